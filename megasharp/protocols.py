@@ -1,0 +1,95 @@
+"""The narrow interfaces the loop knows. A back-end satisfies one of these; the loop never names a back-end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from megasharp.types import Completion, GenerateRequest, SamplingParams, StepBatch, StepStats
+
+if TYPE_CHECKING:
+    from megasharp.algos.base import Needs, Recipe
+
+NamedTensors = Iterable[tuple[str, Tensor]]
+
+
+class WeightSource(Protocol):
+    """The learner's half of a weight sync."""
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every weight once as (Hugging Face name, whole tensor on the CPU or the rank's device)."""
+        ...
+
+
+class WeightSink(Protocol):
+    """The engine's half of a weight sync."""
+
+    def load_weights(self, version: int, tensors: NamedTensors) -> None:
+        """Take all weights of policy version `version`; the engine serves them when this returns."""
+        ...
+
+
+class Engine(WeightSink, Protocol):
+    """Anything that samples."""
+
+    @property
+    def version(self) -> int:
+        """The policy version being served; -1 before the first weights."""
+        ...
+
+    def generate(
+        self, requests: Sequence[GenerateRequest], sampling: SamplingParams
+    ) -> list[list[Completion]]:
+        """Sample every request; the outer list follows `requests`, the inner one each request's seeds."""
+        ...
+
+    def healthy(self) -> bool:
+        """Whether the engine can serve now."""
+        ...
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        ...
+
+
+class Learner(WeightSource, Protocol):
+    """The policy under training, whatever its parallelism."""
+
+    def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
+        """Fill in old / reference log-probs and old entropies, where `needs` asks for them."""
+        ...
+
+    def step(self, batch: StepBatch, recipe: Recipe) -> StepStats:
+        """One optimizer step per mini-batch of `batch`."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and schedule state into the empty folder `folder`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote, under any parallel layout."""
+        ...
+
+    def set_reference(self) -> None:
+        """Keep a copy of the present weights as the reference policy."""
+        ...
+
+    def reset_optimizer(self) -> None:
+        """Forget moments and step count; weights stay."""
+        ...
+
+    def offload(self) -> None:
+        """Free the accelerator's weights, gradients and optimizer state (kept on the host)."""
+        ...
+
+    def onload(self) -> None:
+        """Undo `offload`, bit for bit."""
+        ...
+
+    def close(self) -> None:
+        """End the ranks."""
+        ...
