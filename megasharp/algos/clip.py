@@ -1,0 +1,57 @@
+"""The clipped surrogate of PPO, per token (arXiv 1707.06347; DAPO's separate bounds, 2503.14476).
+
+    rho = pi / pi_old          loss = max(-A rho, -A clip(rho, 1 - low, 1 + high))
+
+With `dual` set, tokens of negative advantage are bounded once more: min(loss, -A dual) (dual clip, 1912.09729).
+The log-ratio is clamped to [-20, 20] before the exponential, so one stray token cannot overflow the step.
+Degenerate case: on the first optimizer step after a rollout pi equals pi_old, rho is 1 and nothing is clipped.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetric, TokenMetrics
+from megasharp.types import TokenInputs
+
+LOG_RATIO_BOUND = 20.0
+
+
+class ClipParams(MethodParams):
+    """Bounds of the importance ratio: [1 - low, 1 + high], and optionally `dual` > 1."""
+
+    low: float = Field(default=0.2, ge=0.0, le=1.0)
+    high: float = Field(default=0.2, ge=0.0)
+    dual: float | None = Field(default=None, gt=1.0)
+
+
+class Clip(Method[ClipParams]):
+    """The default surrogate."""
+
+    paper = "1707.06347"
+    Params = ClipParams
+
+    def needs(self) -> Needs:
+        return Needs(old_logp=OldLogp.IN_LOSS)
+
+    def surrogate(
+        self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats
+    ) -> tuple[Tensor, TokenMetrics]:
+        ratio_T = torch.exp(logr_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+        clipped_T = ratio_T.clamp(1.0 - self.params.low, 1.0 + self.params.high)
+        loss_T = torch.maximum(-adv_T * ratio_T, -adv_T * clipped_T)
+        if self.params.dual is not None:
+            loss_T = torch.where(adv_T < 0, torch.minimum(loss_T, -adv_T * self.params.dual), loss_T)
+        return loss_T, self._metrics(x, ratio_T.detach(), logr_T.detach(), adv_T)
+
+    def _metrics(self, x: TokenInputs, ratio_T: Tensor, logr_T: Tensor, adv_T: Tensor) -> TokenMetrics:
+        too_high_T = (adv_T > 0) & (ratio_T > 1.0 + self.params.high)
+        too_low_T = (adv_T < 0) & (ratio_T < 1.0 - self.params.low)
+        return {
+            "policy/ratio": TokenMetric(ratio_T, x.mask_T),
+            "policy/clip_high": TokenMetric(too_high_T.to(ratio_T.dtype), x.mask_T),
+            "policy/clip_low": TokenMetric(too_low_T.to(ratio_T.dtype), x.mask_T),
+            "policy/kl_old": TokenMetric(torch.exp(logr_T) - 1.0 - logr_T, x.mask_T),
+        }

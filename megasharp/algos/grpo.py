@@ -1,0 +1,39 @@
+"""GRPO's estimator: rewards normalised within their group (DeepSeekMath, arXiv 2402.03300).
+
+    A_i = (r_i - mean(r)) / (std(r) + epsilon)
+
+The standard deviation is the unbiased one (ddof = 1), as public trainers have it; `std: population` gives the other.
+Degenerate cases: a group whose rewards are all equal, or that has a single scored response, has zero advantages.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from megasharp.algos.base import Method, MethodParams
+from megasharp.types import Group
+
+
+class GRPOParams(MethodParams):
+    """`std` picks the divisor; `epsilon` keeps a group of nearly equal rewards finite."""
+
+    std: Literal["unbiased", "population"] = "unbiased"
+    epsilon: float = Field(default=1e-6, ge=0.0)
+
+
+class GRPO(Method[GRPOParams]):
+    """The group-normalised advantage, the same for all tokens of a response."""
+
+    paper = "2402.03300"
+    Params = GRPOParams
+
+    def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        centred_G = rewards_G - rewards_G.mean()
+        if rewards_G.numel() < 2 or not centred_G.any():
+            return torch.zeros_like(rewards_G)
+        std = rewards_G.std(correction=1 if self.params.std == "unbiased" else 0)
+        return centred_G / (std + self.params.epsilon)

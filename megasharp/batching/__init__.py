@@ -1,0 +1,1 @@
+"""From training sequences to packed micro-batches and the step's global denominators. CPU only, pure."""

@@ -1,0 +1,1 @@
+"""Configuration: strict loading (`core`) and the whole schema of one run (`run`)."""

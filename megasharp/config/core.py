@@ -1,0 +1,127 @@
+"""Strict configuration: a base class that refuses unknown keys, YAML with includes, dotted overrides.
+
+Every mistake becomes one `UserError` line that names the file and the key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from megasharp.errors import UserError, one_line
+
+# The tree as YAML gives it, before validation: it never leaves this room.
+Tree = dict[str, Any]
+
+
+class Section(BaseModel):
+    """One table of a configuration file. Unknown keys fail; values are not coerced; instances are frozen."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-4` as text; people mean a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$|^[-+]?(\d[\d_]*)?\.\d[\d_]*$|^[-+]?\d+\.$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value written in `text`. Raises UserError naming `where` when it is not YAML."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: not valid YAML: {one_line(error)}") from error
+
+
+def merge(base: Tree, over: Tree) -> Tree:
+    """`base` with `over` laid on top: tables merge key by key, anything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> Tree:
+    """Read a YAML file and the pieces it includes; later pieces win, the file itself wins over all of them.
+
+    An include is looked up beside the file, then relative to the working directory.
+    """
+    path = path.resolve()
+    if path in seen:
+        raise UserError(f"{path}: include leads back to itself")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read the configuration file: {one_line(error)}") from error
+    tree = parse_yaml(text, str(path))
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a table of keys, found {type(tree).__name__}")
+    includes = tree.pop("include", [])
+    if not isinstance(includes, list) or not all(isinstance(item, str) for item in includes):
+        raise UserError(f"{path}: include: expected a list of file names")
+    merged: Tree = {}
+    for item in includes:
+        beside = path.parent / item
+        merged = merge(merged, read_tree(beside if beside.exists() else Path(item), (*seen, path)))
+    return merge(merged, tree)
+
+
+def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
+    """Apply `a.b.c=value` items, values read as YAML. Raises UserError for an item of another form."""
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not key or not all(key.split(".")):
+            raise UserError(f"override {item!r}: expected key=value with a dotted key, such as policy.tp=2")
+        value: Any = parse_yaml(text, f"override {item!r}")
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tree = merge(tree, value)
+    return tree
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
+    """Build `schema` from `tree`. Raises UserError: one line, first mistake, `where: dotted.key: reason`."""
+    try:
+        return schema.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            reason = f"unknown key{_nearest(schema, first['loc'])}"
+        elif first["type"] == "missing":
+            reason = "this key is required"
+        else:
+            reason = f"{reason} (found {first['input']!r})" if "input" in first and key else reason
+        raise UserError(f"{where}: {key + ': ' if key else ''}{one_line(ValueError(reason))}{more}") from None
+
+
+def _nearest(schema: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """A hint with the keys that exist at the place of an unknown key."""
+    for part in location[:-1]:
+        annotation = schema.model_fields[part].annotation if part in schema.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return ""
+        schema = annotation
+    return "; known keys here: " + ", ".join(schema.model_fields)
+
+
+def dump_yaml(section: Section) -> str:
+    """The resolved configuration as YAML, keys in schema order."""
+    return yaml.safe_dump(section.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,220 @@
+"""The whole schema of one run.yaml: every key that may appear, with the vetted setting as its default.
+
+The tables of `recipe` come from the table of methods, so a new method brings its own keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, create_model, model_validator
+
+from megasharp.algos import METHODS
+from megasharp.algos.base import MethodParams, Reduction
+from megasharp.algos.planned import PLANNED
+from megasharp.config.core import Section, apply_overrides, read_tree, validate
+
+DtypeName = Literal["float32", "bfloat16"]
+
+
+class ModelConfig(Section):
+    """The Hugging Face folder training starts from, and the dtype of its weights during training."""
+
+    path: str
+    dtype: DtypeName = "float32"
+
+
+class OptimizerConfig(Section):
+    """Adam with decoupled weight decay; learning rate in absolute units, warm-up in optimizer steps."""
+
+    lr: float = Field(default=1.0e-6, gt=0.0)
+    betas: list[float] = Field(default=[0.9, 0.95], min_length=2, max_length=2)
+    eps: float = Field(default=1.0e-8, gt=0.0)
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    clip_grad: float = Field(default=1.0, ge=0.0)
+    warmup_steps: int = Field(default=0, ge=0)
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+
+
+class PolicyConfig(Section):
+    """The policy under training and how it is split over ranks; dp follows from the world size."""
+
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    dp: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1)
+    vpp: int = Field(default=1, ge=1)
+    cp: int = Field(default=1, ge=1)
+    micro_batch_tokens: int = Field(default=8192, ge=1)
+    recompute: Literal["none", "selective", "full"] = "none"
+    optimizer: OptimizerConfig = OptimizerConfig()
+    offload: list[Literal["weights", "gradients", "optimizer"]] = []
+    megatron: dict[str, int | float | bool | str | None] = {}
+
+
+class DataConfig(Section):
+    """Where prompts come from and how much is asked of them, lengths in tokens."""
+
+    task: str
+    path: str
+    prompts_per_step: int = Field(default=48, ge=1)
+    responses_per_prompt: int = Field(default=8, ge=1)
+    max_prompt_tokens: int = Field(default=64, ge=1)
+    max_response_tokens: int = Field(default=32, ge=1)
+
+
+class RewardConfig(Section):
+    """Where verification runs: 0 workers is in the driver, right for verifiers that only compute."""
+
+    workers: int = Field(default=0, ge=0)
+    timeout_s: float = Field(default=10.0, gt=0.0)
+    sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
+
+
+class RolloutConfig(Section):
+    """How responses are sampled and by what."""
+
+    engine: Literal["inprocess", "sglang"] = "inprocess"
+    python: str | None = None
+    temperature: float = Field(default=1.0, gt=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    max_staleness: int = Field(default=0, ge=0)
+    engines: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1)
+    sglang: dict[str, int | float | bool | str | None] = {}
+
+
+class ScheduleStage(Section):
+    """Until this step the run uses these methods instead of `recipe.methods`."""
+
+    until: int = Field(ge=1)
+    methods: list[str]
+
+
+class ResetConfig(Section):
+    """Resets of reference and optimizer during prolonged training."""
+
+    every: int | None = Field(default=None, ge=1)
+    stagnation: int | None = Field(default=None, ge=1)
+    optimizer: Literal["reinit", "keep"] = "reinit"
+
+
+class RecipeBase(Section):
+    """Which methods train; each method's parameters stand in a table of its name."""
+
+    methods: list[str] = ["grpo"]
+    mini_batches: int = Field(default=1, ge=1)
+    reduction: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_over_constant"] | None = None
+    schedule: list[ScheduleStage] = []
+    reset: ResetConfig = ResetConfig()
+
+    def params(self) -> Mapping[str, MethodParams]:
+        """Every built method's parameter table, by name."""
+        return {name: getattr(self, name) for name in METHODS}
+
+    def chosen_reduction(self) -> Reduction | None:
+        """The reduction set by hand, or None to let the methods prescribe it."""
+        return Reduction(self.reduction) if self.reduction else None
+
+
+def _recipe_schema() -> type[RecipeBase]:
+    tables: dict[str, type[MethodParams]] = {name: m.Params for name, m in METHODS.items()} | PLANNED
+    named: dict[str, Any] = {name: (table, table()) for name, table in tables.items()}
+    return create_model("RecipeConfig", __base__=RecipeBase, **named)
+
+
+RecipeConfig = _recipe_schema()
+
+
+class SyncConfig(Section):
+    """How weights travel from the learner to the engines."""
+
+    transport: Literal["auto", "inprocess", "ipc", "nccl", "gloo", "disk"] = "auto"
+    verify: bool = False
+    in_flight: Literal["retract", "in_place"] = "retract"
+    bucket_mb: int = Field(default=512, ge=1)
+
+
+class ClusterConfig(Section):
+    """Where processes are placed."""
+
+    backend: Literal["local", "ray"] = "local"
+    placement: Literal["colocated", "disaggregated"] = "colocated"
+    nodes: int = Field(default=1, ge=1)
+    gpus_per_node: int = Field(default=0, ge=0)
+
+
+class CheckpointConfig(Section):
+    """When a checkpoint is written and which ones stay; the last step always writes one."""
+
+    every: int = Field(default=50, ge=1)
+    keep_last: int = Field(default=3, ge=1)
+    keep_every: int | None = Field(default=None, ge=1)
+    keep_best: str | None = None
+    asynchronous: bool = False
+    export_hf: bool = False
+
+
+class EvalConfig(Section):
+    """Periodic evaluation: `n` samples per problem, unbiased pass@k for every k in `k` (all k <= n)."""
+
+    every: int = Field(default=25, ge=0)
+    at_start: bool = True
+    suites: list[str] = []
+    n: int = Field(default=64, ge=1)
+    k: list[int] = [1, 4, 16, 64]
+    temperature: float = Field(default=1.0, ge=0.0)
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> EvalConfig:
+        if not self.k or min(self.k) < 1:
+            raise ValueError("k: give at least one value, all >= 1")
+        if max(self.k) > self.n:
+            raise ValueError(f"n={self.n} samples cannot give pass@{max(self.k)}; raise eval.n or lower eval.k")
+        return self
+
+
+class LogConfig(Section):
+    """Where figures go besides metrics.jsonl."""
+
+    tensorboard: bool = True
+    wandb: str | None = None
+    mlflow: str | None = None
+    rollouts: bool = True
+
+
+class GuardConfig(Section):
+    """When the run protects itself: non-finite steps in a row, gradient spikes, a stage's time in seconds."""
+
+    nan_limit: int = Field(default=5, ge=1)
+    spike_sigma: float | None = Field(default=None, gt=0.0)
+    stage_timeout_s: float | None = Field(default=None, gt=0.0)
+
+
+class RunConfig(Section):
+    """One run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
+    seed: int = Field(default=1, ge=0)
+    steps: int = Field(ge=1)
+    deterministic: bool = False
+    model: ModelConfig
+    policy: PolicyConfig = PolicyConfig()
+    data: DataConfig
+    reward: RewardConfig = RewardConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    recipe: RecipeConfig = RecipeConfig()  # type: ignore[valid-type]
+    sync: SyncConfig = SyncConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    log: LogConfig = LogConfig()
+    guard: GuardConfig = GuardConfig()
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read, merge, override and validate a run file. Raises UserError in one line."""
+    return validate(RunConfig, apply_overrides(read_tree(path), overrides), str(path))

@@ -1,0 +1,66 @@
+"""Core attention on packed rows, brought into Megatron through the layer spec.
+
+Megatron's own DotProductAttention refuses packed sequences. This one applies the rotary embedding at the rows' own
+positions and torch's scaled-dot-product attention on blocks of similar runs (see `packed`), with grouped queries.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megasharp.mcore.packed import Block, PackedRows
+from megasharp.mcore.rope import rotate
+
+
+class PackedAttention(torch.nn.Module):
+    """Causal attention of [P, heads, head_dim] queries over [P, groups, head_dim] keys and values."""
+
+    def __init__(
+        self,
+        config: object,
+        layer_number: int,
+        attn_mask_type: object,
+        attention_type: str,
+        softmax_scale: float | None = None,
+        **unused: object,
+    ) -> None:
+        super().__init__()
+        self.softmax_scale = softmax_scale
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: object = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedRows | None = None,
+    ) -> Tensor:
+        """Returns [P, heads * head_dim]. The mask arguments are Megatron's and are not used: the rows' plan rules."""
+        rows = packed_seq_params
+        assert rows is not None and rows.cos_PD is not None and rows.sin_PD is not None
+        assert rows.restore_P is not None
+        query, key = rotate(query, rows.cos_PD, rows.sin_PD), rotate(key, rows.cos_PD, rows.sin_PD)
+        outputs = [self._attend(query, key, value, block) for block in rows.blocks]
+        return torch.cat(outputs).index_select(0, rows.restore_P)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, block: Block) -> Tensor:
+        """One block, padded: [B * Q, heads * head_dim]."""
+        out = F.scaled_dot_product_attention(
+            _gather(query, block.query_BQ, 1),
+            _gather(key, block.key_BK, query.shape[1] // key.shape[1]),
+            _gather(value, block.key_BK, query.shape[1] // value.shape[1]),
+            attn_mask=None if block.mask_BQK is None else block.mask_BQK[:, None],
+            is_causal=block.mask_BQK is None,
+            scale=self.softmax_scale,
+        )
+        return out.transpose(1, 2).reshape(block.query_BQ.numel(), -1)
+
+
+def _gather(x: Tensor, rows_BL: Tensor, repeat: int) -> Tensor:
+    """[P, h, d] -> [B, h * repeat, L, d]: each key head serves `repeat` neighbouring query heads."""
+    gathered = x.index_select(0, rows_BL.reshape(-1)).view(*rows_BL.shape, *x.shape[1:])
+    return gathered.repeat_interleave(repeat, dim=2).transpose(1, 2) if repeat > 1 else gathered.transpose(1, 2)
