@@ -1,0 +1,1 @@
+"""Between Hugging Face and Megatron-core: one table per model family, and checkpoint folders."""

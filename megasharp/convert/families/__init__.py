@@ -1,0 +1,11 @@
+"""The model families, by the architecture name in config.json. A new family is one file and one row here."""
+
+from __future__ import annotations
+
+from megasharp.convert.families.base import Family
+from megasharp.convert.families.qwen2 import QWEN2
+from megasharp.convert.families.qwen3 import QWEN3
+
+FAMILIES: dict[str, Family] = {family.hf_name: family for family in (QWEN3, QWEN2)}
+
+__all__ = ["FAMILIES", "Family"]

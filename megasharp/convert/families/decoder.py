@@ -1,0 +1,156 @@
+"""What Llama-like decoders share: reading the config, and the rules a family's table is put together from."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.convert.mapping import ColumnSplit, FusedQKV, GatedMLP, Replicated, Rule, VocabularySplit
+from megasharp.errors import UserError
+
+LAYER = "decoder.layers.{layer}."
+HF_LAYER = "model.layers.{layer}."
+
+# Frequencies of the other types change with the sequence length; a training step has one fixed table.
+_ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def _tied(arch: Architecture) -> bool:
+    return arch.tied
+
+
+def _untied(arch: Architecture) -> bool:
+    return not arch.tied
+
+
+_EMBEDDING = "model.embed_tokens.weight"
+
+VOCABULARY: tuple[Rule, ...] = (
+    VocabularySplit("embedding.word_embeddings.weight", (_EMBEDDING,), (("vocab", "hidden"),)),
+    VocabularySplit("output_layer.weight", ("lm_head.weight",), (("vocab", "hidden"),), when=_untied),
+    # A tied model's last pipeline stage holds its own copy of the embedding.
+    VocabularySplit("output_layer.weight", (_EMBEDDING,), (("vocab", "hidden"),), when=_tied, exported=False),
+)
+
+# Transformer Engine fuses a norm into the linear map behind it: the alias is the weight's name there.
+NORMS: tuple[Rule, ...] = (
+    Replicated(
+        LAYER + "input_layernorm.weight",
+        (HF_LAYER + "input_layernorm.weight",),
+        (("hidden",),),
+        aliases=(LAYER + "self_attention.linear_qkv.layer_norm_weight",),
+    ),
+    Replicated(
+        LAYER + "pre_mlp_layernorm.weight",
+        (HF_LAYER + "post_attention_layernorm.weight",),
+        (("hidden",),),
+        aliases=(LAYER + "mlp.linear_fc1.layer_norm_weight",),
+    ),
+    Replicated("decoder.final_layernorm.weight", ("model.norm.weight",), (("hidden",),)),
+)
+
+ATTENTION: tuple[Rule, ...] = (
+    FusedQKV(
+        LAYER + "self_attention.linear_qkv.weight",
+        tuple(HF_LAYER + f"self_attn.{x}_proj.weight" for x in "qkv"),
+        (("query_size", "hidden"), ("kv_size", "hidden"), ("kv_size", "hidden")),
+    ),
+    ColumnSplit(
+        LAYER + "self_attention.linear_proj.weight",
+        (HF_LAYER + "self_attn.o_proj.weight",),
+        (("hidden", "query_size"),),
+    ),
+)
+
+QKV_BIAS: tuple[Rule, ...] = (
+    FusedQKV(
+        LAYER + "self_attention.linear_qkv.bias",
+        tuple(HF_LAYER + f"self_attn.{x}_proj.bias" for x in "qkv"),
+        (("query_size",), ("kv_size",), ("kv_size",)),
+    ),
+)
+
+QK_NORM: tuple[Rule, ...] = tuple(
+    Replicated(
+        LAYER + f"self_attention.{x}_layernorm.weight",
+        (HF_LAYER + f"self_attn.{x}_norm.weight",),
+        (("head_dim",),),
+    )
+    for x in "qk"
+)
+
+GATED_MLP: tuple[Rule, ...] = (
+    GatedMLP(
+        LAYER + "mlp.linear_fc1.weight",
+        (HF_LAYER + "mlp.gate_proj.weight", HF_LAYER + "mlp.up_proj.weight"),
+        (("ffn", "hidden"), ("ffn", "hidden")),
+    ),
+    ColumnSplit(
+        LAYER + "mlp.linear_fc2.weight",
+        (HF_LAYER + "mlp.down_proj.weight",),
+        (("hidden", "ffn"),),
+    ),
+)
+
+
+def read_decoder(config: PretrainedConfig, family: str, *, qkv_bias: bool, qk_norm: bool) -> Architecture:
+    """The Architecture of a Llama-like config.
+
+    Raises:
+        UserError: the config asks for something these decoders are not built with here.
+    """
+    _check_supported(config)
+    heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+    return Architecture(
+        family=family,
+        num_layers=int(config.num_hidden_layers),
+        hidden=int(config.hidden_size),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        ffn=int(config.intermediate_size),
+        vocab=int(config.vocab_size),
+        norm_eps=float(config.rms_norm_eps),
+        rope_parameters=_rope(config),
+        max_positions=int(config.max_position_embeddings),
+        tied=bool(config.tie_word_embeddings),
+        qkv_bias=qkv_bias,
+        qk_norm=qk_norm,
+        dtype=_dtype_name(config),
+        folder=str(config.name_or_path),
+    )
+
+
+def refuse(config: PretrainedConfig, key: str, value: object, supported: str) -> UserError:
+    """The error for a config.json value that is not built."""
+    path = f"{config.name_or_path}/config.json"
+    return UserError(f"{path}: {key}={value} is not supported (supported: {supported})")
+
+
+def _check_supported(config: PretrainedConfig) -> None:
+    if config.hidden_act != "silu":
+        raise refuse(config, "hidden_act", config.hidden_act, "silu")
+    windowed = set(config.layer_types or ()) - {"full_attention"}
+    if windowed:
+        raise refuse(config, "layer_types", sorted(windowed), "full_attention in every layer")
+    if config.num_attention_heads % config.num_key_value_heads:
+        supported = f"a divisor of num_attention_heads={config.num_attention_heads}"
+        raise refuse(config, "num_key_value_heads", config.num_key_value_heads, supported)
+
+
+def _rope(config: PretrainedConfig) -> RopeParameters:
+    settings = dict(config.rope_parameters)
+    theta, rope_type = settings.pop("rope_theta"), settings.pop("rope_type")
+    settings.pop("type", None)
+    if rope_type not in _ROPE_TYPES:
+        raise refuse(config, "rope_type", rope_type, ", ".join(_ROPE_TYPES))
+    scaling = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    return RopeParameters(float(theta), rope_type, tuple(sorted(scaling.items())))
+
+
+def _dtype_name(config: PretrainedConfig) -> str:
+    name = "float32" if config.dtype is None else str(config.dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise refuse(config, "dtype", name, ", ".join(_DTYPES))
+    return name

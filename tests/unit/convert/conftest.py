@@ -1,0 +1,69 @@
+"""Tiny random Hugging Face models, and a machine without a network."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from megasharp.types import as_dtype
+
+SIZES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 53,
+    "max_position_embeddings": 64,
+}
+
+MakeModel = Callable[..., PreTrainedModel]
+SaveModel = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any attempt to reach another machine fails the test."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked for")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture
+def make_model() -> MakeModel:
+    """`make_model("qwen3" | "qwen2", **config overrides)`: every parameter random, norms and biases too."""
+
+    def make(family: str, **overrides: object) -> PreTrainedModel:
+        torch.manual_seed(0)
+        model: PreTrainedModel
+        if family == "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 8, **overrides}))
+        else:
+            model = Qwen2ForCausalLM(Qwen2Config(**{**SIZES, **overrides}))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_()
+        return model.to(as_dtype(str(overrides.get("dtype", "float32"))))
+
+    return make
+
+
+@pytest.fixture
+def save_model(tmp_path: Path, make_model: MakeModel) -> SaveModel:
+    """`save_model(family, shard=bytes or None, **config overrides)`: the folder transformers writes."""
+
+    def save(family: str = "qwen3", shard: int | None = None, **overrides: object) -> Path:
+        folder = tmp_path / "model"
+        size = "1GB" if shard is None else shard
+        make_model(family, **overrides).save_pretrained(folder, max_shard_size=size)
+        return folder
+
+    return save

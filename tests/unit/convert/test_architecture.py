@@ -1,0 +1,151 @@
+"""What is read from config.json, what is refused, and which layouts a model can be cut by."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.convert.families import FAMILIES
+from megasharp.convert.hf_folder import read_config
+from megasharp.errors import UserError
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_parameter_count_equals_transformers(make_model, family: str, tied: bool) -> None:
+    model = make_model(family, tie_word_embeddings=tied)
+    arch = FAMILIES[type(model).__name__].architecture(model.config)
+    assert arch.parameter_count() == sum(p.numel() for p in model.parameters())
+
+
+def test_every_field_is_read(save_model) -> None:
+    folder = save_model("qwen3", rms_norm_eps=1e-5, tie_word_embeddings=True, dtype="bfloat16")
+    _, family, arch = read_config(folder)
+    assert family is FAMILIES["Qwen3ForCausalLM"]
+    assert arch == Architecture(
+        family="qwen3",
+        num_layers=3,
+        hidden=24,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        ffn=32,
+        vocab=53,
+        norm_eps=1e-5,
+        rope_parameters=RopeParameters(10_000.0),
+        max_positions=64,
+        tied=True,
+        qkv_bias=False,
+        qk_norm=True,
+        dtype="bfloat16",
+    )
+    assert arch.folder == str(folder)
+
+
+def test_qwen2_derives_head_dim_and_has_biases(save_model) -> None:
+    _, _, arch = read_config(save_model("qwen2"))
+    assert (arch.head_dim, arch.qkv_bias, arch.qk_norm, arch.dtype) == (6, True, False, "float32")
+
+
+def test_architecture_travels_to_other_processes(save_model) -> None:
+    _, family, arch = read_config(save_model("qwen3"))
+    assert pickle.loads(pickle.dumps(arch)) == arch
+    assert pickle.loads(pickle.dumps(family)).rules == family.rules
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 1e6},
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_rope_settings_suffice_for_the_frequencies(make_model, rope: dict[str, float | str]) -> None:
+    model = make_model("qwen3", rope_parameters=rope)
+    arch = FAMILIES["Qwen3ForCausalLM"].architecture(model.config)
+    again = Qwen3Config(
+        hidden_size=arch.hidden,
+        num_attention_heads=arch.heads,
+        num_key_value_heads=arch.kv_heads,
+        head_dim=arch.head_dim,
+        intermediate_size=arch.ffn,
+        num_hidden_layers=1,
+        vocab_size=8,
+        max_position_embeddings=arch.max_positions,
+        rope_parameters=arch.rope_parameters.as_dict(),
+    )
+    rebuilt = Qwen3ForCausalLM(again).model.rotary_emb
+    torch.testing.assert_close(rebuilt.inv_freq, model.model.rotary_emb.inv_freq, rtol=0, atol=0)
+    assert rebuilt.attention_scaling == model.model.rotary_emb.attention_scaling
+
+
+def test_list_valued_rope_settings_come_back_as_lists() -> None:
+    rope = RopeParameters(1e4, "longrope", (("short_factor", (1.0, 2.0)),))
+    assert rope.as_dict() == {"rope_theta": 1e4, "rope_type": "longrope", "short_factor": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "names"),
+    [
+        ("qwen3", {"attention_bias": True}, "attention_bias=True"),
+        ("qwen3", {"hidden_act": "gelu"}, "hidden_act=gelu"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding_attention",
+        ),
+        ("qwen2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
+        ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads=3"),
+    ],
+)
+def test_unsupported_settings_are_refused(
+    save_model, family: str, overrides: dict[str, object], names: str
+) -> None:
+    folder = save_model(family, **overrides) if "num_key_value_heads" not in overrides else save_model(family)
+    if "num_key_value_heads" in overrides:
+        path = folder / "config.json"
+        path.write_text(path.read_text().replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'))
+    with pytest.raises(UserError) as caught:
+        read_config(folder)
+    assert names in str(caught.value)
+    assert str(folder / "config.json") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "message"),
+    [
+        (3, 1, "policy.tp=3 does not divide heads=4"),
+        (4, 1, "policy.tp=4 does not divide kv_heads=2"),
+        (1, 2, "policy.pp=2 does not divide num_layers=3"),
+        (0, 1, "policy.tp=0 must be at least 1"),
+    ],
+)
+def test_layouts_that_do_not_fit_are_refused(save_model, tp: int, pp: int, message: str) -> None:
+    folder: Path = save_model("qwen3")
+    _, _, arch = read_config(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        arch.check_parallel(tp, pp)
+    assert "must be" in message or str(folder) in str(caught.value)
+
+
+def test_ffn_counts_too_and_fitting_layouts_pass(save_model) -> None:
+    _, _, arch = read_config(save_model("qwen3", intermediate_size=33))
+    arch.check_parallel(1, 3)
+    with pytest.raises(UserError, match=r"memory\.tp=2 does not divide ffn=33"):
+        arch.check_parallel(2, 1, section="memory")

@@ -1,0 +1,185 @@
+"""Opening a checkpoint folder: what is read, and the one line for everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
+from megasharp.convert.shards import megatron_tensor
+from megasharp.errors import UserError
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def edit_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def error_of(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        HFReader(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("shard", [None, 4000])
+@pytest.mark.parametrize("tied", [True, False])
+def test_reads_what_transformers_wrote(save_model, make_model, shard: int | None, tied: bool) -> None:
+    folder = save_model("qwen3", shard=shard, tie_word_embeddings=tied)
+    assert (folder / "model.safetensors.index.json").exists() == (shard is not None)
+    expected = make_model("qwen3", tie_word_embeddings=tied).state_dict()
+    with HFReader(folder) as reader:
+        assert set(reader.names()) == expected.keys() - ({"lm_head.weight"} if tied else set())
+        for name in reader.names():
+            assert torch.equal(reader.tensor(name), expected[name])
+        qkv = megatron_tensor(
+            reader,
+            reader.family,
+            reader.architecture,
+            "decoder.layers.0.self_attention.linear_qkv.weight",
+            1,
+            2,
+        )
+    # 2 query heads, a key and a value of 8 rows each; still readable with the file gone.
+    (folder / "config.json").unlink()
+    assert qkv.shape == (32, 24)
+
+
+def test_opening_reads_no_data(save_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_model("qwen3")
+
+    def refuse(self: HFReader, name: str) -> Tensor:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(HFReader, "tensor", refuse)
+    HFReader(folder).close()
+
+
+def test_folder_and_config_errors(tmp_path: Path, save_model) -> None:
+    assert error_of(tmp_path / "absent").startswith(f"checkpoint folder {tmp_path / 'absent'} does not exist")
+    assert f"{tmp_path / 'config.json'} does not exist" in error_of(tmp_path)
+    config = save_model() / "config.json"
+    whole = config.read_text()
+    config.write_text(whole[: len(whole) // 2])
+    assert f"{config} cannot be read" in error_of(config.parent)
+    config.write_text("[]")
+    assert f"{config}: architectures=None" in error_of(config.parent)
+    config.write_text(whole.replace('"hidden_size": 24', '"hidden_size": "wide"'))
+    assert f"{config} cannot be read" in error_of(config.parent)
+
+
+def test_unsupported_architecture_names_the_supported_ones(save_model) -> None:
+    folder = save_model()
+    edit_json(folder / "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    assert error_of(folder) == (
+        f"{folder}/config.json: architecture GPT2LMHeadModel is not supported "
+        "(supported: Qwen2ForCausalLM, Qwen3ForCausalLM)"
+    )
+
+
+def test_missing_and_broken_weight_files(save_model) -> None:
+    folder = save_model()
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    for length in (0, 5, 200, len(data) - 1):
+        path.write_bytes(data[:length])
+        assert error_of(folder).startswith(f"{path} is truncated or not a safetensors file")
+    path.unlink()
+    assert error_of(folder).startswith(f"no safetensors weights in {folder}")
+
+
+def test_index_errors(save_model) -> None:
+    folder = save_model(shard=4000)
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())["weight_map"]
+    edit_json(index, weight_map={**listed, NORM: next(f for n, f in listed.items() if f != listed[NORM])})
+    assert f"tensor {NORM} is missing" in error_of(folder)
+    edit_json(index, weight_map={name: file for name, file in listed.items() if name != NORM})
+    HFReader(folder).close()
+    edit_json(index, weight_map=listed)
+    (folder / listed[NORM]).unlink()
+    assert f"{index} names {listed[NORM]}, which does not exist" in error_of(folder)
+    index.write_text("{")
+    assert f"{index} cannot be read" in error_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.pop(NORM), f"tensor {NORM} is missing from"),
+        (lambda t: t.update({"model.layers.3.x": torch.ones(2)}), "extra tensor model.layers.3.x"),
+        (lambda t: t.update({NORM: torch.ones(25)}), f"tensor {NORM} has shape (25,)"),
+        (lambda t: t.update({NORM: torch.ones(24, dtype=torch.int8)}), f"tensor {NORM} has dtype I8"),
+    ],
+)
+def test_tensor_errors(save_model, change: Callable[[dict[str, Tensor]], object], expected: str) -> None:
+    folder = save_model()
+    rewrite(folder, change)
+    message = error_of(folder)
+    assert expected in message
+    assert str(folder) in message
+
+
+def test_spare_head_of_a_tied_model(save_model) -> None:
+    folder = save_model(tie_word_embeddings=True)
+    rewrite(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    with HFReader(folder) as reader:
+        assert "lm_head.weight" not in reader.names()
+    rewrite(folder, lambda t: t["lm_head.weight"].add_(1))
+    assert "set tie_word_embeddings=false" in error_of(folder)
+    rewrite(folder, lambda t: t.update({"lm_head.weight": torch.ones(52, 24)}))
+    assert "extra tensor lm_head.weight" in error_of(folder)
+
+
+def save_tokenizer(folder: Path, size: int) -> None:
+    vocabulary = {f"t{i}": i for i in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
+
+
+def test_tokenizer_must_fit_the_vocabulary(save_model) -> None:
+    folder = save_model()
+    _, _, arch = read_config(folder)
+    with pytest.raises(UserError, match="no tokenizer in"):
+        check_tokenizer(folder, arch)
+    save_tokenizer(folder, 53)
+    check_tokenizer(folder, arch)
+    save_tokenizer(folder, 54)
+    with pytest.raises(
+        UserError, match=r"tokenizer/model vocabulary mismatch: token 't53' .* id 53"
+    ) as caught:
+        check_tokenizer(folder, arch)
+    assert "vocab_size=53" in str(caught.value)
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read") as caught:
+        check_tokenizer(folder, arch)
+    assert "\n" not in str(caught.value)
+
+
+def test_added_tokens_count_too(save_model) -> None:
+    folder = save_model()
+    _, _, arch = read_config(folder)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({f"t{i}": i for i in range(53)}, unk_token="t0"))
+    )
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match="'<pad>'"):
+        check_tokenizer(folder, arch)
