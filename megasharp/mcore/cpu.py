@@ -91,7 +91,9 @@ _tensor_type = torch.Tensor.type
 def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
     """`Tensor.type()` with CUDA's names: the optimizers pick fp32 and bf16 parameters by comparing them."""
     if dtype is None:
-        return str(_tensor_type(self)).replace("torch.", "torch.cuda.", 1)
+        # A function mode looks `type` up again by name, so the name may have come through here already.
+        name = str(_tensor_type(self))
+        return name if ".cuda." in name else name.replace("torch.", "torch.cuda.", 1)
     dtype = dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype
     return _tensor_type(self, dtype, *args, **kwargs)
 

@@ -1,0 +1,129 @@
+"""Micro-batches through Megatron's pipeline schedules, with our head and loss at the last stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from megasharp.algos.base import Needs
+from megasharp.mcore.packed import packed_rows
+from megasharp.mcore.parallel import tensor_group
+from megasharp.mcore.rope import rotary_tables
+from megasharp.ops.head import HeadOutput, VocabShard, token_head
+from megasharp.types import Metrics, MicroBatch, TokenInputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroResult:
+    """What one micro-batch leaves behind on the last stage.
+
+    Annotation passes keep `logp_T` and `entropy_T` (float32, no gradient); update passes keep `loss` and `metrics`.
+    """
+
+    logp_T: Tensor | None = None
+    entropy_T: Tensor | None = None
+    loss: float = 0.0
+    metrics: Metrics = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """The sampling temperature (applied to logits before everything) and the real vocabulary size."""
+
+    temperature: float
+    vocab: int
+
+
+# From a micro-batch and the head's outputs to (loss, what is kept).
+Finish = Callable[[MicroBatch, HeadOutput], tuple[Tensor, MicroResult]]
+
+
+class Passes:
+    """Runs forward passes, with or without backward, of one model chunk."""
+
+    def __init__(
+        self, model: torch.nn.Module, frequencies: tuple[Tensor, float], head: HeadSettings, needs: Needs
+    ) -> None:
+        self._model = model
+        self._frequencies = frequencies
+        self._head = head
+        self._needs = needs
+        self._run = get_forward_backward_func()
+
+    def annotate(self, micro_batches: Sequence[MicroBatch]) -> list[MicroResult]:
+        """Log-probs and entropies without gradient; empty except on the last stage."""
+        with torch.no_grad():
+            return self._schedule(micro_batches, _keep_logp, forward_only=True)
+
+    def update(self, micro_batches: Sequence[MicroBatch], finish: Finish) -> list[MicroResult]:
+        """Forward and backward; gradients are summed into the model's buffers and reduced over ranks."""
+        return self._schedule(micro_batches, finish, forward_only=False)
+
+    def _schedule(
+        self, micro_batches: Sequence[MicroBatch], finish: Finish, *, forward_only: bool
+    ) -> list[MicroResult]:
+        results: list[MicroResult] = self._run(
+            forward_step_func=partial(self._forward_step, finish),
+            data_iterator=iter(micro_batches),
+            model=[self._model],
+            num_microbatches=len(micro_batches),
+            # Lengths differ by micro-batch; the schedules exchange real shapes (variable_seq_lengths).
+            seq_length=int(micro_batches[0].tokens_P.numel()),
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+        return results if parallel_state.is_pipeline_last_stage() else []
+
+    def _forward_step(
+        self, finish: Finish, micro_batches: Iterator[MicroBatch], model: GPTModel
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, MicroResult]]]:
+        micro = next(micro_batches)
+        cos, sin = rotary_tables(*self._frequencies, micro.positions_P)
+        rows = packed_rows(micro.segments, int(micro.tokens_P.numel()), cos, sin)
+        output = model(micro.tokens_P[None], micro.positions_P[None], None, packed_seq_params=rows)
+        return output, partial(self._loss, finish, micro)
+
+    def _loss(
+        self, finish: Finish, micro: MicroBatch, logits_BPV: Tensor
+    ) -> tuple[Tensor, Tensor, MicroResult]:
+        logits_TVp = logits_BPV[0].index_select(0, micro.rows_T)
+        head = token_head(
+            logits_TVp,
+            micro.targets_T,
+            self._shard(logits_TVp.shape[1]),
+            temperature=self._head.temperature,
+            entropy=True,
+            entropy_gradient=self._needs.entropy_gradient and torch.is_grad_enabled(),
+            topn=self._needs.topn,
+        )
+        loss, result = finish(micro, head)
+        # Megatron adds token counts up; ours are in the loss already, and the learner ignores these.
+        return loss, torch.tensor(0, dtype=torch.int), result
+
+    def _shard(self, columns: int) -> VocabShard:
+        start = parallel_state.get_tensor_model_parallel_rank() * columns
+        return VocabShard(start, max(0, min(columns, self._head.vocab - start)), tensor_group())
+
+
+def _keep_logp(micro: MicroBatch, head: HeadOutput) -> tuple[Tensor, MicroResult]:
+    assert head.entropy_T is not None
+    return head.logp_T.sum(), MicroResult(head.logp_T.detach().float(), head.entropy_T.detach().float())
+
+
+def token_inputs(micro: MicroBatch, head: HeadOutput) -> TokenInputs:
+    """The micro-batch's inputs with what the head computed filled in."""
+    return dataclasses.replace(
+        micro.inputs,
+        logp_T=head.logp_T,
+        entropy_T=head.entropy_T,
+        topn_logp_TN=head.topn_logp_TN,
+        is_top1_T=head.is_top1_T,
+    )

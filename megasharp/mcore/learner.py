@@ -1,0 +1,266 @@
+"""One rank of the policy under training.
+
+Every rank gets the whole step's batch and works on its data-parallel share. Ranks that do not speak for their share
+(all but the last stage's first tensor-parallel rank) return None; `megasharp.ranks` joins the others' results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from torch import Tensor
+
+from megasharp.algos.base import Needs, OldLogp
+from megasharp.algos.recipe import MiniBatchStats, Recipe
+from megasharp.convert.hf_folder import HFReader, read_config
+from megasharp.mcore.forward import HeadSettings, MicroResult, Passes, token_inputs
+from megasharp.mcore.model import (
+    Options,
+    build_model,
+    rotary_frequencies,
+    sort_options,
+    transformer_config,
+)
+from megasharp.mcore.offload import Kind, Offloader
+from megasharp.mcore.optimizer import OptimizerSettings, build_optimizer, guarded_step, parts
+from megasharp.mcore.parallel import destroy, initialize, megatron_device
+from megasharp.mcore.state import load_state, save_state
+from megasharp.mcore.weights import export_stage, load_hf
+from megasharp.ops.head import HeadOutput
+from megasharp.types import (
+    Denominators,
+    Mean,
+    Metric,
+    Metrics,
+    MicroBatch,
+    MiniBatch,
+    ParallelLayout,
+    StepBatch,
+    StepStats,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSettings:
+    """Everything a rank needs to build its part of the policy. `temperature` is the rollouts'."""
+
+    folder: str
+    dtype: torch.dtype
+    layout: ParallelLayout
+    optimizer: OptimizerSettings
+    needs: Needs
+    temperature: float
+    seed: int
+    recompute: str
+    offload: tuple[Kind, ...]
+    options: Options
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Annotation:
+    """One micro-batch's results of the passes before the update; None where nothing asked for it."""
+
+    old_logp_T: Tensor | None
+    old_entropy_T: Tensor | None
+    ref_logp_T: Tensor | None
+
+
+# Per mini-batch, per micro-batch of this rank's share.
+Annotations = list[list[Annotation]]
+
+
+def _sum_gradients(models: list[torch.nn.Module], num_tokens: object = None, **kwargs: Any) -> None:
+    """Megatron's own reduction, without its division by a token count: our losses are divided already."""
+    finalize_model_grads(models, None, **kwargs)
+
+
+class RankLearner:
+    """The policy's part on this rank; torch.distributed must be initialised."""
+
+    def __init__(self, settings: LearnerSettings, device: torch.device) -> None:
+        self._settings = settings
+        self._device = device
+        with self._on_device():
+            self._place = initialize(settings.layout, settings.seed)
+            hf_config, self._family, self._arch = read_config(settings.folder)
+            del hf_config
+            options = sort_options(settings.options)
+            config = transformer_config(
+                self._arch, settings.layout, settings.dtype, settings.recompute, options.model
+            )
+            model = build_model(config, self._arch, self._place)
+            with HFReader(settings.folder) as reader:
+                load_hf(model, reader, self._family, self._arch, self._place)
+            self._model = model
+            self._ddp = DistributedDataParallel(
+                config,
+                DistributedDataParallelConfig(
+                    use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp
+                ),
+                model,
+            )
+            config.finalize_model_grads_func = _sum_gradients
+            self._optimizer, self._scheduler = build_optimizer(
+                self._ddp, settings.optimizer, settings.dtype, options.optimizer
+            )
+            self._passes = Passes(
+                self._ddp,
+                rotary_frequencies(self._arch, device),
+                HeadSettings(settings.temperature, self._arch.vocab),
+                settings.needs,
+            )
+        self._offloader = Offloader(self._ddp, self._optimizer)
+        self._reference: list[Tensor] | None = None
+        if settings.needs.ref_logp:
+            self.set_reference()
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        return megatron_device(self._device)
+
+    def annotate(self, batch: StepBatch, needs: Needs) -> Annotations | None:
+        """Passes before the update, for what `needs` asks; None on ranks that do not report."""
+        with self._on_device():
+            annotations = [self._annotate_mini(mini, needs) for mini in batch.mini_batches]
+        return annotations if self._place.reports else None
+
+    def _annotate_mini(self, mini: MiniBatch, needs: Needs) -> list[Annotation]:
+        share = mini.per_rank[self._place.dp]
+        wants_old = needs.old_logp is not OldLogp.NONE or needs.old_entropy
+        old = self._passes.annotate(share) if wants_old else []
+        with self._reference_weights():
+            reference = self._passes.annotate(share) if needs.ref_logp else []
+        return [
+            Annotation(
+                old_logp_T=old[i].logp_T if needs.old_logp is not OldLogp.NONE else None,
+                old_entropy_T=old[i].entropy_T if needs.old_entropy else None,
+                ref_logp_T=reference[i].logp_T if needs.ref_logp else None,
+            )
+            for i in range(max(len(old), len(reference)))
+        ]
+
+    def step(self, batch: StepBatch, recipe: Recipe) -> StepStats | None:
+        """One optimizer step per mini-batch; None on ranks that do not report."""
+        with self._on_device():
+            stats = [self._update(mini, recipe) for mini in batch.mini_batches]
+        return _join_steps(stats) if self._place.reports else None
+
+    def _update(self, mini: MiniBatch, recipe: Recipe) -> StepStats:
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        finish = partial(_finish, recipe, mini.denominators, recipe.prepare(mini))
+        results = self._passes.update(mini.per_rank[self._place.dp], finish)
+        loss = math.fsum(result.loss for result in results)
+        stepped = guarded_step(
+            self._optimizer, self._scheduler, self._settings.optimizer.clip_grad, math.isfinite(loss)
+        )
+        metrics = add_metrics([result.metrics for result in results])
+        return StepStats(loss, stepped.grad_norm, stepped.learning_rate, int(not stepped.applied), metrics)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """This stage's whole Hugging Face tensors on the ranks that export; every rank must iterate to the end."""
+        with self._on_device():
+            exported = export_stage(self._model, self._family, self._arch, self._place)
+        # The generator runs between the caller's own work, which must not see the routed device calls.
+        while True:
+            with self._on_device():
+                item = next(exported, None)
+            if item is None:
+                return
+            yield item
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's shards into `folder`."""
+        with self._on_device():
+            save_state(folder, self._ddp, self._optimizer, self._scheduler)
+
+    def load(self, folder: Path) -> None:
+        """Read shards written under any layout."""
+        with self._on_device():
+            load_state(folder, self._ddp, self._optimizer, self._scheduler)
+
+    @torch.no_grad()
+    def set_reference(self) -> None:
+        """Keep a copy of the present weights as the reference."""
+        self._reference = [parameter.detach().clone() for parameter in self._model.parameters()]
+
+    def reset_optimizer(self) -> None:
+        """Forget moments and step count; weights and the learning-rate schedule stay."""
+        for part in parts(self._optimizer):
+            part.optimizer.state.clear()
+            for group in part.optimizer.param_groups:
+                group.pop("step", None)
+
+    def offload(self) -> int:
+        """Free what the settings name; returns the bytes freed on this rank."""
+        return self._offloader.offload(self._settings.offload)
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        self._offloader.onload()
+
+    def close(self) -> None:
+        """Forget the parallel groups."""
+        with self._on_device():
+            destroy()
+
+    @contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        """The reference's weights in place of the policy's while the block runs."""
+        if self._reference is None:
+            yield
+            return
+        parameters = list(self._model.parameters())
+        present = [parameter.detach().clone() for parameter in parameters]
+        self._fill(parameters, self._reference)
+        try:
+            yield
+        finally:
+            self._fill(parameters, present)
+
+    @staticmethod
+    @torch.no_grad()
+    def _fill(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def _finish(
+    recipe: Recipe, denominators: Denominators, stats: MiniBatchStats, micro: MicroBatch, head: HeadOutput
+) -> tuple[Tensor, MicroResult]:
+    x = token_inputs(micro, head)
+    loss, metrics = recipe.loss(micro, x, denominators, stats)
+    assert head.entropy_T is not None
+    entropy = Mean(float((head.entropy_T.detach() * x.mask_T).sum()), float(x.mask_T.sum()))
+    return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, "entropy/policy": entropy})
+
+
+def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:
+    """Metrics of several micro-batches, mini-batches or ranks as one."""
+    joined: dict[str, Metric] = {}
+    for part in parts:
+        for name, metric in part.items():
+            joined[name] = joined[name] + metric if name in joined else metric  # type: ignore[operator]
+    return joined
+
+
+def _join_steps(stats: Sequence[StepStats]) -> StepStats:
+    """Several optimizer steps of one training step: mean loss and norm, last learning rate, skips added."""
+    return StepStats(
+        loss=math.fsum(s.loss for s in stats) / len(stats),
+        grad_norm=math.fsum(s.grad_norm for s in stats) / len(stats),
+        learning_rate=stats[-1].learning_rate,
+        skipped=sum(s.skipped for s in stats),
+        metrics=add_metrics([s.metrics for s in stats]),
+    )

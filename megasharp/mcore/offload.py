@@ -1,0 +1,79 @@
+"""Freeing a learner's memory for a co-located engine, and getting it back bit for bit.
+
+Megatron keeps weights, gradients and moments in few large storages, with parameters as views into them. Emptying a
+storage in place frees its memory while every view stays valid for the time after it is filled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor
+
+from megasharp.mcore.optimizer import parts
+
+Kind = Literal["weights", "gradients", "optimizer"]
+
+
+@dataclass(slots=True)
+class _Held:
+    """A storage that was emptied: its size in bytes, and its content on the host (None where it need not survive)."""
+
+    storage: torch.UntypedStorage
+    size: int
+    content: torch.UntypedStorage | None
+
+
+class Offloader:
+    """Empties and refills the storages of one rank's learner; the two must alternate."""
+
+    def __init__(self, ddp: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
+        self._ddp = ddp
+        self._optimizer = optimizer
+        self._held: list[_Held] = []
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the storages are empty now."""
+        return bool(self._held)
+
+    def offload(self, kinds: Iterable[Kind]) -> int:
+        """Empty the storages of `kinds`; returns the bytes freed. Gradients are not kept: a step starts from zero."""
+        assert not self._held, "already offloaded"
+        seen: set[int] = set()
+        for kind in kinds:
+            for tensor in self._tensors(kind):
+                storage = tensor.untyped_storage()
+                if storage.size() and storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    content = None if kind == "gradients" else storage.cpu() if tensor.is_cuda else storage.clone()
+                    self._held.append(_Held(storage, storage.size(), content))
+        for held in self._held:
+            held.storage.resize_(0)
+        return sum(held.size for held in self._held)
+
+    def onload(self) -> None:
+        """Refill everything that `offload` emptied; gradients come back as zeros."""
+        for held in self._held:
+            held.storage.resize_(held.size)
+            if held.content is None:
+                held.storage.fill_(0)
+            else:
+                held.storage.copy_(held.content, non_blocking=False)
+        self._held = []
+
+    def _tensors(self, kind: Kind) -> list[Tensor]:
+        if kind == "weights":
+            return [parameter.data for parameter in self._ddp.module.parameters()]
+        if kind == "gradients":
+            return [buffer.grad_data for buffer in self._ddp.buffers]
+        inner = [part.optimizer for part in parts(self._optimizer) if part.optimizer is not None]
+        moments = [t for o in inner for s in o.state.values() for t in s.values() if torch.is_tensor(t)]
+        mains = [p.data for o in inner for group in o.param_groups for p in group["params"]]
+        weights = {t.untyped_storage().data_ptr() for t in self._tensors("weights")}
+        return [t for t in moments + mains if t.untyped_storage().data_ptr() not in weights]

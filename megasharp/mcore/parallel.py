@@ -1,0 +1,74 @@
+"""This rank's place in the tensor, pipeline, context and data dimensions."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+
+from megasharp.mcore.adam import use_where_nothing_is_fused
+from megasharp.mcore.cpu import on_cpu
+from megasharp.types import ParallelLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Ranks of this process in each dimension, and whether it stands at an end of the pipeline."""
+
+    tp: int
+    pp: int
+    dp: int
+    first_stage: bool
+    last_stage: bool
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank speaks for its data-parallel rank: last stage, first tensor-parallel rank."""
+        return self.last_stage and self.tp == 0
+
+    @property
+    def exports(self) -> bool:
+        """Whether this rank speaks for its pipeline stage's weights."""
+        return self.dp == 0 and self.tp == 0
+
+
+def megatron_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """What every call into Megatron runs under on this device."""
+    return on_cpu() if device.type == "cpu" else contextlib.nullcontext()
+
+
+def initialize(layout: ParallelLayout, seed: int) -> Place:
+    """Set up Megatron's groups; torch.distributed must be initialised with `layout.world` ranks.
+
+    Call inside `megatron_device(...)`.
+    """
+    use_where_nothing_is_fused()
+    parallel_state.initialize_model_parallel(
+        layout.tp,
+        layout.pp,
+        context_parallel_size=layout.cp,
+        create_gloo_process_groups=True,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    return Place(
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+        dp=parallel_state.get_data_parallel_rank(),
+        first_stage=parallel_state.is_pipeline_first_stage(),
+        last_stage=parallel_state.is_pipeline_last_stage(),
+    )
+
+
+def tensor_group() -> torch.distributed.ProcessGroup | None:
+    """The tensor-parallel group, or None when it has one member."""
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return None
+    group: torch.distributed.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
+    return group
+
+
+def destroy() -> None:
+    """Forget Megatron's groups, so that another learner may be made in this process."""
+    parallel_state.destroy_model_parallel()

@@ -1,0 +1,47 @@
+"""Weights, moments and schedule through Megatron's distributed checkpointing: saved once, loaded under any layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from megatron.core import dist_checkpointing
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+# Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
+_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+
+
+def _sharded(
+    ddp: DistributedDataParallel, optimizer: MegatronOptimizer, *, is_loading: bool
+) -> dict[str, Any]:
+    model = ddp.module.sharded_state_dict(metadata=_METADATA)
+    moments = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=_METADATA)
+    return {"model": model, "optimizer": moments}
+
+
+def save_state(
+    folder: Path,
+    ddp: DistributedDataParallel,
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+) -> None:
+    """Write into the existing empty folder; all ranks must call it."""
+    state = _sharded(ddp, optimizer, is_loading=False)
+    state["scheduler"] = scheduler.state_dict()
+    dist_checkpointing.save(state, str(folder), content_metadata=_METADATA)
+
+
+def load_state(
+    folder: Path,
+    ddp: DistributedDataParallel,
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+) -> None:
+    """Read what `save_state` wrote, resharding to the present layout; all ranks must call it."""
+    state = dist_checkpointing.load(_sharded(ddp, optimizer, is_loading=True), str(folder))
+    ddp.module.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    scheduler.load_state_dict(state["scheduler"])

@@ -1,0 +1,64 @@
+"""Weights in from a Hugging Face folder, and out as Hugging Face tensors, under any TP x PP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.families import Family
+from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.shards import hf_tensors, megatron_tensor
+from megasharp.mcore.parallel import Place
+
+_LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+
+
+def global_parameters(model: GPTModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Parameters of this pipeline stage under names with global layer numbers."""
+    numbers = {str(i): layer.layer_number - 1 for i, layer in enumerate(model.decoder.layers)}
+    for name, parameter in model.named_parameters():
+        yield _LOCAL_LAYER.sub(lambda m: f"decoder.layers.{numbers[m.group(1)]}.", name), parameter
+
+
+@torch.no_grad()
+def load_hf(model: GPTModel, reader: HFReader, family: Family, arch: Architecture, place: Place) -> None:
+    """Fill this rank's parameters, one tensor at a time, cast to their dtype."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    for name, parameter in global_parameters(model):
+        shard = megatron_tensor(reader, family, arch, name, place.tp, tp)
+        assert shard.shape == parameter.shape, f"{name}: {tuple(shard.shape)} for {tuple(parameter.shape)}"
+        parameter.copy_(shard.to(parameter.dtype))
+
+
+@torch.no_grad()
+def export_stage(
+    model: GPTModel, family: Family, arch: Architecture, place: Place
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield this stage's weights as whole Hugging Face tensors, on the ranks where `place.exports`.
+
+    Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.
+    """
+    if place.dp:
+        return
+    group = parallel_state.get_tensor_model_parallel_group()
+    for name, parameter in global_parameters(model):
+        shards = _gather_shards(parameter, group)
+        if place.exports:
+            yield from hf_tensors(family, arch, name, shards)
+
+
+def _gather_shards(parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> list[Tensor]:
+    """All tensor-parallel parts in rank order; just this one where the parameter is replicated."""
+    whole = parameter.detach()
+    if dist.get_world_size(group) == 1 or not getattr(parameter, "tensor_model_parallel", False):
+        return [whole]
+    shards = [torch.empty_like(whole) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(shards, whole.contiguous(), group=group)
+    return shards

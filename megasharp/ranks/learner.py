@@ -1,0 +1,113 @@
+"""All ranks as one learner: every call goes to every rank, and the answers are joined here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from megasharp.algos.base import Needs
+from megasharp.algos.recipe import Recipe
+from megasharp.mcore.learner import Annotation, Annotations, add_metrics
+from megasharp.types import MicroBatch, MiniBatch, StepBatch, StepStats
+
+
+class Ranks(Protocol):
+    """A set of ranks that carry out the same call together."""
+
+    def call(self, method: str, *args: object) -> list[Any]:
+        """Call `RankLearner.<method>(*args)` everywhere; results in rank order."""
+        ...
+
+    def stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
+        """Iterate a generator method everywhere; items as they come."""
+        ...
+
+    def close(self) -> None:
+        """End all ranks."""
+        ...
+
+
+class RanksLearner:
+    """Satisfies `megasharp.protocols.Learner`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
+        """Fill in what `needs` asks for; the batch itself when it asks for nothing."""
+        if not (needs.old_logp or needs.old_entropy or needs.ref_logp):
+            return batch
+        reported: list[Annotations] = [a for a in self._ranks.call("annotate", batch, needs) if a is not None]
+        return dataclasses.replace(
+            batch,
+            mini_batches=tuple(
+                _annotated(mini, [rank[i] for rank in reported]) for i, mini in enumerate(batch.mini_batches)
+            ),
+        )
+
+    def step(self, batch: StepBatch, recipe: Recipe) -> StepStats:
+        """Update the policy; the loss is the sum of the data-parallel shares."""
+        stats: list[StepStats] = [s for s in self._ranks.call("step", batch, recipe) if s is not None]
+        return dataclasses.replace(
+            stats[0],
+            loss=math.fsum(s.loss for s in stats),
+            metrics=add_metrics([s.metrics for s in stats]),
+        )
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole Hugging Face tensors, each once."""
+        return self._ranks.stream("export_weights")
+
+    def save(self, folder: Path) -> None:
+        """Write all ranks' shards into `folder`."""
+        self._ranks.call("save", folder)
+
+    def load(self, folder: Path) -> None:
+        """Read shards written under any layout."""
+        self._ranks.call("load", folder)
+
+    def set_reference(self) -> None:
+        """Keep the present weights as the reference."""
+        self._ranks.call("set_reference")
+
+    def reset_optimizer(self) -> None:
+        """Forget moments and step count."""
+        self._ranks.call("reset_optimizer")
+
+    def offload(self) -> None:
+        """Free what `policy.offload` names on every rank."""
+        self._ranks.call("offload")
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        self._ranks.call("onload")
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._ranks.close()
+
+
+def _annotated(mini: MiniBatch, by_rank: Sequence[Sequence[Annotation]]) -> MiniBatch:
+    """Reporting ranks come in data-parallel order, because data-parallel ranks count upwards with the world's."""
+    return dataclasses.replace(
+        mini,
+        per_rank=tuple(
+            tuple(_filled(micro, a) for micro, a in zip(micros, annotations, strict=True))
+            for micros, annotations in zip(mini.per_rank, by_rank, strict=True)
+        ),
+    )
+
+
+def _filled(micro: MicroBatch, annotation: Annotation) -> MicroBatch:
+    inputs = dataclasses.replace(
+        micro.inputs,
+        old_logp_T=annotation.old_logp_T,
+        old_entropy_T=annotation.old_entropy_T,
+        ref_logp_T=annotation.ref_logp_T,
+    )
+    return dataclasses.replace(micro, inputs=inputs)

@@ -1,0 +1,142 @@
+"""Ranks as child processes of the command, on this machine.
+
+The driver sends one call to every rank and waits for all answers. A rank that raises sends its error; a rank that
+dies is noticed at once by its process, not by a collective's timeout. Whichever happens, all ranks are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megasharp.errors import UserError
+from megasharp.mcore.learner import LearnerSettings
+from megasharp.ranks.worker import Failed, Item, Returned, WorkerSettings, serve
+
+_SHUTDOWN_S = 20.0
+
+
+class RankDied(RuntimeError):
+    """A rank's process ended, or raised; the message names the rank and where its log is."""
+
+
+class ProcessRanks:
+    """Satisfies `Ranks`. Children end with this object or with this process, whichever ends first."""
+
+    def __init__(self, settings: LearnerSettings, device: torch.device, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self._meeting = tempfile.TemporaryDirectory(prefix="megasharp-ranks-")
+        self._connections: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        log_folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for rank in range(settings.layout.world):
+                self._start(rank, settings, device)
+            self._collect("start")
+        except BaseException:
+            self._kill()
+            raise
+
+    def _start(self, rank: int, settings: LearnerSettings, device: torch.device) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        worker = WorkerSettings(
+            rank=rank,
+            device=device,
+            store=str(Path(self._meeting.name) / "store"),
+            log=str(self._log_folder / f"rank_{rank}.log"),
+            threads=max(1, (os.cpu_count() or 1) // settings.layout.world),
+            parent=os.getpid(),
+        )
+        # Ranks write checkpoints through processes of their own, which daemons may not have.
+        process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
+        process.start()
+        theirs.close()
+        self._connections.append(ours)
+        self._processes.append(process)
+
+    def call(self, method: str, *args: object) -> list[Any]:
+        """Every rank's result, in rank order."""
+        self._send(method, args)
+        return self._collect(method)
+
+    def stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
+        """Items of all ranks as they arrive."""
+        self._send(method, ())
+        pending = set(range(len(self._connections)))
+        while pending:
+            for rank, message in self._receive(pending, method):
+                if isinstance(message, Item):
+                    yield message.name, message.tensor
+                else:
+                    pending.discard(rank)
+
+    def close(self) -> None:
+        """Ask the ranks to end; kill those that do not."""
+        with contextlib.suppress(OSError):
+            self._send("close", ())
+        for process in self._processes:
+            process.join(_SHUTDOWN_S)
+        self._kill()
+
+    def _send(self, method: str, args: tuple[object, ...]) -> None:
+        request = pickle.dumps((method, args), protocol=pickle.HIGHEST_PROTOCOL)
+        for rank, connection in enumerate(self._connections):
+            try:
+                connection.send_bytes(request)
+            except OSError as error:
+                raise self._died(rank, method) from error
+
+    def _collect(self, method: str) -> list[Any]:
+        results: dict[int, object] = {}
+        while len(results) < len(self._connections):
+            pending = set(range(len(self._connections))) - results.keys()
+            for rank, message in self._receive(pending, method):
+                assert isinstance(message, Returned)
+                results[rank] = message.value
+        return [results[rank] for rank in range(len(self._connections))]
+
+    def _receive(self, pending: set[int], method: str) -> Iterator[tuple[int, Returned | Item]]:
+        """Messages that are ready; raises when a pending rank failed or is gone."""
+        ready = wait([self._connections[rank] for rank in pending])
+        for rank in sorted(pending):
+            if self._connections[rank] not in ready:
+                continue
+            try:
+                message = pickle.loads(self._connections[rank].recv_bytes())
+            except (EOFError, OSError) as error:
+                raise self._died(rank, method) from error
+            if isinstance(message, Failed):
+                self._kill()
+                if message.user_error:
+                    raise UserError(message.text)
+                raise RankDied(f"rank {rank} failed in {method}: {message.text}")
+            yield rank, message
+
+    def _died(self, rank: int, method: str) -> RankDied:
+        process = self._processes[rank]
+        process.join(_SHUTDOWN_S)
+        code = process.exitcode
+        self._kill()
+        log = self._log_folder / f"rank_{rank}.log"
+        return RankDied(f"rank {rank} ended with exit code {code} in {method}; its log is {log}")
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._meeting.cleanup()

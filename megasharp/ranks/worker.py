@@ -1,0 +1,120 @@
+"""What runs in a rank's own process: build the learner, then answer calls until the pipe closes."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import pickle
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megasharp.errors import UserError, one_line
+from megasharp.mcore.learner import LearnerSettings, RankLearner
+
+_PR_SET_PDEATHSIG = 1
+_COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """A rank's own facts: its number, device, meeting file, log, CPU threads and its parent's process id."""
+
+    rank: int
+    device: torch.device
+    store: str
+    log: str
+    threads: int
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A call ended with this value (None ends a stream)."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """One named tensor of a stream."""
+
+    name: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A call raised; `user_error` marks a mistake the user can mend."""
+
+    text: str
+    user_error: bool
+
+
+def serve(worker: WorkerSettings, settings: LearnerSettings, connection: Connection) -> None:
+    """A rank's process, from start to end."""
+    _die_with_parent(worker.parent)
+    # An interrupt goes to the whole terminal group; the driver decides when ranks end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _redirect_output(worker.log)
+    torch.set_num_threads(worker.threads)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        store = dist.FileStore(worker.store, settings.layout.world)
+        dist.init_process_group(
+            "gloo",
+            store=store,
+            rank=worker.rank,
+            world_size=settings.layout.world,
+            timeout=_COLLECTIVE_TIMEOUT,
+        )
+        learner = RankLearner(settings, worker.device)
+        _send(connection, Returned(None))
+        _answer_calls(learner, connection)
+    except EOFError:
+        return
+    except Exception as error:
+        traceback.print_exc()
+        _send(connection, Failed(one_line(error), isinstance(error, UserError)))
+        sys.exit(1)
+
+
+def _answer_calls(learner: RankLearner, connection: Connection) -> None:
+    while True:
+        method, args = pickle.loads(connection.recv_bytes())
+        result = getattr(learner, method)(*args)
+        if inspect.isgenerator(result):
+            for name, tensor in result:
+                _send(connection, Item(name, tensor.cpu()))
+            result = None
+        _send(connection, Returned(result))
+        if method == "close":
+            return
+
+
+def _send(connection: Connection, message: Returned | Item | Failed) -> None:
+    connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _redirect_output(log: str) -> None:
+    """Both streams of this process into its log file, libraries' included."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel to end this process when the driver ends, however it ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(1)
