@@ -1,0 +1,94 @@
+"""Segment reductions against loops over the segments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
+
+# Not sorted, and segments 1 and 4 are empty.
+SEQ_T = torch.tensor([3, 0, 0, 2, 3, 0, 2])
+SEGMENTS = 5
+
+
+def tokens(seed: int = 0) -> Tensor:
+    return torch.randn(7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_sum_is_a_loop_over_segments() -> None:
+    x_T = tokens()
+    expected = [sum(x_T[segment == SEQ_T].tolist()) for segment in range(SEGMENTS)]
+    torch.testing.assert_close(segment_sum(x_T, SEQ_T, SEGMENTS), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_mean_is_a_loop_over_segments() -> None:
+    x_T = tokens()
+    expected = [
+        x_T[segment == SEQ_T].mean().item() if (segment == SEQ_T).any() else 0.0
+        for segment in range(SEGMENTS)
+    ]
+    torch.testing.assert_close(
+        segment_mean(x_T, SEQ_T, SEGMENTS), torch.tensor(expected, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float64, torch.float32, torch.bool])
+def test_weighted_mean_ignores_masked_tokens(weight_dtype: torch.dtype) -> None:
+    x_T = tokens()
+    weight_T = torch.tensor([1, 0, 1, 0, 1, 1, 0])
+    kept_T = weight_T == 1
+    expected = [
+        x_T[kept_T & (segment == SEQ_T)].mean().item() if (kept_T & (segment == SEQ_T)).any() else 0.0
+        for segment in range(SEGMENTS)
+    ]
+    assert expected[2] == 0.0
+    actual = segment_mean(x_T, SEQ_T, SEGMENTS, weight_T.to(weight_dtype))
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_mean_under_fractional_weights() -> None:
+    x_T, weight_T = tokens(), tokens(1).abs() / 10
+    expected = []
+    for segment in range(SEGMENTS):
+        members = (segment == SEQ_T).nonzero()[:, 0].tolist()
+        pairs = [(x_T[i].item(), weight_T[i].item()) for i in members]
+        expected.append(sum(x * w for x, w in pairs) / sum(w for _, w in pairs) if pairs else 0.0)
+    actual = segment_mean(x_T, SEQ_T, SEGMENTS, weight_T)
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_broadcast_returns_each_tokens_segment() -> None:
+    x_S = torch.tensor([10.0, 11.0, 12.0, 13.0, 14.0])
+    assert segment_broadcast(x_S, SEQ_T).tolist() == [13.0, 10.0, 10.0, 12.0, 13.0, 10.0, 12.0]
+
+
+def test_gradients() -> None:
+    x_T = tokens().requires_grad_()
+    weight_T = tokens(1).abs().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: segment_sum(x, SEQ_T, SEGMENTS), (x_T,))
+    assert torch.autograd.gradcheck(lambda x, w: segment_mean(x, SEQ_T, SEGMENTS, w), (x_T, weight_T))
+    x_S = tokens(2)[:SEGMENTS].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: segment_broadcast(x, SEQ_T), (x_S,))
+
+
+def test_masked_segment_passes_a_zero_gradient() -> None:
+    x_T = tokens().requires_grad_()
+    segment_mean(x_T, SEQ_T, SEGMENTS, (SEQ_T != 2).double()).sum().backward()
+    assert x_T.grad is not None
+    assert x_T.grad[SEQ_T == 2].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(x_T.grad[SEQ_T == 0], torch.full((3,), 1 / 3, dtype=torch.float64))
+
+
+def test_no_tokens() -> None:
+    nothing_T = torch.zeros(0)
+    nowhere_T = torch.zeros(0, dtype=torch.int64)
+    assert segment_sum(nothing_T, nowhere_T, 2).tolist() == [0.0, 0.0]
+    assert segment_mean(nothing_T, nowhere_T, 2).tolist() == [0.0, 0.0]
+    assert segment_broadcast(torch.ones(2), nowhere_T).shape == (0,)
+
+
+def test_unknown_segment_is_refused() -> None:
+    with pytest.raises((IndexError, RuntimeError)):
+        segment_sum(tokens(), SEQ_T, 3)
