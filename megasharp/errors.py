@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class UserError(Exception):
     """A mistake the user can mend; the command line prints it as one line and exits with code 2."""
@@ -11,6 +13,24 @@ class TrainingStopped(Exception):
     """The run ended itself after saving a checkpoint (for instance too many non-finite steps)."""
 
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
 def one_line(error: BaseException) -> str:
     """The error's text on one line, for messages that promise to be one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether an error, or one it was raised from, says that the disk (or quota) is full.
+
+    Writers that work in processes of their own pass only the text on, so the text counts too.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return True
+        if "No space left on device" in str(seen) or "Disk quota exceeded" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -1,0 +1,62 @@
+"""What a checkpoint says of itself: written last, so that a checkpoint without a manifest does not exist."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from pathlib import Path
+
+from megasharp import __version__
+from megasharp.config.core import Section
+
+SOFTWARE = ("torch", "megatron-core", "transformers")
+
+
+class FileEntry(Section):
+    """One file of the checkpoint: its size in bytes and its SHA-256."""
+
+    size: int
+    sha256: str
+
+
+class CursorEntry(Section):
+    """Where the data stream stood."""
+
+    epoch: int
+    position: int
+
+
+class Manifest(Section):
+    """One checkpoint.
+
+    `policy_version` is the engines' version of these weights; `reference` names where the reference policy came from;
+    `files` maps each file, relative to the checkpoint, to its size and hash; `software` holds versions.
+    """
+
+    step: int
+    policy_version: int
+    cursor: CursorEntry
+    reference: str
+    skipped_in_a_row: int
+    files: dict[str, FileEntry]
+    software: dict[str, str]
+
+
+def software_versions() -> dict[str, str]:
+    """Versions that matter for reading the checkpoint again."""
+    return {"megasharp": __version__, **{name: importlib.metadata.version(name) for name in SOFTWARE}}
+
+
+def describe_files(folder: Path) -> dict[str, FileEntry]:
+    """Size and hash of every file below `folder`."""
+    return {
+        str(path.relative_to(folder)): FileEntry(size=path.stat().st_size, sha256=sha256(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

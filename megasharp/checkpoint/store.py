@@ -1,0 +1,159 @@
+"""Checkpoints of a run: written beside their place, renamed into it, verified when read, pruned by retention."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from megasharp.checkpoint.atomic import flush, write_text
+from megasharp.checkpoint.manifest import (
+    CursorEntry,
+    Manifest,
+    describe_files,
+    sha256,
+    software_versions,
+)
+from megasharp.errors import UserError, disk_is_full, one_line
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a resumed run needs besides the learner's own shards."""
+
+    step: int
+    policy_version: int
+    cursor_epoch: int
+    cursor_position: int
+    reference: str
+    skipped_in_a_row: int
+
+
+class CheckpointStore:
+    """The folder `checkpoints/` of a run. `keep_last` newest ones stay, and every `keep_every`-th step."""
+
+    def __init__(self, folder: Path, keep_last: int, keep_every: int | None) -> None:
+        self._folder = folder
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, state: RunState, write: Callable[[Path], None]) -> Path:
+        """Write a checkpoint: `write` fills an empty folder, the manifest follows, then the folder gets its name.
+
+        Raises UserError in one line when the disk is full; the partial folder is removed.
+        """
+        final = self._folder / f"step_{state.step:06d}"
+        partial = self._folder / f".{final.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+            write(partial)
+            self._complete(partial, state)
+            if final.exists():
+                # Only a checkpoint of a step that is being repeated after a failed resume can stand here.
+                shutil.rmtree(final)
+            partial.rename(final)
+            flush(self._folder)
+            write_text(self._folder / LATEST, final.name + "\n")
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if disk_is_full(error):
+                newest = self.steps()[-1:] or ["none"]
+                raise UserError(
+                    f"{final}: no space left on the disk, this checkpoint was not written; newest complete step: "
+                    f"{newest[0]}; free space and continue with --resume"
+                ) from error
+            raise
+        self._prune()
+        return final
+
+    def _complete(self, partial: Path, state: RunState) -> None:
+        manifest = Manifest(
+            step=state.step,
+            policy_version=state.policy_version,
+            cursor=CursorEntry(epoch=state.cursor_epoch, position=state.cursor_position),
+            reference=state.reference,
+            skipped_in_a_row=state.skipped_in_a_row,
+            files=describe_files(partial),
+            software=software_versions(),
+        )
+        for name in manifest.files:
+            flush(partial / name)
+        write_text(partial / MANIFEST, manifest.model_dump_json(indent=1))
+
+    def steps(self) -> list[int]:
+        """Steps of complete checkpoints, oldest first."""
+        return sorted(
+            int(path.parent.name.removeprefix("step_")) for path in self._folder.glob(f"step_*/{MANIFEST}")
+        )
+
+    def newest(self) -> tuple[Path, RunState] | None:
+        """The newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.
+
+        Raises UserError when checkpoints exist but none can be trusted.
+        """
+        problems: list[str] = []
+        for step in reversed(self.steps()):
+            folder = self._folder / f"step_{step:06d}"
+            problem = self.problem(folder)
+            if problem is None:
+                return folder, read_state(folder)
+            problems.append(problem)
+        if problems:
+            raise UserError(f"{self._folder}: no complete checkpoint: {problems[0]}")
+        return None
+
+    @staticmethod
+    def problem(folder: Path) -> str | None:
+        """What is wrong with a checkpoint, or None: the manifest reads, and every file has its size and hash."""
+        try:
+            manifest = _read_manifest(folder)
+        except UserError as error:
+            return str(error)
+        for name, entry in manifest.files.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{path} is missing"
+            if path.stat().st_size != entry.size or sha256(path) != entry.sha256:
+                return f"{path} differs from what was saved"
+        return None
+
+    def _prune(self) -> None:
+        steps = self.steps()
+        kept = set(steps[-self._keep_last :])
+        if self._keep_every is not None:
+            kept |= {step for step in steps if step % self._keep_every == 0}
+        for step in set(steps) - kept:
+            folder = self._folder / f"step_{step:06d}"
+            # Without its manifest it no longer exists, even if the removal is interrupted.
+            (folder / MANIFEST).unlink()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    try:
+        return Manifest.model_validate_json((folder / MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{folder}: not a complete checkpoint: {one_line(error)}") from error
+    except ValidationError as error:
+        raise UserError(f"{folder / MANIFEST}: not a manifest this version reads: {one_line(error)}") from error
+
+
+def read_state(folder: Path) -> RunState:
+    """The run state of a complete checkpoint. Raises UserError for anything else."""
+    manifest = _read_manifest(folder)
+    return RunState(
+        step=manifest.step,
+        policy_version=manifest.policy_version,
+        cursor_epoch=manifest.cursor.epoch,
+        cursor_position=manifest.cursor.position,
+        reference=manifest.reference,
+        skipped_in_a_row=manifest.skipped_in_a_row,
+    )
