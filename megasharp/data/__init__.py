@@ -1,0 +1,1 @@
+"""Tasks, tokenizers and the stream of prompts. Pure: files in, records out."""

@@ -1,0 +1,104 @@
+"""The stream of training prompts: shuffled anew each epoch, endless, and restorable to the exact prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from megasharp.data.tasks import TaskItem
+from megasharp.errors import UserError
+from megasharp.types import Prompt
+
+
+class Encoder(Protocol):
+    """The half of a tokenizer that a stream needs."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DataCursor:
+    """The next prompt to hand out: number `position` of the shuffled epoch `epoch`, both from 0.
+
+    Example: after 130 prompts from a stream of 128, `DataCursor(epoch=1, position=2)`.
+    """
+
+    epoch: int
+    position: int
+
+
+class PromptStream:
+    """Prompts in an order that depends on the items, the seed and the epoch alone, and never ends.
+
+    Items whose prompt is longer than `max_prompt_tokens` are left out; `skipped` counts them.
+    Every epoch hands out every remaining item once.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[TaskItem],
+        tokenizer: Encoder,
+        max_prompt_tokens: int,
+        seed: int,
+    ) -> None:
+        """Tokenize all items. Raises UserError if no item is left."""
+        if not items:
+            raise UserError("data.path: the data file holds no problems")
+        encoded = [(item, tokenizer.encode(item.text)) for item in items]
+        self._items = [(item, tokens) for item, tokens in encoded if len(tokens) <= max_prompt_tokens]
+        self.skipped = len(items) - len(self._items)
+        if not self._items:
+            shortest = min(len(tokens) for _, tokens in encoded)
+            raise UserError(
+                f"data.max_prompt_tokens: all {len(items)} prompts of {items[0].source} are longer than "
+                f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
+            )
+        self._seed = seed
+        self._cursor = DataCursor(0, 0)
+        self._order = self._shuffled(0)
+
+    def __len__(self) -> int:
+        """Prompts per epoch."""
+        return len(self._items)
+
+    @property
+    def cursor(self) -> DataCursor:
+        """Where the stream stands; `restore` of it continues with the same prompts."""
+        return self._cursor
+
+    def restore(self, cursor: DataCursor) -> None:
+        """Go to `cursor`. Raises UserError if the data has no such prompt, so the file must be another."""
+        if not 0 <= cursor.position < len(self) or cursor.epoch < 0:
+            raise UserError(
+                f"data.path: cannot resume at prompt {cursor.position} of epoch {cursor.epoch}, the file has "
+                f"{len(self)} usable prompts; resume with the data file the run began with"
+            )
+        self._cursor = cursor
+        self._order = self._shuffled(cursor.epoch)
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts, across as many epochs as it takes."""
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> Prompt:
+        epoch, position = self._cursor.epoch, self._cursor.position
+        item, tokens = self._items[self._order[position]]
+        self._advance()
+        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, epoch, position)
+
+    def _advance(self) -> None:
+        epoch, position = self._cursor.epoch, self._cursor.position + 1
+        if position == len(self):
+            epoch, position = epoch + 1, 0
+            self._order = self._shuffled(epoch)
+        self._cursor = DataCursor(epoch, position)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        """The order of one epoch. Seeding with text is stable between processes and Python versions."""
+        order = list(range(len(self)))
+        Random(f"prompts-{self._seed}-{epoch}").shuffle(order)
+        return order

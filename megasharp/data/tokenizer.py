@@ -1,0 +1,81 @@
+"""Tokenizers from a Hugging Face folder on disk: text to ids and back, and the ids that end a response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from megasharp.errors import UserError, one_line
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTokenizer:
+    """A model's tokenizer.
+
+    `stop_token_ids` ends a response: the tokenizer's own end token and those of generation_config.json,
+    ascending. `vocabulary_size` is one more than the largest id, so a model needs at least that many rows.
+    """
+
+    backend: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    pad_token_id: int
+    vocabulary_size: int
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text` as it stands: no special tokens, no chat template."""
+        return tuple(self.backend.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, the end, padding and other special tokens left out."""
+        return str(self.backend.decode(list(tokens), skip_special_tokens=True))
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """Load the tokenizer of a Hugging Face folder, from local files only.
+
+    Padding falls back to the first stop token, as models without a padding token expect.
+    Raises UserError if the folder or the tokenizer is missing or broken, or if nothing names an end token.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; model.path must be a Hugging Face checkpoint folder")
+    try:
+        backend = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here, and all mean the same to the user
+        raise UserError(
+            f"{folder}: cannot load its tokenizer ({one_line(error)}); "
+            "the folder needs tokenizer.json and tokenizer_config.json"
+        ) from error
+    stops = _stop_token_ids(backend, folder)
+    pad = backend.pad_token_id
+    largest = max(backend.get_vocab().values())
+    return TextTokenizer(backend, stops, stops[0] if pad is None else pad, largest + 1)
+
+
+def _stop_token_ids(backend: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
+    stops = set(_generation_stops(folder / "generation_config.json"))
+    if backend.eos_token_id is not None:
+        stops.add(backend.eos_token_id)
+    if not stops:
+        raise UserError(
+            f"{folder}: no end token; set eos_token in tokenizer_config.json "
+            "or eos_token_id in generation_config.json"
+        )
+    return tuple(sorted(stops))
+
+
+def _generation_stops(path: Path) -> list[int]:
+    """The `eos_token_id` of a generation config, one id or a list; none if the file or key is missing."""
+    if not path.exists():
+        return []
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: not a JSON object ({one_line(error)}); repair or remove it") from error
+    stops = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(stop, int) and not isinstance(stop, bool) and stop >= 0 for stop in stops):
+        raise UserError(f"{path}: 'eos_token_id' must be a token id or a list of them, got {value!r}")
+    return stops
