@@ -93,6 +93,7 @@ def test_ten_thousand_cases_agree_with_the_oracle() -> None:
             verdict = verify(solution, answer)
             assert (verdict.outcome, verdict.canonical_answer) == (Outcome.CORRECT, solution)
             assert oracle(solution, answer) is Outcome.CORRECT
+            seen[verdict.outcome] += 1
             for text in [perturbed(solution, rng) for _ in range(6)]:
                 verdict = verify(text, answer)
                 assert verdict.outcome is oracle(text, answer), text

@@ -1,0 +1,109 @@
+"""The prompt stream: every prompt once an epoch, the same order for the same seed, restorable anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from megasharp.data.stream import DataCursor, PromptStream
+from megasharp.data.tasks import TaskItem, load_items
+from megasharp.errors import UserError
+from megasharp.rewards.countdown import CountdownAnswer
+
+ANSWER = CountdownAnswer((1, 2), 3)
+
+
+class CodePoints:
+    """A tokenizer with one token per character."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+
+def items(count: int, longest: int = 0) -> list[TaskItem]:
+    return [
+        TaskItem(f"p{i}", "countdown", "x" * longest if i == 0 and longest else f"{i:03d}", ANSWER, "t.jsonl")
+        for i in range(count)
+    ]
+
+
+def stream(count: int = 10, seed: int = 1, limit: int = 8, longest: int = 0) -> PromptStream:
+    return PromptStream(items(count, longest), CodePoints(), limit, seed)
+
+
+def test_every_epoch_hands_out_every_prompt_once_in_its_own_order() -> None:
+    taken = stream().take(30)
+    epochs = [[p.id for p in taken if p.epoch == epoch] for epoch in range(3)]
+    assert [Counter(ids) for ids in epochs] == [Counter(f"p{i}" for i in range(10))] * 3
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs[0] != [f"p{i}" for i in range(10)]
+    assert [(p.epoch, p.position) for p in taken] == [(e, p) for e in range(3) for p in range(10)]
+
+
+def test_prompts_carry_their_item() -> None:
+    prompt = stream().take(1)[0]
+    assert prompt.tokens == tuple(map(ord, prompt.text))
+    assert (prompt.task, prompt.answer, prompt.source) == ("countdown", ANSWER, "t.jsonl")
+    assert prompt.text == f"{int(prompt.id[1:]):03d}"
+
+
+def test_the_seed_alone_decides_and_the_size_of_takes_does_not_matter() -> None:
+    whole = stream().take(25)
+    other = stream()
+    assert whole == [prompt for size in (1, 7, 12, 5) for prompt in other.take(size)]
+    assert whole != stream(seed=2).take(25)
+    assert stream().take(0) == []
+
+
+def test_the_order_of_a_seed_never_changes() -> None:
+    """A resumed run under another Python must see the same prompts: the order is fixed here."""
+    assert [p.id for p in stream(5, seed=7).take(10)] == FIXED_ORDER
+
+
+FIXED_ORDER = ["p3", "p0", "p4", "p2", "p1", "p3", "p1", "p0", "p2", "p4"]
+
+
+@pytest.mark.parametrize("before", [0, 1, 9, 10, 11, 20, 37])
+def test_restore_continues_exactly(before: int) -> None:
+    first = stream()
+    first.take(before)
+    assert first.cursor == DataCursor(before // 10, before % 10)
+    expected = first.take(13)
+    second = stream()
+    second.take(4)
+    second.restore(DataCursor(before // 10, before % 10))
+    assert second.take(13) == expected
+    assert second.cursor == first.cursor
+
+
+@pytest.mark.parametrize("cursor", [DataCursor(0, 10), DataCursor(2, -1), DataCursor(-1, 0)])
+def test_a_cursor_of_other_data_is_refused(cursor: DataCursor) -> None:
+    with pytest.raises(UserError, match="cannot resume at prompt"):
+        stream().restore(cursor)
+
+
+def test_long_prompts_are_left_out_and_counted() -> None:
+    shorter = stream(longest=9)
+    assert (shorter.skipped, len(shorter)) == (1, 9)
+    assert "p0" not in {prompt.id for prompt in shorter.take(18)}
+    assert (stream(longest=8).skipped, len(stream(longest=8))) == (0, 10)
+    assert "p0" in {prompt.id for prompt in stream(longest=8).take(10)}
+
+
+def test_no_prompt_left_is_the_users_to_mend() -> None:
+    with pytest.raises(
+        UserError, match=r"data\.max_prompt_tokens: all 10 prompts of t\.jsonl .* shortest has 3"
+    ):
+        stream(limit=2)
+    with pytest.raises(UserError, match="holds no problems"):
+        stream(count=0)
+
+
+def test_the_task_table(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"id": "a", "numbers": [1, 2], "target": 3}\n')
+    assert load_items("countdown", path) == [TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")]
+    with pytest.raises(UserError, match="unknown task 'chess'; known tasks: countdown"):
+        load_items("chess", path)
