@@ -11,6 +11,12 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
@@ -90,6 +96,8 @@ def transformer_config(
         "context_parallel_size": layout.cp,
         "sequence_parallel": layout.tp > 1,
         "variable_seq_lengths": layout.pp > 1,
+        # Megatron refuses variable lengths with the default, in dense models too.
+        "moe_token_dispatcher_type": "alltoall",
         "calculate_per_token_loss": True,
         "perform_initialization": False,
         "use_cpu_initialization": not torch.cuda.is_available(),
@@ -129,7 +137,7 @@ def _layers(config: TransformerConfig) -> TransformerBlockSubmodules:
 
 def build_model(config: TransformerConfig, arch: Architecture, place: Place) -> GPTModel:
     """This rank's part, weights not yet filled. Positions are rotated in the core attention, not by GPTModel."""
-    return GPTModel(
+    model = GPTModel(
         config,
         _layers(config),
         vocab_size=padded_vocab(arch.vocab, config.tensor_model_parallel_size),
@@ -140,6 +148,21 @@ def build_model(config: TransformerConfig, arch: Architecture, place: Place) -> 
         share_embeddings_and_output_weights=arch.tied,
         position_embedding_type="none",
     )
+    _mark_split_weights(model)
+    return model
+
+
+def _mark_split_weights(model: GPTModel) -> None:
+    """Say which weights are split over tensor-parallel ranks, and how.
+
+    Megatron 0.16 marks weights only while it initialises them, which is left out here; without the mark it takes
+    them for copies and counts the first rank's alone in the gradient norm.
+    """
+    dimensions = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if type(module) in dimensions and weight is not None and not hasattr(weight, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(weight, True, dimensions[type(module)], 1)
 
 
 def rotary_frequencies(arch: Architecture, device: torch.device) -> tuple[Tensor, float]:

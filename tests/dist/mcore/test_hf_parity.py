@@ -1,0 +1,182 @@
+"""The policy in Megatron equals transformers on the same weights, and its weights come back bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from launch import run_ranks
+from megatron.core import parallel_state
+from policies import (
+    LAYOUTS,
+    MODELS,
+    VOCAB,
+    by_sequence,
+    learner_on,
+    micro_batches,
+    packed,
+    ragged_sequences,
+    save_model,
+    settings,
+    weights_of,
+)
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from megasharp.algos.base import Needs, OldLogp
+from megasharp.mcore.learner import RankLearner
+from megasharp.types import Sequence, StepBatch
+
+NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, old_entropy=True)
+WORLDS = {1: ("tp1",), 2: ("tp2", "pp2"), 4: ("tp2pp2",)}
+# Measured: below 1e-5 at every layout.
+LOGITS_TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One rank's view of one model at one layout; `logits` is None off the last stage."""
+
+    model: str
+    layout: str
+    shared: bool
+    batch: StepBatch
+    logits: list[Tensor] | None
+    weights: dict[str, Tensor]
+
+
+class LogitsTap:
+    """Keeps every forward pass's logits over the real vocabulary, [P, V]."""
+
+    def __init__(self, rank: RankLearner) -> None:
+        self.passes: list[Tensor] = []
+        if parallel_state.is_pipeline_last_stage():
+            rank._model.output_layer.register_forward_hook(self._keep)
+
+    def _keep(self, module: torch.nn.Module, inputs: object, output: tuple[Tensor, object]) -> None:
+        shard = output[0][:, 0].contiguous()
+        group = parallel_state.get_tensor_model_parallel_group()
+        shards = [torch.empty_like(shard) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(shards, shard, group=group)
+        self.passes.append(torch.cat(shards, dim=1)[:, :VOCAB].float())
+
+
+def observe(
+    rank: int, world: int, folders: dict[str, str], sequences: list[Sequence], dtype: torch.dtype
+) -> list[Observed]:
+    return [
+        observe_one(model, folder, layout, sequences, shared, dtype)
+        for model, folder in folders.items()
+        for layout in WORLDS[world]
+        for shared in (True, False)
+    ]
+
+
+def observe_one(
+    model: str, folder: str, layout_name: str, sequences: list[Sequence], shared: bool, dtype: torch.dtype
+) -> Observed:
+    layout = LAYOUTS[layout_name]
+    batch = packed(sequences, layout, share_prompts=shared)
+    with learner_on(settings(folder, layout, NEEDS, dtype=dtype)) as (learner, rank):
+        tap = LogitsTap(rank)
+        annotated = learner.annotate(batch, NEEDS)
+        last = parallel_state.is_pipeline_last_stage()
+        return Observed(
+            model, layout_name, shared, annotated, tap.passes if last else None, weights_of(learner)
+        )
+
+
+def reference_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(tokens[None]).logits[0]
+
+
+def largest_logit_error(model: PreTrainedModel, observed: Observed) -> float:
+    """Over every packed row: each run is one forward of transformers over its prefix and itself."""
+    assert observed.logits is not None
+    micros = micro_batches(observed.batch)
+    assert len(observed.logits) == len(micros) > 1
+    worst = 0.0
+    for micro, logits_PV in zip(micros, observed.logits, strict=True):
+        runs = micro.segments
+        rows = [
+            torch.arange(start, start + length)
+            for start, length in zip(runs.start.tolist(), runs.length.tolist(), strict=True)
+        ]
+        for own, prefix in zip(rows, runs.prefix.tolist(), strict=True):
+            before = rows[prefix] if prefix >= 0 else own[:0]
+            expected_PV = reference_logits(model, micro.tokens_P[torch.cat([before, own])])[len(before) :]
+            worst = max(worst, float((logits_PV[own] - expected_PV).abs().max()))
+    return worst
+
+
+def assert_annotations_match(model: PreTrainedModel, sequences: list[Sequence], observed: Observed) -> None:
+    """Straight from the sequences, so the packing's rows and targets are checked with it."""
+    logp, entropy = by_sequence(observed.batch, "old_logp_T"), by_sequence(observed.batch, "old_entropy_T")
+    assert logp.keys() == set(range(len(sequences)))
+    for flat, sequence in enumerate(sequences):
+        all_TV = reference_logits(model, sequence.tokens)[sequence.prompt_length - 1 : -1].log_softmax(-1)
+        expected_T = all_TV.gather(1, sequence.tokens[sequence.prompt_length :, None])[:, 0]
+        torch.testing.assert_close(logp[flat], expected_T, atol=1e-4, rtol=0)
+        torch.testing.assert_close(entropy[flat], -(all_TV.exp() * all_TV).sum(1), atol=1e-4, rtol=0)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def assert_same_bits(weights: dict[str, Tensor], model: PreTrainedModel) -> None:
+    expected = {k: v for k, v in model.state_dict().items() if k in dict(model.named_parameters())}
+    assert weights.keys() == expected.keys()
+    for name, tensor in weights.items():
+        assert tensor.dtype == expected[name].dtype and tensor.shape == expected[name].shape, name
+        assert torch.equal(bits(tensor), bits(expected[name])), name
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_fp32_logits_and_round_trip(tmp_path: Path, world: int) -> None:
+    folders = {name: save_model(tmp_path, name) for name in MODELS}
+    models = {name: AutoModelForCausalLM.from_pretrained(folder) for name, folder in folders.items()}
+    sequences = ragged_sequences()
+    by_rank = run_ranks(world, observe, folders, sequences, torch.float32)
+    checked = 0
+    for rank in by_rank:
+        for observed in rank:
+            model = models[observed.model]
+            where = f"{observed.model} at {observed.layout}, shared={observed.shared}"
+            if observed.logits is not None:
+                error = largest_logit_error(model, observed)
+                assert error < LOGITS_TOLERANCE, f"{where}: {error}"
+                checked += 1
+            assert_annotations_match(model, sequences, observed)
+            assert_same_bits(observed.weights, model)
+    pipelines = {1: 1, 2: 2 + 1, 4: 2}[world]
+    assert checked == pipelines * len(MODELS) * 2
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_bf16_is_as_close_to_fp32_as_transformers_bf16(tmp_path: Path, world: int) -> None:
+    names = ("qwen3-tied", "qwen2")
+    folders = {name: save_model(tmp_path, name, dtype="bfloat16") for name in names}
+    sequences = ragged_sequences()
+    for rank in run_ranks(world, observe, folders, sequences, torch.bfloat16):
+        for observed in rank:
+            rounded = AutoModelForCausalLM.from_pretrained(folders[observed.model], dtype=torch.bfloat16)
+            assert_same_bits(observed.weights, rounded)
+            if observed.logits is not None:
+                assert_bf16_close(folders[observed.model], rounded, observed, sequences)
+
+
+def assert_bf16_close(
+    folder: str, rounded: PreTrainedModel, observed: Observed, sequences: list[Sequence]
+) -> None:
+    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs = max(
+        float((reference_logits(rounded, s.tokens).float() - reference_logits(exact, s.tokens)).abs().max())
+        for s in sequences
+    )
+    ours = largest_logit_error(exact, observed)
+    assert 0 < theirs and ours < 2 * theirs, f"{observed.model} at {observed.layout}: {ours} against {theirs}"
