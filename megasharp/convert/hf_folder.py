@@ -214,7 +214,7 @@ def write_hf_folder(
     expected = expected_hf_shapes(family, arch)
     with _new_folder(target) as folder:
         with _user_errors(target):
-            _carry_over(source, folder)
+            carry_over(source, folder)
         writer = _ShardWriter(folder, target, max_shard_bytes)
         for name, tensor in tensors:
             shape = tuple(tensor.shape)
@@ -361,7 +361,8 @@ def _error_number(error: OSError | SafetensorError) -> int | None:
     return int(number.group(1)) if number else None
 
 
-def _carry_over(source: Path, folder: Path) -> None:
+def carry_over(source: Path, folder: Path) -> None:
+    """Copy what describes a model besides its weights: configuration, tokenizer files, chat template."""
     for name in (CONFIG_FILE, *_CARRIED_FILES):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)

@@ -11,14 +11,14 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 # Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
-_METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 def _sharded(
     ddp: DistributedDataParallel, optimizer: MegatronOptimizer, *, is_loading: bool
 ) -> dict[str, Any]:
-    model = ddp.module.sharded_state_dict(metadata=_METADATA)
-    moments = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=_METADATA)
+    model = ddp.module.sharded_state_dict(metadata=METADATA)
+    moments = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=METADATA)
     return {"model": model, "optimizer": moments}
 
 
@@ -31,7 +31,7 @@ def save_state(
     """Write into the existing empty folder; all ranks must call it."""
     state = _sharded(ddp, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
-    dist_checkpointing.save(state, str(folder), content_metadata=_METADATA)
+    dist_checkpointing.save(state, str(folder), content_metadata=METADATA)
 
 
 def load_state(

@@ -1,0 +1,48 @@
+# The README's commands. TORCH_INDEX_URL picks where torch comes from: on a Linux machine without a GPU,
+# PyTorch's public CPU index saves gigabytes of CUDA libraries.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+TORCH := torch==2.13.0
+ifdef TORCH_INDEX_URL
+TORCH_INDEX := --index-url $(TORCH_INDEX_URL)
+endif
+
+.PHONY: quickstart test test-unit test-long checks bench clean
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q --upgrade pip setuptools
+	$(PIP) install -q $(TORCH) $(TORCH_INDEX)
+	$(PIP) install -q --no-build-isolation -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PIP) install -q --no-build-isolation -c constraints.txt -e '.[test,dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.base
+	$(PIP) install -q --no-build-isolation -c constraints.txt -e '.[bench]'
+	touch $@
+
+quickstart: $(VENV)/.base
+	$(BIN)/megasharp train examples/quickstart/run.yaml
+
+test: $(VENV)/.test
+	$(BIN)/ruff check megasharp tools tests
+	$(BIN)/ruff format --check megasharp tools tests
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests -m "not long"
+
+test-unit: $(VENV)/.test
+	$(BIN)/python -m pytest tests/unit
+
+test-long: $(VENV)/.test
+	$(BIN)/python tools/run_long_tests.py
+
+bench: $(VENV)/.bench
+	$(BIN)/python tools/bench_cpu.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

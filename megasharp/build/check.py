@@ -1,0 +1,77 @@
+"""Everything that can be known before anything starts: each refusal is one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from megasharp.algos.recipe import Recipe, build_recipe
+from megasharp.config.paths import find
+from megasharp.config.run import RunConfig
+from megasharp.config.unbuilt import refuse_unbuilt
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.hf_folder import HFReader, check_tokenizer
+from megasharp.data.stream import PromptStream
+from megasharp.data.tasks import load_items
+from megasharp.data.tokenizer import TextTokenizer, load_tokenizer
+from megasharp.errors import UserError
+from megasharp.evals.suites import Suite, load_suite
+from megasharp.types import ParallelLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A configuration that can start, with what was read on the way."""
+
+    config: RunConfig
+    folder: Path
+    architecture: Architecture
+    tokenizer: TextTokenizer
+    recipe: Recipe
+    stream: PromptStream
+    suites: tuple[Suite, ...]
+    layout: ParallelLayout
+
+
+def check(config: RunConfig, where: str) -> Checked:
+    """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
+    refuse_unbuilt(config, where)
+    recipe = build_recipe(
+        config.recipe.methods,
+        config.recipe.params(),
+        reduction=config.recipe.chosen_reduction(),
+        constant=float(config.data.max_response_tokens),
+        mini_batches=config.recipe.mini_batches,
+    )
+    if config.recipe.mini_batches > config.data.prompts_per_step:
+        raise UserError(
+            f"{where}: recipe.mini_batches={config.recipe.mini_batches} is more than "
+            f"data.prompts_per_step={config.data.prompts_per_step}; a mini-batch needs a whole group"
+        )
+    folder = find(config.model.path)
+    with HFReader(folder) as reader:
+        architecture = reader.architecture
+    check_tokenizer(folder, architecture)
+    architecture.check_parallel(config.policy.tp, config.policy.pp)
+    _check_length(config, architecture, where)
+    tokenizer = load_tokenizer(folder)
+    items = load_items(config.data.task, find(config.data.path))
+    return Checked(
+        config=config,
+        folder=folder,
+        architecture=architecture,
+        tokenizer=tokenizer,
+        recipe=recipe,
+        stream=PromptStream(items, tokenizer, config.data.max_prompt_tokens, config.seed),
+        suites=tuple(load_suite(name) for name in config.eval.suites),
+        layout=ParallelLayout(dp=config.policy.dp, tp=config.policy.tp, pp=config.policy.pp),
+    )
+
+
+def _check_length(config: RunConfig, architecture: Architecture, where: str) -> None:
+    longest = config.data.max_prompt_tokens + config.data.max_response_tokens
+    if longest > architecture.max_positions:
+        raise UserError(
+            f"{where}: data.max_prompt_tokens + data.max_response_tokens = {longest} is more than the "
+            f"{architecture.max_positions} positions of {config.model.path}"
+        )

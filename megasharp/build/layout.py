@@ -1,0 +1,38 @@
+"""What a run will occupy, in a few lines: for --dry-run and the head of a log."""
+
+from __future__ import annotations
+
+from megasharp.build.check import Checked
+
+
+def describe(checked: Checked) -> str:
+    """Ranks and their parts, batch sizes, engine and recipe, one fact a line."""
+    config, arch, layout = checked.config, checked.architecture, checked.layout
+    responses = config.data.prompts_per_step * config.data.responses_per_prompt
+    lines = [
+        f"model      {arch.family}, {arch.parameter_count():,} parameters, {config.model.dtype}",
+        f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} on the CPU, "
+        + ("in this process" if layout.world == 1 else "processes over gloo"),
+        *(_stage(checked, stage) for stage in range(layout.pp)),
+        f"step       {config.data.prompts_per_step} prompts x {config.data.responses_per_prompt} = {responses} "
+        f"responses, {config.recipe.mini_batches} optimizer step(s), <= {config.policy.micro_batch_tokens} tokens "
+        "a micro-batch",
+        f"rollouts   {config.rollout.engine} engine, temperature {config.rollout.temperature}, "
+        f"<= {config.data.max_response_tokens} tokens",
+        f"recipe     {', '.join(checked.recipe.methods)}; {checked.recipe.reduction.value}",
+        f"data       {len(checked.stream)} prompts of {config.data.task}; evaluation on "
+        + (", ".join(suite.name for suite in checked.suites) or "nothing"),
+    ]
+    return "\n".join(lines)
+
+
+def _stage(checked: Checked, stage: int) -> str:
+    layout, layers = checked.layout, checked.architecture.num_layers // checked.layout.pp
+    width = layout.tp * layout.dp
+    first = stage * width
+    ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
+    ends = [
+        name for name, there in (("embedding", stage == 0), ("head", stage == layout.pp - 1)) if there
+    ]
+    extra = f" + {' and '.join(ends)}" if ends else ""
+    return f"  stage {stage}  {ranks}: layers {stage * layers}-{(stage + 1) * layers - 1}{extra}"

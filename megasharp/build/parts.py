@@ -1,0 +1,102 @@
+"""Learner, engine, rollouts and sync of one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from megasharp.batching.pack import PackLayout
+from megasharp.build.check import Checked
+from megasharp.config.run import RunConfig
+from megasharp.protocols import Engine
+from megasharp.ranks.learner import Ranks, RanksLearner
+from megasharp.rollout.collect import Rollouts
+from megasharp.rewards import VERIFIERS
+from megasharp.types import SamplingParams, as_dtype
+
+CPU = torch.device("cpu")
+
+
+def make_engine(folder: Path, dtype: torch.dtype = torch.float32) -> Engine:
+    """The in-process engine on a Hugging Face folder's weights."""
+    from megasharp.rollout.inprocess import InProcessEngine
+
+    return InProcessEngine(folder, dtype=dtype, device=CPU)
+
+
+def make_learner(checked: Checked, logs: Path) -> RanksLearner:
+    """The policy, in this process when it has one rank, in child processes otherwise."""
+    from megasharp.mcore.learner import LearnerSettings
+    from megasharp.mcore.optimizer import OptimizerSettings
+
+    config = checked.config
+    optimizer = config.policy.optimizer
+    settings = LearnerSettings(
+        folder=str(checked.folder),
+        dtype=as_dtype(config.model.dtype),
+        layout=checked.layout,
+        optimizer=OptimizerSettings(
+            lr=optimizer.lr,
+            betas=(optimizer.betas[0], optimizer.betas[1]),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            clip_grad=optimizer.clip_grad,
+            warmup_steps=optimizer.warmup_steps,
+            decay=optimizer.decay,
+            total_steps=config.steps * config.recipe.mini_batches,
+        ),
+        needs=checked.recipe.needs,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        recompute=config.policy.recompute,
+        offload=tuple(config.policy.offload),
+        options=config.policy.megatron,
+    )
+    ranks: Ranks
+    if checked.layout.world == 1:
+        from megasharp.ranks.inprocess import OneRank
+
+        ranks = OneRank(settings, CPU)
+    else:
+        from megasharp.ranks.processes import ProcessRanks
+
+        ranks = ProcessRanks(settings, CPU, logs)
+    return RanksLearner(ranks)
+
+
+def make_rollouts(checked: Checked, engine: Engine) -> Rollouts:
+    """Sampling, verification and selection of training groups."""
+    config = checked.config
+    return Rollouts(
+        engine,
+        VERIFIERS,
+        checked.tokenizer.decode,
+        sampling_params(config, checked.tokenizer.stop_token_ids),
+        responses_per_prompt=config.data.responses_per_prompt,
+        select=checked.recipe.select,
+        seed=config.seed,
+    )
+
+
+def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+    """How training responses are drawn."""
+    return SamplingParams(
+        max_tokens=config.data.max_response_tokens,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def pack_layout(checked: Checked) -> PackLayout:
+    """How a step is cut into micro-batches; with tensor parallelism rows are sequence-parallel."""
+    config = checked.config
+    return PackLayout(
+        dp=checked.layout.dp,
+        micro_batch_tokens=config.policy.micro_batch_tokens,
+        mini_batches=config.recipe.mini_batches,
+        row_multiple=checked.layout.tp,
+        constant=float(config.data.max_response_tokens),
+    )

@@ -1,0 +1,227 @@
+"""A whole run: open its folder, build its parts, evaluate, train, evaluate, and leave a summary and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from megasharp import loop
+from megasharp.build.check import Checked
+from megasharp.build.parts import make_engine, make_learner, make_rollouts, pack_layout
+from megasharp.checkpoint.run_folder import RunFolder, open_run
+from megasharp.checkpoint.store import CheckpointStore, RunState
+from megasharp.config.core import dump_yaml
+from megasharp.convert.hf_folder import carry_over, write_hf_folder
+from megasharp.data.stream import DataCursor
+from megasharp.evals.evaluate import EvalResult, EvalSettings, evaluate, save_result
+from megasharp.metrics.files import completed
+from megasharp.metrics.clock import StageClock, peak_rss_bytes
+from megasharp.metrics.console import Progress, print_summary
+from megasharp.metrics.rollouts import write_rollouts
+from megasharp.metrics.writers import MetricLog, read_metrics
+from megasharp.protocols import Engine, Learner
+from megasharp.report.curves import plot_training
+from megasharp.report.passk import plot_pass_at_k
+from megasharp.sync.inprocess import InProcessSync
+from megasharp.types import Group
+
+Say = Callable[[str], None]
+
+
+def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
+    """Run to the end; returns the run's folder. `say` prints one line for the user.
+
+    Raises UserError for what the user can mend, TrainingStopped when the run ended itself.
+    """
+    with ExitStack() as stack:
+        folder = open_run(root, dump_yaml(checked.config), resume=resume)
+        stack.callback(folder.close)
+        run = _Run(checked, folder, say, stack)
+        run.train()
+    return root
+
+
+class _Run:
+    """The parts of one run and what happens around the loop."""
+
+    def __init__(self, checked: Checked, folder: RunFolder, say: Say, stack: ExitStack) -> None:
+        config = checked.config
+        self._checked = checked
+        self._folder = folder
+        self._say = say
+        self._clock = StageClock()
+        self._store = CheckpointStore(
+            folder.checkpoints, config.checkpoint.keep_last, config.checkpoint.keep_every
+        )
+        found = self._store.newest()
+        self._state = found[1] if found else None
+        if folder.attempt > 1:
+            say(f"resuming {folder.root} after step {self._state.step if self._state else 0}")
+        self._engine: Engine = make_engine(checked.folder)
+        stack.callback(self._engine.close)
+        self._learner: Learner = make_learner(checked, folder.logs)
+        stack.callback(self._learner.close)
+        if found is not None:
+            self._learner.load(found[0] / "policy")
+            checked.stream.restore(DataCursor(found[1].cursor_epoch, found[1].cursor_position))
+        self._sync = InProcessSync(self._engine, (self._state.policy_version if self._state else 0) - 1)
+        resumed_step = (self._state.step if self._state else 0) if folder.attempt > 1 else None
+        self._log = MetricLog(folder.root, tensorboard=config.log.tensorboard, resumed_step=resumed_step)
+        stack.callback(self._log.close)
+        self._progress = Progress(config.steps, self._state.step if self._state else 0)
+        self._last: Mapping[str, float] = {}
+
+    def train(self) -> None:
+        """Evaluate, train, evaluate, sum up."""
+        config = self._checked.config
+        standing = loop.Standing(
+            step=self._state.step if self._state else 0,
+            skipped_in_a_row=self._state.skipped_in_a_row if self._state else 0,
+        )
+        self._sync.push(self._learner)
+        if standing.step == 0 and config.eval.at_start:
+            self._evaluate(0)
+        self._clock.take()
+        with self._progress:
+            loop.run(self._parts(), self._plan(), standing)
+        self._evaluate(config.steps)
+        self._finish()
+
+    def _plan(self) -> loop.Plan:
+        config = self._checked.config
+        return loop.Plan(
+            steps=config.steps,
+            prompts_per_step=config.data.prompts_per_step,
+            checkpoint_every=config.checkpoint.every,
+            evaluate_every=config.eval.every,
+            nan_limit=config.guard.nan_limit,
+            seed=config.seed,
+        )
+
+    def _parts(self) -> loop.Parts:
+        return loop.Parts(
+            stream=self._checked.stream,
+            rollouts=make_rollouts(self._checked, self._engine, self._clock),
+            recipe=self._checked.recipe,
+            layout=pack_layout(self._checked),
+            learner=self._learner,
+            sync=self._sync,
+            clock=self._clock,
+            after_step=self._after_step,
+            checkpoint=self._checkpoint,
+            evaluate=self._evaluate,
+        )
+
+    def _after_step(self, step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
+        if self._checked.config.log.rollouts:
+            with self._clock.stage("log"):
+                write_rollouts(self._folder.root, step, groups)
+        seconds = self._clock.take()
+        total = sum(seconds.values())
+        tokens = values.get("rollout/tokens", 0.0)
+        row = {
+            **values,
+            **{f"time/{stage}": value for stage, value in seconds.items()},
+            "time/step": total,
+            "rollout/tokens_per_second": tokens / total if total else 0.0,
+        }
+        self._log.write(step, row)
+        self._progress.step(step, row)
+        self._last = row
+
+    def _checkpoint(self, step: int, skipped_in_a_row: int) -> None:
+        cursor = self._checked.stream.cursor
+        state = RunState(
+            step=step,
+            policy_version=self._sync.version,
+            cursor_epoch=cursor.epoch,
+            cursor_position=cursor.position,
+            reference=str(self._checked.folder),
+            skipped_in_a_row=skipped_in_a_row,
+        )
+        with self._clock.stage("checkpoint"):
+            self._store.save(state, self._write_shards)
+
+    def _write_shards(self, folder: Path) -> None:
+        """The parts of a checkpoint that `megasharp convert` reads: shards, and what describes the model."""
+        (folder / "policy").mkdir()
+        self._learner.save(folder / "policy")
+        (folder / "hf").mkdir()
+        carry_over(self._checked.folder, folder / "hf")
+        if self._checked.config.checkpoint.export_hf:
+            write_hf_folder(folder / "hf_export", self._checked.folder, self._learner.export_weights())
+
+    def _evaluate(self, step: int) -> None:
+        config = self._checked.config
+        settings = EvalSettings(
+            n=config.eval.n,
+            ks=tuple(config.eval.k),
+            temperature=config.eval.temperature,
+            max_tokens=config.data.max_response_tokens,
+            seed=config.seed,
+        )
+        for suite in self._checked.suites:
+            with self._clock.stage("eval"):
+                result = evaluate(self._engine, suite, self._checked.tokenizer, settings)
+                save_result(result, self._folder.evals(step))
+            self._log.write(step, _eval_values(result))
+            self._say(f"step {step}: {_eval_line(result)}")
+
+    def _finish(self) -> None:
+        root = self._folder.root
+        pictures = [self._picture(suite.name) for suite in self._checked.suites]
+        plot_training(read_metrics(root), root / "curves.png")
+        self._clock.take()
+        summary = {
+            "steps": self._checked.config.steps,
+            "seconds": dict(self._clock.totals),
+            "peak_rss_bytes": peak_rss_bytes(),
+            "last": dict(self._last),
+        }
+        with completed(root / "summary.json") as temporary:
+            temporary.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+        print_summary(self._curves(), self._clock.totals, read_metrics(root), peak_rss_bytes())
+        for picture in [*pictures, root / "curves.png"]:
+            self._say(f"picture: {picture}")
+
+    def _curves(self) -> dict[str, dict[str, dict[int, float]]]:
+        """Per suite: pass@k before and after, read back from the evaluations on disk."""
+        steps = {"before": 0, "after": self._checked.config.steps}
+        return {
+            suite.name: {
+                label: _read_pass_at_k(path)
+                for label, step in steps.items()
+                if (path := self._folder.evals(step) / f"{suite.name}.json").exists()
+            }
+            for suite in self._checked.suites
+        }
+
+    def _picture(self, suite: str) -> Path:
+        path = self._folder.root / f"pass_at_k_{suite}.png"
+        plot_pass_at_k(self._curves()[suite], path, f"{self._checked.config.name}: {suite}")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class _EvalFile:
+    """What the summary reads of an evaluation's JSON."""
+
+    pass_at_k: dict[str, float]
+
+
+def _read_pass_at_k(path: Path) -> dict[int, float]:
+    stored = _EvalFile(json.loads(path.read_text(encoding="utf-8"))["pass_at_k"])
+    return {int(k): value for k, value in stored.pass_at_k.items()}
+
+
+def _eval_values(result: EvalResult) -> dict[str, float]:
+    values = {f"eval/{result.suite}/pass@{k}": value for k, value in result.pass_at_k.items()}
+    return values | {f"eval/{result.suite}/greedy": result.greedy}
+
+
+def _eval_line(result: EvalResult) -> str:
+    figures = "  ".join(f"pass@{k} {value:.3f}" for k, value in result.pass_at_k.items())
+    return f"{result.suite}: {figures}  greedy {result.greedy:.3f}"

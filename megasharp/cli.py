@@ -1,0 +1,107 @@
+"""The command line: parse, call, print. A user's mistake is one line on standard error and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megasharp.errors import TrainingStopped, UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reinforcement learning with verifiable rewards that keeps a model's answers diverse.",
+)
+convert = typer.Typer(no_args_is_help=True, help="Convert checkpoints between Hugging Face and Megatron.")
+app.add_typer(convert, name="convert")
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="The run's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value overrides by dotted path.")] = None,
+    resume: Annotated[bool, typer.Option(help="Continue the run of this name.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print the resolved config and the layout; start nothing.")] = False,
+    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+) -> None:
+    """Train: RLVR from a Hugging Face folder, as the run's YAML file says."""
+    from megasharp.build.check import check
+    from megasharp.build.layout import describe
+    from megasharp.config.core import dump_yaml
+    from megasharp.config.run import load_run
+
+    checked = check(load_run(config, overrides or []), str(config))
+    if dry_run:
+        typer.echo(dump_yaml(checked.config) + "\n" + describe(checked))
+        return
+    from megasharp.build.train import train as run_training
+
+    typer.echo(describe(checked))
+    folder = run_training(checked, runs / checked.config.name, resume=resume, say=typer.echo)
+    typer.echo(f"run folder: {folder}")
+
+
+@app.command(name="eval")
+def evaluate(
+    source: Annotated[Path, typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.")],
+    suite: Annotated[str, typer.Option(help="Name or file of an evaluation suite.")] = "countdown_test",
+    n: Annotated[int, typer.Option(help="Samples per problem.")] = 64,
+    k: Annotated[str, typer.Option(help="Comma-separated values of k for pass@k.")] = "1,4,16,64",
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Longest response, in tokens.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for the JSON and Parquet files.")] = None,
+) -> None:
+    """Evaluate a model: unbiased pass@k and greedy accuracy."""
+    from megasharp.build.evaluate import evaluate_source
+
+    typer.echo(
+        evaluate_source(
+            source, suite, n=n, k=k, temperature=temperature, max_tokens=max_tokens, seed=seed, out=out
+        )
+    )
+
+
+@convert.command("hf-to-megatron")
+def hf_to_megatron(source: Path, target: Path) -> None:
+    """Hugging Face folder SOURCE to a Megatron checkpoint folder TARGET, loadable at any TP x PP."""
+    from megasharp.mcore.conversion import hf_to_megatron as run
+
+    run(source, target)
+    typer.echo(f"wrote {target}")
+
+
+@convert.command("megatron-to-hf")
+def megatron_to_hf(source: Path, target: Path) -> None:
+    """Megatron checkpoint folder (or a run's checkpoint) SOURCE to a Hugging Face folder TARGET."""
+    from megasharp.mcore.conversion import megatron_to_hf as run
+
+    run(source, target)
+    typer.echo(f"wrote {target}")
+
+
+def main(command: Callable[[], object] | None = None) -> None:
+    """Entry point: turns errors into exit codes. 2 is the user's to mend, 1 is a run that stopped or failed."""
+    # Nothing here may reach for a hub: models and data are folders on disk.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        (command or app)()
+    except UserError as error:
+        sys.stderr.write(f"megasharp: {error}\n")
+        sys.exit(2)
+    except TrainingStopped as error:
+        sys.stderr.write(f"megasharp: {error}\n")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.stderr.write("megasharp: interrupted; continue with --resume\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Run the tests of several ranks against another megatron-core than the installed one.
+
+    python tools/test_other_megatron.py 0.19.2
+
+Fetches that version's wheel with pip and puts its Python files in front of the installed ones. Its compiled helper is
+for another Python where the versions differ; megasharp does not use it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def fetch(version: str, folder: Path) -> Path:
+    """Unpack the wheel of megatron-core `version` (built for Python 3.12) below `folder`; returns its root."""
+    platforms = [
+        option for tag in ("24", "28") for option in ("--platform", f"manylinux_2_{tag}_x86_64")
+    ]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", "3.12", *platforms, "-d", str(folder), f"megatron-core=={version}"]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "unpacked")
+    return folder / "unpacked"
+
+
+def main(version: str) -> int:
+    """Run tests/dist with that version first on the path; returns pytest's exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = fetch(version, Path(folder))
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        seen = subprocess.run(
+            [sys.executable, "-c", "import megatron.core; print(megatron.core.__version__)"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        if seen.stdout.split()[-1] != version:
+            sys.exit(f"expected megatron-core {version} on the path, found {seen.stdout.strip()}")
+        print(f"megatron-core {version}")
+        tests = [sys.executable, "-m", "pytest", str(REPOSITORY / "tests" / "dist")]
+        return subprocess.run(tests, env=environment, cwd=REPOSITORY, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
