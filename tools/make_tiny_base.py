@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -48,7 +48,7 @@ class Size:
 
 
 SIZES = {
-    "base": Size(hidden=128, layers=4, heads=4, intermediate=256, steps=1400, learning_rate=3e-3),
+    "base": Size(hidden=128, layers=4, heads=4, intermediate=256, steps=450, learning_rate=3e-3),
     "memory": Size(hidden=64, layers=2, heads=2, intermediate=192, steps=1000, learning_rate=3e-3),
 }
 KV_HEADS, HEAD_DIM, BATCH, WARMUP = 2, 32, 256, 50
@@ -165,7 +165,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     size = SIZES[arguments.size]
     if arguments.steps:
-        size = Size(**{**size.__dict__, "steps": arguments.steps})
+        size = replace(size, steps=arguments.steps)
     held_out = frozenset(
         (tuple(sorted(record.numbers)), record.target)
         for path in arguments.held_out
