@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from megasharp.algos.base import MethodParams, Needs, Reduction
 from megasharp.algos.kl import KLParams
@@ -20,6 +19,9 @@ from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.optimizer import OptimizerSettings
 from megasharp.ranks.learner import RanksLearner
 from megasharp.types import MicroBatch, ParallelLayout, Sequence, StepBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CPU = torch.device("cpu")
 # Odd, so that two tensor-parallel ranks need a padded row.
@@ -67,6 +69,9 @@ LAYOUTS = {
 
 def make_model(name: str, **overrides: object) -> PreTrainedModel:
     """The model of that row of MODELS, every parameter random: norms and biases too."""
+    # The ranks import this file too, and do not need transformers' models.
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
     settings = {**SIZES, **MODELS[name], **overrides}
     torch.manual_seed(sum(map(ord, name)))
     model: PreTrainedModel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -24,13 +25,16 @@ from policies import (
     weights_of,
 )
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.mcore.learner import RankLearner
 from megasharp.types import Sequence, StepBatch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, old_entropy=True)
+BF16_MODELS = ("qwen3-tied", "qwen2")
 WORLDS = {1: ("tp1",), 2: ("tp2", "pp2"), 4: ("tp2pp2",)}
 # Measured: below 1e-5 at every layout.
 LOGITS_TOLERANCE = 2e-5
@@ -65,14 +69,22 @@ class LogitsTap:
 
 
 def observe(
-    rank: int, world: int, folders: dict[str, str], sequences: list[Sequence], dtype: torch.dtype
-) -> list[Observed]:
-    return [
-        observe_one(model, folder, layout, sequences, shared, dtype)
-        for model, folder in folders.items()
-        for layout in WORLDS[world]
-        for shared in (True, False)
-    ]
+    rank: int, world: int, exact: dict[str, str], rounded: dict[str, str], sequences: list[Sequence]
+) -> tuple[list[Observed], list[Observed]]:
+    """Every model in fp32, packed with and without shared prompts; the rounded ones in bf16."""
+    return (
+        [
+            observe_one(model, folder, layout, sequences, shared, torch.float32)
+            for model, folder in exact.items()
+            for layout in WORLDS[world]
+            for shared in (True, False)
+        ],
+        [
+            observe_one(model, folder, layout, sequences, True, torch.bfloat16)
+            for model, folder in rounded.items()
+            for layout in WORLDS[world]
+        ],
+    )
 
 
 def observe_one(
@@ -136,44 +148,48 @@ def assert_same_bits(weights: dict[str, Tensor], model: PreTrainedModel) -> None
         assert torch.equal(bits(tensor), bits(expected[name])), name
 
 
+def loaded(folder: str, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model
+
+
 @pytest.mark.parametrize("world", WORLDS)
-def test_fp32_logits_and_round_trip(tmp_path: Path, world: int) -> None:
-    folders = {name: save_model(tmp_path, name) for name in MODELS}
-    models = {name: AutoModelForCausalLM.from_pretrained(folder) for name, folder in folders.items()}
+def test_logits_annotations_and_round_trip(tmp_path: Path, world: int) -> None:
+    exact = {name: save_model(tmp_path, name) for name in MODELS}
+    rounded = {name: save_model(tmp_path / "bf16", name, dtype="bfloat16") for name in BF16_MODELS}
     sequences = ragged_sequences()
-    by_rank = run_ranks(world, observe, folders, sequences, torch.float32)
+    by_rank = run_ranks(world, observe, exact, rounded, sequences)
     checked = 0
-    for rank in by_rank:
-        for observed in rank:
-            model = models[observed.model]
-            where = f"{observed.model} at {observed.layout}, shared={observed.shared}"
-            if observed.logits is not None:
-                error = largest_logit_error(model, observed)
-                assert error < LOGITS_TOLERANCE, f"{where}: {error}"
-                checked += 1
-            assert_annotations_match(model, sequences, observed)
-            assert_same_bits(observed.weights, model)
-    pipelines = {1: 1, 2: 2 + 1, 4: 2}[world]
-    assert checked == pipelines * len(MODELS) * 2
+    for in_fp32, in_bf16 in by_rank:
+        for observed in in_fp32:
+            checked += check_fp32(exact[observed.model], observed, sequences)
+        for observed in in_bf16:
+            check_bf16(rounded[observed.model], observed, sequences)
+    ranks_with_logits = {1: 1, 2: 2 + 1, 4: 2}[world]
+    assert checked == ranks_with_logits * len(MODELS) * 2
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_bf16_is_as_close_to_fp32_as_transformers_bf16(tmp_path: Path, world: int) -> None:
-    names = ("qwen3-tied", "qwen2")
-    folders = {name: save_model(tmp_path, name, dtype="bfloat16") for name in names}
-    sequences = ragged_sequences()
-    for rank in run_ranks(world, observe, folders, sequences, torch.bfloat16):
-        for observed in rank:
-            rounded = AutoModelForCausalLM.from_pretrained(folders[observed.model], dtype=torch.bfloat16)
-            assert_same_bits(observed.weights, rounded)
-            if observed.logits is not None:
-                assert_bf16_close(folders[observed.model], rounded, observed, sequences)
+def check_fp32(folder: str, observed: Observed, sequences: list[Sequence]) -> bool:
+    """Returns whether this rank had logits to compare."""
+    model = loaded(folder, torch.float32)
+    assert_annotations_match(model, sequences, observed)
+    assert_same_bits(observed.weights, model)
+    if observed.logits is None:
+        return False
+    error = largest_logit_error(model, observed)
+    where = f"{observed.model} at {observed.layout}, shared={observed.shared}"
+    assert error < LOGITS_TOLERANCE, f"{where}: {error}"
+    return True
 
 
-def assert_bf16_close(
-    folder: str, rounded: PreTrainedModel, observed: Observed, sequences: list[Sequence]
-) -> None:
-    exact = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def check_bf16(folder: str, observed: Observed, sequences: list[Sequence]) -> None:
+    """The error against fp32 is at most twice that of transformers in bf16."""
+    rounded, exact = loaded(folder, torch.bfloat16), loaded(folder, torch.float32)
+    assert_same_bits(observed.weights, rounded)
+    if observed.logits is None:
+        return
     theirs = max(
         float((reference_logits(rounded, s.tokens).float() - reference_logits(exact, s.tokens)).abs().max())
         for s in sequences
