@@ -38,7 +38,7 @@ class Stream(Protocol):
 class Rollouts(Protocol):
     """Samples, verifies and selects."""
 
-    def collect(self, prompts: Sequence[Prompt], policy_version: int) -> list[Group]: ...
+    def collect(self, prompts: Sequence[Prompt], step: int) -> list[Group]: ...
 
 
 class Sync(Protocol):
@@ -106,7 +106,7 @@ def run(parts: Parts, plan: Plan, standing: Standing) -> None:
 def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
     """One step: returns its groups, its figures and the learner's report."""
     clock = parts.clock
-    groups = parts.rollouts.collect(parts.stream.take(plan.prompts_per_step), parts.sync.version)
+    groups = parts.rollouts.collect(parts.stream.take(plan.prompts_per_step), step)
     with clock.stage("prepare"):
         samples = parts.recipe.advantages(groups)
         batch = pack(samples, parts.layout, plan.seed + step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,19 +10,19 @@ import torch
 from megasharp.batching.pack import PackLayout
 from megasharp.build.check import Checked
 from megasharp.config.run import RunConfig
+from megasharp.metrics.clock import StageClock
 from megasharp.protocols import Engine
 from megasharp.ranks.learner import Ranks, RanksLearner
-from megasharp.rollout.collect import Rollouts
 from megasharp.rewards import VERIFIERS
-from megasharp.types import SamplingParams, as_dtype
+from megasharp.rollout.collect import Rollouts
+from megasharp.rollout.inprocess import InProcessEngine
+from megasharp.types import Group, Prompt, SamplingParams, as_dtype
 
 CPU = torch.device("cpu")
 
 
 def make_engine(folder: Path, dtype: torch.dtype = torch.float32) -> Engine:
-    """The in-process engine on a Hugging Face folder's weights."""
-    from megasharp.rollout.inprocess import InProcessEngine
-
+    """The in-process engine for a Hugging Face folder's architecture; it has no weights yet."""
     return InProcessEngine(folder, dtype=dtype, device=CPU)
 
 
@@ -65,18 +66,34 @@ def make_learner(checked: Checked, logs: Path) -> RanksLearner:
     return RanksLearner(ranks)
 
 
-def make_rollouts(checked: Checked, engine: Engine) -> Rollouts:
+class TimedRollouts:
+    """Collection whose two halves are counted as stages of the run's clock."""
+
+    def __init__(self, rollouts: Rollouts, clock: StageClock) -> None:
+        self._rollouts = rollouts
+        self._clock = clock
+
+    def collect(self, prompts: Sequence[Prompt], step: int) -> list[Group]:
+        """One group per prompt."""
+        groups = self._rollouts.collect(prompts, step)
+        self._clock.add("rollout", self._rollouts.timing.rollout_seconds)
+        self._clock.add("reward", self._rollouts.timing.reward_seconds)
+        return groups
+
+
+def make_rollouts(checked: Checked, engine: Engine, clock: StageClock) -> TimedRollouts:
     """Sampling, verification and selection of training groups."""
     config = checked.config
-    return Rollouts(
+    rollouts = Rollouts(
         engine,
         VERIFIERS,
-        checked.tokenizer.decode,
+        checked.tokenizer.decode_batch,
         sampling_params(config, checked.tokenizer.stop_token_ids),
         responses_per_prompt=config.data.responses_per_prompt,
         select=checked.recipe.select,
         seed=config.seed,
     )
+    return TimedRollouts(rollouts, clock)
 
 
 def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> SamplingParams:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp import loop
@@ -16,10 +15,11 @@ from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
 from megasharp.convert.hf_folder import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
-from megasharp.evals.evaluate import EvalResult, EvalSettings, evaluate, save_result
+from megasharp.evals.evaluate import evaluate
+from megasharp.evals.result import EvalResult, save
 from megasharp.metrics.files import completed
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
-from megasharp.metrics.console import Progress, print_summary
+from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.protocols import Engine, Learner
@@ -71,8 +71,9 @@ class _Run:
         resumed_step = (self._state.step if self._state else 0) if folder.attempt > 1 else None
         self._log = MetricLog(folder.root, tensorboard=config.log.tensorboard, resumed_step=resumed_step)
         stack.callback(self._log.close)
-        self._progress = Progress(config.steps, self._state.step if self._state else 0)
+        self._progress = Progress(config.steps, (self._state.step if self._state else 0) + 1)
         self._last: Mapping[str, float] = {}
+        self._tokens = 0.0
 
     def train(self) -> None:
         """Evaluate, train, evaluate, sum up."""
@@ -129,7 +130,8 @@ class _Run:
             "rollout/tokens_per_second": tokens / total if total else 0.0,
         }
         self._log.write(step, row)
-        self._progress.step(step, row)
+        self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
+        self._tokens += tokens
         self._last = row
 
     def _checkpoint(self, step: int, skipped_in_a_row: int) -> None:
@@ -156,72 +158,63 @@ class _Run:
 
     def _evaluate(self, step: int) -> None:
         config = self._checked.config
-        settings = EvalSettings(
-            n=config.eval.n,
-            ks=tuple(config.eval.k),
-            temperature=config.eval.temperature,
-            max_tokens=config.data.max_response_tokens,
-            seed=config.seed,
-        )
         for suite in self._checked.suites:
             with self._clock.stage("eval"):
-                result = evaluate(self._engine, suite, self._checked.tokenizer, settings)
-                save_result(result, self._folder.evals(step))
-            self._log.write(step, _eval_values(result))
-            self._say(f"step {step}: {_eval_line(result)}")
+                result = evaluate(
+                    self._engine,
+                    suite,
+                    self._checked.tokenizer,
+                    n=config.eval.n,
+                    ks=config.eval.k,
+                    temperature=config.eval.temperature,
+                    max_tokens=config.data.max_response_tokens,
+                    seed=config.seed,
+                    label=config.name,
+                    step=step,
+                )
+                save(result, self._folder.evals(step))
+            self._log.write(step, result.figures())
+            self._progress.note(f"step {step}: {_eval_line(result)}")
 
     def _finish(self) -> None:
         root = self._folder.root
-        pictures = [self._picture(suite.name) for suite in self._checked.suites]
-        plot_training(read_metrics(root), root / "curves.png")
         self._clock.take()
+        peak = peak_rss_bytes()
+        changes = [self._change(suite.name) for suite in self._checked.suites]
+        pictures = [self._picture(change) for change in changes]
+        pictures.append(plot_training(read_metrics(root), root / "curves.png"))
         summary = {
             "steps": self._checked.config.steps,
             "seconds": dict(self._clock.totals),
-            "peak_rss_bytes": peak_rss_bytes(),
+            "peak_rss_bytes": peak,
             "last": dict(self._last),
+            "pass_at_k": {change.suite: {"before": change.before, "after": change.after} for change in changes},
         }
         with completed(root / "summary.json") as temporary:
             temporary.write_text(json.dumps(summary, indent=1), encoding="utf-8")
-        print_summary(self._curves(), self._clock.totals, read_metrics(root), peak_rss_bytes())
-        for picture in [*pictures, root / "curves.png"]:
+        steps = self._checked.config.steps
+        print_summary(RunSummary(steps, changes, self._clock.totals, self._tokens, peak))
+        for picture in pictures:
             self._say(f"picture: {picture}")
 
-    def _curves(self) -> dict[str, dict[str, dict[int, float]]]:
-        """Per suite: pass@k before and after, read back from the evaluations on disk."""
-        steps = {"before": 0, "after": self._checked.config.steps}
-        return {
-            suite.name: {
-                label: _read_pass_at_k(path)
-                for label, step in steps.items()
-                if (path := self._folder.evals(step) / f"{suite.name}.json").exists()
-            }
-            for suite in self._checked.suites
-        }
+    def _change(self, suite: str) -> SuiteChange:
+        """pass@k before and after, read back from the evaluations on disk: an earlier attempt may have made them."""
+        return SuiteChange(suite, self._pass_at_k(suite, 0), self._pass_at_k(suite, self._checked.config.steps))
 
-    def _picture(self, suite: str) -> Path:
-        path = self._folder.root / f"pass_at_k_{suite}.png"
-        plot_pass_at_k(self._curves()[suite], path, f"{self._checked.config.name}: {suite}")
-        return path
+    def _pass_at_k(self, suite: str, step: int) -> dict[int, float]:
+        path = self._folder.evals(step) / f"{suite}.json"
+        if not path.exists():
+            return {}
+        stored: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["pass_at_k"]
+        return {int(k): value for k, value in stored.items()}
 
-
-@dataclass(frozen=True, slots=True)
-class _EvalFile:
-    """What the summary reads of an evaluation's JSON."""
-
-    pass_at_k: dict[str, float]
-
-
-def _read_pass_at_k(path: Path) -> dict[int, float]:
-    stored = _EvalFile(json.loads(path.read_text(encoding="utf-8"))["pass_at_k"])
-    return {int(k): value for k, value in stored.pass_at_k.items()}
-
-
-def _eval_values(result: EvalResult) -> dict[str, float]:
-    values = {f"eval/{result.suite}/pass@{k}": value for k, value in result.pass_at_k.items()}
-    return values | {f"eval/{result.suite}/greedy": result.greedy}
+    def _picture(self, change: SuiteChange) -> Path:
+        path = self._folder.root / f"pass_at_k_{change.suite}.png"
+        curves = {"before": change.before, "after": change.after}
+        return plot_pass_at_k({k: v for k, v in curves.items() if v}, path, change.suite)
 
 
 def _eval_line(result: EvalResult) -> str:
     figures = "  ".join(f"pass@{k} {value:.3f}" for k, value in result.pass_at_k.items())
-    return f"{result.suite}: {figures}  greedy {result.greedy:.3f}"
+    greedy = "" if result.greedy_accuracy is None else f"  greedy {result.greedy_accuracy:.3f}"
+    return f"{result.suite}: {figures}{greedy}"

@@ -33,6 +33,11 @@ class TextTokenizer:
         """Text of `tokens`, the end, padding and other special tokens left out."""
         return str(self.backend.decode(list(tokens), skip_special_tokens=True))
 
+    def decode_batch(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of several token lists, as `decode` gives them one by one, in one call."""
+        lists = [list(tokens) for tokens in sequences]
+        return list(self.backend.batch_decode(lists, skip_special_tokens=True)) if lists else []
+
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
     """Load the tokenizer of a Hugging Face folder, from local files only.

@@ -1,0 +1,85 @@
+"""`megasharp eval`: one suite on a run's newest checkpoint, on a checkpoint, or on a Hugging Face folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from megasharp.build.parts import make_engine
+from megasharp.checkpoint.store import CheckpointStore
+from megasharp.convert.hf_folder import HFReader
+from megasharp.data.tokenizer import load_tokenizer
+from megasharp.errors import UserError
+from megasharp.evals.evaluate import evaluate
+from megasharp.evals.result import save
+from megasharp.evals.suites import load_suite
+
+
+def evaluate_source(
+    source: Path,
+    suite: str,
+    *,
+    n: int,
+    k: str,
+    temperature: float,
+    max_tokens: int,
+    seed: int,
+    out: Path | None,
+) -> str:
+    """Evaluate and write `<suite>.json`; returns lines to print. Raises UserError in one line."""
+    ks = _values_of_k(k)
+    loaded = load_suite(suite)
+    with _hf_folder(source) as folder:
+        engine = make_engine(folder)
+        try:
+            with HFReader(folder) as reader:
+                engine.load_weights(0, ((name, reader.tensor(name)) for name in reader.names()))
+            result = evaluate(
+                engine,
+                loaded,
+                load_tokenizer(folder),
+                n=n,
+                ks=ks,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                seed=seed,
+                label=source.name,
+            )
+        finally:
+            engine.close()
+    path = save(result, out or Path("evals") / source.name)
+    figures = [f"{name.removeprefix('eval/')}: {value:.4f}" for name, value in result.figures().items()]
+    return "\n".join([*figures, f"wrote {path}"])
+
+
+def _values_of_k(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--k {text}: expected comma-separated whole numbers, such as 1,4,16") from None
+
+
+@contextmanager
+def _hf_folder(source: Path) -> Iterator[Path]:
+    """A Hugging Face folder of the source's weights, converted into a temporary folder where needed."""
+    if (source / "config.json").is_file():
+        yield source
+        return
+    checkpoint = _checkpoint(source)
+    from megasharp.mcore.conversion import megatron_to_hf
+
+    with tempfile.TemporaryDirectory(prefix="megasharp-eval-") as folder:
+        megatron_to_hf(checkpoint, Path(folder) / "hf")
+        yield Path(folder) / "hf"
+
+
+def _checkpoint(source: Path) -> Path:
+    if (source / "policy").is_dir():
+        return source
+    if (source / "checkpoints").is_dir():
+        found = CheckpointStore(source / "checkpoints", keep_last=1, keep_every=None).newest()
+        if found is not None:
+            return found[0]
+    raise UserError(f"{source}: neither a run with a checkpoint, nor a checkpoint, nor a Hugging Face folder")
