@@ -1,0 +1,1 @@
+"""Evaluation: unbiased pass@k of any engine over fixed suites of problems."""

@@ -1,0 +1,208 @@
+"""Sampling a suite through any engine and counting what is correct.
+
+Every sample's seed is a hash of the run's seed, the problem and the sample's number: a model before and after
+training is compared over the same seeds, and a figure does not depend on the order or the grouping of
+problems.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from megasharp.errors import UserError
+from megasharp.evals.passk import pass_at_k
+from megasharp.evals.result import EvalResult, EvalSetting, ProblemResult, summarize
+from megasharp.evals.suites import Suite
+from megasharp.protocols import Engine
+from megasharp.rewards import VERIFIERS, Verifier
+from megasharp.rollout.collect import response_seed, verify
+from megasharp.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Outcome,
+    SamplingParams,
+    TaskAnswer,
+    Verdict,
+)
+
+# Samples asked of the engine at once: enough to keep it busy, few enough that their tensors stay small.
+CHUNK_SAMPLES = 8192
+
+
+class Tokenizer(Protocol):
+    """What evaluation needs of a tokenizer; `megasharp.data.tokenizer.TextTokenizer` is one."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a response."""
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text`."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens` without special tokens."""
+        ...
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Running counts of one problem's samples."""
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    correct_answers: set[str] = field(default_factory=set)
+    tokens: int = 0
+    truncated: int = 0
+    greedy: Outcome | None = None
+
+    def add(self, completion: Completion, verdict: Verdict) -> None:
+        self.outcomes[verdict.outcome] += 1
+        self.tokens += int(completion.tokens.numel())
+        self.truncated += completion.finish_reason is FinishReason.LENGTH
+        if verdict.outcome is Outcome.CORRECT and verdict.canonical_answer is not None:
+            self.correct_answers.add(verdict.canonical_answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Decodes and verifies."""
+
+    tokenizer: Tokenizer
+    verifier: Verifier
+
+    def verdict(self, completion: Completion, answer: TaskAnswer) -> Verdict:
+        if completion.finish_reason is FinishReason.ABORT:
+            return Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
+        return verify(self.verifier, self.tokenizer.decode(completion.tokens.tolist()), answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Samples `samples` of problem `problem`, both numbered from 0."""
+
+    problem: int
+    samples: range
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Samples of a suite's problems, asked of the engine in chunks of bounded size."""
+
+    engine: Engine
+    suite: Suite
+    prompts: Sequence[tuple[int, ...]]
+    seed: int
+    chunk_samples: int
+
+    def samples(self, n: int, sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        """Yield (number of the problem, completion), `n` of each problem."""
+        for parts in _chunks(len(self.prompts), n, self.chunk_samples):
+            requests = [GenerateRequest(self.prompts[part.problem], self._seeds(part)) for part in parts]
+            for part, completions in zip(parts, self.engine.generate(requests, sampling), strict=True):
+                yield from ((part.problem, completion) for completion in completions)
+
+    def _seeds(self, part: _Part) -> tuple[int, ...]:
+        problem = self.suite.items[part.problem].id
+        return tuple(sample_seed(self.seed, problem, index) for index in part.samples)
+
+
+def _chunks(problems: int, n: int, size: int) -> Iterator[list[_Part]]:
+    """Parts of at most `size` samples together; a problem with more samples is spread over several chunks."""
+    parts: list[_Part] = []
+    room = size
+    for problem in range(problems):
+        start = 0
+        while start < n:
+            end = min(n, start + room)
+            parts.append(_Part(problem, range(start, end)))
+            room -= end - start
+            start = end
+            if room == 0:
+                yield parts
+                parts, room = [], size
+    if parts:
+        yield parts
+
+
+def evaluate(
+    engine: Engine,
+    suite: Suite,
+    tokenizer: Tokenizer,
+    *,
+    n: int,
+    ks: Sequence[int],
+    temperature: float,
+    max_tokens: int,
+    seed: int,
+    label: str = "",
+    step: int | None = None,
+    greedy: bool = True,
+    verifiers: Mapping[str, Verifier] = VERIFIERS,
+    chunk_samples: int = CHUNK_SAMPLES,
+) -> EvalResult:
+    """Sample every problem of `suite` `n` times at `temperature`, and once greedily if `greedy`.
+
+    `max_tokens` bounds a response, `label` and `step` name the model in the result. At most `chunk_samples`
+    samples are in memory at once. A verifier that raises counts as the outcome ERROR; an INFRA outcome is not
+    counted as a sample, and a problem left with fewer than max(ks) samples is left out (and counted in
+    `left_out`).
+
+    Raises:
+        UserError: some k is not in 1..n, the task has no verifier, infra failures left no problem to score,
+        or what
+            the engine raises for its arguments.
+    """
+    for k in ks:
+        pass_at_k(n, 0, k)
+    judge = _Judge(tokenizer, _verifier(suite, verifiers))
+    source = _Source(engine, suite, [tokenizer.encode(item.text) for item in suite.items], seed, chunk_samples)
+    sampling = SamplingParams(max_tokens, temperature, stop_token_ids=tokenizer.stop_token_ids)
+    start = time.perf_counter()
+    tallies = [_Tally() for _ in suite.items]
+    for problem, completion in source.samples(n, sampling):
+        tallies[problem].add(completion, judge.verdict(completion, suite.items[problem].answer))
+    if greedy:
+        for problem, completion in source.samples(1, replace(sampling, temperature=0.0)):
+            tallies[problem].greedy = judge.verdict(completion, suite.items[problem].answer).outcome
+    return summarize(
+        [_row(item.id, tally) for item, tally in zip(suite.items, tallies, strict=True)],
+        EvalSetting(suite.name, label, step, n, tuple(ks), temperature, seed),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def sample_seed(seed: int, problem: str, index: int) -> int:
+    """The engine seed of sample `index` of a problem: 63 bits, the same in every process and machine."""
+    return response_seed(seed, f"eval/{problem}", 0, index)
+
+
+def _verifier(suite: Suite, verifiers: Mapping[str, Verifier]) -> Verifier:
+    if suite.task not in verifiers:
+        raise UserError(
+            f"suite {suite.name}: task {suite.task!r} has no verifier; tasks with one: {', '.join(sorted(verifiers))}"
+        )
+    return verifiers[suite.task]
+
+
+def _row(problem: str, tally: _Tally) -> ProblemResult:
+    infra = tally.outcomes[Outcome.INFRA]
+    return ProblemResult(
+        id=problem,
+        samples=tally.outcomes.total() - infra,
+        correct=tally.outcomes[Outcome.CORRECT],
+        distinct_correct=len(tally.correct_answers),
+        wrong=tally.outcomes[Outcome.WRONG],
+        format=tally.outcomes[Outcome.FORMAT],
+        error=tally.outcomes[Outcome.ERROR],
+        timeout=tally.outcomes[Outcome.TIMEOUT],
+        infra=infra,
+        tokens=tally.tokens,
+        truncated=tally.truncated,
+        greedy_correct=None if tally.greedy in (None, Outcome.INFRA) else tally.greedy is Outcome.CORRECT,
+    )

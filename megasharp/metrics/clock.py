@@ -1,0 +1,87 @@
+"""Where a run's time and memory go: seconds per stage, and the peak of resident memory."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+OTHER = "other"
+
+
+class StageClock:
+    """Adds up wall-clock seconds per stage, per step and over the run.
+
+    Stages do not nest, so their seconds never count twice; what lies between them is the stage `other`.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._step_start = now()
+        self._step: defaultdict[str, float] = defaultdict(float)
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        self._running: str | None = None
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the body's seconds, also when it raises."""
+        assert self._running is None, f"stage {name} starts inside stage {self._running}"
+        self._running = name
+        start = self._now()
+        try:
+            yield
+        finally:
+            self._running = None
+            self.add(name, self._now() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere, since the last `take` and outside any `stage`."""
+        self._step[name] += seconds
+
+    def take(self) -> dict[str, float]:
+        """Seconds per stage since the last `take` (or the start), `other` included, and begin a new step."""
+        now = self._now()
+        taken = dict(self._step)
+        # Seconds measured elsewhere may overlap, so the remainder could come out below zero.
+        taken[OTHER] = max(0.0, now - self._step_start - sum(taken.values()))
+        for name, seconds in taken.items():
+            self._totals[name] += seconds
+        self._step.clear()
+        self._step_start = now
+        return taken
+
+    @property
+    def totals(self) -> Mapping[str, float]:
+        """Seconds per stage over all that was taken."""
+        return dict(self._totals)
+
+
+def peak_rss_bytes() -> int:
+    """This process's peak of resident memory plus the peaks of its live children, in bytes.
+
+    Children's children count too. An upper bound on the peak of the sum: pages that processes share count in
+    each, and peaks need not coincide. Children that have ended are not counted, so ask while the ranks live.
+    Where the system tells no peaks of other processes (anything but Linux), a child counts with its present
+    resident memory.
+    """
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return own + sum(_peak_of(child) for child in psutil.Process().children(recursive=True))
+
+
+def _peak_of(process: psutil.Process) -> int:
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        pass
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

@@ -1,0 +1,178 @@
+"""What a person watching a run sees: a bar, or plain lines where there is no terminal, and closing tables."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+STAGES = ("rollout", "reward", "annotate", "update", "sync", "checkpoint", "eval", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One step's figures for the eye; `tokens_per_second`: response tokens over the whole step's seconds."""
+
+    step: int
+    reward: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteChange:
+    """pass@k of one suite before and after the run, by k; either is empty where it was not measured."""
+
+    suite: str
+    before: Mapping[int, float]
+    after: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The closing figures of a run. `stage_seconds` adds up to the run's wall-clock seconds."""
+
+    steps: int
+    suites: Sequence[SuiteChange]
+    stage_seconds: Mapping[str, float]
+    tokens: float
+    peak_rss_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of all stages."""
+        return sum(self.stage_seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Response tokens per second of training; evaluation, checkpoints and the rest are left out."""
+        apart = ("checkpoint", "eval", "other")
+        training = sum(seconds for stage, seconds in self.stage_seconds.items() if stage not in apart)
+        return self.tokens / training if training else 0.0
+
+
+class Progress:
+    """Shows steps up to `total_steps`; `first_step` is this attempt's first, later than 1 after a resume.
+
+    On a terminal it is a bar. Elsewhere (a file, a pipe, Slurm's log) it is one plain line for the first and
+    the last step, every `plain_every` steps and whenever `plain_seconds` have passed.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        first_step: int,
+        *,
+        console: Console | None = None,
+        plain_every: int = 10,
+        plain_seconds: float = 10.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total, self._first = total_steps, first_step
+        self._plain_every, self._plain_seconds = plain_every, plain_seconds
+        self._now = now
+        self._start = self._last_line = now()
+        self._console = console or Console()
+        self._bar = _bar(self._console) if self._console.is_terminal else None
+        self._task = (
+            self._bar.add_task("train", total=total_steps, completed=first_step - 1, figures="") if self._bar else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, line: StepLine) -> None:
+        """Step `line.step` is done."""
+        figures = f"reward {line.reward:.3f}  {line.tokens_per_second:,.0f} tok/s  ETA {self._eta(line.step)}"
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=line.step, figures=figures)
+        elif self._line_is_due(line.step):
+            self._last_line = self._now()
+            self.note(f"step {line.step}/{self._total}  {figures}")
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def _line_is_due(self, step: int) -> bool:
+        waited = self._now() - self._last_line >= self._plain_seconds
+        return waited or step in (self._first, self._total) or step % self._plain_every == 0
+
+    def _eta(self, step: int) -> str:
+        done = step - self._first + 1
+        return _duration((self._total - step) * (self._now() - self._start) / max(1, done))
+
+
+def _bar(console: Console) -> Bar:
+    return Bar(
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[figures]}", markup=False),
+        console=console,
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def print_summary(summary: RunSummary, console: Console | None = None) -> None:
+    """Print pass@k before and after, seconds per stage, tokens per second and peak memory."""
+    console = console or Console()
+    for change in summary.suites:
+        console.print(_passk_table(change))
+    console.print(_cost_table(summary))
+
+
+def _passk_table(change: SuiteChange) -> Table:
+    table = Table(title=f"{change.suite}: pass@k", title_justify="left")
+    for heading in ("k", "before", "after", "change"):
+        table.add_column(heading, justify="right")
+    for k in sorted({*change.before, *change.after}):
+        before, after = change.before.get(k), change.after.get(k)
+        table.add_row(str(k), _share(before), _share(after), *_change(before, after))
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _change(before: float | None, after: float | None) -> Iterator[str | Text]:
+    if before is None or after is None:
+        yield "-"
+    else:
+        yield Text(f"{after - before:+.3f}", style="green" if after >= before else "red")
+
+
+def _cost_table(summary: RunSummary) -> Table:
+    table = Table(title=f"{summary.steps} steps in {_duration(summary.seconds)}", title_justify="left")
+    table.add_column("stage")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for stage in (*STAGES, *sorted(summary.stage_seconds.keys() - set(STAGES))):
+        seconds = summary.stage_seconds.get(stage, 0.0)
+        table.add_row(stage, f"{seconds:.1f}", f"{seconds / summary.seconds:.0%}" if summary.seconds else "-")
+    table.add_section()
+    table.add_row("tokens/s in training", f"{summary.tokens_per_second:,.0f}", "")
+    table.add_row("peak memory, MiB", f"{summary.peak_rss_bytes / 2**20:,.0f}", "")
+    return table

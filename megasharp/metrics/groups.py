@@ -1,0 +1,97 @@
+"""The figures of one step's groups: rewards, outcomes, variety inside groups, lengths, sampler and policy.
+
+All groups given count, those that selection dropped too: they were sampled, and leaving them out would bias
+the mean reward. An infra failure says nothing about the policy: such responses count in their outcome's share
+only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from megasharp.types import FinishReason, Group, Outcome, Response
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Figures of `groups`; empty when there are no responses.
+
+    - `reward/mean`: over responses without an infra failure; absent when every response failed that way.
+    - `reward/outcome_<outcome>`: shares of all responses; the six add up to 1.
+    - `group/solved_all`, `group/solved_none`, `group/uniform` (all rewards equal, so no advantage): shares of
+      groups.
+    - `group/distinct_correct`: mean number of distinct canonical answers among a group's correct responses.
+    - `group/dropped` and `group/dropped_<reason>`: counts of groups that selection refused.
+    - `rollout/length_mean`, `rollout/length_max`, `rollout/tokens` (sum): response tokens, the end token
+      included.
+    - `rollout/truncated`: share of responses that met the length limit.
+    - `rollout/sampler_policy_gap`: mean over tokens of |sampler log-prob - policy log-prob|, in nats.
+    """
+    responses = [response for group in groups for response in group.responses]
+    if not responses:
+        return {}
+    return {
+        **_reward_figures(responses),
+        **_group_figures(groups),
+        **_dropped_figures(groups),
+        **_rollout_figures(responses),
+    }
+
+
+def _judged(responses: Sequence[Response]) -> list[Response]:
+    return [response for response in responses if response.verdict.outcome is not Outcome.INFRA]
+
+
+def _reward_figures(responses: Sequence[Response]) -> dict[str, float]:
+    outcomes = Counter(response.verdict.outcome for response in responses)
+    figures = {f"reward/outcome_{outcome}": outcomes[outcome] / len(responses) for outcome in Outcome}
+    rewards = [response.verdict.reward for response in _judged(responses)]
+    if rewards:
+        figures["reward/mean"] = sum(rewards) / len(rewards)
+    return figures
+
+
+def _group_figures(groups: Sequence[Group]) -> dict[str, float]:
+    judged = [responses for group in groups if (responses := _judged(group.responses))]
+    if not judged:
+        return {}
+    correct = [[r for r in responses if r.verdict.outcome is Outcome.CORRECT] for responses in judged]
+    pairs = list(zip(judged, correct, strict=True))
+    return {
+        "group/solved_all": sum(len(right) == len(all_) for all_, right in pairs) / len(pairs),
+        "group/solved_none": sum(not right for right in correct) / len(pairs),
+        "group/uniform": sum(len({r.verdict.reward for r in all_}) == 1 for all_ in judged) / len(pairs),
+        "group/distinct_correct": sum(map(_distinct_answers, correct)) / len(pairs),
+    }
+
+
+def _distinct_answers(responses: Sequence[Response]) -> int:
+    return len({r.verdict.canonical_answer for r in responses} - {None})
+
+
+def _dropped_figures(groups: Sequence[Group]) -> dict[str, float]:
+    reasons = Counter(group.dropped_reason for group in groups if group.dropped_reason is not None)
+    counts = {f"group/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())}
+    return {"group/dropped": float(reasons.total()), **counts}
+
+
+def _rollout_figures(responses: Sequence[Response]) -> dict[str, float]:
+    lengths = [response.length for response in responses]
+    truncated = sum(response.completion.finish_reason is FinishReason.LENGTH for response in responses)
+    figures = {
+        "rollout/length_mean": sum(lengths) / len(lengths),
+        "rollout/length_max": float(max(lengths)),
+        "rollout/tokens": float(sum(lengths)),
+        "rollout/truncated": truncated / len(responses),
+    }
+    if sum(lengths):
+        figures["rollout/sampler_policy_gap"] = _sampler_policy_gap(responses)
+    return figures
+
+
+def _sampler_policy_gap(responses: Sequence[Response]) -> float:
+    sampler_T = torch.cat([response.completion.sampler_logp for response in responses])
+    policy_T = torch.cat([response.completion.policy_logp for response in responses])
+    return float((sampler_T.double() - policy_T.double()).abs().mean())

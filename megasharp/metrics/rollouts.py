@@ -1,0 +1,96 @@
+"""The table of a step's responses, one Parquet file per step, for reading afterwards what the policy said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from megasharp.metrics.files import completed
+from megasharp.types import Group, Response
+
+MeanEntropy = Mapping[tuple[str, int], float]
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("group_id", pa.string()),
+        ("index", pa.int64()),
+        ("task", pa.string()),
+        ("prompt_id", pa.string()),
+        ("policy_version", pa.int64()),
+        ("text", pa.string()),
+        ("length", pa.int64()),
+        ("outcome", pa.string()),
+        ("reward", pa.float64()),
+        ("canonical_answer", pa.string()),
+        ("finish_reason", pa.string()),
+        ("mean_sampler_logp", pa.float64()),
+        ("mean_policy_logp", pa.float64()),
+        ("mean_memory_logp", pa.float64()),
+        ("mean_entropy", pa.float64()),
+        ("dropped_reason", pa.string()),
+    ]
+)
+
+Cell = str | int | float | None
+
+
+def write_rollouts(folder: Path, step: int, groups: Sequence[Group], mean_entropy: MeanEntropy | None = None) -> Path:
+    """Write `folder`/rollouts/step_000123.parquet, one row per response, and return its path.
+
+    Log-probs and entropies are means over the response's tokens, in nats; null where there is none.
+    `mean_entropy` maps (group id, index in the group) to it. An existing file of the same step (a step
+    repeated after a resume) is replaced.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    path = folder / "rollouts" / f"step_{step:06d}.parquet"
+    rows = list(_rows(step, groups, mean_entropy or {}))
+    with completed(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
+    return path
+
+
+def _rows(step: int, groups: Sequence[Group], mean_entropy: MeanEntropy) -> Iterator[dict[str, Cell]]:
+    for group in groups:
+        for index, response in enumerate(group.responses):
+            yield {
+                "step": step,
+                "group_id": group.id,
+                "index": index,
+                "task": group.prompt.task,
+                "prompt_id": group.prompt.id,
+                "policy_version": group.policy_version,
+                **_response_cells(response),
+                "mean_entropy": mean_entropy.get((group.id, index)),
+                "dropped_reason": group.dropped_reason,
+            }
+
+
+def _response_cells(response: Response) -> dict[str, Cell]:
+    completion, verdict = response.completion, response.verdict
+    return {
+        "text": _storable(response.text),
+        "length": response.length,
+        "outcome": verdict.outcome.value,
+        "reward": verdict.reward,
+        "canonical_answer": _storable(verdict.canonical_answer),
+        "finish_reason": completion.finish_reason.value,
+        "mean_sampler_logp": _mean(completion.sampler_logp),
+        "mean_policy_logp": _mean(completion.policy_logp),
+        "mean_memory_logp": _mean(completion.memory_logp),
+    }
+
+
+def _mean(values_T: Tensor | None) -> float | None:
+    return float(values_T.double().mean()) if values_T is not None and values_T.numel() else None
+
+
+def _storable(text: str | None) -> str | None:
+    """Parquet holds UTF-8 only, and a model may emit half a surrogate pair: that becomes a question mark."""
+    return None if text is None else text.encode("utf-8", "replace").decode("utf-8")

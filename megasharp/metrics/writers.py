@@ -1,0 +1,131 @@
+"""metrics.jsonl and TensorBoard of a run, which a resumed run continues without a seam.
+
+metrics.jsonl holds one JSON object per line: `step`, `time` (seconds since 1970) and figures. JSON has no NaN
+and no infinity: such figures are null. One step may have several lines (training, evaluation).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megasharp.errors import UserError, one_line
+from megasharp.metrics.files import completed
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+RESERVED = frozenset({"step", "time"})
+
+Row = dict[str, float | None]
+
+
+class MetricLog:
+    """Appends figures to `folder`/metrics.jsonl and, on request, to `folder`/tensorboard.
+
+    With `resumed_step` k the log continues after step k: what an interrupted run wrote beyond k, and a line
+    it tore, go away (-1 keeps nothing).
+
+    Raises:
+        UserError: the log exists although the run is new, holds a broken line before its end, or cannot be
+        written.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool, resumed_step: int | None) -> None:
+        self._path = folder / METRICS_FILE
+        if resumed_step is not None:
+            _write_rows(self._path, (row for row in read_metrics(folder) if (row["step"] or 0) <= resumed_step))
+        elif self._path.exists():
+            raise UserError(
+                f"{self._path}: this run already has metrics; resume it with --resume or choose another name"
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise _cannot_write(self._path, error) from error
+        self._tensorboard = _summary_writer(folder / "tensorboard", resumed_step) if tensorboard else None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one line for `step` and hand it to the operating system, so that a killed run keeps it."""
+        assert not RESERVED & values.keys(), sorted(RESERVED & values.keys())
+        try:
+            self._file.write(_line({"step": step, "time": time.time(), **values}))
+            self._file.flush()
+            if self._tensorboard is not None:
+                for name, value in values.items():
+                    self._tensorboard.add_scalar(name, value, step)
+                self._tensorboard.flush()
+        except OSError as error:
+            raise _cannot_write(self._path, error) from error
+
+    def close(self) -> None:
+        """Close the files."""
+        try:
+            self._file.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
+        except OSError as error:
+            raise _cannot_write(self._path, error) from error
+
+
+def read_metrics(folder: Path) -> list[Row]:
+    """The rows of `folder`/metrics.jsonl in the order they were written; none when the file is missing.
+
+    A torn last line, which a killed run leaves, is passed over.
+
+    Raises:
+        UserError: the file cannot be read, or a line before the last is not a JSON object with a step.
+    """
+    path = folder / METRICS_FILE
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
+    rows = [_parse(line) for line in lines]
+    if rows and rows[-1] is None:
+        rows.pop()
+    for number, row in enumerate(rows, start=1):
+        if row is None:
+            raise UserError(f"{path}:{number}: not a JSON object with a step; remove this line")
+    return [row for row in rows if row is not None]
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _line(row: Mapping[str, float | None]) -> str:
+    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
+    return json.dumps(finite, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _write_rows(path: Path, rows: Iterable[Row]) -> None:
+    with completed(path) as temporary:
+        temporary.write_text("".join(map(_line, rows)), encoding="utf-8")
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot write the metrics ({one_line(error)}); free space or mend the run folder")
+
+
+def _summary_writer(folder: Path, resumed_step: int | None) -> SummaryWriter:
+    """TensorBoard hides earlier events from `purge_step` on."""
+    # Imported here because it costs a second that runs without TensorBoard need not wait.
+    from torch.utils.tensorboard import SummaryWriter
+
+    try:
+        return SummaryWriter(str(folder), purge_step=None if resumed_step is None else resumed_step + 1)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error

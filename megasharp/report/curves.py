@@ -1,0 +1,101 @@
+"""A run's curves over its steps: reward, entropy, and pass@k of its evaluations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from megasharp.errors import UserError
+from megasharp.report.style import COLOURS, INK, MUTED, dress, new_figure, save_figure
+
+Row = Mapping[str, float | None]
+Points = list[tuple[float, float]]
+
+# Fewer points than this are shown as they are.
+SMOOTH_FROM = 20
+_PASS_AT_K = re.compile(r"eval/(?P<suite>.+)/pass@(?P<k>\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One small picture. `smooth` lays a running mean over noisy per-step points."""
+
+    title: str
+    subject: str
+    points: Points
+    smooth: bool
+
+
+def plot_training(rows: Sequence[Row], path: Path) -> Path:
+    """Draw what `rows` (of metrics.jsonl) hold, in small panels, to the PNG `path`; return `path`.
+
+    Panels: mean reward, entropy in nats, and per suite pass@1 and pass@k at its largest k. A figure that no
+    row has gets no panel; null values are left out.
+
+    Raises:
+        UserError: the rows have none of these figures, or the file cannot be written.
+    """
+    panels = [panel for panel in _panels(rows) if panel.points]
+    if not panels:
+        raise UserError(f"{path}: nothing to draw; the metrics have neither reward nor entropy nor pass@k")
+    columns = min(4, len(panels))
+    lines = -(-len(panels) // columns)
+    last_step = max(step for panel in panels for step, _ in panel.points)
+    figure = new_figure(2.7 * columns + 0.3, 2.5 * lines + 0.2)
+    for index, panel in enumerate(panels):
+        _draw(figure.add_subplot(lines, columns, index + 1), panel, last_step)
+    figure.tight_layout(pad=1.2, w_pad=1.6)
+    return save_figure(figure, path)
+
+
+def _panels(rows: Sequence[Row]) -> Iterable[Panel]:
+    yield Panel("reward", "mean of the step", _points(rows, "reward/mean"), smooth=True)
+    yield Panel("entropy", "nats per token", _points(rows, "entropy/policy"), smooth=True)
+    for suite, ks in _suites(rows).items():
+        for k in sorted({min(ks), max(ks)}):
+            yield Panel(f"pass@{k}", suite, _points(rows, f"eval/{suite}/pass@{k}"), smooth=False)
+
+
+def _suites(rows: Sequence[Row]) -> dict[str, set[int]]:
+    suites: dict[str, set[int]] = {}
+    for name in (name for row in rows for name in row):
+        if match := _PASS_AT_K.match(name):
+            suites.setdefault(match["suite"], set()).add(int(match["k"]))
+    return suites
+
+
+def _points(rows: Sequence[Row], name: str) -> Points:
+    return [
+        (step, value) for row in rows if (step := row.get("step")) is not None and (value := row.get(name)) is not None
+    ]
+
+
+def _draw(axes: Axes, panel: Panel, last_step: float) -> None:
+    dress(axes)
+    steps, values = np.array(panel.points).T
+    if panel.smooth and len(values) >= SMOOTH_FROM:
+        axes.plot(steps, values, color=COLOURS[1], linewidth=0.8, alpha=0.3)
+        steps, values = _running_mean(steps, values)
+        axes.plot(steps, values, color=COLOURS[1], linewidth=2.0)
+    else:
+        axes.plot(steps, values, color=COLOURS[1], linewidth=2.0, marker="o", markersize=3.5, clip_on=False)
+    axes.set_title(panel.title, fontsize=10, fontweight="bold", color=INK, loc="left", pad=17)
+    axes.set_title(f"{values[0]:.2f} → {values[-1]:.2f}", fontsize=9, color=COLOURS[1], loc="right", pad=17)
+    axes.text(0, 1.04, panel.subject, transform=axes.transAxes, fontsize=8, color=MUTED)
+    axes.set_xlabel("step", fontsize=8, color=MUTED)
+    axes.set_xlim(0, max(1.0, last_step))
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def _running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means over windows of a tenth of the run, each at its window's middle."""
+    width = max(3, len(values) // 10)
+    kernel = np.full(width, 1.0 / width)
+    return np.convolve(steps, kernel, mode="valid"), np.convolve(values, kernel, mode="valid")

@@ -1,0 +1,161 @@
+"""pass@k against k, for models before and after training: where collapse shows.
+
+A model whose pass@1 rose while its pass@k at large k fell has traded variety for confidence: the region in
+which a later curve lies below the first is shaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from megasharp.errors import UserError
+from megasharp.report.style import COLOURS, INK, LOSS, MUTED, dress, new_figure, save_figure
+
+Curve = Mapping[int, float]
+
+# Heights of a line of label text and of the axes' foot and head, as shares of the axes and of the figure.
+LABEL_GAP = 0.055
+LEFT, BOTTOM, TOP = 0.09, 0.13, 0.85
+# Width of a label's character and of the gap before it, as shares of the figure's width.
+CHARACTER, LABEL_INDENT = 0.0125, 0.03
+MOST_TICKS = 14
+
+
+def plot_pass_at_k(curves: Mapping[str, Curve], path: Path, title: str) -> Path:
+    """Draw pass@k (values in 0..1) over k on a log2 axis, a curve per name, to the PNG `path`.
+
+    The first curve is what the others are compared with: "before", then "after". Returns `path`.
+
+    Raises:
+        UserError: there is no curve, one has no points, or the file cannot be written.
+    """
+    if not curves or not all(curves.values()):
+        raise UserError(f"{path}: nothing to draw; every curve needs pass@k for at least one k")
+    figure = new_figure(6.4, 4.2)
+    labels = {name: f"{name}  {_number(curve[max(curve)])}" for name, curve in curves.items()}
+    width = 1.0 - LEFT - LABEL_INDENT - CHARACTER * max(map(len, labels.values()))
+    axes = figure.add_axes((LEFT, BOTTOM, max(0.4, width), TOP - BOTTOM))
+    dress(axes)
+    top = _top(curves)
+    _set_scales(axes, sorted({k for curve in curves.values() for k in curve}), top)
+    for name, colour in _colours(curves).items():
+        _draw(axes, curves[name], colour)
+    _label_ends(axes, curves, labels, top)
+    if len(curves) == 2 and min(map(len, curves.values())) > 1:
+        before, after = curves.values()
+        _label_starts(axes, before, after, top)
+    figure.text(LEFT, 0.925, title, fontsize=12, fontweight="bold", color=INK)
+    figure.text(LEFT, 0.872, "pass@k: share of problems solved in k tries", fontsize=9, color=MUTED)
+    # Curves rise with k, so the lower right corner is free.
+    axes.text(0.98, 0.04, _shade_losses(axes, curves), transform=axes.transAxes, ha="right", fontsize=9, color=LOSS)
+    return save_figure(figure, path)
+
+
+def _colours(curves: Mapping[str, Curve]) -> dict[str, str]:
+    return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(curves)}
+
+
+def _top(curves: Mapping[str, Curve]) -> float:
+    """The head of the axis: 1 for figures that use half of it, closer for hard suites."""
+    highest = max(value for curve in curves.values() for value in curve.values())
+    return 1.0 if highest > 0.5 or highest == 0.0 else 1.25 * highest
+
+
+def _draw(axes: Axes, curve: Curve, colour: str) -> None:
+    ks = sorted(curve)
+    values = [curve[k] for k in ks]
+    marker = "o" if len(ks) <= MOST_TICKS else ""
+    axes.plot(ks, values, color=colour, linewidth=2.2, marker=marker, markersize=4.5, clip_on=False, zorder=3)
+
+
+def _shade_losses(axes: Axes, curves: Mapping[str, Curve]) -> str:
+    """Shade where a later curve lies below the first, and say how much the worst one lost; "" if none did."""
+    (_, first), *later = curves.items()
+    losses: list[tuple[float, int, str]] = []
+    for name, curve in later:
+        shared = sorted(first.keys() & curve.keys())
+        if len(shared) > 1:
+            losses += [(first[k] - curve[k], k, name) for k in shared if curve[k] < first[k]]
+            _shade_between(axes, shared, first, curve)
+    if not losses:
+        return ""
+    loss, k, name = max(losses)
+    return f"shaded: lost\n{name} -{_number(loss)} at k = {k}"
+
+
+def _shade_between(axes: Axes, ks: Sequence[int], first: Curve, later: Curve) -> None:
+    """Interpolated on the log axis, so that the shade ends where the drawn lines cross."""
+    log2_k = np.linspace(np.log2(ks[0]), np.log2(ks[-1]), 400)
+    upper, lower = (np.interp(log2_k, np.log2(ks), [curve[k] for k in ks]) for curve in (first, later))
+    axes.fill_between(2**log2_k, lower, upper, where=lower < upper, color=LOSS, alpha=0.16, linewidth=0)
+
+
+def _set_scales(axes: Axes, ks: Sequence[int], top: float) -> None:
+    ticks = ks if len(ks) <= MOST_TICKS else [k for k in ks if k.bit_count() == 1]
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(ks[0] / 1.25, ks[-1] * 1.25)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_ylim(0.0, top)
+    axes.set_xlabel("k (tries per problem)", fontsize=9, color=MUTED)
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def _label_ends(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, str], top: float) -> None:
+    """Name each curve at its right end."""
+    colours = _colours(curves)
+    names = sorted(curves, key=lambda name: curves[name][max(curves[name])])
+    heights = spread([curves[name][max(curves[name])] for name in names], LABEL_GAP * top, top)
+    for name, height in zip(names, heights, strict=True):
+        axes.annotate(
+            labels[name],
+            (max(curves[name]), height),
+            xytext=(9, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            fontweight="bold",
+            color=colours[name],
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], gap: float, top: float) -> list[float]:
+    """Ascending `heights` moved apart to at least `gap`, none above `top` (given that they fit below it)."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    ceiling = top
+    for index in reversed(range(len(placed))):
+        placed[index] = min(placed[index], ceiling)
+        ceiling = placed[index] - gap
+    return placed
+
+
+def _label_starts(axes: Axes, first: Curve, second: Curve, top: float) -> None:
+    """The values at the smallest k: the higher one above its point, the lower one below."""
+    for curve, other, colour in ((first, second, COLOURS[0]), (second, first, COLOURS[1])):
+        k = min(curve)
+        # Below the lowest points stand the tick labels.
+        above = curve[k] > other[min(other)] or curve[k] < LABEL_GAP * top
+        axes.annotate(
+            _number(curve[k]),
+            (k, curve[k]),
+            xytext=(0, 7 if above else -7),
+            textcoords="offset points",
+            ha="center",
+            va="bottom" if above else "top",
+            fontsize=9,
+            color=colour,
+            annotation_clip=False,
+        )

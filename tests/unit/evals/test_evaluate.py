@@ -1,0 +1,197 @@
+"""Evaluation of an engine that answers by a rule of its seeds, so that every count is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from megasharp.data.tasks import TaskItem
+from megasharp.errors import UserError
+from megasharp.evals.evaluate import evaluate, sample_seed
+from megasharp.evals.passk import pass_at_k
+from megasharp.evals.result import save
+from megasharp.evals.suites import Suite
+from megasharp.rewards.countdown import CountdownAnswer
+from megasharp.types import Completion, FinishReason, GenerateRequest, Outcome, SamplingParams, Verdict
+
+TEXTS = ("1+2", "2+1", "2*1", "1+", "1-2")
+ANSWER = CountdownAnswer((1, 2), 3)
+
+
+class CharacterTokenizer:
+    stop_token_ids = (0,)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(token) for token in tokens if token)
+
+
+class RuleEngine:
+    """Says TEXTS[seed % 5] (greedy: "1+2"), so a sample's text is a function of its seed alone."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[GenerateRequest], SamplingParams]] = []
+
+    def generate(
+        self, requests: Sequence[GenerateRequest], sampling: SamplingParams
+    ) -> list[list[Completion]]:
+        self.calls.append((list(requests), sampling))
+        return [[self.complete(seed, sampling) for seed in request.seeds] for request in requests]
+
+    def complete(self, seed: int, sampling: SamplingParams) -> Completion:
+        text = TEXTS[seed % 5] if sampling.temperature else "1+2"
+        tokens = torch.tensor([*map(ord, text), 0])
+        logp = torch.zeros(len(tokens))
+        finish = FinishReason.LENGTH if text == "1+" else FinishReason.STOP
+        return Completion(tokens, logp, logp, None, (), finish, seed)
+
+
+def suite_of(count: int, names: str = "p") -> Suite:
+    items = (TaskItem(f"{names}{index}", "countdown", f"{index}:", ANSWER, "test") for index in range(count))
+    return Suite("tiny", "countdown", tuple(items))
+
+
+def run(engine: RuleEngine | None = None, suite: Suite | None = None, **changes):
+    arguments = {"n": 10, "ks": [1, 4, 10], "temperature": 1.0, "max_tokens": 8, "seed": 3} | changes
+    return evaluate(engine or RuleEngine(), suite or suite_of(6), CharacterTokenizer(), **arguments)
+
+
+def texts_of(problem: str, n: int, seed: int) -> list[str]:
+    return [TEXTS[sample_seed(seed, problem, index) % 5] for index in range(n)]
+
+
+def test_every_figure_follows_from_the_samples():
+    result = run(label="before", step=0)
+    samples = {f"p{index}": texts_of(f"p{index}", 10, 3) for index in range(6)}
+    correct = [sum(text in ("1+2", "2+1") for text in texts) for texts in samples.values()]
+    everything = [text for texts in samples.values() for text in texts]
+    assert 0 < sum(correct) < 60
+    assert [row.id for row in result.rows] == list(samples)
+    assert [row.correct for row in result.rows] == correct
+    assert sum(row.format for row in result.rows) == everything.count("1+")
+    assert sum(row.wrong for row in result.rows) == everything.count("2*1") + everything.count("1-2")
+    assert [row.distinct_correct for row in result.rows] == [int(count > 0) for count in correct]
+    assert result.pass_at_k == pytest.approx(
+        {k: sum(pass_at_k(10, count, k) for count in correct) / 6 for k in (1, 4, 10)}
+    )
+    assert result.avg_at_n == pytest.approx(sum(correct) / 60)
+    assert result.pass_at_n == sum(count > 0 for count in correct) / 6
+    assert result.greedy_accuracy == 1.0
+    assert result.tokens == sum(len(text) + 1 for text in everything)
+    assert result.mean_length == pytest.approx(result.tokens / 60)
+    assert result.truncated == pytest.approx(everything.count("1+") / 60)
+    assert (result.problems, result.left_out, result.infra) == (6, 0, 0)
+    assert (result.label, result.step, result.seed) == ("before", 0, 3)
+    assert result.figures()["eval/tiny/pass@4"] == result.pass_at_k[4]
+    assert result.figures()["eval/tiny/greedy"] == 1.0
+
+
+def test_the_chunk_size_bounds_requests_and_changes_nothing():
+    engine = RuleEngine()
+    small = run(engine, chunk_samples=7)
+    sizes = [sum(len(request.seeds) for request in requests) for requests, _ in engine.calls]
+    assert max(sizes) == 7
+    assert sum(sizes) == 66
+    assert small.rows == run(chunk_samples=1000).rows
+
+
+def test_seeds_depend_on_run_problem_and_sample_only():
+    by_order = run(suite=Suite("tiny", "countdown", suite_of(6).items[::-1])).rows[::-1]
+    assert by_order == run().rows
+    assert run(n=20).rows != run().rows
+    assert [row.correct for row in run(seed=4).rows] != [row.correct for row in run().rows]
+    seeds = {sample_seed(s, p, i) for s in (1, 2) for p in ("a", "b", "1", "11") for i in range(500)}
+    assert len(seeds) == 4000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert sample_seed(1, "countdown-dev-00000", 0) == 1206320961467803085
+
+
+def test_sampling_parameters_reach_the_engine():
+    engine = RuleEngine()
+    run(engine, temperature=0.7, max_tokens=5)
+    assert [call[1] for call in engine.calls] == [
+        SamplingParams(max_tokens=5, temperature=0.7, stop_token_ids=(0,)),
+        SamplingParams(max_tokens=5, temperature=0.0, stop_token_ids=(0,)),
+    ]
+    assert engine.calls[0][0][2].tokens == tuple(map(ord, "2:"))
+    without = RuleEngine()
+    assert run(without, greedy=False).greedy_accuracy is None
+    assert len(without.calls) == 1
+
+
+def test_infra_failures_are_not_samples():
+    def verify(text: str, answer: object) -> Verdict:
+        infra = text == "1-2"
+        return Verdict(Outcome.INFRA if infra else Outcome.CORRECT if text == "1+2" else Outcome.WRONG, 0.0)
+
+    result = run(verifiers={"countdown": verify}, ks=[1, 8])
+    samples = [texts_of(f"p{index}", 10, 3) for index in range(6)]
+    judged = [10 - texts.count("1-2") for texts in samples]
+    kept = [texts for texts, count in zip(samples, judged, strict=True) if count >= 8]
+    assert 0 < len(kept) < 6
+    assert [row.samples for row in result.rows] == judged
+    assert (result.problems, result.left_out) == (len(kept), 6 - len(kept))
+    assert result.infra == 60 - sum(judged)
+    shares = [texts.count("1+2") / (10 - texts.count("1-2")) for texts in kept]
+    assert result.pass_at_k[1] == pytest.approx(sum(shares) / len(kept))
+
+
+def test_an_aborted_response_is_an_infra_failure():
+    class AbortingEngine(RuleEngine):
+        def complete(self, seed: int, sampling: SamplingParams) -> Completion:
+            whole = super().complete(seed, sampling)
+            aborted = TEXTS[seed % 5] == "2*1" and sampling.temperature > 0
+            return replace(whole, finish_reason=FinishReason.ABORT) if aborted else whole
+
+    result = run(AbortingEngine(), ks=[1])
+    assert result.infra == sum(texts_of(f"p{index}", 10, 3).count("2*1") for index in range(6))
+
+
+def test_nothing_left_to_score_is_one_line():
+    with pytest.raises(UserError, match="infra failures left no problem with 10 samples"):
+        run(verifiers={"countdown": lambda text, answer: Verdict(Outcome.INFRA, 0.0)})
+
+
+def test_a_verifier_that_raises_is_an_error_outcome():
+    def verify(text: str, answer: object) -> Verdict:
+        if text == "1+":
+            raise RecursionError("too deep")
+        return Verdict(Outcome.WRONG, 0.0)
+
+    result = run(verifiers={"countdown": verify})
+    assert sum(row.error for row in result.rows) == sum(
+        texts_of(f"p{i}", 10, 3).count("1+") for i in range(6)
+    )
+    assert result.pass_at_n == 0.0
+
+
+def test_bad_requests_are_refused_before_sampling():
+    engine = RuleEngine()
+    with pytest.raises(UserError, match="10 samples per problem cannot give pass@11"):
+        run(engine, ks=[1, 11])
+    with pytest.raises(UserError, match="task 'countdown' has no verifier; tasks with one: maths"):
+        run(engine, verifiers={"maths": lambda text, answer: Verdict(Outcome.WRONG, 0.0)})
+    assert engine.calls == []
+
+
+def test_saved_files_hold_the_result(tmp_path):
+    result = run(label="after", step=150)
+    path = save(result, tmp_path / "evals" / "step_000150")
+    assert sorted(file.name for file in path.parent.iterdir()) == ["tiny.json", "tiny.parquet"]
+    figures = json.loads(path.read_text())
+    assert figures["pass_at_k"] == {str(k): value for k, value in result.pass_at_k.items()}
+    assert (figures["label"], figures["step"], figures["greedy_accuracy"]) == ("after", 150, 1.0)
+    assert "rows" not in figures
+    table = pd.read_parquet(path.with_suffix(".parquet"))
+    assert table["correct"].tolist() == [row.correct for row in result.rows]
+    assert table["greedy_correct"].tolist() == [True] * 6
+    assert save(run(greedy=False), tmp_path).exists()

@@ -1,0 +1,79 @@
+"""Progress on a terminal and off it, and the closing tables."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
+
+
+def console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=100, _environ={})
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_plain_lines_come_at_the_ends_every_few_steps_and_when_time_passes():
+    out, time = console(terminal=False), [0.0]
+    with Progress(20, 1, console=out, plain_every=10, plain_seconds=10.0, now=lambda: time[0]) as progress:
+        for step in range(1, 21):
+            time[0] += 30.0 if step == 14 else 1.0
+            progress.update(StepLine(step, 0.25, 1234.4))
+    lines = printed(out).splitlines()
+    assert [line.split()[1] for line in lines] == ["1/20", "10/20", "14/20", "20/20"]
+    assert lines[0] == "step 1/20  reward 0.250  1,234 tok/s  ETA 0:19"
+    assert lines[-1].endswith("ETA 0:00")
+
+
+def test_a_resumed_run_reckons_with_its_own_steps_only():
+    out, time = console(terminal=False), [0.0]
+    progress = Progress(5000, 101, console=out, now=lambda: time[0])
+    time[0] = 2.0
+    progress.update(StepLine(101, 0.5, 10.0))
+    assert "step 101/5000" in printed(out)
+    assert "ETA 2:43:18" in printed(out)  # 4899 steps of 2 s
+
+
+def test_the_bar_shows_the_figures():
+    out = console(terminal=True)
+    with Progress(4, 1, console=out) as progress:
+        progress.note("[evaluation] pass@1 0.1")
+        progress.update(StepLine(3, 0.125, 999.0))
+    text = printed(out)
+    assert "3/4" in text
+    assert "reward 0.125" in text
+    assert "999 tok/s" in text
+    assert "[evaluation] pass@1 0.1" in text
+
+
+def test_closing_tables():
+    out = console(terminal=False)
+    summary = RunSummary(
+        steps=150,
+        suites=[SuiteChange("countdown_dev", {1: 0.125, 64: 0.875}, {1: 0.25, 64: 0.75, 128: 0.8})],
+        stage_seconds={"rollout": 20.0, "update": 20.0, "eval": 40.0, "other": 20.0, "odd": 0.0},
+        tokens=80_000.0,
+        peak_rss_bytes=3 * 2**29,
+    )
+    print_summary(summary, out)
+    rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in printed(out).splitlines()]
+    assert ["1", "0.125", "0.250", "+0.125"] in rows
+    assert ["64", "0.875", "0.750", "-0.125"] in rows
+    assert ["128", "-", "0.800", "-"] in rows
+    assert ["rollout", "20.0", "20%"] in rows
+    assert ["annotate", "0.0", "0%"] in rows
+    assert ["odd", "0.0", "0%"] in rows
+    assert ["tokens/s in training", "2,000", ""] in rows
+    assert ["peak memory, MiB", "1,536", ""] in rows
+    assert "150 steps in 1:40" in printed(out)
+
+
+def test_a_run_of_nothing_still_has_a_table():
+    out = console(terminal=False)
+    print_summary(RunSummary(0, [], {}, 0.0, 0), out)
+    assert "0 steps" in printed(out)

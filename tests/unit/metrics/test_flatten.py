@@ -1,0 +1,11 @@
+"""Reduced metrics as plain figures."""
+
+from __future__ import annotations
+
+from megasharp.metrics.flatten import flatten
+from megasharp.types import Maximum, Mean
+
+
+def test_means_divide_after_they_are_added():
+    metrics = {"a": Mean(1.0, 2.0) + Mean(5.0, 1.0), "b": Maximum(-3.0) + Maximum(-7.0), "c": Mean(0.0, 0.0)}
+    assert flatten(metrics) == {"a": 2.0, "b": -3.0, "c": 0.0}

@@ -1,0 +1,58 @@
+"""Figures of groups against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from megasharp.metrics.groups import group_metrics
+from megasharp.types import FinishReason, Outcome
+
+
+def test_a_step_worked_out_by_hand(make_response, make_group):
+    right, wrong, infra = Outcome.CORRECT, Outcome.WRONG, Outcome.INFRA
+    groups = [
+        make_group(make_response(right, 2, "1+2"), make_response(right, 4, "1+2", gap=0.5)),
+        make_group(
+            make_response(right, 6, "3*4"), make_response(right, 6, "4+8"), make_response(wrong, 6, "9")
+        ),
+        make_group(
+            make_response(wrong, 8, finish=FinishReason.LENGTH), make_response(infra, 4), dropped="hard"
+        ),
+        make_group(make_response(Outcome.FORMAT, 2), make_response(Outcome.TIMEOUT, 2), dropped="hard"),
+    ]
+    figures = group_metrics(groups)
+    assert figures["reward/mean"] == pytest.approx(4 / 8)
+    shares = {"correct": 4, "wrong": 2, "format": 1, "error": 0, "timeout": 1, "infra": 1}
+    assert {o: figures[f"reward/outcome_{o}"] for o in shares} == pytest.approx(
+        {outcome: count / 9 for outcome, count in shares.items()}
+    )
+    assert figures["group/solved_all"] == 0.25
+    assert figures["group/solved_none"] == 0.5
+    assert figures["group/uniform"] == 0.75
+    assert figures["group/distinct_correct"] == pytest.approx((1 + 2 + 0 + 0) / 4)
+    assert figures["group/dropped"] == 2.0
+    assert figures["group/dropped_hard"] == 2.0
+    assert figures["rollout/tokens"] == 40.0
+    assert figures["rollout/length_mean"] == pytest.approx(40 / 9)
+    assert figures["rollout/length_max"] == 8.0
+    assert figures["rollout/truncated"] == pytest.approx(1 / 9)
+    assert figures["rollout/sampler_policy_gap"] == pytest.approx(0.5 * 4 / 40)
+
+
+def test_infra_failures_do_not_touch_rewards_or_groups(make_response, make_group):
+    right, infra = make_response(Outcome.CORRECT, answer="1+2"), make_response(Outcome.INFRA)
+    figures = group_metrics([make_group(right, right, infra), make_group(infra, infra)])
+    assert figures["reward/mean"] == 1.0
+    assert figures["group/solved_all"] == 1.0
+    assert figures["reward/outcome_infra"] == pytest.approx(3 / 5)
+
+
+def test_all_infra_has_no_mean_reward(make_response, make_group):
+    figures = group_metrics([make_group(make_response(Outcome.INFRA))])
+    assert "reward/mean" not in figures
+    assert "group/solved_all" not in figures
+    assert figures["reward/outcome_infra"] == 1.0
+
+
+def test_no_groups_have_no_figures():
+    assert group_metrics([]) == {}

@@ -1,0 +1,50 @@
+"""The rollout table, read back by another library."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from megasharp.metrics.rollouts import write_rollouts
+from megasharp.types import FinishReason, Outcome
+
+
+def test_one_row_per_response(tmp_path, make_response, make_group):
+    groups = [
+        make_group(
+            make_response(Outcome.CORRECT, 3, "1+2", gap=0.25),
+            make_response(Outcome.WRONG, 2, finish=FinishReason.LENGTH, text="half \ud83d pair"),
+            name="step7-0",
+        ),
+        make_group(make_response(Outcome.INFRA, 0), name="step7-1", dropped="uniform"),
+    ]
+    path = write_rollouts(tmp_path, 7, groups, {("step7-0", 1): 0.75})
+    assert path == tmp_path / "rollouts" / "step_000007.parquet"
+    table = pd.read_parquet(path)
+    assert list(table["group_id"]) == ["step7-0", "step7-0", "step7-1"]
+    assert list(table["index"]) == [0, 1, 0]
+    assert set(table["step"]) == {7}
+    assert set(table["policy_version"]) == {5}
+    assert list(table["outcome"]) == ["correct", "wrong", "infra"]
+    assert list(table["finish_reason"]) == ["stop", "length", "stop"]
+    assert list(table["length"]) == [3, 2, 0]
+    assert list(table["text"][:2]) == ["1+2", "half ? pair"]
+    assert table["mean_policy_logp"][:2].tolist() == pytest.approx([-2.0, -1.5])
+    assert table["mean_sampler_logp"][0] == pytest.approx(-1.75)
+    assert table["mean_policy_logp"].isna().tolist() == [False, False, True]
+    assert table["mean_memory_logp"].isna().all()
+    assert table["mean_entropy"].isna().tolist() == [True, False, True]
+    assert table["dropped_reason"].isna().tolist() == [True, True, False]
+
+
+def test_a_repeated_step_replaces_its_table(tmp_path, make_response, make_group):
+    write_rollouts(tmp_path, 1, [make_group(*[make_response(Outcome.WRONG)] * 3)])
+    path = write_rollouts(tmp_path, 1, [make_group(make_response(Outcome.WRONG))])
+    assert len(pd.read_parquet(path)) == 1
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_step_without_groups_keeps_the_columns(tmp_path):
+    table = pd.read_parquet(write_rollouts(tmp_path, 2, []))
+    assert table.empty
+    assert "canonical_answer" in table.columns

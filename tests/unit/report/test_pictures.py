@@ -1,0 +1,84 @@
+"""Pictures: what they show is checked on the drawn pixels and on the helpers' numbers."""
+
+from __future__ import annotations
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from megasharp.errors import UserError
+from megasharp.report.curves import plot_training
+from megasharp.report.passk import plot_pass_at_k, spread
+from megasharp.report.style import COLOURS, DPI, LOSS
+
+BEFORE = {1: 0.13, 4: 0.4, 16: 0.7, 64: 0.9}
+AFTER = {1: 0.3, 4: 0.5, 16: 0.65, 64: 0.78}
+
+
+def pixels(path) -> np.ndarray:
+    return matplotlib.image.imread(path)[..., :3]
+
+
+def count(image: np.ndarray, colour: tuple[float, float, float]) -> int:
+    return int((np.abs(image - np.array(colour)) < 0.02).all(axis=-1).sum())
+
+
+def shade() -> tuple[float, float, float]:
+    return tuple(1 - 0.16 * (1 - channel) for channel in to_rgb(LOSS))
+
+
+def test_collapse_is_shaded_and_its_absence_is_not(tmp_path):
+    collapsed = pixels(plot_pass_at_k({"before": BEFORE, "after": AFTER}, tmp_path / "a.png", "title"))
+    better = {k: value + 0.05 for k, value in BEFORE.items()}
+    healthy = pixels(plot_pass_at_k({"before": BEFORE, "after": better}, tmp_path / "b.png", "title"))
+    assert collapsed.shape == (round(4.2 * DPI), round(6.4 * DPI), 3)
+    assert count(collapsed, shade()) > 3000
+    assert count(healthy, shade()) < 50
+    for colour in COLOURS[:2]:
+        assert count(collapsed, to_rgb(colour)) > 1000
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        {"only": {1: 0.0}},
+        {"before": {1: 0.5}, "after": {1: 0.4}},
+        {"before": dict.fromkeys(range(1, 200), 1.0), "after": {1: 0.2, 512: 0.9}},
+        {f"method {number}": {1: 0.9, 2: 1.0} for number in range(8)},
+    ],
+)
+def test_odd_curves_draw(tmp_path, curves):
+    image = pixels(plot_pass_at_k(curves, tmp_path / "a.png", "title"))
+    assert count(image, to_rgb(COLOURS[0])) > 50
+
+
+def test_nothing_to_draw_is_one_line(tmp_path):
+    for curves in ({}, {"before": {}}):
+        with pytest.raises(UserError, match="nothing to draw"):
+            plot_pass_at_k(curves, tmp_path / "a.png", "title")
+    with pytest.raises(UserError, match="nothing to draw"):
+        plot_training([{"step": 1, "loss": 0.5}], tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"ends in \.png"):
+        plot_pass_at_k({"before": BEFORE}, tmp_path / "a.jpg", "title")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_move_apart_and_stay_below_the_top():
+    assert spread([0.1, 0.5], 0.1, 1.0) == [0.1, 0.5]
+    assert spread([0.5, 0.5, 0.52], 0.1, 1.0) == pytest.approx([0.5, 0.6, 0.7])
+    assert spread([0.95, 0.97, 0.99], 0.1, 1.0) == pytest.approx([0.8, 0.9, 1.0])
+
+
+def test_training_curves_have_a_panel_per_figure(tmp_path):
+    rows = [{"step": step, "time": 0.0, "reward/mean": 0.1 + step / 100} for step in range(1, 40)]
+    narrow = pixels(plot_training(rows, tmp_path / "a.png"))
+    rows += [{"step": 10, "reward/mean": None, "entropy/policy": 0.4}, {"step": 20, "entropy/policy": 0.3}]
+    rows += [
+        {"step": step, "eval/dev/pass@1": 0.2, "eval/dev/pass@4": 0.3, "eval/dev/pass@64": 0.9}
+        for step in (0, 30)
+    ]
+    wide = pixels(plot_training(rows, tmp_path / "b.png"))
+    assert wide.shape[1] - narrow.shape[1] == pytest.approx(3 * 2.7 * DPI, abs=2)
+    panels = np.array_split(wide, 4, axis=1)
+    assert all(count(panel, to_rgb(COLOURS[1])) > 100 for panel in panels)
