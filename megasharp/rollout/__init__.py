@@ -1,0 +1,1 @@
+"""Rollouts: prompts become groups of verified responses, sampled by an engine."""

@@ -1,0 +1,153 @@
+"""The in-process engine: the engine protocol over one decoder, on the CPU or one accelerator.
+
+Requests are served in batches of at most `max_batch` samples, prompts of like length together, so the
+cache's memory is bounded; a completion depends on its prompt, its seed and the weights (up to rounding), not
+on its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megasharp.errors import UserError
+from megasharp.rollout.inprocess.architecture import read_architecture
+from megasharp.rollout.inprocess.decoder import Decoder
+from megasharp.rollout.inprocess.generation import Samples, generate_batch
+from megasharp.rollout.inprocess.sampling import check_sampling
+from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One completion to make: sample `index` of request `request`."""
+
+    request: int
+    index: int
+    seed: int
+
+
+class InProcessEngine:
+    """Samples from Qwen3 or Qwen2 weights; satisfies `megasharp.protocols.Engine`.
+
+    The constructor reads `model_folder`/config.json only; the first `load_weights` brings the weights.
+    Raises UserError when the folder's architecture is not supported.
+    """
+
+    def __init__(self, model_folder: Path, *, dtype: torch.dtype, device: torch.device, max_batch: int = 512) -> None:
+        assert max_batch >= 1, max_batch
+        self._architecture = read_architecture(model_folder)
+        self._decoder: Decoder | None = Decoder(self._architecture, dtype, device)
+        self._max_batch = max_batch
+        self._version = -1
+        self._complete = False
+
+    @property
+    def version(self) -> int:
+        """The policy version last loaded whole; -1 before the first."""
+        return self._version
+
+    def healthy(self) -> bool:
+        """Whether the weights are whole: not before the first load, after a failed one, or after `close`."""
+        return self._complete
+
+    def close(self) -> None:
+        """Free the weights."""
+        self._complete = False
+        self._decoder = None
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy all weights of policy version `version` into place.
+
+        Raises UserError naming the first unknown, repeated, wrong-shaped or missing tensor; the engine then
+        keeps its old version number but is unhealthy, and generates nothing until a load succeeds.
+        """
+        if self._decoder is None:
+            raise RuntimeError("the in-process engine was closed")
+        self._complete = False
+        self._decoder.weights.load(tensors)
+        self._version = version
+        self._complete = True
+
+    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
+        """Sample every request; the outer list follows `requests`, the inner one each request's seeds.
+
+        Raises UserError for an empty or too long prompt, a token outside the vocabulary, or bad parameters.
+        """
+        if self._decoder is None or not self._complete:
+            raise RuntimeError("the in-process engine holds no complete weights; call load_weights first")
+        check_sampling(sampling)
+        for request in requests:
+            self._check_prompt(request.tokens, sampling.max_tokens)
+        done: dict[tuple[int, int], Completion] = {}
+        for batch in self._batches(requests):
+            completions = self._serve(self._decoder, requests, batch, sampling)
+            done.update(((s.request, s.index), c) for s, c in zip(batch, completions, strict=True))
+        return [[done[number, index] for index in range(len(request.seeds))] for number, request in enumerate(requests)]
+
+    def _check_prompt(self, tokens: tuple[int, ...], max_tokens: int) -> None:
+        a = self._architecture
+        if not tokens:
+            raise UserError("a prompt is empty; the engine needs at least one token: check the template")
+        if len(tokens) + max_tokens > a.max_positions:
+            raise UserError(
+                f"a prompt of {len(tokens)} tokens and sampling.max_tokens {max_tokens} exceed the model's "
+                f"max_position_embeddings {a.max_positions}; shorten one of them"
+            )
+        if not 0 <= min(tokens) <= max(tokens) < a.vocabulary:
+            raise UserError(
+                f"a prompt holds token ids {min(tokens)}..{max(tokens)}, but the model's vocabulary has "
+                f"{a.vocabulary}; check that the tokenizer belongs to the model"
+            )
+
+    def _batches(self, requests: Sequence[GenerateRequest]) -> Iterator[list[_Sample]]:
+        by_length = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))
+        samples = [
+            _Sample(number, index, seed) for number in by_length for index, seed in enumerate(requests[number].seeds)
+        ]
+        for start in range(0, len(samples), self._max_batch):
+            yield samples[start : start + self._max_batch]
+
+    def _serve(
+        self,
+        decoder: Decoder,
+        requests: Sequence[GenerateRequest],
+        batch: Sequence[_Sample],
+        sampling: SamplingParams,
+    ) -> list[Completion]:
+        prompts = {requests[sample.request].tokens: 0 for sample in batch}
+        number_of = {tokens: number for number, tokens in enumerate(prompts)}
+        rows = [number_of[requests[sample.request].tokens] for sample in batch]
+        seeds = [sample.seed for sample in batch]
+        with torch.inference_mode():
+            samples = generate_batch(decoder, list(prompts), rows, seeds, sampling)
+        return self._completions(samples, seeds)
+
+    def _completions(self, samples: Samples, seeds: Sequence[int]) -> list[Completion]:
+        """Copies made outside inference mode: training may save them for a backward pass."""
+        if not bool(torch.isfinite(samples.policy_logp_SU).all()):
+            raise UserError(
+                f"the policy's logits are not finite (weights version {self._version}); "
+                "resume from an earlier checkpoint with a lower learning rate"
+            )
+        tokens, sampler, policy = (
+            part.cpu() for part in (samples.tokens_SU, samples.sampler_logp_SU, samples.policy_logp_SU)
+        )
+        return [
+            Completion(
+                tokens=tokens[row, :length].clone(),
+                sampler_logp=sampler[row, :length].clone(),
+                policy_logp=policy[row, :length].clone(),
+                memory_logp=None,
+                version_spans=(VersionSpan(self._version, 0, length),),
+                finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+                seed=seed,
+            )
+            for row, (length, stopped, seed) in enumerate(
+                zip(samples.lengths_S.tolist(), samples.stopped_S.tolist(), seeds, strict=True)
+            )
+        ]

@@ -1,0 +1,56 @@
+"""Tiny random Hugging Face models, made on the fly, and engines that hold their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from megasharp.rollout.inprocess import InProcessEngine
+
+CLASSES = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+SIZES = {
+    "vocab_size": 23,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 48,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+MakeModel = Callable[..., tuple[PreTrainedModel, Path]]
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> MakeModel:
+    """A random model whose norms and biases are random too, and its folder (config.json only)."""
+
+    def make(family: str = "qwen3", *, seed: int = 0, **changes: object) -> tuple[PreTrainedModel, Path]:
+        torch.manual_seed(seed)
+        config_class, model_class = CLASSES[family]
+        head = {"head_dim": 16} if family == "qwen3" else {}
+        config = config_class(**{**SIZES, **head, **changes})
+        model = model_class(config).eval()
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+        config.architectures = [model_class.__name__]
+        folder = tmp_path / f"{family}-{seed}"
+        config.save_pretrained(folder)
+        return model, folder
+
+    return make
+
+
+def engine_of(model: PreTrainedModel, folder: Path, **options: int) -> InProcessEngine:
+    """A float32 CPU engine that serves `model` as version 0."""
+    engine = InProcessEngine(folder, dtype=torch.float32, device=torch.device("cpu"), **options)
+    engine.load_weights(0, model.named_parameters())
+    return engine

@@ -1,0 +1,123 @@
+"""Collecting groups through a scripted engine: order, seeds, verdicts, selection, failures and timing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from megasharp.errors import UserError
+from megasharp.rollout.collect import Rollouts, response_seed
+from megasharp.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Group,
+    Outcome,
+    Prompt,
+    SamplingParams,
+    TaskAnswer,
+    Verdict,
+    VersionSpan,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected(TaskAnswer):
+    text: str
+
+
+class ScriptedEngine:
+    """Answers prompt [n] with the single token n, aborting for prompts that start with 9; takes 20 ms."""
+
+    version = 5
+
+    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
+        time.sleep(0.02)
+        return [[self._complete(request.tokens[0], seed) for seed in request.seeds] for request in requests]
+
+    def _complete(self, token: int, seed: int) -> Completion:
+        zero = torch.zeros(1)
+        reason = FinishReason.ABORT if token == 9 else FinishReason.STOP
+        return Completion(torch.tensor([token]), zero, zero, None, (VersionSpan(5, 0, 1),), reason, seed)
+
+
+def verifier(text: str, answer: TaskAnswer) -> Verdict:
+    assert isinstance(answer, Expected)
+    if text == "t3":
+        raise ZeroDivisionError("two\nlines")
+    correct = text == answer.text
+    return Verdict(Outcome.CORRECT if correct else Outcome.WRONG, float(correct), text)
+
+
+def decode(rows: Sequence[Sequence[int]]) -> list[str]:
+    return [f"t{row[0]}" for row in rows]
+
+
+def drop_all_correct(group: Group) -> str | None:
+    return "all correct" if all(r.verdict.reward == 1.0 for r in group.responses) else None
+
+
+def prompt(token: int, *, task: str = "echo", epoch: int = 0) -> Prompt:
+    return Prompt(f"p{token}", task, "", (token,), Expected("t1"), "train.jsonl", epoch, token)
+
+
+def rollouts(seed: int = 3) -> Rollouts:
+    return Rollouts(
+        ScriptedEngine(), {"echo": verifier}, decode, SamplingParams(max_tokens=4), 2, drop_all_correct, seed
+    )
+
+
+def test_groups_follow_the_prompts_with_verdicts_and_selection() -> None:
+    groups = rollouts().collect([prompt(1), prompt(2)], step=7)
+    assert [group.id for group in groups] == ["step7-0", "step7-1"]
+    assert [group.prompt.id for group in groups] == ["p1", "p2"]
+    assert [group.policy_version for group in groups] == [5, 5]
+    assert [group.dropped_reason for group in groups] == ["all correct", None]
+    assert [[r.text for r in group.responses] for group in groups] == [["t1", "t1"], ["t2", "t2"]]
+    assert [r.verdict.outcome for r in groups[1].responses] == [Outcome.WRONG] * 2
+
+
+def test_a_failing_verifier_is_an_error_verdict_on_one_line() -> None:
+    (group,) = rollouts().collect([prompt(3)], step=0)
+    assert group.responses[0].verdict == Verdict(Outcome.ERROR, 0.0, None, "ZeroDivisionError: two lines")
+
+
+def test_an_aborted_response_is_infra_and_never_verified() -> None:
+    (group,) = rollouts().collect([prompt(9)], step=0)
+    assert {r.verdict.outcome for r in group.responses} == {Outcome.INFRA}
+
+
+def test_seeds_depend_on_run_prompt_epoch_and_index_only() -> None:
+    def seeds(run: int, what: Prompt, step: int, before: int) -> list[int]:
+        others = [prompt(2)] * before
+        return [r.completion.seed for r in rollouts(run).collect([*others, what], step)[-1].responses]
+
+    first = seeds(3, prompt(1), 0, 0)
+    assert seeds(3, prompt(1), 12, 4) == first
+    others = [seeds(4, prompt(1), 0, 0), seeds(3, prompt(2), 0, 0), seeds(3, prompt(1, epoch=1), 0, 0)]
+    every = [seed for group in [first, *others] for seed in group]
+    assert len(set(every)) == 8
+    assert all(0 <= seed < 2**63 for seed in every)
+
+
+def test_seeds_do_not_change_between_versions_of_the_code() -> None:
+    assert response_seed(1, "countdown-4-000017", 0, 0) == 7773704118079628555
+
+
+def test_an_unknown_task_is_refused_before_sampling() -> None:
+    with pytest.raises(UserError, match="task chess, which has no verifier; known tasks: echo"):
+        rollouts().collect([prompt(1), prompt(2, task="chess")], step=0)
+
+
+def test_timing_splits_sampling_from_verification() -> None:
+    collector = rollouts()
+    collector.collect([prompt(1)], step=0)
+    assert collector.timing.rollout_seconds >= 0.02 > collector.timing.reward_seconds > 0.0
+
+
+def test_no_prompts_give_no_groups() -> None:
+    assert rollouts().collect([], step=0) == []
