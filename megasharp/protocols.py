@@ -11,7 +11,8 @@ from torch import Tensor
 from megasharp.types import Completion, GenerateRequest, SamplingParams, StepBatch, StepStats
 
 if TYPE_CHECKING:
-    from megasharp.algos.base import Needs, Recipe
+    from megasharp.algos.base import Needs
+    from megasharp.algos.recipe import Recipe
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 

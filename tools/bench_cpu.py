@@ -3,8 +3,9 @@
     make bench        (or: python tools/bench_cpu.py --rounds 3 --steps 12)
 
 The same model, task, verifier, batch, sampling and number of steps; the two in turn, A B A B, each in a process of its
-own, so that a noisy machine is noisy for both. A step is everything between two optimizer steps: sampling, verification,
-forward, backward, update and (ours) handing the weights to the engine. The first steps are warm-up and do not count.
+own, so that a noisy machine is noisy for both. A step is everything between two optimizer steps: sampling,
+verification, forward, backward, update and (ours) handing the weights to the engine. The first steps are warm-up and do
+not count.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -123,7 +125,7 @@ def run_trl(setting: Setting) -> list[float]:
         start = time.perf_counter()
         trainer.train()
     ends = [start, *Clock.ends]
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in pairwise(ends)]
 
 
 TRAINERS = {"megasharp": run_megasharp, "trl": run_trl}

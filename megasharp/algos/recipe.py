@@ -39,9 +39,11 @@ from megasharp.types import (
     MicroBatch,
     MiniBatch,
     Outcome,
-    Sequence as TrainSequence,
     StepBatch,
     TokenInputs,
+)
+from megasharp.types import (
+    Sequence as TrainSequence,
 )
 
 MiniBatchStats = tuple[Stats, ...]
@@ -219,7 +221,7 @@ def _check_exclusive(names: Sequence[str]) -> None:
             raise UserError(f"recipe.methods: {filling[0]!r} and {filling[1]!r} are both the {role}; keep one")
         if not filling:
             choices = [name for name in METHODS if hook in overridden_hooks(METHODS[name])]
-            raise UserError(f"recipe.methods: no {role} among [{', '.join(names)}]; add one of: {', '.join(choices)}")
+            raise UserError(f"recipe.methods: no {role} in [{', '.join(names)}]; add one of: {', '.join(choices)}")
 
 
 def _reduction(names: Sequence[str], chosen: Reduction | None) -> Reduction:
@@ -228,5 +230,5 @@ def _reduction(names: Sequence[str], chosen: Reduction | None) -> Reduction:
     prescribed = {name: METHODS[name].reduction for name in names if METHODS[name].reduction is not None}
     if len(set(prescribed.values())) > 1:
         first, second = list(prescribed)[:2]
-        raise UserError(f"recipe.methods: {first!r} and {second!r} prescribe different reductions; set recipe.reduction")
+        raise UserError(f"recipe.methods: {first!r}, {second!r} prescribe different reductions: set recipe.reduction")
     return next(iter(prescribed.values()), None) or Reduction.TOKEN_MEAN

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from megasharp.types import (
     MicroBatch,
     MiniBatch,
     Segments,
-    Sequence as TrainSequence,
     StepBatch,
     TokenInputs,
+)
+from megasharp.types import (
+    Sequence as TrainSequence,
 )
 
 
@@ -68,9 +71,7 @@ def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> S
     if len(groups) < layout.mini_batches:
         raise ValueError(f"{len(groups)} groups cannot fill {layout.mini_batches} mini-batches")
     bounds = [round(i * len(groups) / layout.mini_batches) for i in range(layout.mini_batches + 1)]
-    mini_batches = tuple(
-        _mini_batch(groups[first:last], layout) for first, last in zip(bounds, bounds[1:], strict=False)
-    )
+    mini_batches = tuple(_mini_batch(groups[first:last], layout) for first, last in pairwise(bounds))
     return StepBatch(mini_batches, group_ids, seed)
 
 

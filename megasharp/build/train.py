@@ -17,9 +17,9 @@ from megasharp.convert.hf_folder import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.result import EvalResult, save
-from megasharp.metrics.files import completed
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
+from megasharp.metrics.files import completed
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.protocols import Engine, Learner

@@ -65,10 +65,10 @@ class CheckpointStore:
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
             if disk_is_full(error):
-                newest = self.steps()[-1:] or ["none"]
+                newest = str(max(self.steps(), default="none"))
                 raise UserError(
                     f"{final}: no space left on the disk, this checkpoint was not written; newest complete step: "
-                    f"{newest[0]}; free space and continue with --resume"
+                    f"{newest}; free space and continue with --resume"
                 ) from error
             raise
         self._prune()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, create_model, model_validator
 
@@ -17,6 +17,7 @@ from megasharp.algos.planned import PLANNED
 from megasharp.config.core import Section, apply_overrides, read_tree, validate
 
 DtypeName = Literal["float32", "bfloat16"]
+ReductionName = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_over_constant"]
 
 
 class ModelConfig(Section):
@@ -107,7 +108,7 @@ class RecipeBase(Section):
 
     methods: list[str] = ["grpo"]
     mini_batches: int = Field(default=1, ge=1)
-    reduction: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_over_constant"] | None = None
+    reduction: ReductionName | None = None
     schedule: list[ScheduleStage] = []
     reset: ResetConfig = ResetConfig()
 
@@ -126,7 +127,10 @@ def _recipe_schema() -> type[RecipeBase]:
     return create_model("RecipeConfig", __base__=RecipeBase, **named)
 
 
-RecipeConfig = _recipe_schema()
+if TYPE_CHECKING:
+    RecipeConfig = RecipeBase
+else:
+    RecipeConfig = _recipe_schema()
 
 
 class SyncConfig(Section):
@@ -206,7 +210,7 @@ class RunConfig(Section):
     data: DataConfig
     reward: RewardConfig = RewardConfig()
     rollout: RolloutConfig = RolloutConfig()
-    recipe: RecipeConfig = RecipeConfig()  # type: ignore[valid-type]
+    recipe: RecipeConfig = RecipeConfig()
     sync: SyncConfig = SyncConfig()
     cluster: ClusterConfig = ClusterConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

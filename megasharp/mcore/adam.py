@@ -2,7 +2,7 @@
 
 The fused optimizers (Transformer Engine's, NVIDIA apex's) keep the step count in the parameter group; torch's keeps it
 beside the moments of each parameter. Megatron's fallback for torch's Adam saves its state but cannot load it
-(`KeyError: 'step'` in 0.16). Keeping the count in the group, as the fused ones do, makes Megatron's own load path right.
+(`KeyError: 'step'` in 0.16). With the count in the group, as the fused ones have it, Megatron's own load path is right.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class Adam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         adam_w_mode: bool = True,
+        capturable: bool = False,
     ) -> None:
+        # Megatron 0.19 passes it to every Adam; it asks for CUDA graphs, which this one knows nothing of.
+        assert not capturable
         self.adam_w_mode = adam_w_mode
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
@@ -49,7 +52,7 @@ class Adam(torch.optim.Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        gradients = [p.grad for p in params]
+        gradients = [p.grad for p in params if p.grad is not None]
         moments = [self.state[p]["exp_avg"] for p in params]
         squares = [self.state[p]["exp_avg_sq"] for p in params]
         if group["weight_decay"] and self.adam_w_mode:

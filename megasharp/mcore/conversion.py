@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.models.gpt import GPTModel
+from torch._C._distributed_c10d import HashStore
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
@@ -34,7 +35,7 @@ _DEVICE = torch.device("cpu")
 def _model(folder: Path) -> Iterator[tuple[GPTModel, Family, Architecture, Place]]:
     """An unfilled model of the folder's configuration, alone in a process group of its own."""
     _, family, arch = read_config(folder)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         with megatron_device(_DEVICE):
             place = initialize(ParallelLayout(), seed=0)

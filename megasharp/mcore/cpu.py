@@ -8,6 +8,7 @@ enough, was found by running megatron-core 0.16 and 0.19 at TP, PP, SP and DP ab
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,7 +104,7 @@ _CUDA_ROUTES: dict[str, Any] = {
     "synchronize": _nothing,
     "get_rng_state": _get_rng_state,
     "set_rng_state": _set_rng_state,
-    "manual_seed": lambda seed: torch.manual_seed(seed),
+    "manual_seed": torch.manual_seed,
     "Stream": _Stream,
     "Event": _Event,
     "current_stream": lambda *args: _Stream(),
@@ -133,14 +134,13 @@ def _routes() -> list[tuple[Any, str, Any]]:
     ]
 
 
-_depth = 0
+_active = threading.local()
 
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
     """Route CUDA to the CPU while the block runs; may be nested. Refused where CUDA is present."""
-    global _depth
-    if _depth:
+    if getattr(_active, "on", False):
         yield
         return
     if torch.cuda.is_available():
@@ -150,8 +150,6 @@ def on_cpu() -> Iterator[None]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         stack.enter_context(_CudaToCpu())
-        _depth += 1
-        try:
-            yield
-        finally:
-            _depth -= 1
+        stack.callback(setattr, _active, "on", False)
+        _active.on = True
+        yield

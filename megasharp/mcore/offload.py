@@ -29,6 +29,12 @@ class _Held:
     content: torch.UntypedStorage | None
 
 
+def _host_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    copy = torch.UntypedStorage(storage.size())  # type: ignore[no-untyped-call]
+    copy.copy_(storage, non_blocking=False)
+    return copy
+
+
 class Offloader:
     """Empties and refills the storages of one rank's learner; the two must alternate."""
 
@@ -51,7 +57,7 @@ class Offloader:
                 storage = tensor.untyped_storage()
                 if storage.size() and storage.data_ptr() not in seen:
                     seen.add(storage.data_ptr())
-                    content = None if kind == "gradients" else storage.cpu() if tensor.is_cuda else storage.clone()
+                    content = None if kind == "gradients" else _host_copy(storage)
                     self._held.append(_Held(storage, storage.size(), content))
         for held in self._held:
             held.storage.resize_(0)
@@ -62,7 +68,7 @@ class Offloader:
         for held in self._held:
             held.storage.resize_(held.size)
             if held.content is None:
-                held.storage.fill_(0)
+                torch.empty(0, dtype=torch.uint8, device=held.storage.device).set_(held.storage).zero_()
             else:
                 held.storage.copy_(held.content, non_blocking=False)
         self._held = []

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from megasharp.mcore.adam import use_where_nothing_is_fused
@@ -61,14 +62,18 @@ def initialize(layout: ParallelLayout, seed: int) -> Place:
     )
 
 
-def tensor_group() -> torch.distributed.ProcessGroup | None:
+def tensor_group() -> dist.ProcessGroup | None:
     """The tensor-parallel group, or None when it has one member."""
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return None
-    group: torch.distributed.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
+    group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
     return group
 
 
 def destroy() -> None:
     """Forget Megatron's groups, so that another learner may be made in this process."""
+    # Megatron drops most of its groups without destroying them, and each gloo group keeps its threads.
+    for group in parallel_state._global_process_group_list or ():
+        if group is not None:
+            dist.destroy_process_group(group)
     parallel_state.destroy_model_parallel()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 
@@ -17,7 +18,7 @@ class OneRank:
 
     def __init__(self, settings: LearnerSettings, device: torch.device) -> None:
         assert settings.layout.world == 1
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         try:
             self._learner = RankLearner(settings, device)
         except BaseException:

@@ -9,13 +9,16 @@ import pickle
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 
 from megasharp.errors import UserError, one_line
 from megasharp.mcore.learner import LearnerSettings, RankLearner
@@ -68,7 +71,7 @@ def serve(worker: WorkerSettings, settings: LearnerSettings, connection: Connect
     torch.set_num_threads(worker.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        store = dist.FileStore(worker.store, settings.layout.world)
+        store = FileStore(worker.store, settings.layout.world)
         dist.init_process_group(
             "gloo",
             store=store,
@@ -92,7 +95,7 @@ def _answer_calls(learner: RankLearner, connection: Connection) -> None:
         method, args = pickle.loads(connection.recv_bytes())
         result = getattr(learner, method)(*args)
         if inspect.isgenerator(result):
-            for name, tensor in result:
+            for name, tensor in cast("Iterator[tuple[str, Tensor]]", result):
                 _send(connection, Item(name, tensor.cpu()))
             result = None
         _send(connection, Returned(result))
