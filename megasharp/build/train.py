@@ -17,9 +17,9 @@ from megasharp.convert.hf_folder import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.result import EvalResult, save
+from megasharp.files import write_text
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
-from megasharp.metrics.files import completed
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.protocols import Engine, Learner
@@ -181,7 +181,7 @@ class _Run:
         self._clock.take()
         peak = peak_rss_bytes()
         changes = [self._change(suite.name) for suite in self._checked.suites]
-        pictures = [self._picture(change) for change in changes]
+        pictures = [self._picture(change) for change in changes if change.before or change.after]
         pictures.append(plot_training(read_metrics(root), root / "curves.png"))
         summary = {
             "steps": self._checked.config.steps,
@@ -190,8 +190,7 @@ class _Run:
             "last": dict(self._last),
             "pass_at_k": {change.suite: {"before": change.before, "after": change.after} for change in changes},
         }
-        with completed(root / "summary.json") as temporary:
-            temporary.write_text(json.dumps(summary, indent=1), encoding="utf-8")
+        write_text(root / "summary.json", json.dumps(summary, indent=1))
         steps = self._checked.config.steps
         print_summary(RunSummary(steps, changes, self._clock.totals, self._tokens, peak))
         for picture in pictures:

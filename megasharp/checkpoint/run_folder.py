@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from megasharp.checkpoint.atomic import write_text
 from megasharp.errors import UserError, disk_is_full, one_line
+from megasharp.files import write_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from megasharp.checkpoint.atomic import flush, write_text
 from megasharp.checkpoint.manifest import (
     CursorEntry,
     Manifest,
@@ -18,6 +17,7 @@ from megasharp.checkpoint.manifest import (
     software_versions,
 )
 from megasharp.errors import UserError, disk_is_full, one_line
+from megasharp.files import flush, write_text
 
 MANIFEST = "manifest.json"
 LATEST = "latest"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +26,7 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.shards import expected_hf_shapes
 from megasharp.errors import UserError, one_line
+from megasharp.files import flush
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -254,7 +254,7 @@ class _ShardWriter:
                 self._write_index()
             _set_dtype(self._folder / CONFIG_FILE, self._dtype)
             for path in (*self._folder.rglob("*"), self._folder):
-                _flush(path)
+                flush(path)
 
     def _write_pending(self) -> None:
         path = self._folder / f"part-{len(self._written)}.safetensors"
@@ -336,7 +336,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
         yield folder
         with _user_errors(target):
             folder.rename(target)
-            _flush(target.parent)
+            flush(target.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -378,11 +378,3 @@ def _set_dtype(path: Path, dtype: str) -> None:
         config.pop("torch_dtype", None)
         config["dtype"] = dtype
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

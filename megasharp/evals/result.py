@@ -11,7 +11,7 @@ import pandas as pd
 
 from megasharp.errors import UserError
 from megasharp.evals.passk import pass_at_k_mean
-from megasharp.metrics.files import completed
+from megasharp.files import completed
 
 
 @dataclass(frozen=True, slots=True)

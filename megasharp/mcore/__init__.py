@@ -4,3 +4,11 @@
 weights in and out under any TP x PP, `state` saves and loads through Megatron's distributed checkpointing, `cpu` lets
 all of that run without CUDA.
 """
+
+import warnings
+
+# Megatron says at import what is not installed (Transformer Engine, apex) and keeps names that torch has deprecated; on
+# a machine without them that is some twenty lines that a user can do nothing about.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core\..*")
+warnings.filterwarnings("ignore", message=r"`torch\.distributed\.(reduce_scatter|all_gather_into)_tensor` is deprecated")
+warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")

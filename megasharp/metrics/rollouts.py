@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from megasharp.metrics.files import completed
+from megasharp.files import completed
 from megasharp.types import Group, Response
 
 MeanEntropy = Mapping[tuple[str, int], float]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megasharp.errors import UserError, one_line
-from megasharp.metrics.files import completed
+from megasharp.files import completed
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

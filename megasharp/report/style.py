@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from megasharp.errors import UserError
-from megasharp.metrics.files import completed
+from megasharp.files import completed
 
 DPI = 150
 INK, MUTED, GRID, PAPER = "#1f2328", "#6b7280", "#e5e7eb", "#ffffff"

@@ -1,4 +1,4 @@
-"""Output files that appear under their name only when they are complete."""
+"""Files and folders that appear under their name only when they are complete."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megasharp.errors import UserError, one_line
+
+
+def flush(path: Path) -> None:
+    """Force a file's or a folder's content to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -23,10 +32,16 @@ def completed(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
+        flush(temporary)
         temporary.replace(path)
+        flush(path.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot write this file ({one_line(error)}); free space or mend the folder") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file `path` by `text` in one step, durably. Raises UserError as `completed` does."""
+    with completed(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
