@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Slots a row starts with: most samples end long before their limit.
-FIRST_CAPACITY = 32
+# Slots added when a row is full, or a quarter of the capacity where that is more. Kept tight because a step reads
+# every row: free slots between them cost more (15 % of generation with 32 slots for 18 tokens) than growing does.
+GROWTH = 6
 
 
 class KeyValueCache:
@@ -59,8 +60,9 @@ class KeyValueCache:
         capacity = self.keys[0].shape[2]
         if self.length < capacity:
             return
-        self.keys = self._grown(self.keys, max(FIRST_CAPACITY, 2 * capacity))
-        self.values = self._grown(self.values, max(FIRST_CAPACITY, 2 * capacity))
+        larger = capacity + max(GROWTH, capacity // 4)
+        self.keys = self._grown(self.keys, larger)
+        self.values = self._grown(self.values, larger)
 
     def to_grid(self, rows_S: Tensor) -> Tensor:
         """[S, ...] laid out as [B, width, ...]; places without a row are zero."""

@@ -64,7 +64,7 @@ def test_stops_at_the_end_token_and_keeps_it(make_model: MakeModel) -> None:
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-def test_long_generation_outgrows_the_first_reserve(make_model: MakeModel) -> None:
+def test_long_generation_outgrows_the_cache_many_times(make_model: MakeModel) -> None:
     model, folder = make_model(max_position_embeddings=400)
     (samples,) = engine_of(model, folder).generate([GenerateRequest((3, 4), (1,))], SamplingParams(max_tokens=300))
     with torch.no_grad():
