@@ -1,0 +1,53 @@
+"""Short real runs of the quickstart: the same command, the same base, fewer steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+QUICKSTART = "examples/quickstart/run.yaml"
+SMALL = (
+    "data.prompts_per_step=8",
+    "eval.suites=[]",
+    "eval.every=0",
+    "log.tensorboard=false",
+)
+
+
+class Command:
+    """Runs `megasharp` in processes of its own, from the repository, with run folders below one folder."""
+
+    def __init__(self, runs: Path) -> None:
+        self.runs = runs
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start without waiting; both streams are captured."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "megasharp.cli", *arguments],
+            cwd=REPOSITORY,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def train(self, *arguments: str) -> list[str]:
+        """The arguments of a training command."""
+        return ["train", QUICKSTART, "--runs", str(self.runs), *SMALL, *arguments]
+
+    def run(self, *arguments: str, code: int = 0) -> str:
+        """Run to the end; returns standard output, or standard error where `code` is not 0."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == code, f"exit {process.returncode}, expected {code}\n{out}\n{err}"
+        return err if code else out
+
+    def rows(self, name: str) -> list[dict[str, float]]:
+        """metrics.jsonl of a run, training rows only."""
+        lines = (self.runs / name / "metrics.jsonl").read_text().splitlines()
+        return [row for row in map(json.loads, lines) if "policy/loss" in row]
+

@@ -1,0 +1,125 @@
+"""What a user gets wrong: one clear line, exit code 2, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from quickstart import QUICKSTART, REPOSITORY, SMALL
+
+from megasharp import cli
+
+
+def _mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run the command in this process; returns its one line."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(sys, "argv", ["megasharp", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2, error
+    assert error.count("\n") == 1, error
+    return error
+
+
+@pytest.fixture
+def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    def call(*arguments: str) -> str:
+        runs = tmp_path / "runs"
+        line = _mistake(monkeypatch, capsys, "train", QUICKSTART, "--runs", str(runs), *SMALL, "steps=1", *arguments)
+        assert not runs.exists(), "something was written"
+        return line
+
+    return call
+
+
+def _base(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(REPOSITORY / "examples" / "quickstart" / "base", tmp_path / "base"))
+
+
+def _edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_unknown_key(mistake) -> None:
+    line = mistake("policy.tpp=2")
+    assert "run.yaml: policy.tpp: unknown key" in line
+    assert "tp, pp" in line
+
+
+def test_wrong_type(mistake) -> None:
+    assert "policy.tp: " in mistake("policy.tp=two")
+
+
+def test_unbuilt_part(mistake) -> None:
+    assert "rollout.engine: sglang is not built yet" in mistake("rollout.engine=sglang")
+
+
+def test_planned_method(mistake) -> None:
+    assert "'iac' is not built yet" in mistake("recipe.methods=[grpo,iac]")
+
+
+def test_unknown_method(mistake) -> None:
+    assert "unknown method 'grppo'" in mistake("recipe.methods=[grppo]")
+
+
+def test_missing_checkpoint_folder(mistake) -> None:
+    assert "no/such/folder" in mistake("model.path=no/such/folder")
+
+
+def test_unsupported_architecture(mistake, tmp_path: Path) -> None:
+    base = _base(tmp_path)
+    _edit_config(base, architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    line = mistake(f"model.path={base}")
+    assert "config.json" in line
+    assert "GPT2LMHeadModel" in line
+
+
+def test_tokenizer_larger_than_the_model(mistake, tmp_path: Path) -> None:
+    base = _base(tmp_path)
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["extra"] = max(vocabulary.values()) + 5
+    (base / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "vocab" in mistake(f"model.path={base}")
+
+
+def test_tp_that_does_not_divide_heads(mistake) -> None:
+    assert "policy.tp=3 does not divide" in mistake("policy.tp=3")
+
+
+def test_truncated_safetensors(mistake, tmp_path: Path) -> None:
+    base = _base(tmp_path)
+    weights = base / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "model.safetensors" in mistake(f"model.path={base}")
+
+
+def test_missing_data_file(mistake) -> None:
+    assert "no.jsonl" in mistake("data.path=no.jsonl")
+
+
+def test_more_passes_than_samples(mistake) -> None:
+    assert "pass@128" in mistake("eval.k=[1,128]")
+
+
+def test_unknown_suite(mistake) -> None:
+    assert "countdown_dev" in mistake("eval.suites=[nothing]")
+
+
+def test_existing_run_without_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstart" / "config.yaml").write_text("name: quickstart\n")
+    line = _mistake(monkeypatch, capsys, "train", QUICKSTART, "--runs", str(tmp_path), *SMALL)
+    assert "--resume" in line
+    assert (tmp_path / "quickstart" / "config.yaml").read_text() == "name: quickstart\n"
+
+
+def test_missing_run_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing.yaml" in _mistake(monkeypatch, capsys, "train", "nothing.yaml")

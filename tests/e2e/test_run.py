@@ -1,0 +1,99 @@
+"""Whole runs through the real command, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from quickstart import QUICKSTART, Command
+
+# What must not differ between a run and the same run interrupted: everything but times.
+SAME = ("policy/loss", "policy/grad_norm", "reward/mean", "entropy/policy", "rollout/tokens")
+
+
+def test_dry_run_prints_config_and_layout_and_starts_nothing(command: Command) -> None:
+    out = command.run(*command.train("--dry-run", "policy.tp=2", "policy.pp=2"))
+    assert "prompts_per_step: 8" in out
+    assert "4 rank(s) = dp 1 x tp 2 x pp 2" in out
+    assert "ranks 0-1: layers 0-1 + embedding" in out
+    assert "ranks 2-3: layers 2-3 + head" in out
+    assert not command.runs.exists()
+
+
+def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
+    suite = "eval.suites=[countdown_dev]"
+    out = command.run(*command.train("steps=3", "checkpoint.every=2", suite, "eval.n=2", "eval.k=[1,2]", "name=a"))
+    folder = command.runs / "a"
+    assert str(folder / "pass_at_k_countdown_dev.png") in out
+    assert (folder / "pass_at_k_countdown_dev.png").read_bytes().startswith(b"\x89PNG")
+    assert [row["step"] for row in command.rows("a")] == [1, 2, 3]
+    assert sorted(p.name for p in (folder / "checkpoints").glob("step_*")) == ["step_000002", "step_000003"]
+    assert (folder / "checkpoints" / "latest").read_text() == "step_000003\n"
+    assert pq.read_table(folder / "rollouts" / "step_000002.parquet").num_rows == 64
+    summary = json.loads((folder / "summary.json").read_text())
+    assert {"rollout", "reward", "annotate", "update", "sync"} <= summary["seconds"].keys()
+    assert 100e6 < summary["peak_rss_bytes"] < 4e9
+    before, after = (summary["pass_at_k"]["countdown_dev"][when] for when in ("before", "after"))
+    assert 0.0 < before["1"] < 0.4
+    assert before != after
+
+
+def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(command: Command) -> None:
+    command.run(*command.train("steps=6", "checkpoint.every=2", "name=whole"))
+    killed = command.start(*command.train("steps=6", "checkpoint.every=2", "name=killed"))
+    _wait_for(command.runs / "killed" / "checkpoints" / "step_000002" / "manifest.json")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    out = command.run(*command.train("steps=6", "checkpoint.every=2", "name=killed", "--resume"))
+    assert "resuming" in out
+    whole, resumed = command.rows("whole"), command.rows("killed")
+    assert [row["step"] for row in resumed] == [1, 2, 3, 4, 5, 6]
+    for expected, found in zip(whole, resumed, strict=True):
+        assert {key: found[key] for key in SAME} == {key: expected[key] for key in SAME}
+
+
+def _wait_for(path: Path, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.05)
+
+
+def test_tensor_and_pipeline_ranks_train_the_same_policy(command: Command) -> None:
+    command.run(*command.train("steps=3", "name=one"))
+    command.run(*command.train("steps=3", "name=four", "policy.tp=2", "policy.pp=2"))
+    for one, four in zip(command.rows("one"), command.rows("four"), strict=True):
+        for key in ("policy/loss", "policy/grad_norm", "entropy/policy"):
+            assert four[key] == pytest.approx(one[key], rel=1e-4), key
+
+
+def test_a_checkpoint_converts_and_evaluates(command: Command, tmp_path: Path) -> None:
+    command.run(*command.train("steps=1", "name=a"))
+    checkpoint = command.runs / "a" / "checkpoints" / "step_000001"
+    command.run("convert", "megatron-to-hf", str(checkpoint), str(tmp_path / "hf"))
+    options = ["--suite", "countdown_dev", "--n", "2", "--k", "1,2", "--out"]
+    from_hf = command.run("eval", str(tmp_path / "hf"), *options, str(tmp_path / "one"))
+    from_run = command.run("eval", str(command.runs / "a"), *options, str(tmp_path / "two"))
+    assert from_hf.splitlines()[:3] == from_run.splitlines()[:3]
+    assert "pass@1" in from_hf
+
+
+def test_converting_there_and_back_is_bit_exact(command: Command, tmp_path: Path) -> None:
+    base = Path("examples/quickstart/base")
+    command.run("convert", "hf-to-megatron", str(base), str(tmp_path / "megatron"))
+    command.run("convert", "megatron-to-hf", str(tmp_path / "megatron"), str(tmp_path / "back"))
+    from safetensors.torch import load_file
+
+    there, back = load_file(base / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
+    assert there.keys() == back.keys()
+    assert all(there[name].equal(back[name]) for name in there)
+    assert (tmp_path / "back" / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
+
+
+def test_quickstart_file_is_what_the_readme_describes(command: Command) -> None:
+    out = command.run("train", QUICKSTART, "--dry-run")
+    assert "48 prompts x 8 = 384 responses" in out
