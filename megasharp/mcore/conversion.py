@@ -58,7 +58,7 @@ def hf_to_megatron(source: Path, target: Path) -> None:
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
         try:
             (partial / "policy").mkdir()
-            state = {"model": model.sharded_state_dict(metadata=METADATA)}
+            state = {"model": model.sharded_state_dict(metadata=dict(METADATA))}
             dist_checkpointing.save(state, str(partial / "policy"), content_metadata=METADATA)
             (partial / "hf").mkdir()
             carry_over(source, partial / "hf")
@@ -77,7 +77,7 @@ def megatron_to_hf(source: Path, target: Path) -> None:
         if not (source / part).is_dir():
             raise UserError(f"{source}: not a Megatron checkpoint folder: {part}/ is missing")
     with _model(source / "hf") as (model, family, arch, place):
-        state = {"model": model.sharded_state_dict(metadata=METADATA)}
+        state = {"model": model.sharded_state_dict(metadata=dict(METADATA))}
         try:
             loaded = dist_checkpointing.load(state, str(source / "policy"))
         except Exception as error:  # the loader raises many kinds for damaged shards

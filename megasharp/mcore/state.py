@@ -17,8 +17,10 @@ METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 def _sharded(
     ddp: DistributedDataParallel, optimizer: MegatronOptimizer, *, is_loading: bool
 ) -> dict[str, Any]:
-    model = ddp.module.sharded_state_dict(metadata=METADATA)
-    moments = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=METADATA)
+    # Megatron keeps this learner's groups in the dictionary it is given.
+    metadata = dict(METADATA)
+    model = ddp.module.sharded_state_dict(metadata=metadata)
+    moments = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
     return {"model": model, "optimizer": moments}
 
 
