@@ -12,6 +12,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from megasharp.mcore.buckets import keep_bucket_padding
 from megasharp.mcore.model import Options
 
 
@@ -57,6 +58,8 @@ def build_optimizer(
         **options,
     )
     optimizer = get_megatron_optimizer(config, [ddp])
+    for part in parts(optimizer):
+        keep_bucket_padding(part)
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
