@@ -62,9 +62,7 @@ def evaluate(
     from megasharp.build.evaluate import evaluate_source
 
     typer.echo(
-        evaluate_source(
-            source, suite, n=n, k=k, temperature=temperature, max_tokens=max_tokens, seed=seed, out=out
-        )
+        evaluate_source(source, suite, n=n, k=k, temperature=temperature, max_tokens=max_tokens, seed=seed, out=out)
     )
 
 

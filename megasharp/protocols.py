@@ -41,9 +41,7 @@ class Engine(WeightSink, Protocol):
         """The policy version being served; -1 before the first weights."""
         ...
 
-    def generate(
-        self, requests: Sequence[GenerateRequest], sampling: SamplingParams
-    ) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         """Sample every request; the outer list follows `requests`, the inner one each request's seeds."""
         ...
 

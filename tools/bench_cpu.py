@@ -60,9 +60,7 @@ def run_megasharp(setting: Setting) -> list[float]:
     ]
     config = REPOSITORY / "examples" / "quickstart" / "run.yaml"
     with tempfile.TemporaryDirectory() as folder:
-        run = train(
-            check(load_run(config, overrides), str(config)), Path(folder) / "bench", resume=False, say=_silent
-        )
+        run = train(check(load_run(config, overrides), str(config)), Path(folder) / "bench", resume=False, say=_silent)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row["time/step"] for row in rows]
 

@@ -167,9 +167,7 @@ def main() -> None:
     if arguments.steps:
         size = replace(size, steps=arguments.steps)
     held_out = frozenset(
-        (tuple(sorted(record.numbers)), record.target)
-        for path in arguments.held_out
-        for record in read_records(path)
+        (tuple(sorted(record.numbers)), record.target) for path in arguments.held_out for record in read_records(path)
     )
     tokenizer = make_tokenizer()
     model = make_model(size, tokenizer)

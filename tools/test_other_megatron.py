@@ -20,9 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 def fetch(version: str, folder: Path) -> Path:
     """Unpack the wheel of megatron-core `version` (built for Python 3.12) below `folder`; returns its root."""
-    platforms = [
-        option for tag in ("24", "28") for option in ("--platform", f"manylinux_2_{tag}_x86_64")
-    ]
+    platforms = [option for tag in ("24", "28") for option in ("--platform", f"manylinux_2_{tag}_x86_64")]
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", "3.12", *platforms, "-d", str(folder), f"megatron-core=={version}"]
     subprocess.run(command, check=True)

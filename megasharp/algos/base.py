@@ -150,9 +150,7 @@ class Method(Generic[ParamsT]):
         """A log-prob with the same value and another gradient."""
         raise NotImplementedError
 
-    def surrogate(
-        self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats
-    ) -> tuple[Tensor, TokenMetrics]:
+    def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
         """The unreduced loss per token; exactly one method of a recipe has it."""
         raise NotImplementedError
 

@@ -36,9 +36,7 @@ class Clip(Method[ClipParams]):
     def needs(self) -> Needs:
         return Needs(old_logp=OldLogp.IN_LOSS)
 
-    def surrogate(
-        self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats
-    ) -> tuple[Tensor, TokenMetrics]:
+    def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
         ratio_T = torch.exp(logr_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
         clipped_T = ratio_T.clamp(1.0 - self.params.low, 1.0 + self.params.high)
         loss_T = torch.maximum(-adv_T * ratio_T, -adv_T * clipped_T)

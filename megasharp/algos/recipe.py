@@ -82,9 +82,7 @@ class Recipe:
 
     def advantages(self, groups: Sequence[Group]) -> list[TrainSequence]:
         """One training sequence per response of every kept group; infra failures are masked, never scored."""
-        return [
-            sequence for group in groups if group.dropped_reason is None for sequence in self._sequences(group)
-        ]
+        return [sequence for group in groups if group.dropped_reason is None for sequence in self._sequences(group)]
 
     def _sequences(self, group: Group) -> list[TrainSequence]:
         scored = [r.verdict.outcome is not Outcome.INFRA for r in group.responses]
@@ -96,9 +94,7 @@ class Recipe:
             rewards_G = method.rewards(kept, rewards_G)
         (estimator,) = self._filling("advantages")
         advantages = iter(estimator.advantages(rewards_G, kept).tolist() if kept.responses else [])
-        return [
-            _sequence(group, index, next(advantages) if keep else 0.0, keep) for index, keep in enumerate(scored)
-        ]
+        return [_sequence(group, index, next(advantages) if keep else 0.0, keep) for index, keep in enumerate(scored)]
 
     def calibrate(self, batch: StepBatch) -> StepBatch:
         """Apply every `calibrate` hook to the advantages of each micro-batch."""
@@ -143,9 +139,7 @@ class Recipe:
         contribution_T = torch.where(x.mask_T > 0, loss_T * coefficient_T, torch.zeros_like(loss_T))
         return contribution_T.sum(), {name: _mean(m.value_T, m.weight_T) for name, m in metrics.items()}
 
-    def _token_loss(
-        self, x: TokenInputs, adv_T: Tensor, stats: MiniBatchStats
-    ) -> tuple[Tensor, TokenMetrics]:
+    def _token_loss(self, x: TokenInputs, adv_T: Tensor, stats: MiniBatchStats) -> tuple[Tensor, TokenMetrics]:
         assert x.logp_T is not None
         by_method = dict(zip(self.methods.values(), stats, strict=True))
         directed_T = x.logp_T

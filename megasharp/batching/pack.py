@@ -183,9 +183,7 @@ def _micro_batch(units: Sequence[_Unit], row_multiple: int) -> MicroBatch:
             if response.numel() > 1:
                 rows.add(response[:-1], prompt_length, prompt)
             if response.numel() > 0:
-                predicting.append(
-                    torch.cat([torch.tensor([last_prompt_row]), torch.arange(first, rows.count)])
-                )
+                predicting.append(torch.cat([torch.tensor([last_prompt_row]), torch.arange(first, rows.count)]))
             members.append(member)
     rows.pad(row_multiple)
     sequences = [member.sequence for member in members]

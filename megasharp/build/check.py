@@ -55,6 +55,8 @@ def check(config: RunConfig, where: str) -> Checked:
     architecture.check_parallel(config.policy.tp, config.policy.pp)
     _check_length(config, architecture, where)
     tokenizer = load_tokenizer(folder)
+    if config.data.path is None:
+        raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")
     items = load_items(config.data.task, find(config.data.path))
     return Checked(
         config=config,

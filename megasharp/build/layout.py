@@ -31,8 +31,6 @@ def _stage(checked: Checked, stage: int) -> str:
     width = layout.tp * layout.dp
     first = stage * width
     ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
-    ends = [
-        name for name, there in (("embedding", stage == 0), ("head", stage == layout.pp - 1)) if there
-    ]
+    ends = [name for name, there in (("embedding", stage == 0), ("head", stage == layout.pp - 1)) if there]
     extra = f" + {' and '.join(ends)}" if ends else ""
     return f"  stage {stage}  {ranks}: layers {stage * layers}-{(stage + 1) * layers - 1}{extra}"

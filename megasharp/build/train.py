@@ -53,9 +53,7 @@ class _Run:
         self._folder = folder
         self._say = say
         self._clock = StageClock()
-        self._store = CheckpointStore(
-            folder.checkpoints, config.checkpoint.keep_last, config.checkpoint.keep_every
-        )
+        self._store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last, config.checkpoint.keep_every)
         found = self._store.newest()
         self._state = found[1] if found else None
         if folder.attempt > 1:

@@ -90,9 +90,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps of complete checkpoints, oldest first."""
-        return sorted(
-            int(path.parent.name.removeprefix("step_")) for path in self._folder.glob(f"step_*/{MANIFEST}")
-        )
+        return sorted(int(path.parent.name.removeprefix("step_")) for path in self._folder.glob(f"step_*/{MANIFEST}"))
 
     def newest(self) -> tuple[Path, RunState] | None:
         """The newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.

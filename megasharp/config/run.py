@@ -59,7 +59,7 @@ class DataConfig(Section):
     """Where prompts come from and how much is asked of them, lengths in tokens."""
 
     task: str
-    path: str
+    path: str | None = None
     prompts_per_step: int = Field(default=48, ge=1)
     responses_per_prompt: int = Field(default=8, ge=1)
     max_prompt_tokens: int = Field(default=64, ge=1)

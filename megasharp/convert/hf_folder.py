@@ -168,9 +168,7 @@ class HFReader:
             raise UserError(f"{where} has shape {found}, but {self.folder / CONFIG_FILE} asks for {shape}")
         if dtype not in _FLOATING:
             supported = ", ".join(_FLOATING)
-            raise UserError(
-                f"{where} has dtype {dtype}, not one of {supported}: use an unquantized checkpoint"
-            )
+            raise UserError(f"{where} has dtype {dtype}, not one of {supported}: use an unquantized checkpoint")
 
     def _is_spare_head(self, name: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
         """Some tied checkpoints store the embedding a second time, as the head."""
@@ -180,9 +178,7 @@ class HFReader:
         embedding = self.tensor(_EMBEDDING)
         if not torch.equal(self.tensor(_HEAD).to(embedding.dtype), embedding):
             path = self.folder / CONFIG_FILE
-            raise UserError(
-                f"{path} ties {_HEAD} to {_EMBEDDING}, but they differ: set tie_word_embeddings=false"
-            )
+            raise UserError(f"{path} ties {_HEAD} to {_EMBEDDING}, but they differ: set tie_word_embeddings=false")
         return True
 
     def _header(self, name: str) -> tuple[tuple[int, ...], str]:
@@ -348,9 +344,7 @@ def _user_errors(target: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         if _error_number(error) in _NO_SPACE:
-            raise UserError(
-                f"no space left for {target}: free some and repeat ({one_line(error)})"
-            ) from error
+            raise UserError(f"no space left for {target}: free some and repeat ({one_line(error)})") from error
         raise UserError(f"{target} cannot be written: {one_line(error)}") from error
 
 

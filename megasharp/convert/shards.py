@@ -43,9 +43,7 @@ def megatron_tensor(
     return rule.shard(tensors, arch, Shard(tp_rank, tp_size, vocab_multiple))
 
 
-def hf_tensors(
-    family: Family, arch: Architecture, name: str, shards: Sequence[Tensor]
-) -> list[tuple[str, Tensor]]:
+def hf_tensors(family: Family, arch: Architecture, name: str, shards: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
     """The Hugging Face tensors that the Megatron parameter `name` (global layer number) stands for.
 
     `shards` are all tensor-parallel ranks' values in rank order; of a replicated parameter one suffices.

@@ -66,8 +66,7 @@ def _stop_token_ids(backend: PreTrainedTokenizerBase, folder: Path) -> tuple[int
         stops.add(backend.eos_token_id)
     if not stops:
         raise UserError(
-            f"{folder}: no end token; set eos_token in tokenizer_config.json "
-            "or eos_token_id in generation_config.json"
+            f"{folder}: no end token; set eos_token in tokenizer_config.json or eos_token_id in generation_config.json"
         )
     return tuple(sorted(stops))
 

@@ -10,5 +10,5 @@ import warnings
 # Megatron says at import what is not installed (Transformer Engine, apex) and keeps names that torch has deprecated; on
 # a machine without them that is some twenty lines that a user can do nothing about.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core\..*")
-warnings.filterwarnings("ignore", message=r"`torch\.distributed\.(reduce_scatter|all_gather_into)_tensor` is deprecated")
+warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated")
 warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from megasharp.ops.linear import product
+
 CPU = torch.device("cpu")
 
 
@@ -86,7 +88,17 @@ def _set_rng_state(new_state: torch.Tensor, *args: object, **kwargs: object) -> 
     torch.set_rng_state(new_state)
 
 
+_tensor_matmul = torch.Tensor.matmul
 _tensor_type = torch.Tensor.type
+
+
+def _matmul(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The faster float32 product where no gradient is recorded.
+
+    Megatron's linear layers multiply inside autograd functions of their own, forward and backward, so that is there.
+    """
+    faster = None if torch.is_grad_enabled() else product(self, other)
+    return _tensor_matmul(self, other) if faster is None else faster
 
 
 def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +137,8 @@ def _routes() -> list[tuple[Any, str, Any]]:
         *((torch.cuda, name, value) for name, value in _CUDA_ROUTES.items()),
         (torch.cuda.nvtx, "range_push", _nothing),
         (torch.cuda.nvtx, "range_pop", _nothing),
+        (torch, "matmul", _matmul),
+        (torch.Tensor, "matmul", _matmul),
         (torch.Tensor, "cuda", _itself),
         (torch.Tensor, "type", _type),
         (torch.nn.Module, "cuda", _itself),

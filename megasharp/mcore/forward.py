@@ -91,9 +91,7 @@ class Passes:
         output = model(micro.tokens_P[None], micro.positions_P[None], None, packed_seq_params=rows)
         return output, partial(self._loss, finish, micro)
 
-    def _loss(
-        self, finish: Finish, micro: MicroBatch, logits_BPV: Tensor
-    ) -> tuple[Tensor, Tensor, MicroResult]:
+    def _loss(self, finish: Finish, micro: MicroBatch, logits_BPV: Tensor) -> tuple[Tensor, Tensor, MicroResult]:
         logits_TVp = logits_BPV[0].index_select(0, micro.rows_T)
         head = token_head(
             logits_TVp,

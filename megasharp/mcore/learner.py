@@ -97,18 +97,14 @@ class RankLearner:
             hf_config, self._family, self._arch = read_config(settings.folder)
             del hf_config
             options = sort_options(settings.options)
-            config = transformer_config(
-                self._arch, settings.layout, settings.dtype, settings.recompute, options.model
-            )
+            config = transformer_config(self._arch, settings.layout, settings.dtype, settings.recompute, options.model)
             model = build_model(config, self._arch, self._place)
             with HFReader(settings.folder) as reader:
                 load_hf(model, reader, self._family, self._arch, self._place)
             self._model = model
             self._ddp = DistributedDataParallel(
                 config,
-                DistributedDataParallelConfig(
-                    use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp
-                ),
+                DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp),
                 model,
             )
             config.finalize_model_grads_func = _sum_gradients

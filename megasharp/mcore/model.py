@@ -59,9 +59,7 @@ def sort_options(options: Options) -> PassThrough:
     for key in options:
         if not any(key in names for names in known.values()):
             raise UserError(f"policy.megatron.{key}: the installed megatron-core has no such option")
-    return PassThrough(
-        **{room: {k: v for k, v in options.items() if k in names} for room, names in known.items()}
-    )
+    return PassThrough(**{room: {k: v for k, v in options.items() if k in names} for room, names in known.items()})
 
 
 def transformer_config(
@@ -130,9 +128,7 @@ def _layers(config: TransformerConfig) -> TransformerBlockSubmodules:
     if config.qk_layernorm:
         attention.q_layernorm = RMSNorm
         attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(
-        layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RMSNorm
-    )
+    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RMSNorm)
 
 
 def build_model(config: TransformerConfig, arch: Architecture, place: Place) -> GPTModel:

@@ -97,7 +97,5 @@ def _block(segments: Segments, runs: Tensor) -> tuple[Block, Tensor]:
     before_BK, seen_BK = _grid(segments.start[prefix_B], segments.length[prefix_B])
     queries = query_BQ.shape[1]
     causal_QQ = torch.ones(queries, queries, dtype=torch.bool).tril()
-    mask_BQK = torch.cat(
-        [seen_BK[:, None].expand(-1, queries, -1), causal_QQ[None].expand(len(runs), -1, -1)], dim=2
-    )
+    mask_BQK = torch.cat([seen_BK[:, None].expand(-1, queries, -1), causal_QQ[None].expand(len(runs), -1, -1)], dim=2)
     return Block(query_BQ, torch.cat([before_BK, query_BQ], dim=1), mask_BQK), valid_BQ

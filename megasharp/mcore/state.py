@@ -14,9 +14,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
-def _sharded(
-    ddp: DistributedDataParallel, optimizer: MegatronOptimizer, *, is_loading: bool
-) -> dict[str, Any]:
+def _sharded(ddp: DistributedDataParallel, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
     # Megatron keeps this learner's groups in the dictionary it is given.
     metadata = dict(METADATA)
     model = ddp.module.sharded_state_dict(metadata=metadata)

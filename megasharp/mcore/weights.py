@@ -38,9 +38,7 @@ def load_hf(model: GPTModel, reader: HFReader, family: Family, arch: Architectur
 
 
 @torch.no_grad()
-def export_stage(
-    model: GPTModel, family: Family, arch: Architecture, place: Place
-) -> Iterator[tuple[str, Tensor]]:
+def export_stage(model: GPTModel, family: Family, arch: Architecture, place: Place) -> Iterator[tuple[str, Tensor]]:
     """Yield this stage's weights as whole Hugging Face tensors, on the ranks where `place.exports`.
 
     Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.

@@ -211,9 +211,7 @@ def _dense_gradient(
         return gradient_TVp
     entropy_T, entropy_grad_T = entropy_term
     p_TV = logp_TV.exp()
-    logp_TV.clamp_(min=_VANISHED).add_(entropy_T[:, None]).mul_(entropy_grad_T[:, None]).add_(
-        logp_sum_T[:, None]
-    )
+    logp_TV.clamp_(min=_VANISHED).add_(entropy_T[:, None]).mul_(entropy_grad_T[:, None]).add_(logp_sum_T[:, None])
     logp_TV.mul_(p_TV).div_(-request.temperature)
     return gradient_TVp
 
@@ -246,9 +244,7 @@ def _check_targets(target_T: Tensor, vocabulary: int) -> None:
     low, high = torch.stack(target_T.aminmax()).tolist()
     if low < 0 or high >= vocabulary:
         index = int(((target_T < 0) | (target_T >= vocabulary)).nonzero()[0])
-        raise ValueError(
-            f"target_T[{index}] = {int(target_T[index])} is outside the vocabulary of {vocabulary} tokens"
-        )
+        raise ValueError(f"target_T[{index}] = {int(target_T[index])} is outside the vocabulary of {vocabulary} tokens")
 
 
 def _statistics(logits_TVp: Tensor, target_T: Tensor, max_T: Tensor, request: _Request) -> _Statistics:
@@ -298,9 +294,7 @@ def _top_candidates(logits_TVp: Tensor, shard: VocabShard, topn: int) -> tuple[T
     return logit_TK[:, :topn], id_TK.gather(1, by_logit_TK)[:, :topn]
 
 
-def _gather_candidates(
-    logit_TN: Tensor, id_TN: Tensor, topn: int, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor]:
+def _gather_candidates(logit_TN: Tensor, id_TN: Tensor, topn: int, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """The candidates of all ranks side by side, [T, topn * ranks], in one all-gather."""
     missing = topn - logit_TN.shape[1]
     packed = torch.stack(

@@ -50,4 +50,3 @@ class Command:
         """metrics.jsonl of a run, training rows only."""
         lines = (self.runs / name / "metrics.jsonl").read_text().splitlines()
         return [row for row in map(json.loads, lines) if "policy/loss" in row]
-

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megasharp.ops.linear import choose_linear
 from megasharp.rollout.inprocess.architecture import Architecture
 from megasharp.rollout.inprocess.cache import KeyValueCache
 from megasharp.rollout.inprocess.weights import DecoderWeights, LayerWeights
 
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 # Positions whose rotations are computed at first; more when a sequence gets there.
@@ -31,7 +31,7 @@ class Decoder:
         self.device = device
         self.weights = DecoderWeights(architecture, dtype, device)
         self._dtype = dtype
-        self._linear = _choose_linear(dtype, device)
+        self._linear = choose_linear(dtype, device)
         self._rotations = _rotations(architecture, FIRST_POSITIONS, dtype, device)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValueCache]:
@@ -157,21 +157,3 @@ def _rotate(query_key: Tensor, rotation_T: Tensor) -> Tensor:
     wide = query_key.to(rotation_T.real.dtype)
     pairs = torch.view_as_complex(wide.reshape(*wide.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotation_T).flatten(-2).to(query_key.dtype)
-
-
-def _choose_linear(dtype: torch.dtype, device: torch.device) -> Linear:
-    """oneDNN's float32 product where this build has it, else torch's.
-
-    `F.linear` sends float32 to MKL, which reaches 95 GFLOP/s against oneDNN's 215 on one core of an
-    AVX-512 EPYC, at 384 rows and the sizes of a 1M-parameter model. oneDNN's rows also come out bit-identical
-    whatever the number of rows. Other dtypes reach oneDNN through `F.linear` already.
-    """
-    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if dtype != torch.float32 or device.type != "cpu" or operator is None:
-        return F.linear
-
-    def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = operator(rows, weight, bias, "none", [], "")
-        return result
-
-    return linear

@@ -1,0 +1,168 @@
+"""The loop with stand-in parts (named as such): the order of the verbs, what falls due when, and the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from megasharp import loop
+from megasharp.algos.base import Needs
+from megasharp.algos.recipe import Recipe, build_recipe
+from megasharp.batching.pack import PackLayout
+from megasharp.errors import TrainingStopped
+from megasharp.metrics.clock import StageClock
+from megasharp.protocols import WeightSource
+from megasharp.types import (
+    Completion,
+    FinishReason,
+    Group,
+    Outcome,
+    Prompt,
+    Response,
+    StepBatch,
+    StepStats,
+    TaskAnswer,
+    Verdict,
+    VersionSpan,
+)
+
+
+class StandIn:
+    """Stream, rollouts, learner and sync in one, writing down what is asked of it."""
+
+    def __init__(self, skipped: Mapping[int, int]) -> None:
+        self.calls: list[str] = []
+        self.saved: list[tuple[int, int]] = []
+        self.evaluated: list[int] = []
+        self.version = 0
+        self._skipped = skipped
+        self._steps = 0
+
+    def take(self, count: int) -> list[Prompt]:
+        self.calls.append("take")
+        return [Prompt(str(i), "t", "", (1, 2), TaskAnswer(), "s", 0, i) for i in range(count)]
+
+    def collect(self, prompts: Sequence[Prompt], step: int) -> list[Group]:
+        self.calls.append("collect")
+        return [Group(f"{step}-{p.id}", p, (_response(1.0), _response(0.0)), self.version) for p in prompts]
+
+    def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
+        self.calls.append("annotate")
+        return batch
+
+    def step(self, batch: StepBatch, recipe: Recipe) -> StepStats:
+        self.calls.append("step")
+        self._steps += 1
+        return StepStats(0.0, 1.0, 1e-3, self._skipped.get(self._steps, 0))
+
+    def push(self, source: WeightSource) -> int:
+        self.calls.append("push")
+        self.version += 1
+        return self.version
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(())
+
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def set_reference(self) -> None: ...
+
+    def reset_optimizer(self) -> None: ...
+
+    def offload(self) -> None: ...
+
+    def onload(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def after_step(self, step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
+        self.calls.append(f"after {step}")
+
+    def checkpoint(self, step: int, skipped: int) -> None:
+        self.saved.append((step, skipped))
+
+    def evaluate(self, step: int) -> None:
+        self.evaluated.append(step)
+
+
+def _response(reward: float) -> Response:
+    logp = torch.zeros(2)
+    completion = Completion(torch.tensor([3, 1]), logp, logp, None, (VersionSpan(0, 0, 2),), FinishReason.STOP, seed=0)
+    return Response(completion, "", Verdict(Outcome.CORRECT if reward else Outcome.WRONG, reward))
+
+
+def _run(stand_in: StandIn, plan: loop.Plan, standing: loop.Standing | None = None) -> None:
+    parts = loop.Parts(
+        stream=stand_in,
+        rollouts=stand_in,
+        recipe=build_recipe(["grpo"], {}, reduction=None, constant=4.0, mini_batches=1),
+        layout=PackLayout(dp=1, micro_batch_tokens=64, mini_batches=1, row_multiple=1, constant=4.0),
+        learner=stand_in,
+        sync=stand_in,
+        clock=StageClock(),
+        after_step=stand_in.after_step,
+        checkpoint=stand_in.checkpoint,
+        evaluate=stand_in.evaluate,
+    )
+    loop.run(parts, plan, standing or loop.Standing())
+
+
+def _plan(steps: int, nan_limit: int = 3) -> loop.Plan:
+    return loop.Plan(steps=steps, prompts_per_step=2, checkpoint_every=4, evaluate_every=3, nan_limit=nan_limit, seed=1)
+
+
+def test_verbs_come_in_the_order_of_the_page() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, _plan(1))
+    assert stand_in.calls == ["take", "collect", "annotate", "step", "push", "after 1"]
+
+
+def test_checkpoints_fall_due_and_the_last_step_always_writes_one() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, _plan(10))
+    assert stand_in.saved == [(4, 0), (8, 0), (10, 0)]
+
+
+def test_evaluations_fall_due_but_the_end_is_left_to_the_run() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, _plan(9))
+    assert stand_in.evaluated == [3, 6]
+
+
+def test_a_resumed_run_continues_at_the_next_step() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, _plan(6), loop.Standing(step=4))
+    assert [call for call in stand_in.calls if call.startswith("after")] == ["after 5", "after 6"]
+
+
+def test_a_finished_run_does_nothing() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, _plan(4), loop.Standing(step=4))
+    assert stand_in.calls == []
+
+
+def test_skipped_steps_in_a_row_stop_the_run_with_a_checkpoint() -> None:
+    stand_in = StandIn(dict.fromkeys(range(3, 9), 1))
+    with pytest.raises(TrainingStopped, match="3 steps in a row"):
+        _run(stand_in, _plan(10))
+    # Step 4 is due anyway and knows of two skipped steps; step 5 is saved because the run stops there.
+    assert stand_in.saved == [(4, 2), (5, 3)]
+
+
+def test_an_applied_step_resets_the_count() -> None:
+    stand_in = StandIn({1: 1, 2: 1, 4: 1, 5: 1})
+    _run(stand_in, _plan(6))
+    assert stand_in.saved == [(4, 1), (6, 0)]
+
+
+def test_the_count_survives_a_resume() -> None:
+    stand_in = StandIn({1: 1})
+    with pytest.raises(TrainingStopped):
+        _run(stand_in, _plan(8), loop.Standing(step=5, skipped_in_a_row=2))
+    assert stand_in.saved == [(6, 3)]
