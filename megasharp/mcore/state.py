@@ -10,6 +10,8 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from megasharp.mcore.optimizer import parts
+
 # Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
@@ -29,6 +31,9 @@ def save_state(
     scheduler: OptimizerParamScheduler,
 ) -> None:
     """Write into the existing empty folder; all ranks must call it."""
+    for part in parts(optimizer):
+        # Megatron cannot save moments that do not exist yet, before the first step or after a reset.
+        part.init_state_fn(part.optimizer, part.config)
     state = _sharded(ddp, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
     dist_checkpointing.save(state, str(folder), content_metadata=METADATA)
