@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from megasharp.errors import TrainingStopped, UserError
+from megasharp.errors import RankDied, TrainingStopped, UserError
 
 app = typer.Typer(
     add_completion=False,
@@ -93,7 +93,7 @@ def main(command: Callable[[], object] | None = None) -> None:
     except UserError as error:
         sys.stderr.write(f"megasharp: {error}\n")
         sys.exit(2)
-    except TrainingStopped as error:
+    except (TrainingStopped, RankDied) as error:
         sys.stderr.write(f"megasharp: {error}\n")
         sys.exit(1)
     except KeyboardInterrupt:

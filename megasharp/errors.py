@@ -13,6 +13,10 @@ class TrainingStopped(Exception):
     """The run ended itself after saving a checkpoint (for instance too many non-finite steps)."""
 
 
+class RankDied(Exception):
+    """A rank of the learner ended or raised; the message names the rank and says where its log is."""
+
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 

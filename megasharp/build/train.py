@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
 from megasharp.convert.hf_folder import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
+from megasharp.errors import UserError
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.result import EvalResult, save
 from megasharp.files import write_text
@@ -39,7 +41,13 @@ def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
     with ExitStack() as stack:
         folder = open_run(root, dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)
-        run = _Run(checked, folder, say, stack)
+        try:
+            run = _Run(checked, folder, say, stack)
+        except UserError:
+            if folder.attempt == 1:
+                # A mistake found while building leaves no run behind that the next attempt would stumble over.
+                shutil.rmtree(root)
+            raise
         run.train()
     return root
 
@@ -55,39 +63,46 @@ class _Run:
         self._clock = StageClock()
         self._store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last, config.checkpoint.keep_every)
         found = self._store.newest()
-        self._state = found[1] if found else None
-        if folder.attempt > 1:
-            say(f"resuming {folder.root} after step {self._state.step if self._state else 0}")
+        self._start = found[1] if found else RunState(reference=str(checked.folder))
+        resumed = folder.attempt > 1
+        if resumed:
+            say(f"resuming {folder.root} after step {self._start.step}")
         self._engine: Engine = make_engine(checked.folder)
         stack.callback(self._engine.close)
         self._learner: Learner = make_learner(checked, folder.logs)
         stack.callback(self._learner.close)
         if found is not None:
             self._learner.load(found[0] / "policy")
-            checked.stream.restore(DataCursor(found[1].cursor_epoch, found[1].cursor_position))
-        self._sync = InProcessSync(self._engine, (self._state.policy_version if self._state else 0) - 1)
-        resumed_step = (self._state.step if self._state else 0) if folder.attempt > 1 else None
-        self._log = MetricLog(folder.root, tensorboard=config.log.tensorboard, resumed_step=resumed_step)
+            checked.stream.restore(DataCursor(self._start.cursor_epoch, self._start.cursor_position))
+        # The first push brings the weights of the version the checkpoint was at.
+        self._sync = InProcessSync(self._engine, self._start.policy_version - 1)
+        self._log = MetricLog(
+            folder.root, tensorboard=config.log.tensorboard, resumed_step=self._start.step if resumed else None
+        )
         stack.callback(self._log.close)
-        self._progress = Progress(config.steps, (self._state.step if self._state else 0) + 1)
+        self._progress = Progress(config.steps, self._start.step + 1)
         self._last: Mapping[str, float] = {}
         self._tokens = 0.0
 
     def train(self) -> None:
         """Evaluate, train, evaluate, sum up."""
         config = self._checked.config
-        standing = loop.Standing(
-            step=self._state.step if self._state else 0,
-            skipped_in_a_row=self._state.skipped_in_a_row if self._state else 0,
-        )
+        standing = loop.Standing(self._start.step, self._start.skipped_in_a_row)
         self._sync.push(self._learner)
-        if standing.step == 0 and config.eval.at_start:
-            self._evaluate(0)
+        if self._evaluation_is_due(standing.step):
+            self._evaluate(standing.step, only_missing=True)
         self._clock.take()
         with self._progress:
             loop.run(self._parts(), self._plan(), standing)
         self._evaluate(config.steps)
         self._finish()
+
+    def _evaluation_is_due(self, step: int) -> bool:
+        """Whether the step a run starts from wants an evaluation: an interrupted attempt may have missed it."""
+        evaluation = self._checked.config.eval
+        if step == 0:
+            return evaluation.at_start
+        return evaluation.every > 0 and step % evaluation.every == 0
 
     def _plan(self) -> loop.Plan:
         config = self._checked.config
@@ -126,6 +141,7 @@ class _Run:
             **{f"time/{stage}": value for stage, value in seconds.items()},
             "time/step": total,
             "rollout/tokens_per_second": tokens / total if total else 0.0,
+            "mem/peak_rss_mb": peak_rss_bytes() / 2**20,
         }
         self._log.write(step, row)
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
@@ -154,9 +170,11 @@ class _Run:
         if self._checked.config.checkpoint.export_hf:
             write_hf_folder(folder / "hf_export", self._checked.folder, self._learner.export_weights())
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int, only_missing: bool = False) -> None:
         config = self._checked.config
         for suite in self._checked.suites:
+            if only_missing and (self._folder.evals(step) / f"{suite.name}.json").exists():
+                continue
             with self._clock.stage("eval"):
                 result = evaluate(
                     self._engine,

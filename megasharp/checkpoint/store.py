@@ -25,14 +25,14 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a resumed run needs besides the learner's own shards."""
+    """What a resumed run needs besides the learner's own shards; the defaults are a run's beginning."""
 
-    step: int
-    policy_version: int
-    cursor_epoch: int
-    cursor_position: int
     reference: str
-    skipped_in_a_row: int
+    step: int = 0
+    policy_version: int = 0
+    cursor_epoch: int = 0
+    cursor_position: int = 0
+    skipped_in_a_row: int = 0
 
 
 class CheckpointStore:

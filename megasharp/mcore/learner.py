@@ -49,6 +49,7 @@ from megasharp.types import (
     ParallelLayout,
     StepBatch,
     StepStats,
+    TokenInputs,
 )
 
 
@@ -237,9 +238,18 @@ def _finish(
 ) -> tuple[Tensor, MicroResult]:
     x = token_inputs(micro, head)
     loss, metrics = recipe.loss(micro, x, denominators, stats)
-    assert head.entropy_T is not None
-    entropy = Mean(float((head.entropy_T.detach() * x.mask_T).sum()), float(x.mask_T.sum()))
-    return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, "entropy/policy": entropy})
+    return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, **_policy_metrics(x)})
+
+
+def _policy_metrics(x: TokenInputs) -> Metrics:
+    """What every run logs: entropy in nats, and how far the sampler's log-probs lie from the policy's."""
+    assert x.entropy_T is not None and x.logp_T is not None and x.sampler_logp_T is not None
+    weight = float(x.mask_T.sum())
+    gap_T = (x.logp_T.detach() - x.sampler_logp_T).abs()
+    return {
+        "entropy/policy": Mean(float((x.entropy_T.detach() * x.mask_T).sum()), weight),
+        "policy/sampler_gap": Mean(float((gap_T * x.mask_T).sum()), weight),
+    }
 
 
 def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:

@@ -21,7 +21,7 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def _onednn() -> Callable[..., Tensor] | None:
     """The operator, where this build of torch has it and it computes what it should."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if operator is None or not torch.backends.mkldnn.is_available():
+    if operator is None or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
     try:

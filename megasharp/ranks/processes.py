@@ -20,15 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megasharp.errors import UserError
+from megasharp.errors import RankDied, UserError
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.ranks.worker import Failed, Item, Returned, WorkerSettings, serve
 
 _SHUTDOWN_S = 20.0
-
-
-class RankDied(RuntimeError):
-    """A rank's process ended, or raised; the message names the rank and where its log is."""
 
 
 class ProcessRanks:
