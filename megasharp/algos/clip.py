@@ -37,7 +37,8 @@ class Clip(Method[ClipParams]):
         return Needs(old_logp=OldLogp.IN_LOSS)
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
-        ratio_T = torch.exp(logr_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+        logr_T = logr_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        ratio_T = torch.exp(logr_T)
         clipped_T = ratio_T.clamp(1.0 - self.params.low, 1.0 + self.params.high)
         loss_T = torch.maximum(-adv_T * ratio_T, -adv_T * clipped_T)
         if self.params.dual is not None:
@@ -51,5 +52,5 @@ class Clip(Method[ClipParams]):
             "policy/ratio": TokenMetric(ratio_T, x.mask_T),
             "policy/clip_high": TokenMetric(too_high_T.to(ratio_T.dtype), x.mask_T),
             "policy/clip_low": TokenMetric(too_low_T.to(ratio_T.dtype), x.mask_T),
-            "policy/kl_old": TokenMetric(torch.exp(logr_T) - 1.0 - logr_T, x.mask_T),
+            "policy/kl_old": TokenMetric(ratio_T - 1.0 - logr_T, x.mask_T),
         }

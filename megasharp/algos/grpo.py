@@ -32,8 +32,9 @@ class GRPO(Method[GRPOParams]):
     Params = GRPOParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
-        centred_G = rewards_G - rewards_G.mean()
-        if rewards_G.numel() < 2 or not centred_G.any():
+        # Compared with each other: the mean of equal rewards may differ from them in the last bit.
+        if rewards_G.numel() < 2 or bool((rewards_G == rewards_G[0]).all()):
             return torch.zeros_like(rewards_G)
+        centred_G = rewards_G - rewards_G.mean()
         std = rewards_G.std(correction=1 if self.params.std == "unbiased" else 0)
         return centred_G / (std + self.params.epsilon)

@@ -132,12 +132,11 @@ class Recipe:
 
         `x` is `micro.inputs` with the learner's `logp_T` (and what else `needs` asks for) filled in.
         """
-        adv_T = micro.advantage_T.to(x.mask_T.dtype)
+        x = _scored_only(x)
+        adv_T = _scored(micro.advantage_T.detach().to(x.mask_T.dtype), x.mask_T)
         loss_T, metrics = self._token_loss(x, adv_T, stats)
         coefficient_T = token_coefficients(self.reduction, x.mask_T, x.seq_T, micro.length_S, denominators)
-        # where() keeps a non-finite value of a masked token out of the sum; multiplying by zero would not.
-        contribution_T = torch.where(x.mask_T > 0, loss_T * coefficient_T, torch.zeros_like(loss_T))
-        return contribution_T.sum(), {name: _mean(m.value_T, m.weight_T) for name, m in metrics.items()}
+        return (loss_T * coefficient_T).sum(), {name: _mean(m.value_T, m.weight_T) for name, m in metrics.items()}
 
     def _token_loss(self, x: TokenInputs, adv_T: Tensor, stats: MiniBatchStats) -> tuple[Tensor, TokenMetrics]:
         assert x.logp_T is not None
@@ -159,6 +158,35 @@ class Recipe:
             penalty_T, more = method.penalty(x)
             loss_T, metrics = loss_T + penalty_T, {**metrics, **more}
         return loss_T, metrics
+
+
+def _scored_only(x: TokenInputs) -> TokenInputs:
+    """The inputs with 0 at masked tokens, and without gradient into what the loss holds constant.
+
+    A non-finite value at a masked token would otherwise reach the gradient: zero times it is not zero.
+    """
+
+    def scored(value: Tensor | None) -> Tensor | None:
+        return None if value is None else _scored(value, x.mask_T)
+
+    def constant(value: Tensor | None) -> Tensor | None:
+        return None if value is None else _scored(value.detach(), x.mask_T)
+
+    return dataclasses.replace(
+        x,
+        logp_T=scored(x.logp_T),
+        entropy_T=scored(x.entropy_T),
+        topn_logp_TN=scored(x.topn_logp_TN),
+        old_logp_T=constant(x.old_logp_T),
+        ref_logp_T=constant(x.ref_logp_T),
+        sampler_logp_T=constant(x.sampler_logp_T),
+        old_entropy_T=constant(x.old_entropy_T),
+        is_top1_T=constant(x.is_top1_T),
+    )
+
+
+def _scored(value: Tensor, mask_T: Tensor) -> Tensor:
+    return value.masked_fill((mask_T == 0).view(-1, *[1] * (value.dim() - 1)), 0.0)
 
 
 def _sequence(group: Group, index: int, advantage: float, scored: bool) -> TrainSequence:

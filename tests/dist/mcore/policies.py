@@ -94,9 +94,7 @@ def save_model(folder: Path, name: str, **overrides: object) -> str:
     return str(path)
 
 
-def recipe(
-    methods: tuple[str, ...] = ("grpo",), mini_batches: int = 1, reduction: Reduction | None = None
-) -> Recipe:
+def recipe(methods: tuple[str, ...] = ("grpo",), mini_batches: int = 1, reduction: Reduction | None = None) -> Recipe:
     """A recipe whose KL term, if it has one, is large enough to be seen in the gradient."""
     params: dict[str, MethodParams] = {"kl": KLParams(coefficient=0.3)}
     return build_recipe(methods, params, reduction=reduction, constant=40.0, mini_batches=mini_batches)

@@ -96,9 +96,7 @@ def observe_one(
         tap = LogitsTap(rank)
         annotated = learner.annotate(batch, NEEDS)
         last = parallel_state.is_pipeline_last_stage()
-        return Observed(
-            model, layout_name, shared, annotated, tap.passes if last else None, weights_of(learner)
-        )
+        return Observed(model, layout_name, shared, annotated, tap.passes if last else None, weights_of(learner))
 
 
 def reference_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
@@ -195,4 +193,4 @@ def check_bf16(folder: str, observed: Observed, sequences: list[Sequence]) -> No
         for s in sequences
     )
     ours = largest_logit_error(exact, observed)
-    assert 0 < theirs and ours < 2 * theirs, f"{observed.model} at {observed.layout}: {ours} against {theirs}"
+    assert theirs > 0 and ours < 2 * theirs, f"{observed.model} at {observed.layout}: {ours} against {theirs}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -132,9 +131,7 @@ def cut_cases(world: int) -> list[tuple[Case, Cut]]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_result_does_not_depend_on_the_cut(
-    folders: dict[str, str], references: dict[Case, Result], world: int
-) -> None:
+def test_result_does_not_depend_on_the_cut(folders: dict[str, str], references: dict[Case, Result], world: int) -> None:
     runs = [(case, layout, cut) for layout in WORLDS[world] for case, cut in cut_cases(world)]
     results = run_ranks(world, train_all, folders, ragged_sequences(), runs, timeout_s=300.0)[0]
     assert len(results) == len(runs)

@@ -1,0 +1,98 @@
+"""Groups with given rewards, and random token inputs holding exactly the fields that `needs` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from megasharp.algos.base import Needs
+from megasharp.types import (
+    Completion,
+    FinishReason,
+    Group,
+    MicroBatch,
+    Outcome,
+    Prompt,
+    Response,
+    Segments,
+    TaskAnswer,
+    TokenInputs,
+    Verdict,
+)
+
+MakeGroup = Callable[..., Group]
+MakeMicro = Callable[..., MicroBatch]
+
+# Tokens of each sequence, and which of them is masked as a whole besides single tokens of others.
+LENGTHS, MASKED_SEQUENCE = (4, 1, 6, 3), 2
+
+
+def response(reward: float, outcome: Outcome, length: int) -> Response:
+    logp = torch.full((length,), -1.0)
+    completion = Completion(torch.arange(length), logp, logp - 0.5, None, (), FinishReason.STOP, seed=int(length))
+    return Response(completion, "", Verdict(outcome, reward))
+
+
+@pytest.fixture
+def make_group() -> MakeGroup:
+    """`make_group(rewards, outcomes=None)`: response i has i + 1 tokens after a prompt of two."""
+
+    def make(rewards: Sequence[float], outcomes: Sequence[Outcome] | None = None) -> Group:
+        found = outcomes or [Outcome.CORRECT if reward > 0 else Outcome.WRONG for reward in rewards]
+        prompt = Prompt("p0", "task", "", (5, 6), TaskAnswer(), "memory", 0, 0)
+        return Group(
+            "g0",
+            prompt,
+            tuple(response(r, o, i + 1) for i, (r, o) in enumerate(zip(rewards, found, strict=True))),
+            policy_version=0,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_micro() -> MakeMicro:
+    """`make_micro(needs, seed=0, dtype=float64)`: four sequences with masked tokens, fields random."""
+
+    def make(needs: Needs, seed: int = 0, dtype: torch.dtype = torch.float64) -> MicroBatch:
+        generator = torch.Generator().manual_seed(seed)
+        tokens = sum(LENGTHS)
+        seq_T = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+
+        def logp(*shape: int) -> Tensor:
+            return torch.empty(tokens, *shape, dtype=dtype).normal_(-1.5, 0.4, generator=generator)
+
+        mask_T = ((torch.arange(tokens) % 5 != 3) & (seq_T != MASKED_SEQUENCE)).to(dtype)
+        inputs = TokenInputs(
+            mask_T=mask_T,
+            seq_T=seq_T,
+            group_T=seq_T // 2,
+            reward_T=(seq_T % 2).to(dtype),
+            correct_T=(seq_T % 2).to(dtype),
+            num_sequences=len(LENGTHS),
+            logp_T=logp(),
+            old_logp_T=logp() if needs.old_logp else None,
+            ref_logp_T=logp() if needs.ref_logp else None,
+            sampler_logp_T=logp() if needs.sampler_logp else None,
+            entropy_T=logp().abs() if needs.entropy else None,
+            old_entropy_T=logp().abs() if needs.old_entropy else None,
+            topn_logp_TN=logp(needs.topn) if needs.topn else None,
+            is_top1_T=(logp() > -1.5).to(dtype) if needs.topn else None,
+        )
+        empty = torch.zeros(0, dtype=torch.int64)
+        return MicroBatch(
+            tokens_P=empty,
+            positions_P=empty,
+            segments=Segments(empty, empty, empty),
+            rows_T=torch.arange(tokens),
+            targets_T=torch.arange(tokens),
+            length_S=torch.zeros(len(LENGTHS), dtype=torch.float64).index_add(0, seq_T, mask_T.double()),
+            advantage_T=torch.empty(tokens, dtype=dtype).normal_(generator=generator),
+            inputs=inputs,
+            sequence_ids=tuple(range(len(LENGTHS))),
+        )
+
+    return make

@@ -1,0 +1,159 @@
+"""What every method must keep, whatever it computes: shapes, gradients, masking, metrics, declared needs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from megasharp.algos import METHODS
+from megasharp.algos.base import MethodParams, overridden_hooks
+from megasharp.algos.kl import KLParams
+from megasharp.algos.recipe import Recipe, build_recipe
+from megasharp.types import Denominators, Metrics, MicroBatch, MiniBatch, TokenInputs
+
+DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
+# Coefficients that are tiny by default would hide a method's part of the loss.
+PARAMS: dict[str, MethodParams] = {"kl": KLParams(coefficient=0.5)}
+FIELDS = {
+    "old_logp": ("old_logp_T",),
+    "ref_logp": ("ref_logp_T",),
+    "sampler_logp": ("sampler_logp_T",),
+    "entropy": ("entropy_T",),
+    "old_entropy": ("old_entropy_T",),
+    "topn": ("topn_logp_TN", "is_top1_T"),
+}
+SPOILED = ("advantage_T", "reward_T", "correct_T", "logp_T", *(f for fields in FIELDS.values() for f in fields))
+CONSTANTS = ("old_logp_T", "ref_logp_T", "sampler_logp_T", "old_entropy_T")
+
+pytestmark = pytest.mark.parametrize("name", METHODS)
+
+
+def recipe_with(name: str) -> Recipe:
+    """The smallest recipe that has the method: an estimator is added if it is none itself."""
+    estimator = "advantages" in overridden_hooks(METHODS[name])
+    names = [name] if estimator else ["grpo", name]
+    return build_recipe(names, PARAMS, reduction=None, constant=16.0, mini_batches=2)
+
+
+def loss_of(recipe: Recipe, micro: MicroBatch, x: TokenInputs | None = None) -> tuple[Tensor, Metrics]:
+    stats = recipe.prepare(MiniBatch(((micro,),), DENOMINATORS))
+    return recipe.loss(micro, x or micro.inputs, DENOMINATORS, stats)
+
+
+def with_gradient(x: TokenInputs) -> TokenInputs:
+    leaves = {
+        name: value.detach().clone().requires_grad_()
+        for name in ("logp_T", "entropy_T", "topn_logp_TN", *CONSTANTS)
+        if (value := getattr(x, name)) is not None
+    }
+    return dataclasses.replace(x, **leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_is_a_finite_scalar_of_the_inputs_dtype(make_micro, name: str, dtype: torch.dtype) -> None:
+    recipe = recipe_with(name)
+    loss, metrics = loss_of(recipe, make_micro(recipe.needs, dtype=dtype))
+    assert loss.shape == () and loss.dtype == dtype and loss.isfinite()
+    assert all(isinstance(value.value, float) for value in metrics.values())
+
+
+def test_advantages_keep_shape_and_dtype(make_group, name: str) -> None:
+    method = METHODS[name](PARAMS.get(name, METHODS[name].Params()))
+    if "advantages" not in overridden_hooks(METHODS[name]):
+        assert {"surrogate", "penalty"} & set(overridden_hooks(METHODS[name])), "a method fills some hook"
+        return
+    for rewards in ([1.0, 0.0, 0.0, 1.0], [1.0] * 4, [0.0] * 4, [0.3], []):
+        rewards_G = torch.tensor(rewards, dtype=torch.float64)
+        before_G = rewards_G.clone()
+        advantage_G = method.advantages(rewards_G, make_group(rewards))
+        assert advantage_G.shape == rewards_G.shape and advantage_G.dtype == torch.float64
+        assert advantage_G.isfinite().all() and torch.equal(rewards_G, before_G)
+
+
+def test_gradient_reaches_unmasked_tokens_only(make_micro, name: str) -> None:
+    recipe = recipe_with(name)
+    micro = make_micro(recipe.needs)
+    x = with_gradient(micro.inputs)
+    micro = dataclasses.replace(micro, advantage_T=micro.advantage_T.clone().requires_grad_())
+    loss_of(recipe, micro, x)[0].backward()
+    assert x.logp_T is not None and x.logp_T.grad is not None
+    assert (x.logp_T.grad[x.mask_T == 0] == 0).all()
+    assert (x.logp_T.grad[x.mask_T > 0] != 0).any()
+
+
+def test_no_gradient_into_constants(make_micro, name: str) -> None:
+    recipe = recipe_with(name)
+    micro = make_micro(recipe.needs)
+    x = with_gradient(micro.inputs)
+    micro = dataclasses.replace(micro, advantage_T=micro.advantage_T.clone().requires_grad_())
+    loss_of(recipe, micro, x)[0].backward()
+    leaves = {"advantage_T": micro.advantage_T, **{field: getattr(x, field) for field in CONSTANTS}}
+    for field, leaf in leaves.items():
+        assert leaf is None or leaf.grad is None or (leaf.grad == 0).all(), field
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_stands_at_masked_tokens_does_not_matter(make_micro, name: str, bad: float) -> None:
+    """One field at a time, and all of them: a value that is masked in one place may hide it in another."""
+    recipe = recipe_with(name)
+    micro = make_micro(recipe.needs)
+    loss, expected_metrics = loss_of(recipe, micro)
+    held = [field for field in SPOILED if field == "advantage_T" or getattr(micro.inputs, field) is not None]
+    for fields in (*([field] for field in held), held):
+        x_micro = spoiled(micro, fields, bad)
+        x = with_gradient(x_micro.inputs)
+        spoiled_loss, metrics = loss_of(recipe, x_micro, x)
+        spoiled_loss.backward()
+        assert float(spoiled_loss) == pytest.approx(float(loss), rel=1e-12), fields
+        assert x.logp_T is not None and x.logp_T.grad is not None and x.logp_T.grad.isfinite().all(), fields
+        for key, metric in metrics.items():
+            assert metric.value == pytest.approx(expected_metrics[key].value, rel=1e-9, abs=1e-12), key
+
+
+def spoiled(micro: MicroBatch, fields: list[str], bad: float) -> MicroBatch:
+    masked_T = micro.inputs.mask_T == 0
+
+    def spoil(value: Tensor) -> Tensor:
+        return value.masked_fill(masked_T.view(-1, *[1] * (value.dim() - 1)), bad)
+
+    inputs = {field: spoil(getattr(micro.inputs, field)) for field in fields if field != "advantage_T"}
+    advantage_T = spoil(micro.advantage_T) if "advantage_T" in fields else micro.advantage_T
+    return dataclasses.replace(micro, advantage_T=advantage_T, inputs=dataclasses.replace(micro.inputs, **inputs))
+
+
+def test_metrics_weigh_the_unmasked_tokens(make_micro, name: str) -> None:
+    recipe = recipe_with(name)
+    first, second = make_micro(recipe.needs, seed=1), make_micro(recipe.needs, seed=2)
+    _, metrics = loss_of(recipe, first)
+    _, more = loss_of(recipe, second)
+    assert metrics and metrics.keys() == more.keys()
+    for key, metric in metrics.items():
+        joined = metric + more[key]
+        assert 0 < metric.weight <= float(first.inputs.mask_T.sum()), key
+        low, high = sorted([metric.value, more[key].value])
+        assert low - 1e-9 <= joined.value <= high + 1e-9, key
+
+
+def test_declared_needs_are_enough_and_are_used(make_micro, name: str) -> None:
+    """The inputs hold the declared fields and no other; changing any of them changes what comes out."""
+    recipe = recipe_with(name)
+    micro = make_micro(recipe.needs)
+    before = observed(recipe, micro)
+    for need, fields in FIELDS.items():
+        values = [getattr(micro.inputs, field) for field in fields]
+        if not getattr(recipe.needs, need):
+            assert values == [None] * len(fields)
+            continue
+        changed = [
+            1.0 - value if field == "is_top1_T" else value - 0.3 for field, value in zip(fields, values, strict=True)
+        ]
+        inputs = dataclasses.replace(micro.inputs, **dict(zip(fields, changed, strict=True)))
+        assert observed(recipe, dataclasses.replace(micro, inputs=inputs)) != before, need
+
+
+def observed(recipe: Recipe, micro: MicroBatch) -> tuple[float, dict[str, float]]:
+    loss, metrics = loss_of(recipe, micro)
+    return float(loss), {key: metric.value for key, metric in metrics.items()}

@@ -1,0 +1,186 @@
+"""Recipes: what is refused, and how the methods are put together."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from megasharp.algos import METHODS
+from megasharp.algos.base import MethodParams, Needs, OldLogp, Reduction
+from megasharp.algos.clip import Clip
+from megasharp.algos.grpo import GRPO, GRPOParams
+from megasharp.algos.kl import KLParams
+from megasharp.algos.planned import PLANNED
+from megasharp.algos.recipe import Recipe, build_recipe
+from megasharp.errors import UserError
+from megasharp.types import Denominators, MicroBatch, MiniBatch, Outcome, StepBatch
+
+
+class Doubled(GRPO):
+    """Another estimator; prescribes a reduction and doubles advantages before the step."""
+
+    reduction = Reduction.SEQ_MEAN_TOKEN_SUM
+
+    def calibrate(self, adv_T, x):
+        return 2.0 * adv_T
+
+
+class OtherClip(Clip):
+    """Another surrogate; prescribes another reduction."""
+
+    reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
+
+    def weight(self, x, adv_T, stats):
+        return torch.full_like(adv_T, 3.0)
+
+    def correction(self, x):
+        return torch.full_like(x.mask_T, 0.5)
+
+    def log_ratio(self, logr_T, x, adv_T):
+        return logr_T + 0.1
+
+    def direction(self, logp_T, x, adv_T):
+        return logp_T - 0.05
+
+    def prepare(self, micro_batches, reduce):
+        return {"count": torch.tensor(float(len(micro_batches)))}
+
+
+@pytest.fixture(autouse=True)
+def more_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "doubled", Doubled)
+    monkeypatch.setitem(METHODS, "other_clip", OtherClip)
+
+
+def build(*names: str, mini_batches: int = 1, reduction: Reduction | None = None, **params: MethodParams) -> Recipe:
+    return build_recipe(names, params, reduction=reduction, constant=8.0, mini_batches=mini_batches)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["grpo", "doubled"], "'grpo' and 'doubled' are both the estimator; keep one"),
+        (["grpo", "clip", "other_clip"], "'clip' and 'other_clip' are both the surrogate; keep one"),
+        (["grpo", "no_such"], "unknown method 'no_such'; known are: grpo, clip, kl"),
+        (["grpo", "kl", "kl"], "named twice in \\[grpo, kl, kl\\]"),
+        (["kl"], "no estimator in \\[kl, clip\\]; add one of: grpo"),
+        ([], "no estimator"),
+        (["doubled", "other_clip"], "'doubled', 'other_clip' prescribe different reductions: set recipe.reduction"),
+    ],
+)
+def test_refused_in_one_line(names: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        build(*names)
+    assert "\n" not in str(refused.value) and str(refused.value).startswith("recipe.methods: ")
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_planned_method_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UserError, match=f"'{name}' is not built yet; built are: grpo"):
+        build("grpo", name)
+
+
+def test_built_and_planned_do_not_overlap() -> None:
+    assert not METHODS.keys() & PLANNED.keys()
+
+
+def test_default_surrogate_and_reduction() -> None:
+    assert list(build("grpo").methods) == ["grpo", "clip"]
+    assert list(build("grpo", "other_clip").methods) == ["grpo", "other_clip"]
+    assert build("grpo").reduction is Reduction.TOKEN_MEAN
+    assert build("doubled").reduction is Reduction.SEQ_MEAN_TOKEN_SUM
+    assert build("doubled", "other_clip", reduction=Reduction.TOKEN_MEAN).reduction is Reduction.TOKEN_MEAN
+
+
+def test_old_logp_pass_is_left_out_for_a_single_mini_batch() -> None:
+    assert build("grpo").needs.old_logp is OldLogp.IN_LOSS
+    assert build("grpo").annotation.old_logp is OldLogp.NONE
+    assert build("grpo", mini_batches=2).annotation.old_logp is OldLogp.IN_LOSS
+    assert build("grpo", "kl").annotation.ref_logp
+
+
+def test_needs_join() -> None:
+    joined = Needs(topn=2, batch_stats="step") | Needs(topn=5, entropy=True) | Needs(old_logp=OldLogp.BEFORE_STEP)
+    assert joined == Needs(OldLogp.BEFORE_STEP, entropy=True, topn=5, batch_stats="step")
+    assert (Needs(batch_stats="step") | Needs(batch_stats="microbatch")).batch_stats == "microbatch"
+    assert (Needs() | Needs()).batch_stats is None
+
+
+def test_infra_failures_are_masked_and_never_scored(make_group) -> None:
+    rewards = [1.0, 0.0, 99.0, 0.0]
+    outcomes = [Outcome.CORRECT, Outcome.WRONG, Outcome.INFRA, Outcome.TIMEOUT]
+    sequences = build("grpo").advantages([make_group(rewards, outcomes)])
+    scored = GRPO(GRPOParams()).advantages(torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64), make_group([]))
+    got = [s.advantage_T.unique().tolist() for s in sequences]
+    assert got == [[pytest.approx(scored[0])], [pytest.approx(scored[1])], [0.0], [pytest.approx(scored[2])]]
+    assert [s.mask_T.unique().tolist() for s in sequences] == [[1.0], [1.0], [0.0], [1.0]]
+
+
+def test_sequences_follow_the_responses(make_group) -> None:
+    sequences = build("grpo").advantages([make_group([1.0, 0.0])])
+    assert [s.tokens.tolist() for s in sequences] == [[5, 6, 0], [5, 6, 0, 1]]
+    assert [(s.group_id, s.index, s.prompt_length, s.correct, s.reward) for s in sequences] == [
+        ("g0", 0, 2, True, 1.0),
+        ("g0", 1, 2, False, 0.0),
+    ]
+    assert sequences[1].sampler_logp_T.tolist() == [-1.0] * 2
+    assert sequences[1].policy_logp_T.tolist() == [-1.5] * 2
+
+
+@pytest.mark.parametrize("outcome", [Outcome.CORRECT, Outcome.INFRA])
+def test_group_of_one(make_group, outcome: Outcome) -> None:
+    (sequence,) = build("grpo").advantages([make_group([1.0], [outcome])])
+    assert sequence.advantage_T.tolist() == [0.0]
+    assert sequence.mask_T.tolist() == [float(outcome is Outcome.CORRECT)]
+
+
+def test_dropped_groups_are_left_out(make_group) -> None:
+    dropped = dataclasses.replace(make_group([1.0, 0.0]), dropped_reason="too easy")
+    assert build("grpo").advantages([dropped]) == []
+
+
+def test_hooks_are_composed_in_their_order(make_micro) -> None:
+    """Direction and log_ratio act inside the exponential, weight and correction outside, the penalty is added."""
+    recipe = build(
+        "grpo", "other_clip", "kl", mini_batches=2, reduction=Reduction.TOKEN_MEAN, kl=KLParams(coefficient=0.4)
+    )
+    micro = make_micro(recipe.needs)
+    loss, metrics = loss_of(recipe, micro)
+    x = micro.inputs
+    ratio_T = (x.logp_T - 0.05 - x.old_logp_T + 0.1).exp()
+    surrogate_T = torch.maximum(-micro.advantage_T * ratio_T, -micro.advantage_T * ratio_T.clamp(0.8, 1.2))
+    difference_T = x.ref_logp_T - x.logp_T
+    token_T = 3.0 * 0.5 * surrogate_T + 0.4 * (difference_T.exp() - difference_T - 1.0)
+    assert float(loss) == pytest.approx(float((token_T * x.mask_T).sum() / 50.0), rel=1e-12)
+    assert metrics["policy/ratio"].value == pytest.approx(float(ratio_T[x.mask_T > 0].mean()), rel=1e-12)
+
+
+def test_without_old_logp_the_ratio_is_one_and_keeps_its_gradient(make_micro) -> None:
+    recipe = build("grpo")
+    micro = make_micro(Needs())
+    logp_T = micro.inputs.logp_T.clone().requires_grad_()
+    loss, metrics = loss_of(recipe, micro, dataclasses.replace(micro.inputs, logp_T=logp_T))
+    loss.backward()
+    assert metrics["policy/ratio"].value == 1.0
+    torch.testing.assert_close(logp_T.grad, -micro.advantage_T * micro.inputs.mask_T / 50.0)
+
+
+def test_calibrate_changes_every_micro_batch(make_micro) -> None:
+    micros = [make_micro(Needs(), seed=seed) for seed in (0, 1, 2)]
+    mini = MiniBatch(((micros[0], micros[1]), (micros[2],)), DENOMINATORS)
+    batch = StepBatch((mini,), ("g",), 0)
+    calibrated = build("doubled").calibrate(batch).mini_batches[0].per_rank
+    got = [calibrated[0][0], calibrated[0][1], calibrated[1][0]]
+    for micro, changed in zip(micros, got, strict=True):
+        torch.testing.assert_close(changed.advantage_T, 2.0 * micro.advantage_T)
+    assert build("grpo").calibrate(batch) is batch
+
+
+DENOMINATORS = Denominators(tokens=50.0, sequences=7.0, constant=8.0)
+
+
+def loss_of(recipe: Recipe, micro: MicroBatch, x=None):
+    stats = recipe.prepare(MiniBatch(((micro,),), DENOMINATORS))
+    return recipe.loss(micro, x or micro.inputs, DENOMINATORS, stats)
