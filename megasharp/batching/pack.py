@@ -7,6 +7,7 @@ meet in collectives. Denominators are counted here, over the whole optimizer ste
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,19 +121,24 @@ def _balance(units: Sequence[_Unit], layout: PackLayout) -> list[list[_Unit]]:
     A single unit over the budget is alone in its bin: a response cannot be split.
     """
     order = sorted(range(len(units)), key=lambda i: (-_tokens(units[i]), i))
-    largest = max((_tokens(unit) for unit in units), default=0)
-    budget = max(layout.micro_batch_tokens, largest)
     total = sum(_tokens(unit) for unit in units)
     per_rank = max(1, math.ceil(total / (layout.micro_batch_tokens * layout.dp)))
     while True:
-        loads, chosen = [0] * (per_rank * layout.dp), [[] for _ in range(per_rank * layout.dp)]  # type: ignore[var-annotated]
-        for i in order:
-            emptiest = min(range(len(loads)), key=lambda b: (loads[b], b))
-            loads[emptiest] += _tokens(units[i])
-            chosen[emptiest].append(i)
-        if max(loads, default=0) <= budget or per_rank * layout.dp >= len(units):
-            return [[units[i] for i in sorted(bin_)] for bin_ in chosen]
+        bins = _spread(units, order, per_rank * layout.dp)
+        if all(len(bin_) <= 1 or sum(map(_tokens, bin_)) <= layout.micro_batch_tokens for bin_ in bins):
+            return bins
         per_rank += 1
+
+
+def _spread(units: Sequence[_Unit], order: Sequence[int], count: int) -> list[list[_Unit]]:
+    """Each unit, in the given order, into the emptiest of `count` bins; inside a bin the units keep their own order."""
+    chosen: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0, number) for number in range(count)]
+    for i in order:
+        load, number = loads[0]
+        chosen[number].append(i)
+        heapq.heapreplace(loads, (load + _tokens(units[i]), number))
+    return [[units[i] for i in sorted(bin_)] for bin_ in chosen]
 
 
 class _Rows:
