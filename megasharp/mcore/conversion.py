@@ -24,7 +24,7 @@ from megasharp.convert.hf_folder import HFReader, carry_over, read_config, write
 from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.mcore.model import build_model, transformer_config
 from megasharp.mcore.parallel import Place, destroy, initialize, megatron_device
-from megasharp.mcore.state import METADATA
+from megasharp.mcore.state import METADATA, write_shards
 from megasharp.mcore.weights import export_stage, load_hf
 from megasharp.types import ParallelLayout, as_dtype
 
@@ -59,7 +59,7 @@ def hf_to_megatron(source: Path, target: Path) -> None:
         try:
             (partial / "policy").mkdir()
             state = {"model": model.sharded_state_dict(metadata=dict(METADATA))}
-            dist_checkpointing.save(state, str(partial / "policy"), content_metadata=METADATA)
+            write_shards(state, partial / "policy")
             (partial / "hf").mkdir()
             carry_over(source, partial / "hf")
             partial.chmod(0o755)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -36,6 +38,14 @@ def save_state(
         part.init_state_fn(part.optimizer, part.config)
     state = _sharded(ddp, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
+    write_shards(state, folder)
+
+
+def write_shards(state: dict[str, Any], folder: Path) -> None:
+    """Write a sharded state dictionary into the existing empty folder; all ranks must call it."""
+    if filesystem_async._results_queue is None:
+        # Megatron's own queue is a process, which outlives a killed rank; a save that is waited for needs none.
+        filesystem_async._results_queue = queue.Queue()
     dist_checkpointing.save(state, str(folder), content_metadata=METADATA)
 
 

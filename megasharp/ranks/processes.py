@@ -6,12 +6,13 @@ dies is noticed at once by its process, not by a collective's timeout. Whichever
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +26,7 @@ from megasharp.mcore.learner import LearnerSettings
 from megasharp.ranks.worker import Failed, Item, Returned, WorkerSettings, serve
 
 _SHUTDOWN_S = 20.0
+_NEWS_S = 0.2
 
 
 class ProcessRanks:
@@ -36,6 +38,8 @@ class ProcessRanks:
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         log_folder.mkdir(parents=True, exist_ok=True)
+        # At its end the interpreter would wait for the ranks, which wait for the next call.
+        atexit.register(self._kill)
         try:
             for rank in range(settings.layout.world):
                 self._start(rank, settings, device)
@@ -79,8 +83,10 @@ class ProcessRanks:
                     pending.discard(rank)
 
     def close(self) -> None:
-        """Ask the ranks to end; kill those that do not."""
-        with contextlib.suppress(OSError):
+        """Ask the ranks to end; kill those that do not. Nothing to do when they have ended already."""
+        if not self._connections:
+            return
+        with contextlib.suppress(RankDied):
             self._send("close", ())
         for process in self._processes:
             process.join(_SHUTDOWN_S)
@@ -103,22 +109,42 @@ class ProcessRanks:
                 results[rank] = message.value
         return [results[rank] for rank in range(len(self._connections))]
 
-    def _receive(self, pending: set[int], method: str) -> Iterator[tuple[int, Returned | Item]]:
+    def _receive(self, pending: set[int], method: str) -> list[tuple[int, Returned | Item]]:
         """Messages that are ready; raises when a pending rank failed or is gone."""
         ready = wait([self._connections[rank] for rank in pending])
-        for rank in sorted(pending):
-            if self._connections[rank] not in ready:
-                continue
-            try:
-                message = pickle.loads(self._connections[rank].recv_bytes())
-            except (EOFError, OSError) as error:
-                raise self._died(rank, method) from error
-            if isinstance(message, Failed):
-                self._kill()
-                if message.user_error:
-                    raise UserError(message.text)
-                raise RankDied(f"rank {rank} failed in {method}: {message.text}")
-            yield rank, message
+        arrived = [(rank, self._message(rank)) for rank in sorted(pending) if self._connections[rank] in ready]
+        messages = [(rank, message) for rank, message in arrived if isinstance(message, Returned | Item)]
+        if len(messages) < len(arrived):
+            raise self._failure(arrived, method)
+        return messages
+
+    def _message(self, rank: int) -> Returned | Item | Failed | None:
+        """The rank's next message; None when it is gone."""
+        try:
+            message: Returned | Item | Failed = pickle.loads(self._connections[rank].recv_bytes())
+        except (EOFError, OSError):
+            return None
+        return message
+
+    def _failure(self, arrived: Sequence[tuple[int, object]], method: str) -> Exception:
+        """The first cause: a user's mistake or a death, before the errors that it gives its peers."""
+        failed = [(rank, message) for rank, message in arrived if isinstance(message, Failed)]
+        mistakes = [message.text for _, message in failed if message.user_error]
+        if mistakes:
+            self._kill()
+            return UserError(mistakes[0])
+        dead = [rank for rank, message in arrived if message is None] or self._killed()
+        if dead:
+            return self._died(dead[0], method)
+        self._kill()
+        rank, message = failed[0]
+        return RankDied(f"rank {rank} failed in {method}: {message.text}")
+
+    def _killed(self) -> list[int]:
+        """Ranks that a signal ended, once the kernel has had a moment to tell."""
+        for process in self._processes:
+            process.join(_NEWS_S)
+        return [rank for rank, process in enumerate(self._processes) if (process.exitcode or 0) < 0]
 
     def _died(self, rank: int, method: str) -> RankDied:
         process = self._processes[rank]
@@ -135,4 +161,6 @@ class ProcessRanks:
             process.join()
         for connection in self._connections:
             connection.close()
+        self._connections = []
         self._meeting.cleanup()
+        atexit.unregister(self._kill)
