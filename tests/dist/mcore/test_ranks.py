@@ -1,0 +1,171 @@
+"""Ranks as processes: the same results as in this process, deaths named at once, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from policies import CPU, LAYOUTS, by_sequence, packed, ragged_sequences, recipe, save_model, settings, weights_of
+from torch import Tensor
+
+from megasharp.errors import UserError
+from megasharp.mcore.learner import LearnerSettings
+from megasharp.ranks.inprocess import OneRank
+from megasharp.ranks.learner import Ranks, RanksLearner
+from megasharp.ranks.processes import ProcessRanks, RankDied
+from megasharp.types import StepStats
+
+MODEL = "qwen3-tied"
+METHOD = recipe(("grpo", "kl"), mini_batches=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("models"), MODEL)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_and_no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Equal numbers of threads, so that a rank's sums are those of this process bit for bit."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    assert children() == []
+
+
+def children() -> list[psutil.Process]:
+    """Living children of this process, except the tracker that multiprocessing keeps."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "resource_tracker" not in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
+
+
+def values(folder: str, layout: str) -> LearnerSettings:
+    return settings(folder, LAYOUTS[layout], METHOD.needs, offload=("gradients",))
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything the loop gets from a learner in two steps, with a save and a load between them."""
+
+    logp: dict[int, Tensor]
+    stats: list[StepStats]
+    weights: dict[str, Tensor]
+
+
+def run(ranks: Ranks, layout: str, checkpoint: Path) -> Result:
+    learner = RanksLearner(ranks)
+    try:
+        batch = packed(ragged_sequences(), LAYOUTS[layout], mini_batches=2)
+        annotated = learner.annotate(batch, METHOD.annotation)
+        stats = [learner.step(annotated, METHOD)]
+        checkpoint.mkdir()
+        learner.save(checkpoint)
+        learner.offload()
+        learner.onload()
+        learner.load(checkpoint)
+        stats.append(learner.step(annotated, METHOD))
+        return Result(by_sequence(annotated, "old_logp_T"), stats, weights_of(learner))
+    finally:
+        learner.close()
+
+
+def test_processes_do_what_one_rank_does(folder: str, tmp_path: Path) -> None:
+    inside = run(OneRank(values(folder, "tp1"), CPU), "tp1", tmp_path / "inside")
+    alone = run(ProcessRanks(values(folder, "tp1"), CPU, tmp_path / "logs1"), "tp1", tmp_path / "alone")
+    assert alone.stats == inside.stats
+    assert all(torch.equal(alone.weights[name], weight) for name, weight in inside.weights.items())
+    split = run(ProcessRanks(values(folder, "dp2"), CPU, tmp_path / "logs2"), "dp2", tmp_path / "split")
+    for got, expected in zip(split.stats, inside.stats, strict=True):
+        assert got.loss == pytest.approx(expected.loss, rel=1e-4, abs=1e-6)
+        assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+    assert split.logp.keys() == inside.logp.keys() and split.weights.keys() == inside.weights.keys()
+    for flat, logp_T in inside.logp.items():
+        torch.testing.assert_close(split.logp[flat], logp_T, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_rank_is_named_at_once(folder: str, tmp_path: Path, victim: int) -> None:
+    ranks = ProcessRanks(values(folder, "tp2"), CPU, tmp_path / "logs")
+    process = next(p for p in ranks._processes if p.name.endswith(f" {victim}"))
+    batch = packed(ragged_sequences(), LAYOUTS["tp2"], micro_batch_tokens=16)
+    one_step = recipe()
+    ranks.call("step", batch, one_step)
+    killer = threading.Timer(0.5, lambda: os.kill(process.pid or 0, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(RankDied, match=rf"rank {victim} ended with exit code -9 in step.*rank_{victim}\.log"):
+        while True:
+            ranks.call("step", batch, one_step)
+    died = time.monotonic()
+    killer.join()
+    ranks.close()
+    assert time.monotonic() - died < 10
+    assert children() == []
+
+
+def test_a_users_mistake_arrives_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no-such-folder does not exist"):
+        ProcessRanks(values(str(tmp_path / "no-such-folder"), "tp2"), CPU, tmp_path / "logs")
+    assert children() == []
+
+
+def test_any_other_error_names_rank_call_and_log(folder: str, tmp_path: Path) -> None:
+    ranks = ProcessRanks(values(folder, "dp2"), CPU, tmp_path / "logs")
+    with pytest.raises(RankDied, match=r"rank [01] failed in no_such_method: .*no_such_method"):
+        ranks.call("no_such_method")
+    assert "AttributeError" in "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = {path!r}
+from policies import CPU, LAYOUTS, recipe, settings
+from megasharp.ranks.processes import ProcessRanks
+
+if __name__ == "__main__":
+    ranks = ProcessRanks(settings({folder!r}, LAYOUTS["dp2"], recipe().needs), CPU, Path({logs!r}))
+    Path({logs!r}, "saved").mkdir()
+    # Saving has processes of its own.
+    ranks.call("save", Path({logs!r}, "saved"))
+    print("saved", flush=True)
+    {then}
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "raises"])
+def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> None:
+    script = tmp_path / "driver.py"
+    then = "time.sleep(600)" if end == "killed" else "raise RuntimeError('the driver has a bug')"
+    script.write_text(DRIVER.format(path=sys.path, folder=folder, logs=str(tmp_path / "logs"), then=then))
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "saved\n"
+            ranks = psutil.Process(driver.pid).children(recursive=True)
+            assert len(ranks) >= 2
+            if end == "killed":
+                driver.kill()
+            driver.wait(timeout=30)
+            _, alive = psutil.wait_procs(ranks, timeout=10)
+            assert alive == []
+        finally:
+            driver.kill()
