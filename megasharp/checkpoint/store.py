@@ -90,7 +90,9 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps of complete checkpoints, oldest first."""
-        return sorted(int(path.parent.name.removeprefix("step_")) for path in self._folder.glob(f"step_*/{MANIFEST}"))
+        names = (path.parent.name.removeprefix("step_") for path in self._folder.glob(f"step_*/{MANIFEST}"))
+        # A copy that someone made beside it has another kind of name.
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def newest(self) -> tuple[Path, RunState] | None:
         """The newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.

@@ -29,11 +29,16 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads `1e-4` as text; people mean a number."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$|^[-+]?(\d[\d_]*)?\.\d[\d_]*$|^[-+]?\d+\.$"),
-    list("-+0123456789."),
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that `_Loader` would read as numbers."""
+
+
+for _yaml in (_Loader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$|^[-+]?(\d[\d_]*)?\.\d[\d_]*$|^[-+]?\d+\.$"),
+        list("-+0123456789."),
+    )
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -124,4 +129,5 @@ def _nearest(schema: type[BaseModel], location: tuple[int | str, ...]) -> str:
 
 def dump_yaml(section: Section) -> str:
     """The resolved configuration as YAML, keys in schema order."""
-    return yaml.safe_dump(section.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text: str = yaml.dump(section.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text

@@ -1,0 +1,182 @@
+"""Checkpoints exist only when complete, survive what happens to disks, and are pruned by the rules."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megasharp.checkpoint.store import CheckpointStore, RunState, read_state
+from megasharp.errors import UserError
+
+
+def state(step: int) -> RunState:
+    return RunState(
+        reference="base", step=step, policy_version=step + 1, cursor_epoch=2, cursor_position=17, skipped_in_a_row=1
+    )
+
+
+def write(folder: Path) -> None:
+    (folder / "policy").mkdir()
+    (folder / "policy" / "shard_0").write_bytes(b"weights" * 100)
+    (folder / "notes.txt").write_text("hello")
+
+
+def store_with(folder: Path, steps: list[int], keep_last: int = 9, keep_every: int | None = None) -> CheckpointStore:
+    store = CheckpointStore(folder, keep_last, keep_every)
+    for step in steps:
+        store.save(state(step), write)
+    return store
+
+
+def test_what_was_saved_is_read(tmp_path: Path) -> None:
+    store = store_with(tmp_path / "checkpoints", [5, 12])
+    found = store.newest()
+    assert found is not None
+    folder, read = found
+    assert folder == tmp_path / "checkpoints" / "step_000012" and read == state(12) == read_state(folder)
+    assert (folder / "policy" / "shard_0").read_bytes() == b"weights" * 100
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "step_000012\n"
+    assert store.steps() == [5, 12]
+
+
+def test_manifest_lists_every_file(tmp_path: Path) -> None:
+    store_with(tmp_path, [1])
+    manifest = json.loads((tmp_path / "step_000001" / "manifest.json").read_text())
+    assert manifest["files"].keys() == {"policy/shard_0", "notes.txt"}
+    assert manifest["files"]["policy/shard_0"]["size"] == 700
+    assert {"torch", "megatron-core"} <= manifest["software"].keys()
+
+
+def test_nothing_saved_is_no_checkpoint(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path / "new", 1, None).newest() is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt()])
+def test_partial_is_never_visible(tmp_path: Path, error: BaseException) -> None:
+    store = store_with(tmp_path, [1])
+
+    def fail(folder: Path) -> None:
+        write(folder)
+        assert store.steps() == [1]
+        raise error
+
+    with pytest.raises(type(error)):
+        store.save(state(2), fail)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
+
+
+def test_leftovers_of_a_killed_process_do_not_disturb(tmp_path: Path) -> None:
+    """Killed while writing; killed after the rename but before `latest`."""
+    store = store_with(tmp_path, [1, 2])
+    leftover = tmp_path / ".step_000003.partial"
+    leftover.mkdir()
+    (leftover / "old").write_text("old")
+    (tmp_path / "latest").write_text("step_000001\n")
+    (tmp_path / "step_000002.copy").mkdir()
+    (tmp_path / "step_000002.copy" / "manifest.json").write_text("{}")
+    found = store.newest()
+    assert found is not None and found[0].name == "step_000002"
+    store.save(state(3), write)
+    assert not (tmp_path / "step_000003" / "old").exists() and store.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "left"),
+    [(1, None, [60]), (2, None, [50, 60]), (1, 20, [20, 40, 60]), (2, 30, [30, 50, 60])],
+)
+def test_retention(tmp_path: Path, keep_last: int, keep_every: int | None, left: list[int]) -> None:
+    store = store_with(tmp_path, [10, 20, 30, 40, 50, 60], keep_last, keep_every)
+    assert store.steps() == left
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == [f"step_{step:06d}" for step in left]
+
+
+def flip_byte(folder: Path) -> None:
+    content = bytearray((folder / "policy" / "shard_0").read_bytes())
+    content[350] ^= 1
+    (folder / "policy" / "shard_0").write_bytes(bytes(content))
+
+
+def truncate(folder: Path) -> None:
+    os.truncate(folder / "policy" / "shard_0", 699)
+
+
+def lose_file(folder: Path) -> None:
+    (folder / "notes.txt").unlink()
+
+
+def spoil_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"step": 2')
+
+
+@pytest.mark.parametrize("damage", [flip_byte, truncate, lose_file, spoil_manifest])
+def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    store = store_with(tmp_path, [1, 2])
+    damage(tmp_path / "step_000002")
+    found = store.newest()
+    assert found is not None and found[1].step == 1
+    damage(tmp_path / "step_000001")
+    with pytest.raises(UserError, match=r"no complete checkpoint: .*step_000002") as refused:
+        store.newest()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_repeated_step_replaces_its_checkpoint(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [1])
+    store.save(state(1), lambda folder: (folder / "other").write_text("new") and None)
+    assert sorted(path.name for path in (tmp_path / "step_000001").iterdir()) == ["manifest.json", "other"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_while_writing_shards(tmp_path: Path, number: int) -> None:
+    """As Megatron reports it too: an error of its own, raised from the system's."""
+    store = store_with(tmp_path, [4])
+
+    def fail(folder: Path) -> None:
+        write(folder)
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError as error:
+            raise RuntimeError("a writer failed") from error
+
+    with pytest.raises(UserError, match=r"step_000005: no space left on the disk.*newest complete step: 4") as refused:
+        store.save(state(5), fail)
+    assert "\n" not in str(refused.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000004"]
+
+
+LIMITED = """
+import sys
+from pathlib import Path
+from megasharp.checkpoint.store import CheckpointStore, RunState
+from megasharp.errors import UserError
+
+store = CheckpointStore(Path(sys.argv[1]), 3, None)
+store.save(RunState(reference="base", step=1), lambda folder: None)
+try:
+    store.save(RunState(reference="base", step=2), lambda folder: (folder / "big").write_bytes(bytes(1 << 20)) and None)
+except UserError as error:
+    print(error)
+"""
+
+
+def test_full_disk_for_real(tmp_path: Path) -> None:
+    """A limit on file size fails writes as a full disk does."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
+
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", LIMITED, str(tmp_path)],
+        capture_output=True, text=True, check=True, preexec_fn=limit, timeout=60, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert "no space left on the disk" in done.stdout and len(done.stdout.splitlines()) == 1
+    assert CheckpointStore(tmp_path, 3, None).steps() == [1]
+    assert not list(tmp_path.glob(".*"))

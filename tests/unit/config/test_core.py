@@ -1,0 +1,116 @@
+"""Strict loading: unknown keys, includes, overrides, numbers; every mistake one line with file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from megasharp.config.core import Section, apply_overrides, dump_yaml, merge, parse_yaml, read_tree, validate
+from megasharp.errors import UserError
+
+
+class Inner(Section):
+    depth: int = 1
+    rate: float = Field(default=0.5, gt=0.0)
+
+
+class Outer(Section):
+    name: str
+    inner: Inner = Inner()
+    tags: list[str] = []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1E5", 1e5),
+        ("-2.5e+3", -2500.0),
+        ("1.0e-6", 1e-6),
+        (".5", 0.5),
+        ("3.", 3.0),
+        ("7", 7),
+        ("1e", "1e"),
+        ("e4", "e4"),
+        ("1.2.3", "1.2.3"),
+        ("true", True),
+        ("null", None),
+        ("[1, 2e-1]", [1, 0.2]),
+    ],
+)
+def test_values_as_people_mean_them(text: str, value: object) -> None:
+    parsed = parse_yaml(text, "here")
+    assert parsed == value and type(parsed) is type(value)
+
+
+def test_merge_is_by_key_and_leaves_its_inputs() -> None:
+    base, over = {"a": {"x": 1, "y": 2}, "b": [1, 2]}, {"a": {"y": 3}, "b": [9], "c": 0}
+    assert merge(base, over) == {"a": {"x": 1, "y": 3}, "b": [9], "c": 0}
+    assert merge({"a": {"x": 1}}, {"a": None}) == {"a": None}
+    assert base == {"a": {"x": 1, "y": 2}, "b": [1, 2]} and over == {"a": {"y": 3}, "b": [9], "c": 0}
+
+
+def test_later_includes_win_and_the_file_wins_over_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run" / "parts").mkdir(parents=True)
+    (tmp_path / "first.yaml").write_text("a: 1\nb: 1\nt: {x: 1, y: 1, z: 1}\n")
+    (tmp_path / "run/parts/second.yaml").write_text("include: [deep.yaml]\nb: 2\nt: {y: 2}\n")
+    (tmp_path / "run/parts/deep.yaml").write_text("b: 0\nd: 4\n")
+    (tmp_path / "run/run.yaml").write_text("include: [first.yaml, parts/second.yaml]\nt: {z: 3}\n")
+    monkeypatch.chdir(tmp_path)
+    assert read_tree(Path("run/run.yaml")) == {"a": 1, "b": 2, "d": 4, "t": {"x": 1, "y": 2, "z": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("include: [run.yaml]", "include leads back to itself"),
+        ("include: [gone.yaml]", "gone.yaml: cannot read the configuration file"),
+        ("include: 3", "run.yaml: include: expected a list of file names"),
+        ("- 1\n- 2\n", "run.yaml: expected a table of keys, found list"),
+        ("a: [1\nb: 2", "run.yaml: not valid YAML"),
+        ("", "run.yaml: expected a table of keys, found NoneType"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(UserError, match=message) as refused:
+        read_tree(tmp_path / "run.yaml")
+    assert "\n" not in str(refused.value)
+
+
+def test_overrides_by_dotted_path() -> None:
+    tree = {"inner": {"depth": 1}, "name": "a"}
+    changed = apply_overrides(tree, ["inner.rate=1e-4", "tags=[a, b]", "name=x=y", "inner.depth=3", "inner.depth=4"])
+    assert changed == {"inner": {"depth": 4, "rate": 1e-4}, "name": "x=y", "tags": ["a", "b"]}
+    assert tree == {"inner": {"depth": 1}, "name": "a"}
+
+
+@pytest.mark.parametrize("item", ["policy.tp", "=3", "a..b=1", ".a=1", "a.=1"])
+def test_overrides_of_another_form(item: str) -> None:
+    with pytest.raises(UserError, match="expected key=value with a dotted key"):
+        apply_overrides({}, [item])
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"nmae": "a", "name": "a"}, "run.yaml: nmae: unknown key; known keys here: name, inner, tags"),
+        ({"name": "a", "inner": {"dpeth": 1}}, "run.yaml: inner.dpeth: unknown key; known keys here: depth, rate"),
+        ({}, "run.yaml: name: this key is required"),
+        ({"name": "a", "inner": {"depth": "3"}}, "run.yaml: inner.depth: .*valid integer.*found '3'"),
+        ({"name": "a", "inner": {"depth": True}}, "run.yaml: inner.depth: .*valid integer.*found True"),
+        ({"name": "a", "inner": {"rate": -1.0}}, "run.yaml: inner.rate: .*greater than 0.*found -1.0"),
+        ({"name": 3, "inner": {"depth": "x"}}, "run.yaml: name: .*valid string.*\\(and 1 more\\)"),
+    ],
+)
+def test_mistakes_name_file_and_key(tree: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        validate(Outer, tree, "run.yaml")
+    assert "\n" not in str(refused.value)
+
+
+def test_written_configuration_reads_the_same() -> None:
+    section = validate(Outer, {"name": "ä", "inner": {"rate": 1e-5}, "tags": ["1e-4"]}, "here")
+    assert validate(Outer, parse_yaml(dump_yaml(section), "there"), "there") == section

@@ -1,0 +1,123 @@
+"""The schema of a run: what ships parses, what is not built is refused by name, bad combinations are caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megasharp.algos import METHODS
+from megasharp.algos.planned import PLANNED
+from megasharp.config.core import dump_yaml, parse_yaml, read_tree, validate
+from megasharp.config.run import RunConfig, load_run
+from megasharp.config.unbuilt import refuse_unbuilt
+from megasharp.errors import UserError
+
+REPOSITORY = Path(__file__).parents[3]
+MINIMAL = """
+name: tiny
+steps: 3
+model: {path: some/folder}
+data: {task: countdown, path: train.jsonl}
+"""
+UNBUILT = [
+    "deterministic=true",
+    "policy.device=cuda",
+    "policy.vpp=2",
+    "policy.cp=2",
+    "reward.workers=2",
+    "rollout.engine=sglang",
+    "rollout.python=/opt/python",
+    "rollout.max_staleness=1",
+    "rollout.engines=2",
+    "rollout.tp=2",
+    "rollout.sglang={a: 1}",
+    "recipe.schedule=[{until: 5, methods: [grpo]}]",
+    "recipe.reset.every=5",
+    "recipe.reset.stagnation=5",
+    "sync.transport=nccl",
+    "sync.verify=true",
+    "cluster.backend=ray",
+    "cluster.placement=disaggregated",
+    "cluster.nodes=2",
+    "cluster.gpus_per_node=8",
+    "checkpoint.asynchronous=true",
+    "checkpoint.keep_best=reward",
+    "log.wandb=project",
+    "log.mlflow=project",
+    "guard.spike_sigma=6.0",
+    "guard.stage_timeout_s=60.0",
+]
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    file = tmp_path / "run.yaml"
+    file.write_text(MINIMAL)
+    return file
+
+
+@pytest.mark.parametrize("file", sorted(REPOSITORY.glob("examples/*/run.yaml")), ids=lambda file: file.parent.name)
+def test_shipped_runs_parse_and_are_built(file: Path) -> None:
+    refuse_unbuilt(load_run(file), str(file))
+
+
+@pytest.mark.parametrize("file", sorted(REPOSITORY.glob("configs/**/*.yaml")), ids=lambda file: file.stem)
+def test_shipped_pieces_fit_the_schema(file: Path) -> None:
+    """A task is one table of `data` or an evaluation suite; any other piece is a part of a run."""
+    tree = read_tree(file)
+    piece = {"data": tree} if file.parent.name == "task" else tree
+    base = parse_yaml(MINIMAL, "minimal")
+    for key, value in piece.items():
+        base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
+    validate(RunConfig, base, str(file))
+
+
+def test_something_is_shipped() -> None:
+    assert list(REPOSITORY.glob("examples/*/run.yaml")) and list(REPOSITORY.glob("configs/**/*.yaml"))
+
+
+def test_defaults_are_built(run_file: Path) -> None:
+    refuse_unbuilt(load_run(run_file), "run.yaml")
+
+
+@pytest.mark.parametrize("override", UNBUILT)
+def test_unbuilt_key_parses_and_is_refused_by_name(run_file: Path, override: str) -> None:
+    config = load_run(run_file, [override])
+    with pytest.raises(UserError, match="is not built yet; leave this key at its default") as refused:
+        refuse_unbuilt(config, "run.yaml")
+    key = override.partition("=")[0]
+    named = str(refused.value).removeprefix("run.yaml: ")
+    assert key.startswith(named.split(" ")[0].rstrip(":")) and "\n" not in named
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("policy.tpp=2", "policy.tpp: unknown key; known keys here: device, dp, tp, pp"),
+        ("recipe.grpo.epsilonn=1", "recipe.grpo.epsilonn: unknown key; known keys here: std, epsilon"),
+        ("name=../outside", "name: String should match pattern"),
+        ("steps=0", "steps: .*greater than or equal to 1"),
+        ("model.dtype=float16", "model.dtype: .*'float32' or 'bfloat16'"),
+        ("rollout.temperature=0.0", "rollout.temperature: .*greater than 0"),
+        ("eval.n=8", "eval: n=8 samples cannot give pass@64; raise eval.n or lower eval.k"),
+        ("eval.k=[0]", "eval: k: give at least one value, all >= 1"),
+        ("policy.optimizer.betas=[0.9]", "policy.optimizer.betas: .*at least 2"),
+    ],
+)
+def test_bad_values_are_one_line(run_file: Path, override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        load_run(run_file, [override])
+    assert str(run_file) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_every_method_has_its_table(run_file: Path) -> None:
+    recipe = load_run(run_file).recipe
+    assert recipe.params().keys() == METHODS.keys()
+    assert {*METHODS, *PLANNED} <= set(type(recipe).model_fields)
+    assert load_run(run_file, ["recipe.kl.coefficient=1e-2"]).recipe.params()["kl"].coefficient == 0.01
+
+
+def test_resolved_configuration_reads_the_same(run_file: Path) -> None:
+    config = load_run(run_file, ["policy.optimizer.lr=1e-7", "policy.megatron.some_flag=true"])
+    assert validate(RunConfig, parse_yaml(dump_yaml(config), "resolved"), "resolved") == config
