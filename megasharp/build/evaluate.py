@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megasharp.build.parts import make_engine
+from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.store import CheckpointStore
 from megasharp.convert.hf_folder import HFReader
 from megasharp.data.tokenizer import load_tokenizer
@@ -35,6 +36,7 @@ def evaluate_source(
         engine = make_engine(folder)
         try:
             with HFReader(folder) as reader:
+                limit_threads(reader.architecture)
                 engine.load_weights(0, ((name, reader.tensor(name)) for name in reader.names()))
             result = evaluate(
                 engine,

@@ -9,6 +9,7 @@ import torch
 
 from megasharp.batching.pack import PackLayout
 from megasharp.build.check import Checked
+from megasharp.build.threads import cpu_threads
 from megasharp.config.run import RunConfig
 from megasharp.metrics.clock import StageClock
 from megasharp.protocols import Engine
@@ -65,7 +66,7 @@ def make_learner(checked: Checked, logs: Path) -> RanksLearner:
     else:
         from megasharp.ranks.processes import ProcessRanks
 
-        ranks = ProcessRanks(settings, CPU, logs)
+        ranks = ProcessRanks(settings, CPU, logs, cpu_threads(checked.architecture, checked.layout.world))
     return RanksLearner(ranks)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from megasharp import loop
 from megasharp.build.check import Checked
 from megasharp.build.parts import make_engine, make_learner, make_rollouts, pack_layout
+from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.run_folder import RunFolder, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
@@ -38,6 +39,7 @@ def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
 
     Raises UserError for what the user can mend, TrainingStopped when the run ended itself.
     """
+    limit_threads(checked.architecture)
     with ExitStack() as stack:
         folder = open_run(root, dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)

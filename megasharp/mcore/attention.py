@@ -41,9 +41,9 @@ class PackedAttention(torch.nn.Module):
     ) -> Tensor:
         """Returns [P, heads * head_dim]. The mask arguments are Megatron's and are not used: the rows' plan rules."""
         rows = packed_seq_params
-        assert rows is not None and rows.cos_PD is not None and rows.sin_PD is not None
+        assert rows is not None and rows.cos_PF is not None and rows.sin_PF is not None
         assert rows.restore_P is not None
-        query, key = rotate(query, rows.cos_PD, rows.sin_PD), rotate(key, rows.cos_PD, rows.sin_PD)
+        query, key = rotate(query, rows.cos_PF, rows.sin_PF), rotate(key, rows.cos_PF, rows.sin_PF)
         outputs = [self._attend(query, key, value, block) for block in rows.blocks]
         return torch.cat(outputs).index_select(0, rows.restore_P)
 

@@ -34,16 +34,16 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     """Megatron's packed-sequence record plus what our core attention needs.
 
     `restore_P`: for each packed row, where its output lies in the blocks' concatenated padded outputs.
-    `cos_PD`, `sin_PD`: rotary tables at the rows' positions.
+    `cos_PF`, `sin_PF`: rotary tables at the rows' positions, F = head_dim / 2 frequencies.
     """
 
     blocks: list[Block] = field(default_factory=list)
     restore_P: Tensor | None = None
-    cos_PD: Tensor | None = None
-    sin_PD: Tensor | None = None
+    cos_PF: Tensor | None = None
+    sin_PF: Tensor | None = None
 
 
-def packed_rows(segments: Segments, num_rows: int, cos_PD: Tensor, sin_PD: Tensor) -> PackedRows:
+def packed_rows(segments: Segments, num_rows: int, cos_PF: Tensor, sin_PF: Tensor) -> PackedRows:
     """Plan attention over `num_rows` packed rows."""
     blocks: list[Block] = []
     restore_P = torch.full((num_rows,), -1, dtype=torch.int64)
@@ -66,8 +66,8 @@ def packed_rows(segments: Segments, num_rows: int, cos_PD: Tensor, sin_PD: Tenso
         max_seqlen_kv=longest,
         blocks=blocks,
         restore_P=restore_P,
-        cos_PD=cos_PD,
-        sin_PD=sin_PD,
+        cos_PF=cos_PF,
+        sin_PF=sin_PF,
     )
 
 

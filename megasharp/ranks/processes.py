@@ -30,9 +30,12 @@ _NEWS_S = 0.2
 
 
 class ProcessRanks:
-    """Satisfies `Ranks`. Children end with this object or with this process, whichever ends first."""
+    """Satisfies `Ranks`. Children end with this object or with this process, whichever ends first.
 
-    def __init__(self, settings: LearnerSettings, device: torch.device, log_folder: Path) -> None:
+    `threads` is the number of CPU threads of each rank.
+    """
+
+    def __init__(self, settings: LearnerSettings, device: torch.device, log_folder: Path, threads: int = 1) -> None:
         self._log_folder = log_folder
         self._meeting = tempfile.TemporaryDirectory(prefix="megasharp-ranks-")
         self._connections: list[Connection] = []
@@ -42,13 +45,13 @@ class ProcessRanks:
         atexit.register(self._kill)
         try:
             for rank in range(settings.layout.world):
-                self._start(rank, settings, device)
+                self._start(rank, settings, device, threads)
             self._collect("start")
         except BaseException:
             self._kill()
             raise
 
-    def _start(self, rank: int, settings: LearnerSettings, device: torch.device) -> None:
+    def _start(self, rank: int, settings: LearnerSettings, device: torch.device, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         worker = WorkerSettings(
@@ -56,7 +59,7 @@ class ProcessRanks:
             device=device,
             store=str(Path(self._meeting.name) / "store"),
             log=str(self._log_folder / f"rank_{rank}.log"),
-            threads=max(1, (os.cpu_count() or 1) // settings.layout.world),
+            threads=threads,
             parent=os.getpid(),
         )
         # Ranks write checkpoints through processes of their own, which daemons may not have.
