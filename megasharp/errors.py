@@ -18,6 +18,8 @@ class RankDied(Exception):
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# The last one is all that torch's file writer says when a write falls short.
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large", "unexpected pos")
 
 
 def one_line(error: BaseException) -> str:
@@ -26,7 +28,7 @@ def one_line(error: BaseException) -> str:
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether an error, or one it was raised from, says that the disk (or quota) is full.
+    """Whether an error, or one it was raised from, says that the disk (or quota, or file size limit) is full.
 
     Writers that work in processes of their own pass only the text on, so the text counts too.
     """
@@ -34,7 +36,7 @@ def disk_is_full(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in _FULL:
             return True
-        if "No space left on device" in str(seen) or "Disk quota exceeded" in str(seen):
+        if any(text in str(seen) for text in _FULL_TEXTS):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

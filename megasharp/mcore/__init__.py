@@ -5,6 +5,7 @@ weights in and out under any TP x PP, `state` saves and loads through Megatron's
 all of that run without CUDA.
 """
 
+import logging
 import warnings
 
 # Megatron says at import what is not installed (Transformer Engine, apex) and keeps names that torch has deprecated; on
@@ -12,3 +13,7 @@ import warnings
 warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core\..*")
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated")
 warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"megatron\.core\..*")
+warnings.filterwarnings("ignore", message=r"Please use DTensor instead")
+# The checkpoint writer logs an error that it raises as well, which reaches the user as one line.
+logging.getLogger("megatron.core.dist_checkpointing.strategies.filesystem_async").setLevel(logging.CRITICAL)

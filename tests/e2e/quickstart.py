@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -18,14 +20,18 @@ SMALL = (
 )
 
 
+def _limit_files(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 class Command:
     """Runs `megasharp` in processes of its own, from the repository, with run folders below one folder."""
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start without waiting; both streams are captured."""
+    def start(self, *arguments: str, largest_file: int | None = None) -> subprocess.Popen[str]:
+        """Start without waiting; both streams are captured. `largest_file`, in bytes, is all a file may grow to."""
         return subprocess.Popen(
             [sys.executable, "-m", "megasharp.cli", *arguments],
             cwd=REPOSITORY,
@@ -33,15 +39,16 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=None if largest_file is None else partial(_limit_files, largest_file),
         )
 
     def train(self, *arguments: str) -> list[str]:
         """The arguments of a training command."""
         return ["train", QUICKSTART, "--runs", str(self.runs), *SMALL, *arguments]
 
-    def run(self, *arguments: str, code: int = 0) -> str:
+    def run(self, *arguments: str, code: int = 0, largest_file: int | None = None) -> str:
         """Run to the end; returns standard output, or standard error where `code` is not 0."""
-        process = self.start(*arguments)
+        process = self.start(*arguments, largest_file=largest_file)
         out, err = process.communicate(timeout=300)
         assert process.returncode == code, f"exit {process.returncode}, expected {code}\n{out}\n{err}"
         return err if code else out

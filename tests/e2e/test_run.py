@@ -97,3 +97,12 @@ def test_converting_there_and_back_is_bit_exact(command: Command, tmp_path: Path
 def test_quickstart_file_is_what_the_readme_describes(command: Command) -> None:
     out = command.run("train", QUICKSTART, "--dry-run")
     assert "48 prompts x 8 = 384 responses" in out
+
+
+def test_a_disk_that_fills_up_costs_one_line_and_no_half_checkpoint(command: Command) -> None:
+    line = command.run(*command.train("steps=2", "name=full"), code=2, largest_file=1_500_000)
+    assert "no space left" in line.splitlines()[-1]
+    assert list((command.runs / "full" / "checkpoints").iterdir()) == []
+    out = command.run(*command.train("steps=2", "name=full", "--resume"))
+    assert "resuming" in out
+    assert (command.runs / "full" / "checkpoints" / "latest").read_text() == "step_000002\n"
