@@ -50,7 +50,7 @@ RESUMES = (
     (FP32, "tp1", "tp2"),
     (BF16, "tp1", "tp2"),
     (FP32, "dp2", "dp2"),
-    (FP32, "tp2pp2", "tp2pp2"),
+    (FP32, "pp2", "pp2"),
 )
 Resume = tuple[Case, str, str]
 

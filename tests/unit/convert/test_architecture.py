@@ -113,9 +113,7 @@ def test_list_valued_rope_settings_come_back_as_lists() -> None:
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads=3"),
     ],
 )
-def test_unsupported_settings_are_refused(
-    save_model, family: str, overrides: dict[str, object], names: str
-) -> None:
+def test_unsupported_settings_are_refused(save_model, family: str, overrides: dict[str, object], names: str) -> None:
     folder = save_model(family, **overrides) if "num_key_value_heads" not in overrides else save_model(family)
     if "num_key_value_heads" in overrides:
         path = folder / "config.json"

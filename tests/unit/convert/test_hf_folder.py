@@ -162,9 +162,7 @@ def test_tokenizer_must_fit_the_vocabulary(save_model) -> None:
     save_tokenizer(folder, 53)
     check_tokenizer(folder, arch)
     save_tokenizer(folder, 54)
-    with pytest.raises(
-        UserError, match=r"tokenizer/model vocabulary mismatch: token 't53' .* id 53"
-    ) as caught:
+    with pytest.raises(UserError, match=r"tokenizer/model vocabulary mismatch: token 't53' .* id 53") as caught:
         check_tokenizer(folder, arch)
     assert "vocab_size=53" in str(caught.value)
     (folder / "tokenizer.json").write_text("{")

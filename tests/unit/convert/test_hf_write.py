@@ -27,9 +27,7 @@ def weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
 @pytest.mark.parametrize("limit", [5 * 1024**3, 4000])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])
-def test_transformers_loads_the_same_model(
-    save_model, make_model, family: str, tied: bool, limit: int
-) -> None:
+def test_transformers_loads_the_same_model(save_model, make_model, family: str, tied: bool, limit: int) -> None:
     source = save_model(family, tie_word_embeddings=tied)
     target = source.parent / "new" / "copy"
     write_hf_folder(target, source, weights(source), max_shard_bytes=limit)

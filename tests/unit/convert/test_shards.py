@@ -64,9 +64,7 @@ def megatron_names(family: str, layers: int) -> list[str]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(
-        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
-    )
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -139,9 +137,7 @@ def test_second_linear_maps_are_cut_by_columns(make_model, name: str, hf: str) -
     assert torch.equal(second, whole[:, 16:])
 
 
-@pytest.mark.parametrize(
-    ("tp", "multiple", "rows"), [(1, 1, 53), (2, 1, 27), (2, 16, 32), (2, 64, 64), (4, 32, 32)]
-)
+@pytest.mark.parametrize(("tp", "multiple", "rows"), [(1, 1, 53), (2, 1, 27), (2, 16, 32), (2, 64, 64), (4, 32, 32)])
 def test_vocabulary_is_padded_with_zero_rows(make_model, tp: int, multiple: int, rows: int) -> None:
     reader = StateDict(make_model("qwen3"))
     whole = reader.tensors["lm_head.weight"]

@@ -100,8 +100,7 @@ def test_bad_files(tmp_path: Path) -> None:
 def test_shipped_splits_are_disjoint_and_hold_what_they_say() -> None:
     records = {split: read_records(SHIPPED / f"{split}.jsonl") for split in ("train", "dev", "test")}
     keys = {
-        split: {(tuple(sorted(record.numbers)), record.target) for record in each}
-        for split, each in records.items()
+        split: {(tuple(sorted(record.numbers)), record.target) for record in each} for split, each in records.items()
     }
     assert {split: len(each) for split, each in keys.items()} == {"train": 8000, "dev": 128, "test": 256}
     assert len(keys["train"] | keys["dev"] | keys["test"]) == 8000 + 128 + 256

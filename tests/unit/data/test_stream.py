@@ -93,9 +93,7 @@ def test_long_prompts_are_left_out_and_counted() -> None:
 
 
 def test_no_prompt_left_is_the_users_to_mend() -> None:
-    with pytest.raises(
-        UserError, match=r"data\.max_prompt_tokens: all 10 prompts of t\.jsonl .* shortest has 3"
-    ):
+    with pytest.raises(UserError, match=r"data\.max_prompt_tokens: all 10 prompts of t\.jsonl .* shortest has 3"):
         stream(limit=2)
     with pytest.raises(UserError, match="holds no problems"):
         stream(count=0)

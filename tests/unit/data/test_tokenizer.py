@@ -67,9 +67,7 @@ def test_unknown_characters_do_not_raise() -> None:
         (None, (1,)),
     ],
 )
-def test_stop_tokens_join_both_sources(
-    folder: Path, generation: str | None, expected: tuple[int, ...]
-) -> None:
+def test_stop_tokens_join_both_sources(folder: Path, generation: str | None, expected: tuple[int, ...]) -> None:
     path = folder / "generation_config.json"
     path.unlink() if generation is None else path.write_text(generation)
     assert load_tokenizer(folder).stop_token_ids == expected

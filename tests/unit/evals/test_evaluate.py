@@ -41,9 +41,7 @@ class RuleEngine:
     def __init__(self) -> None:
         self.calls: list[tuple[list[GenerateRequest], SamplingParams]] = []
 
-    def generate(
-        self, requests: Sequence[GenerateRequest], sampling: SamplingParams
-    ) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         self.calls.append((list(requests), sampling))
         return [[self.complete(seed, sampling) for seed in request.seeds] for request in requests]
 
@@ -168,9 +166,7 @@ def test_a_verifier_that_raises_is_an_error_outcome():
         return Verdict(Outcome.WRONG, 0.0)
 
     result = run(verifiers={"countdown": verify})
-    assert sum(row.error for row in result.rows) == sum(
-        texts_of(f"p{i}", 10, 3).count("1+") for i in range(6)
-    )
+    assert sum(row.error for row in result.rows) == sum(texts_of(f"p{i}", 10, 3).count("1+") for i in range(6))
     assert result.pass_at_n == 0.0
 
 

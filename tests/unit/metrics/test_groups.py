@@ -12,12 +12,8 @@ def test_a_step_worked_out_by_hand(make_response, make_group):
     right, wrong, infra = Outcome.CORRECT, Outcome.WRONG, Outcome.INFRA
     groups = [
         make_group(make_response(right, 2, "1+2"), make_response(right, 4, "1+2", gap=0.5)),
-        make_group(
-            make_response(right, 6, "3*4"), make_response(right, 6, "4+8"), make_response(wrong, 6, "9")
-        ),
-        make_group(
-            make_response(wrong, 8, finish=FinishReason.LENGTH), make_response(infra, 4), dropped="hard"
-        ),
+        make_group(make_response(right, 6, "3*4"), make_response(right, 6, "4+8"), make_response(wrong, 6, "9")),
+        make_group(make_response(wrong, 8, finish=FinishReason.LENGTH), make_response(infra, 4), dropped="hard"),
         make_group(make_response(Outcome.FORMAT, 2), make_response(Outcome.TIMEOUT, 2), dropped="hard"),
     ]
     figures = group_metrics(groups)

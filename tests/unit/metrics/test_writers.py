@@ -12,9 +12,7 @@ from megasharp.errors import UserError
 from megasharp.metrics.writers import MetricLog, read_metrics
 
 
-def write_steps(
-    folder: Path, steps: range, value: float, resumed_step: int | None, tensorboard: bool = False
-) -> None:
+def write_steps(folder: Path, steps: range, value: float, resumed_step: int | None, tensorboard: bool = False) -> None:
     log = MetricLog(folder, tensorboard=tensorboard, resumed_step=resumed_step)
     for step in steps:
         log.write(step, {"reward/mean": value + step})

@@ -25,13 +25,8 @@ def test_sum_is_a_loop_over_segments() -> None:
 
 def test_mean_is_a_loop_over_segments() -> None:
     x_T = tokens()
-    expected = [
-        x_T[segment == SEQ_T].mean().item() if (segment == SEQ_T).any() else 0.0
-        for segment in range(SEGMENTS)
-    ]
-    torch.testing.assert_close(
-        segment_mean(x_T, SEQ_T, SEGMENTS), torch.tensor(expected, dtype=torch.float64)
-    )
+    expected = [x_T[segment == SEQ_T].mean().item() if (segment == SEQ_T).any() else 0.0 for segment in range(SEGMENTS)]
+    torch.testing.assert_close(segment_mean(x_T, SEQ_T, SEGMENTS), torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float64, torch.float32, torch.bool])

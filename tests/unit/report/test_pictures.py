@@ -75,8 +75,7 @@ def test_training_curves_have_a_panel_per_figure(tmp_path):
     narrow = pixels(plot_training(rows, tmp_path / "a.png"))
     rows += [{"step": 10, "reward/mean": None, "entropy/policy": 0.4}, {"step": 20, "entropy/policy": 0.3}]
     rows += [
-        {"step": step, "eval/dev/pass@1": 0.2, "eval/dev/pass@4": 0.3, "eval/dev/pass@64": 0.9}
-        for step in (0, 30)
+        {"step": step, "eval/dev/pass@1": 0.2, "eval/dev/pass@4": 0.3, "eval/dev/pass@64": 0.9} for step in (0, 30)
     ]
     wide = pixels(plot_training(rows, tmp_path / "b.png"))
     assert wide.shape[1] - narrow.shape[1] == pytest.approx(3 * 2.7 * DPI, abs=2)

@@ -112,9 +112,7 @@ def brute_force(numbers: tuple[int, ...], target: int) -> set[str]:
         if len(part) == 1:
             return [str(part[0])]
         cuts = range(1, len(part))
-        return [
-            f"({a}{op}{b})" for c in cuts for a in texts(part[:c]) for b in texts(part[c:]) for op in "+-*/"
-        ]
+        return [f"({a}{op}{b})" for c in cuts for a in texts(part[:c]) for b in texts(part[c:]) for op in "+-*/"]
 
     answer = CountdownAnswer(numbers, target)
     verdicts = [verify(text, answer) for order in set(permutations(numbers)) for text in texts(order)]
