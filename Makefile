@@ -39,7 +39,8 @@ test-unit: $(VENV)/.test
 	$(BIN)/python -m pytest tests/unit
 
 test-long: $(VENV)/.test
-	$(BIN)/python tools/run_long_tests.py
+	$(BIN)/python -m pytest tests/long -m long
+	$(BIN)/python tools/test_other_megatron.py 0.19.2
 
 bench: $(VENV)/.bench
 	$(BIN)/python tools/bench_cpu.py

@@ -1,0 +1,26 @@
+"""The whole quickstart, as `make quickstart` runs it: what the README promises of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.long
+def test_pass_at_1_doubles_in_time_and_memory(tmp_path: Path) -> None:
+    start = time.monotonic()
+    command = [sys.executable, "-m", "megasharp.cli", "train", "examples/quickstart/run.yaml", "--runs", str(tmp_path)]
+    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - start
+    summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
+    curves = summary["pass_at_k"]["countdown_test"]
+    assert curves["after"]["1"] >= 2 * curves["before"]["1"], curves
+    assert summary["peak_rss_bytes"] < 4e9
+    assert seconds < 360
