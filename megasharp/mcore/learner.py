@@ -25,11 +25,11 @@ from torch import Tensor
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.recipe import MiniBatchStats, Recipe
 from megasharp.convert.hf_folder import HFReader, read_config
+from megasharp.convert.rope import rotary_frequencies
 from megasharp.mcore.forward import HeadSettings, MicroResult, Passes, token_inputs
 from megasharp.mcore.model import (
     Options,
     build_model,
-    rotary_frequencies,
     sort_options,
     transformer_config,
 )

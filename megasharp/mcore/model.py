@@ -22,9 +22,6 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
-from torch import Tensor
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.mapping import padded_vocab
@@ -159,20 +156,3 @@ def _mark_split_weights(model: GPTModel) -> None:
         weight = getattr(module, "weight", None)
         if type(module) in dimensions and weight is not None and not hasattr(weight, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(weight, True, dimensions[type(module)], 1)
-
-
-def rotary_frequencies(arch: Architecture, device: torch.device) -> tuple[Tensor, float]:
-    """Inverse frequencies [head_dim / 2] and the factor on cos and sin, by transformers' own rules."""
-    rope = arch.rope_parameters
-    if rope.rope_type == "default":
-        steps = torch.arange(0, arch.head_dim, 2, dtype=torch.int64).to(device=device, dtype=torch.float)
-        return 1.0 / (rope.theta ** (steps / arch.head_dim)), 1.0
-    config = PretrainedConfig(
-        rope_parameters=rope.as_dict(),
-        head_dim=arch.head_dim,
-        hidden_size=arch.hidden,
-        num_attention_heads=arch.heads,
-        max_position_embeddings=arch.max_positions,
-    )
-    frequencies, scaling = ROPE_INIT_FUNCTIONS[rope.rope_type](config, device)
-    return frequencies, float(scaling)

@@ -143,6 +143,9 @@ def _rope(config: PretrainedConfig) -> RopeParameters:
     settings = dict(config.rope_parameters)
     theta, rope_type = settings.pop("rope_theta"), settings.pop("rope_type")
     settings.pop("type", None)
+    partial = settings.get("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise refuse(config, "partial_rotary_factor", partial, "1.0")
     if rope_type not in _ROPE_TYPES:
         raise refuse(config, "rope_type", rope_type, ", ".join(_ROPE_TYPES))
     scaling = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}

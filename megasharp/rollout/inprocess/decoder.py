@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.rope import rotary_frequencies
 from megasharp.ops.linear import choose_linear
-from megasharp.rollout.inprocess.architecture import Architecture
 from megasharp.rollout.inprocess.cache import KeyValueCache
 from megasharp.rollout.inprocess.weights import DecoderWeights, LayerWeights
 
@@ -77,7 +78,7 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             normed = self._norm(hidden, layer.input_norm)
             mixed = attend(index, *self._query_key_value(layer, normed, rotation_T))
-            hidden = self._linear(mixed, layer.output, layer.output_bias).add_(hidden)
+            hidden = self._linear(mixed, layer.output, None).add_(hidden)
             gate, up = self._linear(self._norm(hidden, layer.post_norm), layer.gate_up, None).chunk(2, dim=-1)
             hidden = self._linear(F.silu(gate).mul_(up), layer.down, None).add_(hidden)
         return hidden
@@ -86,7 +87,7 @@ class Decoder:
         return self._linear(self._norm(hidden, self.weights.norm), self.weights.head, None)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(hidden, weight.shape, weight, self.architecture.norm_epsilon)
+        return F.rms_norm(hidden, weight.shape, weight, self.architecture.norm_eps)
 
     def _query_key_value(
         self, layer: LayerWeights, normed: Tensor, rotation_T: Tensor
@@ -96,7 +97,7 @@ class Decoder:
         fused = self._linear(normed, layer.qkv, layer.qkv_bias).view(-1, a.heads + 2 * a.kv_heads, a.head_dim)
         query_key, value = fused.tensor_split([a.heads + a.kv_heads], dim=1)
         if layer.query_key_norm is not None:
-            query_key = F.rms_norm(query_key, (a.head_dim,), None, a.norm_epsilon).mul_(layer.query_key_norm)
+            query_key = F.rms_norm(query_key, (a.head_dim,), None, a.norm_eps).mul_(layer.query_key_norm)
         query, key = _rotate(query_key, rotation_T).tensor_split([a.heads], dim=1)
         return query, key, value
 
@@ -147,8 +148,9 @@ def _row_major(cache: KeyValueCache, grouped: Tensor, kv_heads: int) -> Tensor:
 
 def _rotations(a: Architecture, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Complex [count, head_dim / 2]: the rotation of each position, in float32 as transformers has it."""
-    angles = torch.outer(torch.arange(count, dtype=torch.float32), a.inverse_frequencies)
-    rotations = torch.polar(torch.full_like(angles, a.rotary_scale), angles)
+    frequencies, scaling = rotary_frequencies(a)
+    angles = torch.outer(torch.arange(count, dtype=torch.float32), frequencies)
+    rotations = torch.polar(torch.full_like(angles, scaling), angles)
     return rotations.to(device, torch.complex128 if dtype == torch.float64 else torch.complex64)
 
 

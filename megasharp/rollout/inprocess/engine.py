@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
-from megasharp.rollout.inprocess.architecture import read_architecture
 from megasharp.rollout.inprocess.decoder import Decoder
 from megasharp.rollout.inprocess.generation import Samples, generate_batch
 from megasharp.rollout.inprocess.sampling import check_sampling
@@ -40,7 +40,7 @@ class InProcessEngine:
 
     def __init__(self, model_folder: Path, *, dtype: torch.dtype, device: torch.device, max_batch: int = 512) -> None:
         assert max_batch >= 1, max_batch
-        self._architecture = read_architecture(model_folder)
+        self._architecture = read_config(model_folder)[2]
         self._decoder: Decoder | None = Decoder(self._architecture, dtype, device)
         self._max_batch = max_batch
         self._version = -1
@@ -98,10 +98,10 @@ class InProcessEngine:
                 f"a prompt of {len(tokens)} tokens and sampling.max_tokens {max_tokens} exceed the model's "
                 f"max_position_embeddings {a.max_positions}; shorten one of them"
             )
-        if not 0 <= min(tokens) <= max(tokens) < a.vocabulary:
+        if not 0 <= min(tokens) <= max(tokens) < a.vocab:
             raise UserError(
                 f"a prompt holds token ids {min(tokens)}..{max(tokens)}, but the model's vocabulary has "
-                f"{a.vocabulary}; check that the tokenizer belongs to the model"
+                f"{a.vocab}; check that the tokenizer belongs to the model"
             )
 
     def _batches(self, requests: Sequence[GenerateRequest]) -> Iterator[list[_Sample]]:

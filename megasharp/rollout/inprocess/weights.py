@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from megasharp.convert.architecture import Architecture
 from megasharp.errors import UserError
-from megasharp.rollout.inprocess.architecture import Architecture
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +38,6 @@ class LayerWeights:
     qkv_bias: Tensor | None
     query_key_norm: Tensor | None
     output: Tensor
-    output_bias: Tensor | None
     post_norm: Tensor
     gate_up: Tensor
     down: Tensor
@@ -52,9 +51,9 @@ class DecoderWeights:
         self._dtype = dtype
         self._device = device
         self._slots: dict[str, Slot] = {}
-        vocabulary, hidden = architecture.vocabulary, architecture.hidden
+        vocabulary, hidden = architecture.vocab, architecture.hidden
         self.embedding = self._plain("model.embed_tokens.weight", vocabulary, hidden)
-        self.layers = [self._layer(f"model.layers.{index}") for index in range(architecture.layers)]
+        self.layers = [self._layer(f"model.layers.{index}") for index in range(architecture.num_layers)]
         self.norm = self._plain("model.norm.weight", hidden)
         self.head = self.embedding if architecture.tied else self._plain("lm_head.weight", vocabulary, hidden)
 
@@ -111,20 +110,18 @@ class DecoderWeights:
     def _layer(self, prefix: str) -> LayerWeights:
         a = self._architecture
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        output_bias = self._plain(f"{attention}.o_proj.bias", a.hidden) if a.family.output_bias else None
-        gate_up = self._zeros(2 * a.feed_forward, a.hidden)
+        gate_up = self._zeros(2 * a.ffn, a.hidden)
         for part, name in zip(gate_up.chunk(2), ("gate_proj", "up_proj"), strict=True):
             self._place(f"{mlp}.{name}.weight", part)
         return LayerWeights(
             input_norm=self._plain(f"{prefix}.input_layernorm.weight", a.hidden),
             qkv=self._qkv(attention, "weight", a.hidden),
-            qkv_bias=self._qkv(attention, "bias") if a.family.qkv_bias else None,
-            query_key_norm=self._query_key_norm(attention) if a.family.query_key_norm else None,
+            qkv_bias=self._qkv(attention, "bias") if a.qkv_bias else None,
+            query_key_norm=self._query_key_norm(attention) if a.qk_norm else None,
             output=self._plain(f"{attention}.o_proj.weight", a.hidden, a.heads * a.head_dim),
-            output_bias=output_bias,
             post_norm=self._plain(f"{prefix}.post_attention_layernorm.weight", a.hidden),
             gate_up=gate_up,
-            down=self._plain(f"{mlp}.down_proj.weight", a.hidden, a.feed_forward),
+            down=self._plain(f"{mlp}.down_proj.weight", a.hidden, a.ffn),
         )
 
     def _qkv(self, attention: str, kind: str, *columns: int) -> Tensor:
