@@ -244,12 +244,16 @@ def _finish(
 def _policy_metrics(x: TokenInputs) -> Metrics:
     """What every run logs: entropy in nats, and how far the sampler's log-probs lie from the policy's."""
     assert x.entropy_T is not None and x.logp_T is not None and x.sampler_logp_T is not None
-    weight = float(x.mask_T.sum())
     gap_T = (x.logp_T.detach() - x.sampler_logp_T).abs()
     return {
-        "entropy/policy": Mean(float((x.entropy_T.detach() * x.mask_T).sum()), weight),
-        "policy/sampler_gap": Mean(float((gap_T * x.mask_T).sum()), weight),
+        "entropy/policy": _masked_mean(x.entropy_T.detach(), x.mask_T),
+        "policy/sampler_gap": _masked_mean(gap_T, x.mask_T),
     }
+
+
+def _masked_mean(value_T: Tensor, mask_T: Tensor) -> Mean:
+    """Only over unmasked tokens: what a masked one holds need not even be finite."""
+    return Mean(float(value_T[mask_T > 0].sum()), float(mask_T.sum()))
 
 
 def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:

@@ -26,7 +26,9 @@ def test_dry_run_prints_config_and_layout_and_starts_nothing(command: Command) -
 
 def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     suite = "eval.suites=[countdown_dev]"
-    out = command.run(*command.train("steps=3", "checkpoint.every=2", suite, "eval.n=2", "eval.k=[1,2]", "name=a"))
+    fast = ("policy.optimizer.lr=1e-3", "policy.optimizer.warmup_steps=0")
+    evaluation = (suite, "eval.n=2", "eval.k=[1,2]")
+    out = command.run(*command.train("steps=3", "checkpoint.every=2", *evaluation, *fast, "name=a"))
     folder = command.runs / "a"
     assert str(folder / "pass_at_k_countdown_dev.png") in out
     assert (folder / "pass_at_k_countdown_dev.png").read_bytes().startswith(b"\x89PNG")
