@@ -194,8 +194,8 @@ class Segments:
 class TokenInputs:
     """What methods see: flat tensors over the response tokens of a micro-batch. Never logits.
 
-    `sampler_logp_T` and, inside the loss, `logp_T` and `entropy_T` are always there; any other field that may be None is
-    present exactly when some method's `needs` asks for it. `old_*`, `ref_*` and `sampler_*` carry no gradient.
+    `sampler_logp_T` and, inside the loss, `logp_T` and `entropy_T` are always there; any other field that may be None
+    is present exactly when some method's `needs` asks for it. `old_*`, `ref_*` and `sampler_*` carry no gradient.
     `seq_T` (int64) numbers the micro-batch's sequences from 0 to `num_sequences - 1`, `group_T` the step's groups.
     `correct_T` and `mask_T` are float 0/1. `logp_T` is at the rollout temperature, over the whole vocabulary.
     """
