@@ -29,6 +29,9 @@ $(VENV)/.bench: $(VENV)/.base
 quickstart: $(VENV)/.base
 	$(BIN)/megasharp train examples/quickstart/run.yaml
 
+# Tests are many small computations and ranks that share the cores: more threads only get into each other's way.
+test test-unit: export OMP_NUM_THREADS = 1
+
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
 	$(BIN)/ruff format --check megasharp tools tests
