@@ -9,7 +9,7 @@ ifdef TORCH_INDEX_URL
 TORCH_INDEX := --index-url $(TORCH_INDEX_URL)
 endif
 
-.PHONY: quickstart test test-unit test-long checks bench clean
+.PHONY: quickstart test test-unit test-long test-other-megatron bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,7 +30,7 @@ quickstart: $(VENV)/.base
 	$(BIN)/megasharp train examples/quickstart/run.yaml
 
 # Tests are many small computations and ranks that share the cores: more threads only get into each other's way.
-test test-unit: export OMP_NUM_THREADS = 1
+test test-unit test-other-megatron: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
@@ -43,6 +43,9 @@ test-unit: $(VENV)/.test
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long -m long
+	$(MAKE) test-other-megatron
+
+test-other-megatron: $(VENV)/.test
 	$(BIN)/python tools/test_other_megatron.py 0.19.2
 
 bench: $(VENV)/.bench
