@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,8 @@ def main(command: Callable[[], object] | None = None) -> None:
     """Entry point: turns errors into exit codes. 2 is the user's to mend, 1 is a run that stopped or failed."""
     # Nothing here may reach for a hub: models and data are folders on disk.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Slurm and container runtimes end a job with SIGTERM: as an exit, so that ranks and temporary files are cleaned up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         (command or app)()
     except UserError as error:

@@ -54,6 +54,11 @@ def check(config: RunConfig, where: str) -> Checked:
     check_tokenizer(folder, architecture)
     architecture.check_parallel(config.policy.tp, config.policy.pp)
     _check_length(config, architecture, where)
+    if config.policy.megatron:
+        # Imported here: Megatron takes seconds to import, and most runs pass nothing through.
+        from megasharp.mcore.model import sort_options
+
+        sort_options(config.policy.megatron)
     tokenizer = load_tokenizer(folder)
     if config.data.path is None:
         raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from megasharp import loop
 from megasharp.build.check import Checked
 from megasharp.build.parts import make_engine, make_learner, make_rollouts, pack_layout
+from megasharp.build.resume import check_resume
 from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.run_folder import RunFolder, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
@@ -40,13 +41,15 @@ def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
     Raises UserError for what the user can mend, TrainingStopped when the run ended itself.
     """
     limit_threads(checked.architecture)
+    for change in check_resume(root, checked.config) if resume else []:
+        say(change)
     with ExitStack() as stack:
         folder = open_run(root, dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)
         try:
             run = _Run(checked, folder, say, stack)
         except UserError:
-            if folder.attempt == 1:
+            if folder.created:
                 # A mistake found while building leaves no run behind that the next attempt would stumble over.
                 shutil.rmtree(root)
             raise
@@ -64,8 +67,10 @@ class _Run:
         self._say = say
         self._clock = StageClock()
         self._store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last, config.checkpoint.keep_every)
-        found = self._store.newest()
+        found = self._store.newest(lambda problem: say(f"passing over a damaged checkpoint: {problem}"))
         self._start = found[1] if found else RunState(reference=str(checked.folder))
+        if self._start.step > config.steps:
+            raise UserError(f"{folder.root}: step {self._start.step} is done already; steps={config.steps} is less")
         resumed = folder.attempt > 1
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")

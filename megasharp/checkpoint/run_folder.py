@@ -13,10 +13,11 @@ from megasharp.files import write_text
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths of a run; `attempt` counts starts, beginning at 1."""
+    """Paths of a run; `attempt` counts starts, beginning at 1; `created` says that this process made the folder."""
 
     root: Path
     attempt: int
+    created: bool
     lock: TextIO
 
     @property
@@ -43,9 +44,10 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
 
     Raises UserError for an existing run without `resume`, for one that another process holds, and for a full disk.
     """
-    if root.exists() and any(root.iterdir()) and not resume:
-        raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")
     try:
+        created = not root.exists()
+        if not created and any(root.iterdir()) and not resume:
+            raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / ".lock").open("w")
         try:
@@ -54,7 +56,7 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
             lock.close()
             raise UserError(f"{root}: another process is running this run") from None
         attempt = 1 + len(list((root / "logs").glob("attempt_*")))
-        folder = RunFolder(root, attempt, lock)
+        folder = RunFolder(root, attempt, created, lock)
         folder.logs.mkdir(parents=True)
         write_text(root / "config.yaml", resolved_config)
     except OSError as error:

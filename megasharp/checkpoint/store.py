@@ -94,9 +94,10 @@ class CheckpointStore:
         # A copy that someone made beside it has another kind of name.
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def newest(self) -> tuple[Path, RunState] | None:
+    def newest(self, damaged: Callable[[str], None] | None = None) -> tuple[Path, RunState] | None:
         """The newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.
 
+        `damaged` is told what is wrong with each newer one that is passed over.
         Raises UserError when checkpoints exist but none can be trusted.
         """
         problems: list[str] = []
@@ -106,6 +107,8 @@ class CheckpointStore:
             if problem is None:
                 return folder, read_state(folder)
             problems.append(problem)
+            if damaged is not None:
+                damaged(problem)
         if problems:
             raise UserError(f"{self._folder}: no complete checkpoint: {problems[0]}")
         return None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from megasharp.config.run import RunConfig
+from megasharp.config.run import ResetConfig, RewardConfig, RunConfig, SyncConfig
 from megasharp.errors import UserError
 
 _Check = tuple[str, Callable[[RunConfig], bool]]
@@ -19,6 +19,9 @@ _UNBUILT: tuple[_Check, ...] = (
     ("policy.device: cuda", lambda c: c.policy.device == "cuda"),
     ("policy.vpp > 1", lambda c: c.policy.vpp > 1),
     ("policy.cp > 1", lambda c: c.policy.cp > 1),
+    ("policy.offload", lambda c: bool(c.policy.offload)),
+    ("reward.timeout_s", lambda c: c.reward.timeout_s != RewardConfig().timeout_s),
+    ("reward.sandbox", lambda c: c.reward.sandbox != RewardConfig().sandbox),
     ("reward.workers > 0", lambda c: c.reward.workers > 0),
     ("rollout.engine: sglang", lambda c: c.rollout.engine == "sglang"),
     ("rollout.python", lambda c: c.rollout.python is not None),
@@ -27,8 +30,10 @@ _UNBUILT: tuple[_Check, ...] = (
     ("rollout.tp > 1", lambda c: c.rollout.tp > 1),
     ("rollout.sglang", lambda c: bool(c.rollout.sglang)),
     ("recipe.schedule", lambda c: bool(c.recipe.schedule)),
-    ("recipe.reset", lambda c: c.recipe.reset.every is not None or c.recipe.reset.stagnation is not None),
+    ("recipe.reset", lambda c: c.recipe.reset != ResetConfig()),
     ("sync.transport", lambda c: c.sync.transport not in ("auto", "inprocess")),
+    ("sync.in_flight", lambda c: c.sync.in_flight != SyncConfig().in_flight),
+    ("sync.bucket_mb", lambda c: c.sync.bucket_mb != SyncConfig().bucket_mb),
     ("sync.verify: true", lambda c: c.sync.verify),
     ("cluster.backend: ray", lambda c: c.cluster.backend == "ray"),
     ("cluster.placement: disaggregated", lambda c: c.cluster.placement == "disaggregated"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,9 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
-from megasharp.convert.architecture import Architecture
+from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.mapping import padded_vocab
 from megasharp.errors import UserError
 from megasharp.mcore.attention import PackedAttention
@@ -32,6 +34,12 @@ from megasharp.mcore.parallel import Place
 from megasharp.types import ParallelLayout
 
 Options = Mapping[str, int | float | bool | str | None]
+
+# Only the names of the settings are asked of it.
+_ANY_ARCHITECTURE = Architecture(
+    family="", num_layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, ffn=1, vocab=1, norm_eps=1.0,
+    rope_parameters=RopeParameters(1.0), max_positions=1, tied=False, qkv_bias=False, qk_norm=False, dtype="float32",
+)  # fmt: skip
 
 # Where a pass-through key of `policy.megatron` may belong.
 PASS_THROUGH = {
@@ -50,24 +58,66 @@ class PassThrough:
     optimizer: Options
 
 
+# What megasharp sets itself, from the checkpoint, the layout and the run's own keys; and what would need another model.
+_OWN_DDP = {"use_distributed_optimizer", "grad_reduce_in_fp32"}
+_OWN_OPTIMIZER = {
+    "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
+    "use_distributed_optimizer", "bf16", "fp16", "params_dtype",
+}  # fmt: skip
+_OTHER_MODELS = ("moe_", "num_moe", "mtp_", "multi_latent", "experimental_attention")
+
+
 def sort_options(options: Options) -> PassThrough:
-    """Assign each key to Megatron's own configurations. Raises UserError for one the installed version lacks."""
+    """Assign each key to Megatron's own configurations.
+
+    Raises UserError for a key that the installed version lacks, that megasharp sets itself, or that asks for another
+    model, and for a value of another type than the installed version declares.
+    """
     known = {room: {f.name for f in fields(config)} for room, config in PASS_THROUGH.items()}
-    for key in options:
-        if not any(key in names for names in known.values()):
+    for key, value in options.items():
+        rooms = [room for room, names in known.items() if key in names]
+        if not rooms:
             raise UserError(f"policy.megatron.{key}: the installed megatron-core has no such option")
+        if key in _OWN_DDP | _OWN_OPTIMIZER | _own_model_settings():
+            raise UserError(f"policy.megatron.{key}: megasharp sets this itself, from the checkpoint or the run's keys")
+        if key.startswith(_OTHER_MODELS):
+            raise UserError(f"policy.megatron.{key}: this would be another model than the checkpoint's")
+        for room in rooms:
+            _check_type(key, value, PASS_THROUGH[room])
     return PassThrough(**{room: {k: v for k, v in options.items() if k in names} for room, names in known.items()})
+
+
+def _own_model_settings() -> set[str]:
+    return set(_settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, "full"))
+
+
+def _check_type(key: str, value: object, config: type) -> None:
+    try:
+        adapter: TypeAdapter[object] = TypeAdapter(get_type_hints(config)[key])
+    except (NameError, PydanticSchemaGenerationError, PydanticUserError):
+        # Some of Megatron's fields have types that only Megatron can check.
+        return
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"policy.megatron.{key}: {reason} (found {value!r})") from None
 
 
 def transformer_config(
     arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, options: Options
 ) -> TransformerConfig:
-    """Megatron's configuration of this architecture.
+    """Megatron's configuration of this architecture; `options` are the model's part of `sort_options`."""
+    return TransformerConfig(**_settings(arch, layout, dtype, recompute), **options)
+
+
+def _settings(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str) -> dict[str, object]:
+    """What megasharp itself decides of the model's configuration.
 
     Losses come with global denominators, so Megatron must neither average over micro-batches nor over data-parallel
     ranks: that is what `calculate_per_token_loss` means to its schedules.
     """
-    settings: dict[str, object] = {
+    return {
         "num_layers": arch.num_layers,
         "hidden_size": arch.hidden,
         "num_attention_heads": arch.heads,
@@ -102,10 +152,6 @@ def transformer_config(
         "gradient_accumulation_fusion": False,
         **_recompute_settings(recompute),
     }
-    overlap = sorted(settings.keys() & options.keys())
-    if overlap:
-        raise UserError(f"policy.megatron.{overlap[0]}: megasharp sets this from the checkpoint and the layout")
-    return TransformerConfig(**settings, **options)
 
 
 def _recompute_settings(recompute: str) -> dict[str, object]:

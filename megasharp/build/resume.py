@@ -1,0 +1,47 @@
+"""What a resumed run may change: what would silently mean another experiment is refused, the rest is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from megasharp.config.core import Tree, dump_yaml, parse_yaml
+from megasharp.config.run import RunConfig
+from megasharp.errors import UserError, one_line
+
+# Sections that say what is trained, on what and how; curves before and after a change of these are not one run's.
+IDENTITY = ("model", "data", "seed", "recipe", "rollout")
+
+
+def check_resume(root: Path, config: RunConfig) -> list[str]:
+    """Lines that name harmless changes since the last attempt; none for a run that does not exist yet.
+
+    Raises UserError for a folder that is no run, and for a changed key of `IDENTITY`.
+    """
+    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return []
+    path = root / "config.yaml"
+    try:
+        stored = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise UserError(f"{root}: not a run folder, so nothing to resume: {one_line(error)}") from error
+    if not isinstance(stored, dict):
+        raise UserError(f"{path}: not a run's configuration, so nothing to resume")
+    before = dict(_flat(stored))
+    now = dict(_flat(parse_yaml(dump_yaml(config), str(path))))
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    for key in changed:
+        if key.split(".")[0] in IDENTITY:
+            raise UserError(
+                f"{root}: {key} was {before.get(key)!r} and is now {now.get(key)!r}, which is another run; "
+                "choose another name= for it"
+            )
+    return [f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
+
+
+def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
