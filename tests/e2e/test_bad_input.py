@@ -123,3 +123,36 @@ def test_existing_run_without_resume(
 
 def test_missing_run_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing.yaml" in _mistake(monkeypatch, capsys, "train", "nothing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("{bogus: 1}", "no such option"),
+        ("{lr: 1.0}", "megasharp sets this itself"),
+        ("{hidden_size: 4}", "megasharp sets this itself"),
+        ("{num_moe_experts: 4}", "another model"),
+        ("{attention_softmax_in_fp32: maybe}", "valid boolean"),
+    ],
+)
+def test_options_passed_through_to_megatron(mistake, option: str, reason: str) -> None:
+    line = mistake(f"policy.megatron={option}")
+    assert option.strip("{").split(":")[0] in line
+    assert reason in line
+
+
+def test_resume_never_touches_a_folder_that_is_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "quickstart" / "data").mkdir(parents=True)
+    line = _mistake(monkeypatch, capsys, "train", QUICKSTART, "--runs", str(tmp_path), *SMALL, "--resume")
+    assert "not a run folder" in line
+    assert (tmp_path / "quickstart" / "data").is_dir()
+
+
+def test_a_file_where_the_run_folder_should_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "quickstart").write_text("")
+    line = _mistake(monkeypatch, capsys, "train", QUICKSTART, "--runs", str(tmp_path), *SMALL)
+    assert "cannot make the run folder" in line

@@ -108,3 +108,20 @@ def test_a_disk_that_fills_up_costs_one_line_and_no_half_checkpoint(command: Com
     out = command.run(*command.train("steps=2", "name=full", "--resume"))
     assert "resuming" in out
     assert (command.runs / "full" / "checkpoints" / "latest").read_text() == "step_000002\n"
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_name(command: Command) -> None:
+    command.run(*command.train("steps=2", "checkpoint.every=1", "name=a"))
+    shard = next((command.runs / "a" / "checkpoints" / "step_000002" / "policy").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    out = command.run(*command.train("steps=2", "checkpoint.every=1", "name=a", "--resume"))
+    assert "passing over a damaged checkpoint" in out
+    assert str(shard) in out
+    assert "resuming" in out and "after step 1" in out
+    assert [row["step"] for row in command.rows("a")] == [1, 2]
+
+
+def test_a_run_cannot_be_resumed_to_an_earlier_end(command: Command) -> None:
+    command.run(*command.train("steps=2", "name=a"))
+    line = command.run(*command.train("steps=1", "name=a", "--resume"), code=2)
+    assert "step 2 is done already" in line

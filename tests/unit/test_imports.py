@@ -23,7 +23,7 @@ LIBRARIES = {
     "convert": {"torch", "transformers", "safetensors", "tokenizers"},
     "data": {"torch", "transformers", "tokenizers", "datasets", "pyarrow"},
     "evals": {"torch", "numpy", "pydantic", "pandas", "pyarrow"},
-    "mcore": {"torch", "megatron", "transformer_engine", "apex", "transformers"},
+    "mcore": {"pydantic", "torch", "megatron", "transformer_engine", "apex", "transformers"},
     "metrics": {"torch", "numpy", "pandas", "pyarrow", "psutil", "rich", "tensorboard"},
     "ops": {"torch", "triton"},
     "ranks": {"torch"},
