@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from megasharp.config.core import Section
@@ -186,8 +185,3 @@ EXCLUSIVE_HOOKS = ("advantages", "surrogate")
 def overridden_hooks(method: type[Method[MethodParams]]) -> tuple[str, ...]:
     """The hooks a method fills, in the order in which they are applied."""
     return tuple(hook for hook in HOOKS if getattr(method, hook) is not getattr(Method, hook))
-
-
-def no_tokens_like(x: TokenInputs) -> Tensor:
-    """A zero per token, for sums over methods that may be empty."""
-    return torch.zeros_like(x.mask_T)

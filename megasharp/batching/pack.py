@@ -111,8 +111,7 @@ def _units(group: _Unit, layout: PackLayout) -> list[_Unit]:
 
 
 def _tokens(unit: _Unit) -> int:
-    prompt = unit[0].sequence.prompt_length if unit else 0
-    return prompt + sum(member.sequence.response_length for member in unit)
+    return unit[0].sequence.prompt_length + sum(member.sequence.response_length for member in unit)
 
 
 def _balance(units: Sequence[_Unit], layout: PackLayout) -> list[list[_Unit]]:

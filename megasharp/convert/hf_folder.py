@@ -6,9 +6,7 @@ Nothing here reaches the network. Formats: https://github.com/huggingface/safete
 
 from __future__ import annotations
 
-import errno
 import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,7 +23,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.shards import expected_hf_shapes
-from megasharp.errors import UserError, one_line
+from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.files import flush
 
 CONFIG_FILE = "config.json"
@@ -45,7 +43,6 @@ _CARRIED_FILES = (
 )
 _CARRIED_FOLDERS = ("additional_chat_templates",)
 _FLOATING = ("F64", "F32", "F16", "BF16")
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -343,16 +340,9 @@ def _user_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if _error_number(error) in _NO_SPACE:
+        if disk_is_full(error):
             raise UserError(f"no space left for {target}: free some and repeat ({one_line(error)})") from error
         raise UserError(f"{target} cannot be written: {one_line(error)}") from error
-
-
-def _error_number(error: OSError | SafetensorError) -> int | None:
-    if isinstance(error, OSError):
-        return error.errno
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return int(number.group(1)) if number else None
 
 
 def carry_over(source: Path, folder: Path) -> None:

@@ -19,7 +19,7 @@ from megasharp.evals.result import EvalResult, EvalSetting, ProblemResult, summa
 from megasharp.evals.suites import Suite
 from megasharp.protocols import Engine
 from megasharp.rewards import VERIFIERS, Verifier
-from megasharp.rollout.collect import response_seed, verify
+from megasharp.rollout.collect import judge, response_seed
 from megasharp.types import (
     Completion,
     FinishReason,
@@ -77,9 +77,7 @@ class _Judge:
     verifier: Verifier
 
     def verdict(self, completion: Completion, answer: TaskAnswer) -> Verdict:
-        if completion.finish_reason is FinishReason.ABORT:
-            return Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
-        return verify(self.verifier, self.tokenizer.decode(completion.tokens.tolist()), answer)
+        return judge(self.verifier, completion, self.tokenizer.decode(completion.tokens.tolist()), answer)
 
 
 @dataclass(frozen=True, slots=True)

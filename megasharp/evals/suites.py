@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.config.core import Section, read_tree, validate
+from megasharp.config.paths import REPOSITORY
 from megasharp.data.tasks import TaskItem, load_items
 from megasharp.errors import UserError
 
 SUITE_FOLDER = Path("configs") / "task"
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)

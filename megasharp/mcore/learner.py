@@ -24,7 +24,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.recipe import MiniBatchStats, Recipe
-from megasharp.convert.hf_folder import HFReader, read_config
+from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.mcore.forward import HeadSettings, MicroResult, Passes, token_inputs
 from megasharp.mcore.model import (
@@ -95,12 +95,13 @@ class RankLearner:
         self._device = device
         with self._on_device():
             self._place = initialize(settings.layout, settings.seed)
-            hf_config, self._family, self._arch = read_config(settings.folder)
-            del hf_config
             options = sort_options(settings.options)
-            config = transformer_config(self._arch, settings.layout, settings.dtype, settings.recompute, options.model)
-            model = build_model(config, self._arch, self._place)
             with HFReader(settings.folder) as reader:
+                self._family, self._arch = reader.family, reader.architecture
+                config = transformer_config(
+                    self._arch, settings.layout, settings.dtype, settings.recompute, options.model
+                )
+                model = build_model(config, self._arch, self._place)
                 load_hf(model, reader, self._family, self._arch, self._place)
             self._model = model
             self._ddp = DistributedDataParallel(

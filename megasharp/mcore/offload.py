@@ -43,11 +43,6 @@ class Offloader:
         self._optimizer = optimizer
         self._held: list[_Held] = []
 
-    @property
-    def offloaded(self) -> bool:
-        """Whether the storages are empty now."""
-        return bool(self._held)
-
     def offload(self, kinds: Iterable[Kind]) -> int:
         """Empty the storages of `kinds`; returns the bytes freed. Gradients are not kept: a step starts from zero."""
         assert not self._held, "already offloaded"

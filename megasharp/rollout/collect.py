@@ -96,11 +96,14 @@ class Rollouts:
         )
 
     def _response(self, prompt: Prompt, completion: Completion, text: str) -> Response:
-        if completion.finish_reason is FinishReason.ABORT:
-            verdict = Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
-        else:
-            verdict = verify(self._verifiers[prompt.task], text, prompt.answer)
-        return Response(completion, text, verdict)
+        return Response(completion, text, judge(self._verifiers[prompt.task], completion, text, prompt.answer))
+
+
+def judge(verifier: Verifier, completion: Completion, text: str, answer: TaskAnswer) -> Verdict:
+    """The verdict on a completion that reads `text`; INFRA where the engine cut it off."""
+    if completion.finish_reason is FinishReason.ABORT:
+        return Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
+    return verify(verifier, text, answer)
 
 
 def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
