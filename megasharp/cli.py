@@ -67,6 +67,27 @@ def evaluate(
     )
 
 
+@app.command()
+def toy(
+    name: Annotated[str, typer.Argument(help="A study's name; without one, all are listed.")] = "",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; each study has its own default.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    model: Annotated[Path | None, typer.Option(help="A Hugging Face folder, for studies that measure one.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder that gets NAME/ with the CSV files and the picture.")] = Path(
+        "toys"
+    ),
+) -> None:
+    """Run one of the papers' small studies; prints tables, writes CSV files and a picture."""
+    from megasharp.build.toy import list_studies, run_study
+    from megasharp.labs.study import Options
+
+    if not name:
+        typer.echo(list_studies())
+        return
+    for path in run_study(name, Options(seeds, seed, model), out):
+        typer.echo(f"wrote {path}")
+
+
 @convert.command("hf-to-megatron")
 def hf_to_megatron(source: Path, target: Path) -> None:
     """Hugging Face folder SOURCE to a Megatron checkpoint folder TARGET, loadable at any TP x PP."""

@@ -1,0 +1,10 @@
+"""The papers' own small studies, each in under a minute on a laptop: `megasharp toy NAME`.
+
+A study is one module with a `STUDY`; its row here makes it a command.
+"""
+
+from __future__ import annotations
+
+from megasharp.labs.study import Study
+
+STUDIES: dict[str, Study] = {}
