@@ -1,13 +1,15 @@
 """The program: one page of verbs. Which back-end carries a verb out, and which methods train, is not known here.
 
     prompts = stream.take(n)                 data        cursor            -> list[Prompt]
-    groups  = rollouts.collect(prompts)      rollout     Prompt            -> list[Group]   (reward, selection inside)
+    groups  = rollouts.collect(prompts)      rollout     Prompt            -> list[Group]   (verified)
+    groups  = recipe.select(groups)          algos       dropped ones are replaced by further prompts, where asked
     samples = recipe.advantages(groups)      algos       rewards           -> list[Sequence]
     batch   = pack(samples, layout)          batching    samples           -> micro-batches + GLOBAL denominators
     batch   = learner.annotate(batch, needs) mcore       old / reference log-probs and entropies, only where needed
     batch   = recipe.calibrate(batch)        algos       advantages that depend on them
     stats   = learner.step(batch, recipe)    mcore+algos one optimizer step, or several mini-batches
-    version = sync.push(learner)             sync        HF-named weights  -> engines; version + 1
+    memory.observe(groups)                   ranks       DLC: one cross-entropy step of the memory network
+    version = sync.push(learner, memory)     sync        HF-named weights  -> engines; version + 1
     if due(step): checkpoint / evaluate      checkpoint, evals
 
 Everything is strictly on-policy: a step's groups are sampled by the weights that the step before it pushed.
@@ -16,17 +18,21 @@ Everything is strictly on-policy: a step's groups are sampled by the weights tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.pack import PackLayout, pack
 from megasharp.errors import TrainingStopped
+from megasharp.metrics.advantages import advantage_metrics
 from megasharp.metrics.clock import StageClock
 from megasharp.metrics.flatten import flatten
 from megasharp.metrics.groups import group_metrics
 from megasharp.protocols import Learner, WeightSource
-from megasharp.types import Group, Prompt, StepStats
+from megasharp.rollout.collect import MemoryUse
+from megasharp.rollout.fill import fill
+from megasharp.types import Group, Metrics, Prompt, StepStats
 
 
 class Stream(Protocol):
@@ -36,9 +42,24 @@ class Stream(Protocol):
 
 
 class Rollouts(Protocol):
-    """Samples, verifies and selects."""
+    """Samples and verifies."""
 
-    def collect(self, prompts: Sequence[Prompt], step: int) -> list[Group]: ...
+    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]: ...
+
+
+class Recipes(Protocol):
+    """Which recipe trains at which step."""
+
+    @property
+    def needs(self) -> Needs: ...
+
+    def at(self, step: int) -> Recipe: ...
+
+
+class Memory(WeightSource, Protocol):
+    """A memory network that learns what the policy says."""
+
+    def observe(self, groups: Sequence[Group], seed: int) -> Metrics: ...
 
 
 class Sync(Protocol):
@@ -47,12 +68,15 @@ class Sync(Protocol):
     @property
     def version(self) -> int: ...
 
-    def push(self, source: WeightSource) -> int: ...
+    def push(self, source: WeightSource, memory: WeightSource | None = None) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The numbers of the loop. Zero `evaluate_every` means only at the ends."""
+    """The numbers of the loop. Zero `evaluate_every` means only at the ends, zero `reset_every` never.
+
+    A reset makes the present weights the reference, and forgets the optimizer's moments with `reset_optimizer`.
+    """
 
     steps: int
     prompts_per_step: int
@@ -60,17 +84,23 @@ class Plan:
     evaluate_every: int
     nan_limit: int
     seed: int
+    reset_every: int = 0
+    reset_optimizer: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the verbs act on. The last three are told what happened: after a step, to save, and to evaluate."""
+    """What the verbs act on; `memory` is None without DLC.
+
+    The last three are told what happened: after a step, to save, and to evaluate.
+    """
 
     stream: Stream
     rollouts: Rollouts
-    recipe: Recipe
+    recipes: Recipes
     layout: PackLayout
     learner: Learner
+    memory: Memory | None
     sync: Sync
     clock: StageClock
     after_step: Callable[[int, Sequence[Group], Mapping[str, float]], None]
@@ -105,20 +135,51 @@ def run(parts: Parts, plan: Plan, standing: Standing) -> None:
 
 def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
     """One step: returns its groups, its figures and the learner's report."""
-    clock = parts.clock
-    groups = parts.rollouts.collect(parts.stream.take(plan.prompts_per_step), step)
-    with clock.stage("prepare"):
-        samples = parts.recipe.advantages(groups)
-        batch = pack(samples, parts.layout, plan.seed + step)
-    with clock.stage("annotate"):
-        batch = parts.learner.annotate(batch, parts.recipe.annotation)
-        batch = parts.recipe.calibrate(batch)
-    with clock.stage("update"):
-        stats = parts.learner.step(batch, parts.recipe)
+    clock, recipe = parts.clock, parts.recipes.at(step)
+    groups = _groups(parts, plan, recipe, step)
+    stats = _update(parts, recipe, groups, plan.seed + step)
+    memory: Metrics = {}
+    if parts.memory is not None:
+        with clock.stage("memory"):
+            memory = parts.memory.observe(groups, plan.seed + step)
+    reset = plan.reset_every > 0 and step % plan.reset_every == 0
+    if reset:
+        _reset(parts.learner, plan)
     with clock.stage("sync"):
-        parts.sync.push(parts.learner)
-    values = group_metrics(groups) | flatten(stats.metrics) | _learner_values(stats)
-    return groups, values, stats
+        parts.sync.push(parts.learner, parts.memory)
+    values = group_metrics(groups) | flatten(stats.metrics) | flatten(memory) | _learner_values(stats)
+    return groups, values | {"policy/reset": float(reset)}, stats
+
+
+def _groups(parts: Parts, plan: Plan, recipe: Recipe, step: int) -> list[Group]:
+    """A step's groups, sampled in as many rounds as its recipe asks for."""
+
+    def collect(count: int, first: int) -> list[Group]:
+        prompts = parts.stream.take(count)
+        return recipe.select(parts.rollouts.collect(prompts, step, first, recipe.needs.memory))
+
+    return fill(collect, plan.prompts_per_step, recipe.needs.refill_rounds)
+
+
+def _update(parts: Parts, recipe: Recipe, groups: Sequence[Group], seed: int) -> StepStats:
+    """The policy's update; a step whose groups were all dropped leaves it as it is, and counts as skipped."""
+    with parts.clock.stage("prepare"):
+        samples = recipe.advantages(groups)
+        if not samples:
+            return StepStats(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=1)
+        batch = pack(samples, parts.layout, seed)
+    with parts.clock.stage("annotate"):
+        batch = parts.learner.annotate(batch, recipe.annotation)
+        batch, calibrated = recipe.calibrate(batch)
+    with parts.clock.stage("update"):
+        stats = parts.learner.step(batch, recipe)
+    return replace(stats, metrics={**advantage_metrics(batch), **calibrated, **stats.metrics})
+
+
+def _reset(learner: Learner, plan: Plan) -> None:
+    learner.set_reference()
+    if plan.reset_optimizer:
+        learner.reset_optimizer()
 
 
 def _learner_values(stats: StepStats) -> dict[str, float]:
@@ -140,6 +201,7 @@ def _guard(parts: Parts, plan: Plan, standing: Standing) -> None:
     if standing.last_saved != standing.step:
         parts.checkpoint(standing.step, standing.skipped_in_a_row)
     raise TrainingStopped(
-        f"{standing.skipped_in_a_row} steps in a row had a non-finite loss or gradient; stopped at step "
-        f"{standing.step} with a checkpoint; lower policy.optimizer.lr or look at metrics.jsonl"
+        f"{standing.skipped_in_a_row} steps in a row were not applied (a non-finite loss or gradient, or every group "
+        f"dropped by selection); stopped at step {standing.step} with a checkpoint; look at policy/grad_norm and "
+        f"group/dropped in metrics.jsonl, then lower policy.optimizer.lr or ease the selection"
     )

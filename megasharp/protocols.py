@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
+# A weight sync carries the memory network's weights under this prefix, the policy's under their plain names.
+MEMORY_PREFIX = "memory."
+
 
 class WeightSource(Protocol):
     """The learner's half of a weight sync."""
@@ -29,7 +32,10 @@ class WeightSink(Protocol):
     """The engine's half of a weight sync."""
 
     def load_weights(self, version: int, tensors: NamedTensors) -> None:
-        """Take all weights of policy version `version`; the engine serves them when this returns."""
+        """Take all weights of policy version `version`; the engine serves them when this returns.
+
+        An engine that holds a memory network takes all of its weights too, under `MEMORY_PREFIX`.
+        """
         ...
 
 

@@ -85,13 +85,21 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `top_p=1.0` and `top_k=0` mean no truncation; `temperature=0.0` is greedy."""
+    """How tokens are drawn. `top_p=1.0` and `top_k=0` mean no truncation; `temperature=0.0` is greedy.
+
+    `memory_mu` is the balance factor mu of DLC (2601.15609 section 4.2): tokens come from the softmax of
+    (policy logits - mu * memory logits) / temperature. 0.0 samples the policy; anything else needs an engine that holds
+    a memory network. `plausible`, in (0, 1], bars tokens whose policy probability is below that share of the likeliest
+    token's; it is read only where `memory_mu` is not 0, and it is ours: the paper has no such guard.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    memory_mu: float = 0.0
+    plausible: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,10 @@ class GenerateRequest:
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """What an engine returns for one sample; all tensors are 1-D over its tokens, the end token included.
+
+    `sampler_logp` is what the token was drawn with (after the memory's subtraction and truncation); `policy_logp` and,
+    where the engine holds a memory network, `memory_logp` are each network's own over the whole vocabulary. All three
+    are at the sampling temperature.
 
     Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
     `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.
@@ -153,11 +165,15 @@ class Sequence:
 
     Example with a 5-token prompt and a 3-token response: `tokens.shape == (8,)`, `prompt_length == 5`,
     `advantage_T == tensor([0.94, 0.94, 0.94])`, `mask_T == tensor([1., 1., 1.])`.
-    `mask_T` is 0 where a token must not train (an infra failure masks the whole response).
+    `mask_T` is 0 where a token must not train (an infra failure masks the whole response). `advantage_T` is float64.
+    `group_size`, `group_correct` count the scored and the correct responses of its group; `seed` is the completion's.
     """
 
     group_id: str
     index: int
+    group_size: int
+    group_correct: int
+    seed: int
     tokens: Tensor
     prompt_length: int
     reward: float
@@ -194,10 +210,15 @@ class Segments:
 class TokenInputs:
     """What methods see: flat tensors over the response tokens of a micro-batch. Never logits.
 
-    `sampler_logp_T` and, inside the loss, `logp_T` and `entropy_T` are always there; any other field that may be None
-    is present exactly when some method's `needs` asks for it. `old_*`, `ref_*` and `sampler_*` carry no gradient.
+    What rollouts recorded (`sampler_logp_T`, `policy_logp_T`) and, inside the loss, `logp_T` and `entropy_T` are always
+    there; any other field that may be None is present exactly when some method's `needs` asks for it. Only `logp_T`,
+    `topn_logp_TN` and, where asked for, `entropy_T` carry a gradient.
     `seq_T` (int64) numbers the micro-batch's sequences from 0 to `num_sequences - 1`, `group_T` the step's groups.
-    `correct_T` and `mask_T` are float 0/1. `logp_T` is at the rollout temperature, over the whole vocabulary.
+    `correct_T` and `mask_T` are float 0/1. `group_size_T` and `group_correct_T` count the scored and the correct
+    responses of the token's group, empty responses included. `logp_T` is at the rollout temperature, over the whole
+    vocabulary; `policy_logp_T` is the engine's record of the same at sampling time. `topn_logp_TN` may have more
+    columns than a method asked for. `draw_T` is a uniform number in [0, 1), float64, fixed by the response's seed and
+    the token's position.
     """
 
     mask_T: Tensor
@@ -205,15 +226,30 @@ class TokenInputs:
     group_T: Tensor
     reward_T: Tensor
     correct_T: Tensor
+    group_size_T: Tensor
+    group_correct_T: Tensor
     num_sequences: int
     logp_T: Tensor | None = None
     old_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
     sampler_logp_T: Tensor | None = None
+    policy_logp_T: Tensor | None = None
+    draw_T: Tensor | None = None
     entropy_T: Tensor | None = None
     old_entropy_T: Tensor | None = None
     topn_logp_TN: Tensor | None = None
     is_top1_T: Tensor | None = None
+
+    @property
+    def before_T(self) -> Tensor:
+        """Log-probs of the policy before the update, without gradient.
+
+        Where nothing asked for them they equal the present ones: the first optimizer step after a rollout.
+        """
+        if self.old_logp_T is not None:
+            return self.old_logp_T
+        assert self.logp_T is not None
+        return self.logp_T.detach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +272,7 @@ class MicroBatch:
     `tokens_P`, `positions_P`: int64 [P] packed token ids and their positions. `segments`: who attends to whom.
     `rows_T`: for each response token the packed row whose logits predict it; `targets_T`: the token itself.
     `length_S`: float64 [S] unmasked response tokens per sequence, for per-sequence means.
-    `advantage_T`: float32. `inputs`: the per-token tensors methods see (its `logp_T`, `entropy_T`, top-N are filled
+    `advantage_T`: float64. `inputs`: the per-token tensors methods see (its `logp_T`, `entropy_T`, top-N are filled
     in by the learner). `sequence_ids`: each sequence's index in the step's flat order, to write results back.
     """
 
@@ -253,10 +289,14 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MiniBatch:
-    """One optimizer step: micro-batches per data-parallel rank (equal counts), and the global denominators."""
+    """One optimizer step: micro-batches per data-parallel rank (equal counts), and the global denominators.
+
+    `statistics` holds what each method of the recipe computed over the whole optimizer step, in the methods' order.
+    """
 
     per_rank: tuple[tuple[MicroBatch, ...], ...]
     denominators: Denominators
+    statistics: tuple[Mapping[str, Tensor], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

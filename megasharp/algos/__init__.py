@@ -9,6 +9,7 @@ from typing import Any
 
 from megasharp.algos.base import Method
 from megasharp.algos.clip import Clip
+from megasharp.algos.dlc import DLC
 from megasharp.algos.grpo import GRPO
 from megasharp.algos.kl import KL
 
@@ -16,5 +17,6 @@ METHODS: dict[str, type[Method[Any]]] = {
     "grpo": GRPO,
     "clip": Clip,
     "kl": KL,
+    "dlc": DLC,
 }
 DEFAULT_SURROGATE = "clip"

@@ -1,21 +1,24 @@
 """The contract every method fills: its parameters, what it needs, and the hooks it may override.
 
 A method overrides only the hooks it changes, so its file is its difference from GRPO. Hooks see flat per-token
-tensors (`TokenInputs`), never logits and never a process group. `megasharp.algos.recipe` applies a list of methods
-in the order of the hooks.
+tensors (`TokenInputs`), never logits and never a process group. Hooks before the update (up to `prepare`) see the whole
+step at once, so that what they compute does not depend on packing; hooks of the loss see one micro-batch at a time.
+`megasharp.algos.recipe` applies a list of methods in the order of the hooks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
-from typing import ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
+from pydantic import Field
 from torch import Tensor
 
 from megasharp.config.core import Section
-from megasharp.types import Group, MicroBatch, TokenInputs
+from megasharp.types import Group, TokenInputs
 
 
 class Reduction(StrEnum):
@@ -39,12 +42,26 @@ class OldLogp(IntEnum):
     BEFORE_STEP = 2
 
 
-BatchStats = Literal["step", "microbatch"]
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """A memory network beside the policy: its Hugging Face folder, learning rate (None: the policy's), and its use.
+
+    Tokens are drawn from softmax((z_policy - mu z_memory) / temperature); `plausible` is `SamplingParams.plausible`.
+    """
+
+    path: str
+    lr: float | None
+    mu: float
+    plausible: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a method reads. The union over a recipe decides which passes run and which fields are present."""
+    """What a method reads. The union over a recipe decides which passes run and which fields are present.
+
+    `topn`: how many of the most probable candidates, at least. `draw`: a uniform number per token.
+    `refill_rounds`: how many further rounds of prompts may be sampled in place of groups that `select` dropped.
+    """
 
     old_logp: OldLogp = OldLogp.NONE
     ref_logp: bool = False
@@ -53,36 +70,16 @@ class Needs:
     old_entropy: bool = False
     topn: int = 0
     sampler_logp: bool = False
-    memory: bool = False
-    whole_sequence: bool = False
-    batch_stats: BatchStats | None = None
+    policy_logp: bool = False
+    draw: bool = False
+    refill_rounds: int = 0
+    memory: MemoryNeed | None = None
 
     def __or__(self, other: Needs) -> Needs:
-        scopes = {self.batch_stats, other.batch_stats} - {None}
-        merged = {f.name: max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)[:-1]}
-        return Needs(**merged, batch_stats="microbatch" if "microbatch" in scopes else next(iter(scopes), None))
-
-
-class Reduce(Protocol):
-    """Statistics across ranks; the identity when one process holds the whole step."""
-
-    def sum(self, x: Tensor) -> Tensor:
-        """Elementwise sum over all ranks."""
-        ...
-
-    def max(self, x: Tensor) -> Tensor:
-        """Elementwise maximum over all ranks."""
-        ...
-
-
-class LocalReduce:
-    """One process holds everything."""
-
-    def sum(self, x: Tensor) -> Tensor:
-        return x
-
-    def max(self, x: Tensor) -> Tensor:
-        return x
+        merged = {
+            f.name: max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "memory"
+        }
+        return Needs(**merged, memory=self.memory or other.memory)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +94,33 @@ TokenMetrics = Mapping[str, TokenMetric]
 Stats = Mapping[str, Tensor]
 
 
+class Ramp(Section):
+    """A coefficient that goes from `start` to `end` over the first `steps` training steps, then stays at `end`."""
+
+    start: float
+    end: float
+    steps: int = Field(ge=1)
+    shape: Literal["linear", "cosine"] = "linear"
+
+    def at(self, step: int) -> float:
+        """The value in training step `step`, counted from 1: the first has `start`, step `steps` + 1 has `end`."""
+        done = min(step - 1, self.steps) / self.steps
+        share = done if self.shape == "linear" else (1.0 - math.cos(math.pi * done)) / 2.0
+        return self.start + share * (self.end - self.start)
+
+
 class MethodParams(Section):
-    """Base of every method's parameter table."""
+    """Base of every method's parameter table. A parameter of type `float | Ramp` may change with the step."""
+
+    def at(self, step: int) -> Self:
+        """These parameters in training step `step`: every ramp replaced by its value."""
+        ramps = {name: value.at(step) for name, value in self if isinstance(value, Ramp)}
+        return self.model_copy(update=ramps) if ramps else self
+
+
+def settled(value: float | Ramp) -> float:
+    """A coefficient after `MethodParams.at`; a ramp by itself stands at its start."""
+    return value.start if isinstance(value, Ramp) else value
 
 
 ParamsT = TypeVar("ParamsT", bound=MethodParams)
@@ -107,22 +129,34 @@ ParamsT = TypeVar("ParamsT", bound=MethodParams)
 class Method(Generic[ParamsT]):
     """A named method with its parameters. Every hook here is the neutral one.
 
-    `paper` is the source shown in tables; `reduction` is set by methods that prescribe one.
+    `paper` and `status` are shown in tables: the source, and how much of the formula is printed there.
+    `reduction` is set by methods that prescribe one. `brings` names methods that come along, with the values that
+    this one sets in their tables; a user's own values win. A method that only brings others is a bundle.
     """
 
     paper: ClassVar[str]
+    status: ClassVar[str] = "as printed"
     Params: ClassVar[type[MethodParams]] = MethodParams
     reduction: ClassVar[Reduction | None] = None
+    brings: ClassVar[Mapping[str, MethodParams]] = {}
 
     def __init__(self, params: ParamsT) -> None:
         self.params = params
+
+    def at(self, step: int) -> Self:
+        """This method in training step `step`, its ramps settled."""
+        return type(self)(self.params.at(step))
 
     def needs(self) -> Needs:
         """What this method reads, given its parameters."""
         return Needs()
 
-    def select(self, group: Group) -> str | None:
-        """None keeps the group; a text drops it and is the reason that is counted."""
+    def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Why this method cannot stand in one recipe with `other`, called `name`; None when it can."""
+        return None
+
+    def select(self, groups: Sequence[Group]) -> list[str | None]:
+        """Per group of one collection: None keeps it; a text drops it and is the reason that is counted."""
         raise NotImplementedError
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
@@ -133,19 +167,19 @@ class Method(Generic[ParamsT]):
         """The estimator: float64 [G] in and out; exactly one method of a recipe has it."""
         raise NotImplementedError
 
-    def calibrate(self, adv_T: Tensor, x: TokenInputs) -> Tensor:
-        """Change advantages token by token, before the step."""
+    def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Change advantages token by token, before the update; float64. `x` is the whole training step."""
         raise NotImplementedError
 
-    def prepare(self, micro_batches: Sequence[MicroBatch], reduce: Reduce) -> Stats:
-        """Statistics over the scope that `needs().batch_stats` declares."""
+    def prepare(self, adv_T: Tensor, x: TokenInputs) -> Stats:
+        """Statistics over one whole optimizer step, before it; `x` is that step, advantages are calibrated."""
         raise NotImplementedError
 
     def log_ratio(self, logr_T: Tensor, x: TokenInputs, adv_T: Tensor) -> Tensor:
         """Change the log importance ratio, log pi - log pi_old, before the clip."""
         raise NotImplementedError
 
-    def direction(self, logp_T: Tensor, x: TokenInputs, adv_T: Tensor) -> Tensor:
+    def direction(self, logp_T: Tensor, x: TokenInputs, adv_T: Tensor) -> tuple[Tensor, TokenMetrics]:
         """A log-prob with the same value and another gradient."""
         raise NotImplementedError
 
@@ -153,11 +187,11 @@ class Method(Generic[ParamsT]):
         """The unreduced loss per token; exactly one method of a recipe has it."""
         raise NotImplementedError
 
-    def weight(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> Tensor:
+    def weight(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
         """A factor on the surrogate per token, without gradient."""
         raise NotImplementedError
 
-    def correction(self, x: TokenInputs) -> Tensor:
+    def correction(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
         """A factor per token for a sampler that is not the policy, without gradient."""
         raise NotImplementedError
 
@@ -172,8 +206,8 @@ HOOKS = (
     "advantages",
     "calibrate",
     "prepare",
-    "log_ratio",
     "direction",
+    "log_ratio",
     "surrogate",
     "weight",
     "correction",

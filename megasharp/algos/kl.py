@@ -1,31 +1,35 @@
-"""A penalty that keeps the policy near a reference: the k3 estimate of KL(pi || pi_ref) per token.
+"""A penalty that keeps the policy near a reference: an estimate of KL(pi || pi_ref) per token.
 
-    d = log pi_ref - log pi          k3 = exp(d) - d - 1        (Schulman, "Approximating KL divergence", 2020)
+    d = log pi_ref - log pi
+    k1 = -d          k2 = d^2 / 2          k3 = exp(d) - d - 1        (Schulman, "Approximating KL divergence", 2020)
 
-Added to the loss as `coefficient * k3`, with gradient through log pi. d is clamped to [-20, 20]. k3 is never
-negative and is zero where the two policies agree. GRPO's own coefficient is 0.001 in public configurations.
+Added to the loss as `coefficient * estimate`, with gradient through log pi. d is clamped to [-20, 20]. k3 is GRPO's
+(arXiv 2402.03300); k2 has the gradient of the KL divergence itself; k1 as a loss has a gradient of mean zero and only
+shifts the loss. All are zero where the two policies agree. Public GRPO configurations use 0.001.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, TokenMetric, TokenMetrics
+from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric, TokenMetrics, settled
 from megasharp.types import TokenInputs
 
 LOG_RATIO_BOUND = 20.0
 
 
 class KLParams(MethodParams):
-    """`coefficient` multiplies the estimate."""
+    """`coefficient` multiplies the estimate `form`."""
 
-    coefficient: float = Field(default=0.001, ge=0.0)
+    coefficient: float | Ramp = 0.001
+    form: Literal["k1", "k2", "k3"] = "k3"
 
 
 class KL(Method[KLParams]):
-    """The k3 penalty to the reference policy."""
+    """The penalty to the reference policy."""
 
     paper = "2402.03300"
     Params = KLParams
@@ -36,5 +40,14 @@ class KL(Method[KLParams]):
     def penalty(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
         assert x.logp_T is not None and x.ref_logp_T is not None
         difference_T = (x.ref_logp_T - x.logp_T).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        k3_T = torch.exp(difference_T) - difference_T - 1.0
-        return self.params.coefficient * k3_T, {"policy/kl_ref": TokenMetric(k3_T.detach(), x.mask_T)}
+        estimate_T = _estimate(self.params.form, difference_T)
+        metrics = {"policy/kl_ref": TokenMetric(estimate_T.detach(), x.mask_T)}
+        return settled(self.params.coefficient) * estimate_T, metrics
+
+
+def _estimate(form: Literal["k1", "k2", "k3"], difference_T: Tensor) -> Tensor:
+    if form == "k1":
+        return -difference_T
+    if form == "k2":
+        return difference_T.square() / 2.0
+    return torch.exp(difference_T) - difference_T - 1.0

@@ -11,7 +11,6 @@ from typing import Literal
 from pydantic import Field
 
 from megasharp.algos.base import MethodParams
-from megasharp.config.core import Section
 
 
 class IACParams(MethodParams):
@@ -21,32 +20,15 @@ class IACParams(MethodParams):
     form: Literal["normalized", "literal", "budget"] = "normalized"
 
 
-class MemoryParams(Section):
-    """The memory network of DLC: where it starts from, its learning rate, its tensor parallelism."""
-
-    path: str = "examples/quickstart/memory"
-    lr: float = Field(default=2.0e-4, gt=0.0)
-    tp: int = Field(default=1, ge=1)
-
-
-class DLCParams(MethodParams):
-    """Sampling with a memory network's logits subtracted (2601.15609)."""
-
-    mu: float = 0.2
-    memory: MemoryParams = MemoryParams()
-    plausible: float | None = None
-
-
 PLANNED: dict[str, type[MethodParams]] = {
     "iac": IACParams,
-    "dlc": DLCParams,
     **dict.fromkeys(
         (
             "dr_grpo", "rloo", "reinforce_pp_baseline", "psr", "nsr", "w_reinforce", "passk_training", "gr_pkpo",
             "pkpo", "grpo_best_of", "dapo", "grpo_n", "gspo_n", "ds_grpo", "unlikeliness", "soft_overlong",
             "dynamic_sampling", "difficulty_filter", "ds", "entropy_adv", "negative_only", "casp", "gspo", "cispo",
             "clip_cov", "kl_cov", "reinforce", "forking_tokens", "entropy_bonus", "entropy_penalty",
-            "differential_entropy", "truncated_is",
+            "differential_entropy", "truncated_is", "bypass",
         ),
         MethodParams,
     ),

@@ -1,7 +1,7 @@
 """A recipe: a list of methods, applied in the order of the hooks.
 
-The pipeline around it (loop, packing, learner) is blind to methods; it calls `advantages`, `calibrate`, `prepare` and
-`loss`. Two methods that fill the same exclusive hook are refused when the recipe is built, naming both.
+The pipeline around it (loop, packing, learner) is blind to methods; it calls `select`, `advantages`, `calibrate` and
+`loss`. `megasharp.algos.build` makes one from names and refuses what cannot be combined.
 """
 
 from __future__ import annotations
@@ -9,28 +9,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import reduce as fold
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from megasharp.algos import DEFAULT_SURROGATE, METHODS
 from megasharp.algos.base import (
-    EXCLUSIVE_HOOKS,
-    LocalReduce,
     Method,
-    MethodParams,
     Needs,
     OldLogp,
-    Reduce,
     Reduction,
     Stats,
+    TokenMetric,
     TokenMetrics,
     overridden_hooks,
 )
-from megasharp.algos.planned import PLANNED
+from megasharp.algos.flat import joined, micro_batches, with_advantages
 from megasharp.algos.reduction import token_coefficients
-from megasharp.errors import UserError
 from megasharp.types import (
     Denominators,
     Group,
@@ -39,6 +34,7 @@ from megasharp.types import (
     MicroBatch,
     MiniBatch,
     Outcome,
+    Response,
     StepBatch,
     TokenInputs,
 )
@@ -46,7 +42,7 @@ from megasharp.types import (
     Sequence as TrainSequence,
 )
 
-MiniBatchStats = tuple[Stats, ...]
+MiniBatchStats = Sequence[Stats]
 
 
 class Recipe:
@@ -72,92 +68,110 @@ class Recipe:
         in_loss_is_enough = old is OldLogp.IN_LOSS and self.mini_batches == 1
         return dataclasses.replace(self.needs, old_logp=OldLogp.NONE if in_loss_is_enough else old)
 
+    def at(self, step: int) -> Self:
+        """This recipe in training step `step`, coefficients that change with the step settled."""
+        methods = {name: method.at(step) for name, method in self.methods.items()}
+        return type(self)(methods, self.reduction, self.constant, self.mini_batches)
+
     def _filling(self, hook: str) -> list[Method[Any]]:
         return [m for m in self.methods.values() if hook in overridden_hooks(type(m))]
 
-    def select(self, group: Group) -> str | None:
-        """None keeps the group; otherwise the first refusing method's reason."""
-        reasons = (method.select(group) for method in self._filling("select"))
-        return next((reason for reason in reasons if reason is not None), None)
+    def select(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups, those that a method refuses with the first refusing method's reason."""
+        reasons = [method.select(groups) for method in self._filling("select")]
+        first = [next((r for r in by_method if r is not None), None) for by_method in zip(*reasons, strict=True)]
+        return [
+            dataclasses.replace(group, dropped_reason=reason)
+            for group, reason in zip(groups, first or [None] * len(groups), strict=True)
+        ]
 
     def advantages(self, groups: Sequence[Group]) -> list[TrainSequence]:
         """One training sequence per response of every kept group; infra failures are masked, never scored."""
         return [sequence for group in groups if group.dropped_reason is None for sequence in self._sequences(group)]
 
     def _sequences(self, group: Group) -> list[TrainSequence]:
-        scored = [r.verdict.outcome is not Outcome.INFRA for r in group.responses]
-        kept = dataclasses.replace(
-            group, responses=tuple(r for r, keep in zip(group.responses, scored, strict=True) if keep)
-        )
-        rewards_G = torch.tensor([r.verdict.reward for r in kept.responses], dtype=torch.float64)
+        scored = tuple(r for r in group.responses if _is_scored(r))
+        kept = dataclasses.replace(group, responses=scored)
+        rewards_G = torch.tensor([r.verdict.reward for r in scored], dtype=torch.float64)
         for method in self._filling("rewards"):
             rewards_G = method.rewards(kept, rewards_G)
         (estimator,) = self._filling("advantages")
-        advantages = iter(estimator.advantages(rewards_G, kept).tolist() if kept.responses else [])
-        return [_sequence(group, index, next(advantages) if keep else 0.0, keep) for index, keep in enumerate(scored)]
+        advantages = iter(estimator.advantages(rewards_G, kept).tolist() if scored else [])
+        return [
+            training_sequence(group, index, next(advantages) if _is_scored(response) else None)
+            for index, response in enumerate(group.responses)
+        ]
 
-    def calibrate(self, batch: StepBatch) -> StepBatch:
-        """Apply every `calibrate` hook to the advantages of each micro-batch."""
+    def calibrate(self, batch: StepBatch) -> tuple[StepBatch, Metrics]:
+        """Every `calibrate` hook on the whole step, then every method's statistics of each optimizer step."""
         methods = self._filling("calibrate")
-        if not methods:
-            return batch
-        mini_batches = tuple(
-            dataclasses.replace(
-                mini,
-                per_rank=tuple(tuple(self._calibrated(m, methods) for m in rank) for rank in mini.per_rank),
-            )
-            for mini in batch.mini_batches
-        )
-        return dataclasses.replace(batch, mini_batches=mini_batches)
+        metrics: dict[str, Mean] = {}
+        if methods:
+            adv_T, x = joined(micro_batches(batch.mini_batches))
+            x = _scored_only(x)
+            for method in methods:
+                adv_T, more = method.calibrate(_scored(adv_T, x.mask_T), x)
+                metrics |= _means(more)
+            batch = with_advantages(batch, adv_T)
+        if self._filling("prepare"):
+            prepared = (dataclasses.replace(mini, statistics=self.prepare(mini)) for mini in batch.mini_batches)
+            batch = dataclasses.replace(batch, mini_batches=tuple(prepared))
+        return batch, metrics
 
-    def _calibrated(self, micro: MicroBatch, methods: Sequence[Method[Any]]) -> MicroBatch:
-        adv_T = micro.advantage_T
-        for method in methods:
-            adv_T = method.calibrate(adv_T, micro.inputs)
-        return dataclasses.replace(micro, advantage_T=adv_T)
-
-    def prepare(self, mini: MiniBatch, reduce: Reduce | None = None) -> MiniBatchStats:
-        """Every method's statistics over one mini-batch, in the order of the methods."""
-        held = [micro for rank in mini.per_rank for micro in rank]
+    def prepare(self, mini: MiniBatch) -> tuple[Stats, ...]:
+        """Every method's statistics over one optimizer step, in the order of the methods."""
+        adv_T, x = joined(micro_batches([mini]))
+        x = _scored_only(x)
+        adv_T = _scored(adv_T, x.mask_T)
         filling = self._filling("prepare")
-        return tuple(
-            method.prepare(held, reduce or LocalReduce()) if method in filling else {}
-            for method in self.methods.values()
-        )
+        return tuple(method.prepare(adv_T, x) if method in filling else {} for method in self.methods.values())
 
     def loss(
         self, micro: MicroBatch, x: TokenInputs, denominators: Denominators, stats: MiniBatchStats
     ) -> tuple[Tensor, Metrics]:
         """This micro-batch's share of the step's loss (shares add up to it), and its metrics.
 
-        `x` is `micro.inputs` with the learner's `logp_T` (and what else `needs` asks for) filled in.
+        `x` is `micro.inputs` with the learner's `logp_T` (and what else `needs` asks for) filled in; `stats` are the
+        mini-batch's `statistics`.
         """
         x = _scored_only(x)
         adv_T = _scored(micro.advantage_T.detach().to(x.mask_T.dtype), x.mask_T)
         loss_T, metrics = self._token_loss(x, adv_T, stats)
         coefficient_T = token_coefficients(self.reduction, x.mask_T, x.seq_T, micro.length_S, denominators)
-        return (loss_T * coefficient_T).sum(), {name: _mean(m.value_T, m.weight_T) for name, m in metrics.items()}
+        return (loss_T * coefficient_T).sum(), _means(metrics)
 
     def _token_loss(self, x: TokenInputs, adv_T: Tensor, stats: MiniBatchStats) -> tuple[Tensor, TokenMetrics]:
         assert x.logp_T is not None
-        by_method = dict(zip(self.methods.values(), stats, strict=True))
-        directed_T = x.logp_T
-        for method in self._filling("direction"):
-            directed_T = method.direction(directed_T, x, adv_T)
-        old_T = x.old_logp_T if x.old_logp_T is not None else x.logp_T.detach()
-        logr_T = directed_T - old_T
+        by_method = dict(zip(self.methods.values(), stats or [{}] * len(self.methods), strict=True))
+        directed_T, metrics = self._directed(x, adv_T)
+        logr_T = directed_T - x.before_T
         for method in self._filling("log_ratio"):
             logr_T = method.log_ratio(logr_T, x, adv_T)
         (surrogate,) = self._filling("surrogate")
-        loss_T, metrics = surrogate.surrogate(x, logr_T, adv_T, by_method[surrogate])
+        loss_T, more = surrogate.surrogate(x, logr_T, adv_T, by_method[surrogate])
+        metrics |= more
         for method in self._filling("weight"):
-            loss_T = loss_T * method.weight(x, adv_T, by_method[method])
+            weight_T, more = method.weight(x, adv_T, by_method[method])
+            loss_T, metrics = loss_T * weight_T, metrics | dict(more)
         for method in self._filling("correction"):
-            loss_T = loss_T * method.correction(x)
+            weight_T, more = method.correction(x)
+            loss_T, metrics = loss_T * weight_T, metrics | dict(more)
         for method in self._filling("penalty"):
             penalty_T, more = method.penalty(x)
-            loss_T, metrics = loss_T + penalty_T, {**metrics, **more}
+            loss_T, metrics = loss_T + penalty_T, metrics | dict(more)
         return loss_T, metrics
+
+    def _directed(self, x: TokenInputs, adv_T: Tensor) -> tuple[Tensor, dict[str, TokenMetric]]:
+        assert x.logp_T is not None
+        directed_T, metrics = x.logp_T, dict[str, TokenMetric]()
+        for method in self._filling("direction"):
+            directed_T, more = method.direction(directed_T, x, adv_T)
+            metrics |= more
+        return directed_T, metrics
+
+
+def _is_scored(response: Response) -> bool:
+    return response.verdict.outcome is not Outcome.INFRA
 
 
 def _scored_only(x: TokenInputs) -> TokenInputs:
@@ -180,6 +194,7 @@ def _scored_only(x: TokenInputs) -> TokenInputs:
         old_logp_T=constant(x.old_logp_T),
         ref_logp_T=constant(x.ref_logp_T),
         sampler_logp_T=constant(x.sampler_logp_T),
+        policy_logp_T=constant(x.policy_logp_T),
         old_entropy_T=constant(x.old_entropy_T),
         is_top1_T=constant(x.is_top1_T),
     )
@@ -189,68 +204,33 @@ def _scored(value: Tensor, mask_T: Tensor) -> Tensor:
     return value.masked_fill((mask_T == 0).view(-1, *[1] * (value.dim() - 1)), 0.0)
 
 
-def _sequence(group: Group, index: int, advantage: float, scored: bool) -> TrainSequence:
+def training_sequence(group: Group, index: int, advantage: float | None) -> TrainSequence:
+    """Response `index` of a group with one advantage for all its tokens; None masks the whole response."""
     response = group.responses[index]
     completion = response.completion
+    scored = [r for r in group.responses if _is_scored(r)]
     prompt = torch.tensor(group.prompt.tokens, dtype=torch.int64)
     return TrainSequence(
         group_id=group.id,
         index=index,
+        group_size=len(scored),
+        group_correct=sum(r.verdict.outcome is Outcome.CORRECT for r in scored),
+        seed=completion.seed,
         tokens=torch.cat([prompt, completion.tokens]),
         prompt_length=len(group.prompt.tokens),
         reward=response.verdict.reward,
         correct=response.verdict.outcome is Outcome.CORRECT,
-        advantage_T=torch.full((response.length,), advantage, dtype=torch.float32),
-        mask_T=torch.full((response.length,), float(scored), dtype=torch.float32),
+        advantage_T=torch.full((response.length,), advantage or 0.0, dtype=torch.float64),
+        mask_T=torch.full((response.length,), float(advantage is not None), dtype=torch.float32),
         sampler_logp_T=completion.sampler_logp,
         policy_logp_T=completion.policy_logp,
     )
 
 
+def _means(metrics: TokenMetrics) -> dict[str, Mean]:
+    return {name: _mean(metric.value_T, metric.weight_T) for name, metric in metrics.items()}
+
+
 def _mean(value_T: Tensor, weight_T: Tensor) -> Mean:
     masked_T = torch.where(weight_T > 0, value_T * weight_T, torch.zeros_like(weight_T))
     return Mean(float(masked_T.sum()), float(weight_T.sum()))
-
-
-def build_recipe(
-    names: Sequence[str],
-    params: Mapping[str, MethodParams],
-    *,
-    reduction: Reduction | None,
-    constant: float,
-    mini_batches: int,
-) -> Recipe:
-    """Build and check a recipe. Raises UserError, naming the methods, for one that is unknown, unbuilt or illegal."""
-    for name in names:
-        if name in PLANNED:
-            raise UserError(f"recipe.methods: {name!r} is not built yet; built are: {', '.join(METHODS)}")
-        if name not in METHODS:
-            raise UserError(f"recipe.methods: unknown method {name!r}; known are: {', '.join(METHODS)}")
-    if len(set(names)) < len(names):
-        raise UserError(f"recipe.methods: a method is named twice in [{', '.join(names)}]")
-    if not any("surrogate" in overridden_hooks(METHODS[name]) for name in names):
-        names = [*names, DEFAULT_SURROGATE]
-    _check_exclusive(names)
-    methods = {name: METHODS[name](params.get(name, METHODS[name].Params())) for name in names}
-    return Recipe(methods, _reduction(names, reduction), constant, mini_batches)
-
-
-def _check_exclusive(names: Sequence[str]) -> None:
-    for hook in EXCLUSIVE_HOOKS:
-        filling = [name for name in names if hook in overridden_hooks(METHODS[name])]
-        role = {"advantages": "estimator", "surrogate": "surrogate"}[hook]
-        if len(filling) > 1:
-            raise UserError(f"recipe.methods: {filling[0]!r} and {filling[1]!r} are both the {role}; keep one")
-        if not filling:
-            choices = [name for name in METHODS if hook in overridden_hooks(METHODS[name])]
-            raise UserError(f"recipe.methods: no {role} in [{', '.join(names)}]; add one of: {', '.join(choices)}")
-
-
-def _reduction(names: Sequence[str], chosen: Reduction | None) -> Reduction:
-    if chosen is not None:
-        return chosen
-    prescribed = {name: METHODS[name].reduction for name in names if METHODS[name].reduction is not None}
-    if len(set(prescribed.values())) > 1:
-        first, second = list(prescribed)[:2]
-        raise UserError(f"recipe.methods: {first!r}, {second!r} prescribe different reductions: set recipe.reduction")
-    return next(iter(prescribed.values()), None) or Reduction.TOKEN_MEAN

@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from megasharp.ops.uniform import CHOICE_POSITIONS, seeds_to_int64, uniforms
 from megasharp.types import (
     Denominators,
     MicroBatch,
@@ -60,8 +61,8 @@ _Unit = list[_Member]
 def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> StepBatch:
     """Pack one training step.
 
-    `sequences` come group by group; a mini-batch is a contiguous run of groups. Raises ValueError when there are
-    fewer groups than mini-batches.
+    `sequences` come group by group; a mini-batch is a contiguous run of groups. Fewer groups than mini-batches make
+    fewer mini-batches. Raises ValueError without any sequence.
     """
     group_ids = tuple(dict.fromkeys(s.group_id for s in sequences))
     number = {group_id: i for i, group_id in enumerate(group_ids)}
@@ -69,9 +70,10 @@ def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> S
     for flat, sequence in enumerate(sequences):
         group = number[sequence.group_id]
         groups[group].append(_Member(sequence, flat, group))
-    if len(groups) < layout.mini_batches:
-        raise ValueError(f"{len(groups)} groups cannot fill {layout.mini_batches} mini-batches")
-    bounds = [round(i * len(groups) / layout.mini_batches) for i in range(layout.mini_batches + 1)]
+    if not groups:
+        raise ValueError("there is no sequence to pack")
+    count = min(layout.mini_batches, len(groups))
+    bounds = [round(i * len(groups) / count) for i in range(count + 1)]
     mini_batches = tuple(_mini_batch(groups[first:last], layout) for first, last in pairwise(bounds))
     return StepBatch(mini_batches, group_ids, seed)
 
@@ -199,7 +201,7 @@ def _micro_batch(units: Sequence[_Unit], row_multiple: int) -> MicroBatch:
         rows_T=_cat(predicting, torch.int64),
         targets_T=_cat([s.tokens[s.prompt_length :] for s in sequences], torch.int64),
         length_S=torch.tensor([float(s.mask_T.sum()) for s in sequences], dtype=torch.float64),
-        advantage_T=_cat([s.advantage_T for s in sequences], torch.float32),
+        advantage_T=_cat([s.advantage_T for s in sequences], torch.float64),
         inputs=_inputs(members),
         sequence_ids=tuple(member.flat for member in members),
     )
@@ -218,9 +220,21 @@ def _inputs(members: Sequence[_Member]) -> TokenInputs:
         group_T=per_token([float(member.group) for member in members], torch.int64),
         reward_T=per_token([s.reward for s in sequences], torch.float32),
         correct_T=per_token([float(s.correct) for s in sequences], torch.float32),
+        group_size_T=per_token([float(s.group_size) for s in sequences], torch.float32),
+        group_correct_T=per_token([float(s.group_correct) for s in sequences], torch.float32),
         num_sequences=len(sequences),
         sampler_logp_T=_cat([s.sampler_logp_T for s in sequences], torch.float32),
+        policy_logp_T=_cat([s.policy_logp_T for s in sequences], torch.float32),
+        draw_T=_draws([s.seed for s in sequences], lengths),
     )
+
+
+def _draws(seeds: Sequence[int], lengths: Tensor) -> Tensor:
+    """A uniform number per token, the same however the step is packed."""
+    seed_T = torch.repeat_interleave(seeds_to_int64(seeds), lengths)
+    first_T = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+    # Sampling draws with positions from 0; these must be other numbers.
+    return uniforms(seed_T, torch.arange(seed_T.numel()) - first_T + CHOICE_POSITIONS)
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from megasharp.algos.recipe import Recipe, build_recipe
+from megasharp.algos.schedule import RecipeSchedule
+from megasharp.build.recipes import build_recipes, resolved
 from megasharp.config.paths import find
 from megasharp.config.run import RunConfig
 from megasharp.config.unbuilt import refuse_unbuilt
@@ -27,7 +28,7 @@ class Checked:
     folder: Path
     architecture: Architecture
     tokenizer: TextTokenizer
-    recipe: Recipe
+    recipes: RecipeSchedule
     stream: PromptStream
     suites: tuple[Suite, ...]
     layout: ParallelLayout
@@ -36,13 +37,7 @@ class Checked:
 def check(config: RunConfig, where: str) -> Checked:
     """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
     refuse_unbuilt(config, where)
-    recipe = build_recipe(
-        config.recipe.methods,
-        config.recipe.params(),
-        reduction=config.recipe.chosen_reduction(),
-        constant=float(config.data.max_response_tokens),
-        mini_batches=config.recipe.mini_batches,
-    )
+    recipes = build_recipes(config, where)
     if config.recipe.mini_batches > config.data.prompts_per_step:
         raise UserError(
             f"{where}: recipe.mini_batches={config.recipe.mini_batches} is more than "
@@ -64,11 +59,11 @@ def check(config: RunConfig, where: str) -> Checked:
         raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")
     items = load_items(config.data.task, find(config.data.path))
     return Checked(
-        config=config,
+        config=resolved(config, recipes),
         folder=folder,
         architecture=architecture,
         tokenizer=tokenizer,
-        recipe=recipe,
+        recipes=recipes,
         stream=PromptStream(items, tokenizer, config.data.max_prompt_tokens, config.seed),
         suites=tuple(load_suite(name) for name in config.eval.suites),
         layout=ParallelLayout(dp=config.policy.dp, tp=config.policy.tp, pp=config.policy.pp),

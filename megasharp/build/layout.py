@@ -19,7 +19,7 @@ def describe(checked: Checked) -> str:
         "a micro-batch",
         f"rollouts   {config.rollout.engine} engine, temperature {config.rollout.temperature}, "
         f"<= {config.data.max_response_tokens} tokens",
-        f"recipe     {', '.join(checked.recipe.methods)}; {checked.recipe.reduction.value}",
+        f"recipe     {', '.join(checked.recipes.final.methods)}; {checked.recipes.final.reduction.value}",
         f"data       {len(checked.stream)} prompts of {config.data.task}; evaluation on "
         + (", ".join(suite.name for suite in checked.suites) or "nothing"),
     ]

@@ -15,7 +15,7 @@ from megasharp.metrics.clock import StageClock
 from megasharp.protocols import Engine
 from megasharp.ranks.learner import Ranks, RanksLearner
 from megasharp.rewards import VERIFIERS
-from megasharp.rollout.collect import Rollouts
+from megasharp.rollout.collect import MemoryUse, Rollouts
 from megasharp.rollout.inprocess import InProcessEngine
 from megasharp.types import Group, Prompt, SamplingParams, as_dtype
 
@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 ROW_MULTIPLE = 128
 
 
-def make_engine(folder: Path, dtype: torch.dtype = torch.float32) -> Engine:
-    """The in-process engine for a Hugging Face folder's architecture; it has no weights yet."""
-    return InProcessEngine(folder, dtype=dtype, device=CPU)
+def make_engine(folder: Path, dtype: torch.dtype = torch.float32, memory_folder: Path | None = None) -> Engine:
+    """The in-process engine for a Hugging Face folder's architecture, or a policy's and a memory's; no weights yet."""
+    return InProcessEngine(folder, dtype=dtype, device=CPU, memory_folder=memory_folder)
 
 
 def make_learner(checked: Checked, logs: Path) -> RanksLearner:
@@ -51,7 +51,7 @@ def make_learner(checked: Checked, logs: Path) -> RanksLearner:
             decay=optimizer.decay,
             total_steps=config.steps * config.recipe.mini_batches,
         ),
-        needs=checked.recipe.needs,
+        needs=checked.recipes.needs,
         temperature=config.rollout.temperature,
         seed=config.seed,
         recompute=config.policy.recompute,
@@ -77,16 +77,16 @@ class TimedRollouts:
         self._rollouts = rollouts
         self._clock = clock
 
-    def collect(self, prompts: Sequence[Prompt], step: int) -> list[Group]:
+    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]:
         """One group per prompt."""
-        groups = self._rollouts.collect(prompts, step)
+        groups = self._rollouts.collect(prompts, step, first, memory)
         self._clock.add("rollout", self._rollouts.timing.rollout_seconds)
         self._clock.add("reward", self._rollouts.timing.reward_seconds)
         return groups
 
 
 def make_rollouts(checked: Checked, engine: Engine, clock: StageClock) -> TimedRollouts:
-    """Sampling, verification and selection of training groups."""
+    """Sampling and verification of training groups."""
     config = checked.config
     rollouts = Rollouts(
         engine,
@@ -94,7 +94,6 @@ def make_rollouts(checked: Checked, engine: Engine, clock: StageClock) -> TimedR
         checked.tokenizer.decode_batch,
         sampling_params(config, checked.tokenizer.stop_token_ids),
         responses_per_prompt=config.data.responses_per_prompt,
-        select=checked.recipe.select,
         seed=config.seed,
     )
     return TimedRollouts(rollouts, clock)

@@ -126,9 +126,10 @@ class _Run:
         return loop.Parts(
             stream=self._checked.stream,
             rollouts=make_rollouts(self._checked, self._engine, self._clock),
-            recipe=self._checked.recipe,
+            recipes=self._checked.recipes,
             layout=pack_layout(self._checked),
             learner=self._learner,
+            memory=None,
             sync=self._sync,
             clock=self._clock,
             after_step=self._after_step,

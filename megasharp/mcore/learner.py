@@ -157,7 +157,7 @@ class RankLearner:
     def _update(self, mini: MiniBatch, recipe: Recipe) -> StepStats:
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
-        finish = partial(_finish, recipe, mini.denominators, recipe.prepare(mini))
+        finish = partial(_finish, recipe, mini.denominators, mini.statistics)
         results = self._passes.update(mini.per_rank[self._place.dp], finish)
         loss = math.fsum(result.loss for result in results)
         stepped = guarded_step(

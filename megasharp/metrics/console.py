@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-STAGES = ("rollout", "reward", "prepare", "annotate", "update", "sync", "log", "checkpoint", "eval", "other")
+STAGES = ("rollout", "reward", "prepare", "annotate", "update", "memory", "sync", "log", "checkpoint", "eval", "other")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From prompts to verified groups: seeds, sampling, decoding, verification, selection, and what each took."""
+"""From prompts to verified groups: seeds, sampling, decoding, verification, and what each took."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from megasharp.errors import UserError, one_line
 from megasharp.protocols import Engine
@@ -24,12 +25,21 @@ from megasharp.types import (
 
 Verifier = Callable[[str, TaskAnswer], Verdict]
 DecodeBatch = Callable[[Sequence[Sequence[int]]], Sequence[str]]
-Select = Callable[[Group], str | None]
+
+
+class MemoryUse(Protocol):
+    """What sampling does with a memory network: `SamplingParams.memory_mu` and `SamplingParams.plausible`."""
+
+    @property
+    def mu(self) -> float: ...
+
+    @property
+    def plausible(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTiming:
-    """Seconds of one `collect`: sampling, then everything from text to selection."""
+    """Seconds of one `collect`: sampling, then everything from text to verdict."""
 
     rollout_seconds: float = 0.0
     reward_seconds: float = 0.0
@@ -39,7 +49,7 @@ class Rollouts:
     """Collects groups through any engine. `timing` is that of the latest `collect`.
 
     `verifiers` is by task. `decode` turns lists of token ids into texts, as a tokenizer's batch decoding with
-    special tokens left out. `select` returns why a group is dropped, or None to keep it.
+    special tokens left out.
     """
 
     def __init__(
@@ -49,7 +59,6 @@ class Rollouts:
         decode: DecodeBatch,
         sampling: SamplingParams,
         responses_per_prompt: int,
-        select: Select,
         seed: int,
     ) -> None:
         self._engine = engine
@@ -57,12 +66,13 @@ class Rollouts:
         self._decode = decode
         self._sampling = sampling
         self._responses_per_prompt = responses_per_prompt
-        self._select = select
         self._seed = seed
         self.timing = RolloutTiming()
 
-    def collect(self, prompts: Sequence[Prompt], step: int) -> list[Group]:
-        """One group per prompt, in order, with ids like `step7-0`; `select` sets `dropped_reason`.
+    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]:
+        """One group per prompt, in order, with ids like `step7-0` numbered from `first`.
+
+        `memory` says how much of the memory network's logits is subtracted; None samples from the policy alone.
 
         Raises UserError for a prompt whose task has no verifier. A verifier's exception is an ERROR verdict.
         """
@@ -70,14 +80,13 @@ class Rollouts:
         started = time.perf_counter()
         version = self._engine.version
         requests = [GenerateRequest(prompt.tokens, self._seeds(prompt)) for prompt in prompts]
-        sampled = self._engine.generate(requests, self._sampling)
+        sampled = self._engine.generate(requests, _with_memory(self._sampling, memory))
         generated = time.perf_counter()
         texts = iter(self._decode([c.tokens.tolist() for completions in sampled for c in completions]))
         groups = []
         for number, (prompt, completions) in enumerate(zip(prompts, sampled, strict=True)):
             responses = tuple(self._response(prompt, completion, next(texts)) for completion in completions)
-            group = Group(f"step{step}-{number}", prompt, responses, version)
-            groups.append(replace(group, dropped_reason=self._select(group)))
+            groups.append(Group(f"step{step}-{first + number}", prompt, responses, version))
         self.timing = RolloutTiming(generated - started, time.perf_counter() - generated)
         return groups
 
@@ -97,6 +106,10 @@ class Rollouts:
 
     def _response(self, prompt: Prompt, completion: Completion, text: str) -> Response:
         return Response(completion, text, judge(self._verifiers[prompt.task], completion, text, prompt.answer))
+
+
+def _with_memory(sampling: SamplingParams, memory: MemoryUse | None) -> SamplingParams:
+    return sampling if memory is None else replace(sampling, memory_mu=memory.mu, plausible=memory.plausible)
 
 
 def judge(verifier: Verifier, completion: Completion, text: str, answer: TaskAnswer) -> Verdict:

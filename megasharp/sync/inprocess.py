@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from megasharp.protocols import WeightSink, WeightSource
+from collections.abc import Iterator
+from itertools import chain
+
+from torch import Tensor
+
+from megasharp.protocols import MEMORY_PREFIX, NamedTensors, WeightSink, WeightSource
 
 
 class InProcessSync:
@@ -17,8 +22,17 @@ class InProcessSync:
         """The version last pushed; -1 before the first."""
         return self._version
 
-    def push(self, source: WeightSource) -> int:
-        """Push all weights; returns the new version, one above the last."""
-        self._sink.load_weights(self._version + 1, source.export_weights())
+    def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
+        """Push all weights, and those of the memory network if given; returns the new version, one above the last."""
+        tensors: NamedTensors = source.export_weights()
+        if memory is not None:
+            tensors = chain(tensors, _as_memory(memory))
+        self._sink.load_weights(self._version + 1, tensors)
         self._version += 1
         return self._version
+
+
+def _as_memory(memory: WeightSource) -> Iterator[tuple[str, Tensor]]:
+    """The memory's export starts with the first tensor asked for: not before the policy's has ended."""
+    for name, tensor in memory.export_weights():
+        yield MEMORY_PREFIX + name, tensor

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from megasharp import loop
 from megasharp.algos.base import Needs
-from megasharp.algos.recipe import Recipe, build_recipe
+from megasharp.algos.build import build_recipe
+from megasharp.algos.recipe import Recipe
+from megasharp.algos.schedule import RecipeSchedule
 from megasharp.batching.pack import PackLayout
 from megasharp.errors import TrainingStopped
 from megasharp.metrics.clock import StageClock
@@ -46,7 +48,7 @@ class StandIn:
         self.calls.append("take")
         return [Prompt(str(i), "t", "", (1, 2), TaskAnswer(), "s", 0, i) for i in range(count)]
 
-    def collect(self, prompts: Sequence[Prompt], step: int) -> list[Group]:
+    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: object) -> list[Group]:
         self.calls.append("collect")
         return [Group(f"{step}-{p.id}", p, (_response(1.0), _response(0.0)), self.version) for p in prompts]
 
@@ -59,7 +61,7 @@ class StandIn:
         self._steps += 1
         return StepStats(0.0, 1.0, 1e-3, self._skipped.get(self._steps, 0))
 
-    def push(self, source: WeightSource) -> int:
+    def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
         self.calls.append("push")
         self.version += 1
         return self.version
@@ -101,9 +103,10 @@ def _run(stand_in: StandIn, plan: loop.Plan, standing: loop.Standing | None = No
     parts = loop.Parts(
         stream=stand_in,
         rollouts=stand_in,
-        recipe=build_recipe(["grpo"], {}, reduction=None, constant=4.0, mini_batches=1),
+        recipes=RecipeSchedule([], build_recipe(["grpo"], {}, reduction=None, constant=4.0, mini_batches=1)),
         layout=PackLayout(dp=1, micro_batch_tokens=64, mini_batches=1, row_multiple=1, constant=4.0),
         learner=stand_in,
+        memory=None,
         sync=stand_in,
         clock=StageClock(),
         after_step=stand_in.after_step,
@@ -149,7 +152,7 @@ def test_a_finished_run_does_nothing() -> None:
 
 def test_skipped_steps_in_a_row_stop_the_run_with_a_checkpoint() -> None:
     stand_in = StandIn(dict.fromkeys(range(3, 9), 1))
-    with pytest.raises(TrainingStopped, match="3 steps in a row"):
+    with pytest.raises(TrainingStopped, match="3 steps in a row were not applied"):
         _run(stand_in, _plan(10))
     # Step 4 is due anyway and knows of two skipped steps; step 5 is saved because the run stops there.
     assert stand_in.saved == [(4, 2), (5, 3)]

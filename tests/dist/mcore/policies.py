@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megasharp.algos.base import MethodParams, Needs, Reduction
+from megasharp.algos.build import build_recipe
 from megasharp.algos.kl import KLParams
-from megasharp.algos.recipe import Recipe, build_recipe
+from megasharp.algos.recipe import Recipe
 from megasharp.batching.pack import PackLayout, pack
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.optimizer import OptimizerSettings
@@ -118,11 +119,14 @@ def ragged_sequences(seed: int = 0, groups: int = 6, masked: bool = True) -> lis
                 Sequence(
                     group_id=f"group-{group}",
                     index=index,
+                    group_size=4,
+                    group_correct=2,
+                    seed=100 * group + index,
                     tokens=tokens,
                     prompt_length=int(prompt.numel()),
                     reward=float(index % 2),
                     correct=bool(index % 2),
-                    advantage_T=torch.randn(1, generator=generator).repeat(length),
+                    advantage_T=torch.randn(1, generator=generator, dtype=torch.float64).repeat(length),
                     mask_T=torch.full((length,), mask),
                     sampler_logp_T=torch.full((length,), -1.0),
                     policy_logp_T=torch.full((length,), -1.0),

@@ -29,7 +29,7 @@ DUAL = [case if case[:2] != (9.0, -2.0) else (9.0, -2.0, 6.0, 0.0) for case in C
 
 def surrogate(make_micro, params: ClipParams, logr_T: Tensor, adv_T: Tensor):
     x = make_micro(Needs()).inputs
-    x = type(x)(torch.ones_like(adv_T), *[torch.zeros_like(adv_T)] * 4, num_sequences=1)
+    x = type(x)(torch.ones_like(adv_T), *[torch.zeros_like(adv_T)] * 6, num_sequences=1)
     return Clip(params).surrogate(x, logr_T, adv_T, {})
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, overridden_hooks
+from megasharp.algos.build import build_recipe
 from megasharp.algos.kl import KLParams
-from megasharp.algos.recipe import Recipe, build_recipe
-from megasharp.types import Denominators, Metrics, MicroBatch, MiniBatch, TokenInputs
+from megasharp.algos.recipe import Recipe
+from megasharp.types import Denominators, Metrics, MicroBatch, MiniBatch, StepBatch, TokenInputs
 
 DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
 # Coefficients that are tiny by default would hide a method's part of the loss.
@@ -21,26 +22,40 @@ FIELDS = {
     "old_logp": ("old_logp_T",),
     "ref_logp": ("ref_logp_T",),
     "sampler_logp": ("sampler_logp_T",),
+    "policy_logp": ("policy_logp_T",),
+    "draw": ("draw_T",),
     "entropy": ("entropy_T",),
     "old_entropy": ("old_entropy_T",),
     "topn": ("topn_logp_TN", "is_top1_T"),
 }
 SPOILED = ("advantage_T", "reward_T", "correct_T", "logp_T", *(f for fields in FIELDS.values() for f in fields))
-CONSTANTS = ("old_logp_T", "ref_logp_T", "sampler_logp_T", "old_entropy_T")
+CONSTANTS = ("old_logp_T", "ref_logp_T", "sampler_logp_T", "policy_logp_T", "draw_T", "old_entropy_T")
 
 pytestmark = pytest.mark.parametrize("name", METHODS)
 
 
+def hooks_of(name: str) -> set[str]:
+    """The hooks that a method fills, itself or through what it brings."""
+    method = METHODS[name]
+    return set(overridden_hooks(method)).union(*(hooks_of(brought) for brought in method.brings))
+
+
 def recipe_with(name: str) -> Recipe:
-    """The smallest recipe that has the method: an estimator is added if it is none itself."""
-    estimator = "advantages" in overridden_hooks(METHODS[name])
-    names = [name] if estimator else ["grpo", name]
+    """The smallest recipe that has the method: an estimator is added if it brings none itself."""
+    names = [name] if "advantages" in hooks_of(name) else ["grpo", name]
     return build_recipe(names, PARAMS, reduction=None, constant=16.0, mini_batches=2)
 
 
+def calibrated(recipe: Recipe, micro: MicroBatch) -> tuple[MiniBatch, Metrics]:
+    """The step of one micro-batch after the hooks before the update."""
+    batch, metrics = recipe.calibrate(StepBatch((MiniBatch(((micro,),), DENOMINATORS),), ("g0", "g1"), 0))
+    return batch.mini_batches[0], metrics
+
+
 def loss_of(recipe: Recipe, micro: MicroBatch, x: TokenInputs | None = None) -> tuple[Tensor, Metrics]:
-    stats = recipe.prepare(MiniBatch(((micro,),), DENOMINATORS))
-    return recipe.loss(micro, x or micro.inputs, DENOMINATORS, stats)
+    mini, metrics = calibrated(recipe, micro)
+    loss, more = recipe.loss(mini.per_rank[0][0], x or micro.inputs, DENOMINATORS, mini.statistics)
+    return loss, {**metrics, **more}
 
 
 def with_gradient(x: TokenInputs) -> TokenInputs:
@@ -60,17 +75,30 @@ def test_loss_is_a_finite_scalar_of_the_inputs_dtype(make_micro, name: str, dtyp
     assert all(isinstance(value.value, float) for value in metrics.values())
 
 
-def test_advantages_keep_shape_and_dtype(make_group, name: str) -> None:
+def test_hooks_over_groups_keep_shape_and_dtype(make_group, name: str) -> None:
     method = METHODS[name](PARAMS.get(name, METHODS[name].Params()))
-    if "advantages" not in overridden_hooks(METHODS[name]):
-        assert {"surrogate", "penalty"} & set(overridden_hooks(METHODS[name])), "a method fills some hook"
-        return
+    hooks = overridden_hooks(METHODS[name])
+    assert hooks or method.brings or method.needs().memory, "a method fills some hook, or brings one that does"
     for rewards in ([1.0, 0.0, 0.0, 1.0], [1.0] * 4, [0.0] * 4, [0.3], []):
         rewards_G = torch.tensor(rewards, dtype=torch.float64)
         before_G = rewards_G.clone()
-        advantage_G = method.advantages(rewards_G, make_group(rewards))
-        assert advantage_G.shape == rewards_G.shape and advantage_G.dtype == torch.float64
-        assert advantage_G.isfinite().all() and torch.equal(rewards_G, before_G)
+        for hook in {"rewards", "advantages"} & set(hooks):
+            arguments = (make_group(rewards), rewards_G) if hook == "rewards" else (rewards_G, make_group(rewards))
+            changed_G = getattr(method, hook)(*arguments)
+            assert changed_G.shape == rewards_G.shape and changed_G.dtype == torch.float64
+            assert changed_G.isfinite().all() and torch.equal(rewards_G, before_G)
+        if "select" in hooks:
+            reasons = method.select([make_group(rewards)] * 3)
+            assert len(reasons) == 3 and all(reason is None or reason for reason in reasons)
+
+
+def test_whole_step_of_nothing(make_micro, name: str) -> None:
+    """A rank's empty micro-batch, and a step in which every token is masked."""
+    recipe = recipe_with(name)
+    micro = make_micro(recipe.needs)
+    masked = dataclasses.replace(micro.inputs, mask_T=torch.zeros_like(micro.inputs.mask_T))
+    loss, _ = loss_of(recipe, dataclasses.replace(micro, inputs=masked))
+    assert float(loss) == 0.0
 
 
 def test_gradient_reaches_unmasked_tokens_only(make_micro, name: str) -> None:
@@ -88,8 +116,9 @@ def test_no_gradient_into_constants(make_micro, name: str) -> None:
     recipe = recipe_with(name)
     micro = make_micro(recipe.needs)
     x = with_gradient(micro.inputs)
-    micro = dataclasses.replace(micro, advantage_T=micro.advantage_T.clone().requires_grad_())
-    loss_of(recipe, micro, x)[0].backward()
+    micro = dataclasses.replace(micro, advantage_T=micro.advantage_T.clone().requires_grad_(), inputs=x)
+    mini, _ = calibrated(recipe, micro)
+    recipe.loss(mini.per_rank[0][0], x, DENOMINATORS, mini.statistics)[0].backward()
     leaves = {"advantage_T": micro.advantage_T, **{field: getattr(x, field) for field in CONSTANTS}}
     for field, leaf in leaves.items():
         assert leaf is None or leaf.grad is None or (leaf.grad == 0).all(), field

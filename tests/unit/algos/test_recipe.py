@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from megasharp.algos import METHODS
-from megasharp.algos.base import MethodParams, Needs, OldLogp, Reduction
+from megasharp.algos.base import MemoryNeed, MethodParams, Needs, OldLogp, Reduction
+from megasharp.algos.build import build_recipe
 from megasharp.algos.clip import Clip
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.kl import KLParams
 from megasharp.algos.planned import PLANNED
-from megasharp.algos.recipe import Recipe, build_recipe
+from megasharp.algos.recipe import Recipe
 from megasharp.errors import UserError
 from megasharp.types import Denominators, MicroBatch, MiniBatch, Outcome, StepBatch
 
@@ -24,7 +25,7 @@ class Doubled(GRPO):
     reduction = Reduction.SEQ_MEAN_TOKEN_SUM
 
     def calibrate(self, adv_T, x):
-        return 2.0 * adv_T
+        return 2.0 * adv_T, {}
 
 
 class OtherClip(Clip):
@@ -33,19 +34,19 @@ class OtherClip(Clip):
     reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
 
     def weight(self, x, adv_T, stats):
-        return torch.full_like(adv_T, 3.0)
+        return torch.full_like(adv_T, 3.0), {}
 
     def correction(self, x):
-        return torch.full_like(x.mask_T, 0.5)
+        return torch.full_like(x.mask_T, 0.5), {}
 
     def log_ratio(self, logr_T, x, adv_T):
         return logr_T + 0.1
 
     def direction(self, logp_T, x, adv_T):
-        return logp_T - 0.05
+        return logp_T - 0.05, {}
 
-    def prepare(self, micro_batches, reduce):
-        return {"count": torch.tensor(float(len(micro_batches)))}
+    def prepare(self, adv_T, x):
+        return {"count": torch.tensor(float(adv_T.numel()))}
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +64,11 @@ def build(*names: str, mini_batches: int = 1, reduction: Reduction | None = None
     [
         (["grpo", "doubled"], "'grpo' and 'doubled' are both the estimator; keep one"),
         (["grpo", "clip", "other_clip"], "'clip' and 'other_clip' are both the surrogate; keep one"),
-        (["grpo", "no_such"], "unknown method 'no_such'; known are: grpo, clip, kl"),
+        (["grpo", "no_such"], "unknown method 'no_such'; known are: grpo"),
         (["grpo", "kl", "kl"], "named twice in \\[grpo, kl, kl\\]"),
         (["kl"], "no estimator in \\[kl, clip\\]; add one of: grpo"),
         ([], "no estimator"),
-        (["doubled", "other_clip"], "'doubled', 'other_clip' prescribe different reductions: set recipe.reduction"),
+        (["doubled", "other_clip"], "'doubled' and 'other_clip' prescribe different reductions: set recipe.reduction"),
     ],
 )
 def test_refused_in_one_line(names: list[str], message: str) -> None:
@@ -102,10 +103,9 @@ def test_old_logp_pass_is_left_out_for_a_single_mini_batch() -> None:
 
 
 def test_needs_join() -> None:
-    joined = Needs(topn=2, batch_stats="step") | Needs(topn=5, entropy=True) | Needs(old_logp=OldLogp.BEFORE_STEP)
-    assert joined == Needs(OldLogp.BEFORE_STEP, entropy=True, topn=5, batch_stats="step")
-    assert (Needs(batch_stats="step") | Needs(batch_stats="microbatch")).batch_stats == "microbatch"
-    assert (Needs() | Needs()).batch_stats is None
+    memory = MemoryNeed("folder", 1e-3, 0.5, None)
+    joined = Needs(topn=2, memory=memory) | Needs(topn=5, entropy=True) | Needs(old_logp=OldLogp.BEFORE_STEP)
+    assert joined == Needs(OldLogp.BEFORE_STEP, entropy=True, topn=5, memory=memory)
 
 
 def test_infra_failures_are_masked_and_never_scored(make_group) -> None:
@@ -171,11 +171,11 @@ def test_calibrate_changes_every_micro_batch(make_micro) -> None:
     micros = [make_micro(Needs(), seed=seed) for seed in (0, 1, 2)]
     mini = MiniBatch(((micros[0], micros[1]), (micros[2],)), DENOMINATORS)
     batch = StepBatch((mini,), ("g",), 0)
-    calibrated = build("doubled").calibrate(batch).mini_batches[0].per_rank
+    calibrated = build("doubled").calibrate(batch)[0].mini_batches[0].per_rank
     got = [calibrated[0][0], calibrated[0][1], calibrated[1][0]]
     for micro, changed in zip(micros, got, strict=True):
-        torch.testing.assert_close(changed.advantage_T, 2.0 * micro.advantage_T)
-    assert build("grpo").calibrate(batch) is batch
+        torch.testing.assert_close(changed.advantage_T, 2.0 * micro.advantage_T * micro.inputs.mask_T)
+    assert build("grpo").calibrate(batch) == (batch, {})
 
 
 DENOMINATORS = Denominators(tokens=50.0, sequences=7.0, constant=8.0)

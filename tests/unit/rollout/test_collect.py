@@ -15,7 +15,6 @@ from megasharp.types import (
     Completion,
     FinishReason,
     GenerateRequest,
-    Group,
     Outcome,
     Prompt,
     SamplingParams,
@@ -57,44 +56,39 @@ def decode(rows: Sequence[Sequence[int]]) -> list[str]:
     return [f"t{row[0]}" for row in rows]
 
 
-def drop_all_correct(group: Group) -> str | None:
-    return "all correct" if all(r.verdict.reward == 1.0 for r in group.responses) else None
-
-
 def prompt(token: int, *, task: str = "echo", epoch: int = 0) -> Prompt:
     return Prompt(f"p{token}", task, "", (token,), Expected("t1"), "train.jsonl", epoch, token)
 
 
 def rollouts(seed: int = 3) -> Rollouts:
     return Rollouts(
-        ScriptedEngine(), {"echo": verifier}, decode, SamplingParams(max_tokens=4), 2, drop_all_correct, seed
+        ScriptedEngine(), {"echo": verifier}, decode, SamplingParams(max_tokens=4), 2, seed
     )
 
 
-def test_groups_follow_the_prompts_with_verdicts_and_selection() -> None:
-    groups = rollouts().collect([prompt(1), prompt(2)], step=7)
-    assert [group.id for group in groups] == ["step7-0", "step7-1"]
+def test_groups_follow_the_prompts_with_verdicts() -> None:
+    groups = rollouts().collect([prompt(1), prompt(2)], step=7, first=3, memory=None)
+    assert [group.id for group in groups] == ["step7-3", "step7-4"]
     assert [group.prompt.id for group in groups] == ["p1", "p2"]
     assert [group.policy_version for group in groups] == [5, 5]
-    assert [group.dropped_reason for group in groups] == ["all correct", None]
     assert [[r.text for r in group.responses] for group in groups] == [["t1", "t1"], ["t2", "t2"]]
     assert [r.verdict.outcome for r in groups[1].responses] == [Outcome.WRONG] * 2
 
 
 def test_a_failing_verifier_is_an_error_verdict_on_one_line() -> None:
-    (group,) = rollouts().collect([prompt(3)], step=0)
+    (group,) = rollouts().collect([prompt(3)], step=0, first=0, memory=None)
     assert group.responses[0].verdict == Verdict(Outcome.ERROR, 0.0, None, "ZeroDivisionError: two lines")
 
 
 def test_an_aborted_response_is_infra_and_never_verified() -> None:
-    (group,) = rollouts().collect([prompt(9)], step=0)
+    (group,) = rollouts().collect([prompt(9)], step=0, first=0, memory=None)
     assert {r.verdict.outcome for r in group.responses} == {Outcome.INFRA}
 
 
 def test_seeds_depend_on_run_prompt_epoch_and_index_only() -> None:
     def seeds(run: int, what: Prompt, step: int, before: int) -> list[int]:
         others = [prompt(2)] * before
-        return [r.completion.seed for r in rollouts(run).collect([*others, what], step)[-1].responses]
+        return [r.completion.seed for r in rollouts(run).collect([*others, what], step, 0, None)[-1].responses]
 
     first = seeds(3, prompt(1), 0, 0)
     assert seeds(3, prompt(1), 12, 4) == first
@@ -110,14 +104,14 @@ def test_seeds_do_not_change_between_versions_of_the_code() -> None:
 
 def test_an_unknown_task_is_refused_before_sampling() -> None:
     with pytest.raises(UserError, match="task chess, which has no verifier; known tasks: echo"):
-        rollouts().collect([prompt(1), prompt(2, task="chess")], step=0)
+        rollouts().collect([prompt(1), prompt(2, task="chess")], step=0, first=0, memory=None)
 
 
 def test_timing_splits_sampling_from_verification() -> None:
     collector = rollouts()
-    collector.collect([prompt(1)], step=0)
+    collector.collect([prompt(1)], step=0, first=0, memory=None)
     assert collector.timing.rollout_seconds >= 0.02 > collector.timing.reward_seconds > 0.0
 
 
 def test_no_prompts_give_no_groups() -> None:
-    assert rollouts().collect([], step=0) == []
+    assert rollouts().collect([], step=0, first=0, memory=None) == []

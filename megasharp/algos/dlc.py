@@ -1,0 +1,50 @@
+"""DLC: distribution-level calibration by decoupled sampling (arXiv 2601.15609, section 4.2).
+
+    pi_calib(y_t = v | x, y_<t) = softmax_v( z_policy(v) - mu z_memory(v) )
+
+A memory network learns, by one cross-entropy step per training step on every sampled response, what the policy has
+been saying; sampling subtracts its logits, so that often sampled modes are drawn less. Only sampling changes: there is
+no hook here, the loss is the recipe's own, and the importance ratio stays pi / pi_old of the policy.
+
+Printed: the formula in words, the cross-entropy update every step, the policy's learning rate for the memory network.
+Derived (ours): the temperature divides the difference, softmax((z_policy - mu z_memory) / T); the memory learns from
+response tokens of all responses, correct or not; no correction of the ratio for the other sampler is the default,
+because a truncated importance weight makes the expected update on-policy again and undoes the effect (`truncated_is`
+and `bypass` are the alternatives). mu's value is lost in the text: 0.2 is a proposal. mu = 0 is plain sampling.
+`plausible` is a guard that is not in the paper: tokens below that share of the policy's largest probability are never
+drawn, where subtraction would raise tokens that both networks hold impossible.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from megasharp.algos.base import MemoryNeed, Method, MethodParams, Needs
+from megasharp.config.core import Section
+
+
+class MemoryParams(Section):
+    """The memory network: where it starts from, and its learning rate (None: the policy's)."""
+
+    path: str = "examples/quickstart/memory"
+    lr: float | None = Field(default=None, gt=0.0)
+
+
+class DLCParams(MethodParams):
+    """`mu` is how much of the memory's logits is subtracted."""
+
+    mu: float = Field(default=0.2, ge=0.0)
+    memory: MemoryParams = MemoryParams()
+    plausible: float | None = Field(default=None, gt=0.0, le=1.0)
+
+
+class DLC(Method[DLCParams]):
+    """Sampling with a memory network's logits subtracted."""
+
+    paper = "2601.15609"
+    status = "formula printed in words; mu and the temperature's place unknown"
+    Params = DLCParams
+
+    def needs(self) -> Needs:
+        memory = self.params.memory
+        return Needs(memory=MemoryNeed(memory.path, memory.lr, self.params.mu, self.params.plausible))

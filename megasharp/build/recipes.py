@@ -1,0 +1,51 @@
+"""The recipes of a run: one per stage of `recipe.schedule`, and the one for the rest of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from megasharp.algos.base import MethodParams
+from megasharp.algos.build import build_recipe
+from megasharp.algos.recipe import Recipe
+from megasharp.algos.schedule import RecipeSchedule
+from megasharp.config.run import RunConfig
+from megasharp.errors import UserError
+
+
+def build_recipes(config: RunConfig, where: str) -> RecipeSchedule:
+    """Build and check every recipe of a run. Raises UserError naming methods, or the key of the schedule."""
+    untils = [stage.until for stage in config.recipe.schedule]
+    if any(later <= earlier for earlier, later in pairwise(untils)):
+        raise UserError(f"{where}: recipe.schedule: each `until` must be above the one before it, found {untils}")
+    stages = [(stage.until, _recipe(config, stage.methods)) for stage in config.recipe.schedule]
+    return RecipeSchedule(stages, _recipe(config, config.recipe.methods))
+
+
+def _recipe(config: RunConfig, methods: Sequence[str]) -> Recipe:
+    return build_recipe(
+        methods,
+        config.recipe.params(),
+        reduction=config.recipe.chosen_reduction(),
+        constant=float(config.data.max_response_tokens),
+        mini_batches=config.recipe.mini_batches,
+    )
+
+
+def resolved(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
+    """The configuration with the tables of the methods in play as they take effect, bundles' values included.
+
+    So a stored configuration, read again, gives the same run, whatever defaults change. A table that differs between
+    stages stays as the user wrote it.
+    """
+    effective: dict[str, MethodParams] = {}
+    for recipe in recipes.all:
+        for name, method in recipe.methods.items():
+            chosen = config.recipe.params()[name]
+            same = effective.get(name, method.params) == method.params
+            effective[name] = _all_set(method.params) if same else chosen
+    return config.model_copy(update={"recipe": config.recipe.model_copy(update=effective)})
+
+
+def _all_set(params: MethodParams) -> MethodParams:
+    return type(params)(**dict(params))

@@ -1,0 +1,46 @@
+"""Uniform numbers without generator state: a hash of (seed, position), so they depend on nothing else in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Positions from here on are for choosing among tokens that were drawn with positions below it.
+CHOICE_POSITIONS = 1 << 32
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def seeds_to_int64(seeds: Sequence[int], device: torch.device | None = None) -> Tensor:
+    """Python integers of any size as int64, modulo 2^64."""
+    wrapped = [((seed + (1 << 63)) % (1 << 64)) - (1 << 63) for seed in seeds]
+    return torch.tensor(wrapped, dtype=torch.int64, device=device)
+
+
+def uniforms(seeds: Tensor, positions: Tensor | int) -> Tensor:
+    """float64 in [0, 1), multiples of 2^-52, of the inputs' shape: splitmix64 (Steele et al. 2014).
+
+    `seeds` int64, `positions` int64 of the same shape or one number. The seed is mixed once before the position
+    enters, so that seeds and positions do not trade off.
+    """
+    offset = (positions + 1) * _GOLDEN if isinstance(positions, Tensor) else _wrapped((positions + 1) * _GOLDEN)
+    mixed = _splitmix64(_splitmix64(seeds) + offset)
+    return _shift(mixed, 12).to(torch.float64) * 2.0**-52
+
+
+def _wrapped(value: int) -> int:
+    """The int64 with the same bits modulo 2^64."""
+    return ((value + (1 << 63)) % (1 << 64)) - (1 << 63)
+
+
+def _splitmix64(x: Tensor) -> Tensor:
+    x = x + _GOLDEN
+    x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
+    x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - (1 << 64))
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 (torch's own keeps the sign)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
