@@ -1,4 +1,4 @@
-"""The in-process engine: the engine protocol over one decoder, on the CPU or one accelerator.
+"""The in-process engine: the engine protocol over a policy and, if wanted, a memory network, on one device.
 
 Requests are served in batches of at most `max_batch` samples, prompts of like length together, so the
 cache's memory is bounded; a completion depends on its prompt, its seed and the weights (up to rounding), not
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
-from megasharp.rollout.inprocess.decoder import Decoder
+from megasharp.rollout.inprocess.composite import Composite
 from megasharp.rollout.inprocess.generation import Samples, generate_batch
 from megasharp.rollout.inprocess.sampling import check_sampling
+from megasharp.rollout.inprocess.vocabulary import check_same_vocabulary
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
 
 
@@ -34,14 +35,27 @@ class _Sample:
 class InProcessEngine:
     """Samples from Qwen3 or Qwen2 weights; satisfies `megasharp.protocols.Engine`.
 
-    The constructor reads `model_folder`/config.json only; the first `load_weights` brings the weights.
-    Raises UserError when the folder's architecture is not supported.
+    `memory_folder` adds a memory network: every completion then has its log-probs, and `SamplingParams.memory_mu` may
+    subtract its logits. The constructor reads no weights, only config.json (of two folders, tokenizer.json too); the
+    first `load_weights` brings them.
+    Raises UserError when an architecture is not supported, or the two networks' vocabularies differ.
     """
 
-    def __init__(self, model_folder: Path, *, dtype: torch.dtype, device: torch.device, max_batch: int = 512) -> None:
+    def __init__(
+        self,
+        model_folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_batch: int = 512,
+        memory_folder: Path | None = None,
+    ) -> None:
         assert max_batch >= 1, max_batch
-        self._architecture = read_config(model_folder)[2]
-        self._decoder: Decoder | None = Decoder(self._architecture, dtype, device)
+        self._policy = read_config(model_folder)[2]
+        self._memory = read_config(memory_folder)[2] if memory_folder else None
+        if memory_folder and self._memory:
+            check_same_vocabulary(model_folder, self._policy, memory_folder, self._memory)
+        self._model: Composite | None = Composite(self._policy, self._memory, dtype, device)
         self._max_batch = max_batch
         self._version = -1
         self._complete = False
@@ -58,50 +72,57 @@ class InProcessEngine:
     def close(self) -> None:
         """Free the weights."""
         self._complete = False
-        self._decoder = None
+        self._model = None
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy all weights of policy version `version` into place.
+        """Copy all weights of policy version `version` into place, and all of the memory network's where there is one.
 
+        The memory's names begin with `protocols.MEMORY_PREFIX`.
         Raises UserError naming the first unknown, repeated, wrong-shaped or missing tensor; the engine then
         keeps its old version number but is unhealthy, and generates nothing until a load succeeds.
         """
-        if self._decoder is None:
+        if self._model is None:
             raise RuntimeError("the in-process engine was closed")
         self._complete = False
-        self._decoder.weights.load(tensors)
+        self._model.load(tensors)
         self._version = version
         self._complete = True
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         """Sample every request; the outer list follows `requests`, the inner one each request's seeds.
 
-        Raises UserError for an empty or too long prompt, a token outside the vocabulary, or bad parameters.
+        Raises UserError for an empty or too long prompt, a token outside the vocabulary, bad parameters, or logits that
+        are not finite.
         """
-        if self._decoder is None or not self._complete:
+        if self._model is None or not self._complete:
             raise RuntimeError("the in-process engine holds no complete weights; call load_weights first")
         check_sampling(sampling)
+        if sampling.memory_mu and self._memory is None:
+            raise UserError(
+                f"sampling.memory_mu is {sampling.memory_mu}, but the engine holds no memory network; "
+                "set it to 0 or give the memory network's folder"
+            )
         for request in requests:
             self._check_prompt(request.tokens, sampling.max_tokens)
         done: dict[tuple[int, int], Completion] = {}
         for batch in self._batches(requests):
-            completions = self._serve(self._decoder, requests, batch, sampling)
+            completions = self._serve(self._model, requests, batch, sampling)
             done.update(((s.request, s.index), c) for s, c in zip(batch, completions, strict=True))
         return [[done[number, index] for index in range(len(request.seeds))] for number, request in enumerate(requests)]
 
     def _check_prompt(self, tokens: tuple[int, ...], max_tokens: int) -> None:
-        a = self._architecture
         if not tokens:
             raise UserError("a prompt is empty; the engine needs at least one token: check the template")
-        if len(tokens) + max_tokens > a.max_positions:
-            raise UserError(
-                f"a prompt of {len(tokens)} tokens and sampling.max_tokens {max_tokens} exceed the model's "
-                f"max_position_embeddings {a.max_positions}; shorten one of them"
-            )
-        if not 0 <= min(tokens) <= max(tokens) < a.vocab:
+        for network, which in ((self._policy, "model's"), (self._memory, "memory network's")):
+            if network and len(tokens) + max_tokens > network.max_positions:
+                raise UserError(
+                    f"a prompt of {len(tokens)} tokens and sampling.max_tokens {max_tokens} exceed the {which} "
+                    f"max_position_embeddings {network.max_positions}; shorten one of them"
+                )
+        if not 0 <= min(tokens) <= max(tokens) < self._policy.vocab:
             raise UserError(
                 f"a prompt holds token ids {min(tokens)}..{max(tokens)}, but the model's vocabulary has "
-                f"{a.vocab}; check that the tokenizer belongs to the model"
+                f"{self._policy.vocab}; check that the tokenizer belongs to the model"
             )
 
     def _batches(self, requests: Sequence[GenerateRequest]) -> Iterator[list[_Sample]]:
@@ -114,7 +135,7 @@ class InProcessEngine:
 
     def _serve(
         self,
-        decoder: Decoder,
+        model: Composite,
         requests: Sequence[GenerateRequest],
         batch: Sequence[_Sample],
         sampling: SamplingParams,
@@ -124,25 +145,22 @@ class InProcessEngine:
         rows = [number_of[requests[sample.request].tokens] for sample in batch]
         seeds = [sample.seed for sample in batch]
         with torch.inference_mode():
-            samples = generate_batch(decoder, list(prompts), rows, seeds, sampling)
+            samples = generate_batch(model, list(prompts), rows, seeds, sampling)
         return self._completions(samples, seeds)
 
     def _completions(self, samples: Samples, seeds: Sequence[int]) -> list[Completion]:
         """Copies made outside inference mode: training may save them for a backward pass."""
-        if not bool(torch.isfinite(samples.policy_logp_SU).all()):
-            raise UserError(
-                f"the policy's logits are not finite (weights version {self._version}); "
-                "resume from an earlier checkpoint with a lower learning rate"
-            )
+        self._check_finite(samples)
         tokens, sampler, policy = (
             part.cpu() for part in (samples.tokens_SU, samples.sampler_logp_SU, samples.policy_logp_SU)
         )
+        memory = None if samples.memory_logp_SU is None else samples.memory_logp_SU.cpu()
         return [
             Completion(
                 tokens=tokens[row, :length].clone(),
                 sampler_logp=sampler[row, :length].clone(),
                 policy_logp=policy[row, :length].clone(),
-                memory_logp=None,
+                memory_logp=None if memory is None else memory[row, :length].clone(),
                 version_spans=(VersionSpan(self._version, 0, length),),
                 finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
                 seed=seed,
@@ -151,3 +169,13 @@ class InProcessEngine:
                 zip(samples.lengths_S.tolist(), samples.stopped_S.tolist(), seeds, strict=True)
             )
         ]
+
+    def _check_finite(self, samples: Samples) -> None:
+        """The networks before the sampler: it is not finite wherever one of them is not."""
+        advice = f"(weights version {self._version}); resume from an earlier checkpoint with a lower"
+        if not bool(samples.policy_logp_SU.isfinite().all()):
+            raise UserError(f"the policy's logits are not finite {advice} learning rate")
+        if samples.memory_logp_SU is not None and not bool(samples.memory_logp_SU.isfinite().all()):
+            raise UserError(f"the memory network's logits are not finite {advice} learning rate of the memory")
+        if not bool(samples.sampler_logp_SU.isfinite().all()):
+            raise UserError("policy logits - sampling.memory_mu * memory logits are not finite; lower memory_mu")

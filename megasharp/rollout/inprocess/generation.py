@@ -1,19 +1,20 @@
 """The decode loop for one batch of samples: draw, record, drop finished rows now and then, step.
 
-It knows a model only as `prefill` and `step`, and a cache only as `select`; so a model made of two, whose
-logits are a difference, needs no change here.
+It knows a model only as `prefill` and `step`, a cache only as `select`, and hands logits on without looking inside; so
+whether there is a memory network beside the policy is the model's matter and `draw`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from megasharp.rollout.inprocess.sampling import Draw, draw, seeds_to_int64
+from megasharp.rollout.inprocess.sampling import Draw, Logits, draw, join, seeds_to_int64
 from megasharp.types import SamplingParams
 
 # Finished rows are dropped once live ones are at most this share: a drop copies the cache.
@@ -39,12 +40,12 @@ class Model(Protocol[Cache]):
         """Where logits and caches live."""
         ...
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Cache]:
-        """Logits [B, V] after each prompt, and a cache of B rows."""
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Logits, Cache]:
+        """Logits after each of B prompts, and a cache of B rows."""
         ...
 
-    def step(self, tokens_S: Tensor, cache: Cache) -> Tensor:
-        """Logits [S, V] after one more token per row."""
+    def step(self, tokens_S: Tensor, cache: Cache) -> Logits:
+        """Logits after one more token per row."""
         ...
 
 
@@ -52,12 +53,14 @@ class Model(Protocol[Cache]):
 class Samples:
     """Drawn tokens of S rows over U steps; row `s` counts up to `lengths_S[s]`.
 
-    `tokens_SU` int64, `sampler_logp_SU` and `policy_logp_SU` float32, `lengths_S` int64, `stopped_S` bool.
+    `tokens_SU` int64, the log-probs float32 (`memory_logp_SU` None without a memory network), `lengths_S` int64,
+    `stopped_S` bool.
     """
 
     tokens_SU: Tensor
     sampler_logp_SU: Tensor
     policy_logp_SU: Tensor
+    memory_logp_SU: Tensor | None
     lengths_S: Tensor
     stopped_S: Tensor
 
@@ -75,7 +78,7 @@ def generate_batch(
     seeds_S = seeds_to_int64(seeds, device)
     log = _Log(len(seeds), sampling, device)
     logits, cache = model.prefill(prompts)
-    logits = logits.index_select(0, prompt_S)
+    logits = logits.select(prompt_S)
     cache.select(prompt_S)
     for position in range(sampling.max_tokens):
         drawn = draw(logits, seeds_S[log.rows], position, sampling)
@@ -105,8 +108,7 @@ class _Log:
 
     def record(self, drawn: Draw) -> Tensor:
         """Note one step; returns which of the computed rows go on (bool)."""
-        spread = (self._spread(part) for part in (drawn.tokens_S, drawn.sampler_logp_S, drawn.policy_logp_S))
-        self._draws.append(Draw(*spread))
+        self._draws.append(drawn.apply(self._spread))
         stopped = self._stopped_S[self.rows]
         self._lengths_S[self.rows] += ~stopped
         stopped |= torch.isin(drawn.tokens_S, self._stops)
@@ -119,10 +121,12 @@ class _Log:
 
     def samples(self) -> Samples:
         """Everything, as [S, U]."""
+        drawn = join(self._draws, partial(torch.stack, dim=1))
         return Samples(
-            torch.stack([drawn.tokens_S for drawn in self._draws], dim=1),
-            torch.stack([drawn.sampler_logp_S for drawn in self._draws], dim=1),
-            torch.stack([drawn.policy_logp_S for drawn in self._draws], dim=1),
+            drawn.tokens_S,
+            drawn.sampler_logp_S,
+            drawn.policy_logp_S,
+            drawn.memory_logp_S,
             self._lengths_S,
             self._stopped_S,
         )

@@ -1,11 +1,18 @@
 """Drawing tokens: the cumulative distribution inverted at a uniform number hashed from (seed, position).
 
 There is no generator state, so a sample depends on its seed and its logits and on nothing else in the batch.
+
+With a memory network, tokens are drawn from softmax((policy - mu * memory) / T): distribution-level calibration (DLC),
+2601.15609 section 4.2. [PAPER] the subtraction of logits at every token, at rollout only. [DERIVED] that T divides the
+whole difference, and that top-k and top-p cut what comes out of it: the paper gives no order. [OURS] `plausible`, a
+guard that is NOT in the paper: it bars tokens by the policy's own probabilities before the subtraction, which lifts a
+token that the memory finds almost impossible however unlikely the policy finds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +26,50 @@ BLOCK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """What the networks say of the next token, [S, V] each; `memory_SV` is None without a memory network."""
+
+    policy_SV: Tensor
+    memory_SV: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Logits:
+        """These rows (int64 indices, repeats allowed)."""
+        memory_SV = None if self.memory_SV is None else self.memory_SV.index_select(0, rows)
+        return Logits(self.policy_SV.index_select(0, rows), memory_SV)
+
+    def block(self, start: int, end: int) -> Logits:
+        """Rows `[start, end)`, not copied."""
+        return Logits(self.policy_SV[start:end], None if self.memory_SV is None else self.memory_SV[start:end])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One token per row: `tokens_S` int64; `sampler_logp_S`, `policy_logp_S` float32."""
+    """One token per row: `tokens_S` int64; the log-probs float32, `memory_logp_S` None without a memory network."""
 
     tokens_S: Tensor
     sampler_logp_S: Tensor
     policy_logp_S: Tensor
+    memory_logp_S: Tensor | None = None
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> Draw:
+        """Every tensor changed alike."""
+        memory_S = None if self.memory_logp_S is None else change(self.memory_logp_S)
+        return Draw(change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S), memory_S)
+
+
+def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Draw:
+    """Draws put together tensor by tensor, along S or along a new dimension, as `combine` does it.
+
+    Either all of them come with a memory network's log-probs or none.
+    """
+    memory = [draw.memory_logp_S for draw in draws if draw.memory_logp_S is not None]
+    assert len(memory) in (0, len(draws))
+    return Draw(
+        combine([draw.tokens_S for draw in draws]),
+        combine([draw.sampler_logp_S for draw in draws]),
+        combine([draw.policy_logp_S for draw in draws]),
+        combine(memory) if memory else None,
+    )
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -37,6 +82,10 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise UserError(f"sampling.top_p is {sampling.top_p}; it must be in (0, 1]")
     if sampling.top_k < 0:
         raise UserError(f"sampling.top_k is {sampling.top_k}; it must be 0 (off) or above")
+    if not 0.0 <= sampling.memory_mu < float("inf"):
+        raise UserError(f"sampling.memory_mu is {sampling.memory_mu}; it must be 0 (off) or above, and finite")
+    if sampling.plausible is not None and not 0.0 < sampling.plausible <= 1.0:
+        raise UserError(f"sampling.plausible is {sampling.plausible}; it must be in (0, 1], or null for no guard")
 
 
 def seeds_to_int64(seeds: Sequence[int], device: torch.device) -> Tensor:
@@ -56,40 +105,66 @@ def uniforms(seeds_S: Tensor, position: int) -> Tensor:
     return _shift(mixed, 12).to(torch.float64) * 2.0**-52
 
 
-def draw(logits_SV: Tensor, seeds_S: Tensor, position: int, sampling: SamplingParams) -> Draw:
+def draw(logits: Logits, seeds_S: Tensor, position: int, sampling: SamplingParams) -> Draw:
     """Draw response token number `position` of every row.
 
-    `policy_logp` is at the sampling temperature over the whole vocabulary, `sampler_logp` after top-k and
-    then top-p with what is left renormalised. Greedy takes the largest logit; log-probs are then at
-    temperature 1.
+    `policy_logp` and `memory_logp` are each network's own at the sampling temperature over the whole vocabulary.
+    `sampler_logp` is that of the distribution drawn from: after the memory's subtraction, the plausibility guard, top-k
+    and then top-p, with what is left renormalised. Greedy takes the largest (policy - mu * memory); log-probs are then
+    at temperature 1, without top-k and top-p.
     """
-    step = max(1, BLOCK_ELEMENTS // logits_SV.shape[1])
-    if logits_SV.shape[0] <= step:
-        return _draw_block(logits_SV, uniforms(seeds_S, position), sampling)
+    rows, vocabulary = logits.policy_SV.shape
+    step = max(1, BLOCK_ELEMENTS // vocabulary)
+    if rows <= step:
+        return _draw_block(logits, uniforms(seeds_S, position), sampling)
     blocks = [
-        _draw_block(logits_SV[i : i + step], uniforms(seeds_S[i : i + step], position), sampling)
-        for i in range(0, logits_SV.shape[0], step)
+        _draw_block(logits.block(i, i + step), uniforms(seeds_S[i : i + step], position), sampling)
+        for i in range(0, rows, step)
     ]
-    return Draw(
-        torch.cat([block.tokens_S for block in blocks]),
-        torch.cat([block.sampler_logp_S for block in blocks]),
-        torch.cat([block.policy_logp_S for block in blocks]),
-    )
+    return join(blocks, torch.cat)
 
 
-def _draw_block(logits_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams) -> Draw:
-    greedy = sampling.temperature == 0.0
+def _draw_block(logits: Logits, uniform_S: Tensor, sampling: SamplingParams) -> Draw:
+    policy_SV = _log_probs(logits.policy_SV, sampling)
+    memory_SV = None if logits.memory_SV is None else _log_probs(logits.memory_SV, sampling)
+    sampler_SV = policy_SV
+    if sampling.memory_mu:
+        assert memory_SV is not None, "the engine refuses memory_mu without a memory network"
+        sampler_SV = _calibrated(policy_SV, memory_SV, sampling)
+    tokens_S, sampler_S = _choose(sampler_SV, uniform_S, sampling)
+    memory_S = None if memory_SV is None else _at(memory_SV, tokens_S).float()
+    return Draw(tokens_S, sampler_S.float(), _at(policy_SV, tokens_S).float(), memory_S)
+
+
+def _log_probs(logits_SV: Tensor, sampling: SamplingParams) -> Tensor:
+    """float64, at the sampling temperature; at 1 for greedy."""
     wide = logits_SV.to(torch.float64)
-    logp_SV = torch.log_softmax(wide if greedy else wide / sampling.temperature, dim=-1)
-    truncated = sampling.top_p < 1.0 or 0 < sampling.top_k < logits_SV.shape[1]
+    return torch.log_softmax(wide / sampling.temperature if sampling.temperature else wide, dim=-1)
+
+
+def _calibrated(policy_SV: Tensor, memory_SV: Tensor, sampling: SamplingParams) -> Tensor:
+    """Log-probs of softmax((z_policy - mu z_memory) / T), from both networks' log-probs at T.
+
+    Exact: log-probs at T are logits / T up to a constant per row, and softmax does not see constants.
+    """
+    difference_SV = policy_SV - sampling.memory_mu * memory_SV
+    if sampling.plausible is not None:
+        least_S = policy_SV.amax(dim=-1, keepdim=True) + math.log(sampling.plausible)
+        difference_SV.masked_fill_(policy_SV < least_S, float("-inf"))
+    return torch.log_softmax(difference_SV, dim=-1)
+
+
+def _choose(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """One token per row from `logp_SV`, and the log-prob it was drawn with."""
+    greedy = sampling.temperature == 0.0
+    truncated = sampling.top_p < 1.0 or 0 < sampling.top_k < logp_SV.shape[1]
     if truncated and not greedy:
-        return _draw_truncated(logp_SV, uniform_S, sampling)
-    tokens_S = logits_SV.argmax(dim=-1) if greedy else _invert(logp_SV.exp().cumsum(dim=-1), uniform_S)
-    logp_S = logp_SV.gather(1, tokens_S[:, None]).squeeze(1).float()
-    return Draw(tokens_S, logp_S, logp_S)
+        return _choose_truncated(logp_SV, uniform_S, sampling)
+    tokens_S = logp_SV.argmax(dim=-1) if greedy else _invert(logp_SV.exp().cumsum(dim=-1), uniform_S)
+    return tokens_S, _at(logp_SV, tokens_S)
 
 
-def _draw_truncated(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams) -> Draw:
+def _choose_truncated(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """Among the most likely tokens only; ties go to the lower token id."""
     ranked_SV, token_of_rank_SV = logp_SV.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
@@ -99,10 +174,13 @@ def _draw_truncated(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams
     kept_SV = before_SV < sampling.top_p * cumulative_SV[:, -1:]
     # Past the last kept rank the sum stays flat, so the inversion cannot land there.
     cumulative_SV = cumulative_SV.where(kept_SV, 0.0).cummax(dim=-1).values
-    rank_S = _invert(cumulative_SV, uniform_S)[:, None]
-    policy_S = ranked_SV.gather(1, rank_S).squeeze(1)
-    sampler_S = policy_S - cumulative_SV[:, -1].log()
-    return Draw(token_of_rank_SV.gather(1, rank_S).squeeze(1), sampler_S.float(), policy_S.float())
+    rank_S = _invert(cumulative_SV, uniform_S)
+    return _at(token_of_rank_SV, rank_S), _at(ranked_SV, rank_S) - cumulative_SV[:, -1].log()
+
+
+def _at(values_SV: Tensor, index_S: Tensor) -> Tensor:
+    """[S]: each row's value at its index."""
+    return values_SV.gather(1, index_S[:, None]).squeeze(1)
 
 
 def _invert(cumulative_SV: Tensor, uniform_S: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ keys do not change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -43,44 +43,43 @@ class LayerWeights:
     down: Tensor
 
 
+def load_slots(slots: Mapping[str, Slot], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy every tensor into the slot of its name, cast to the buffer's dtype.
+
+    Raises UserError for an unknown, repeated, wrong-shaped or missing one; buffers then mix old and new.
+    """
+    missing = dict.fromkeys(slots)
+    for name, tensor in tensors:
+        if name not in missing:
+            known = "came twice" if name in slots else "is not a weight of this model"
+            raise UserError(f"weights for the in-process engine: {name} {known}")
+        _copy(name, slots[name], tensor)
+        del missing[name]
+    if missing:
+        named = ", ".join(list(missing)[:3])
+        raise UserError(f"weights for the in-process engine: {len(missing)} missing, among them {named}")
+
+
+def _copy(name: str, slot: Slot, tensor: Tensor) -> None:
+    if tuple(tensor.shape) != slot.shape:
+        raise UserError(f"weights for the in-process engine: {name} has shape {tuple(tensor.shape)}, not {slot.shape}")
+    with torch.no_grad():
+        slot.destination.copy_(tensor.detach().reshape(slot.source))
+
+
 class DecoderWeights:
-    """All weights of one model, filled by `load`; `head` is the embedding itself where the two are tied."""
+    """All weights of one model, zeros until filled through `slots`; a tied `head` is the embedding itself."""
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
         self._architecture = architecture
         self._dtype = dtype
         self._device = device
-        self._slots: dict[str, Slot] = {}
+        self.slots: dict[str, Slot] = {}
         vocabulary, hidden = architecture.vocab, architecture.hidden
         self.embedding = self._plain("model.embed_tokens.weight", vocabulary, hidden)
         self.layers = [self._layer(f"model.layers.{index}") for index in range(architecture.num_layers)]
         self.norm = self._plain("model.norm.weight", hidden)
         self.head = self.embedding if architecture.tied else self._plain("lm_head.weight", vocabulary, hidden)
-
-    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy every tensor into place, cast to the buffers' dtype.
-
-        Raises UserError for an unknown, repeated, wrong-shaped or missing one; buffers then mix old and new.
-        """
-        missing = dict.fromkeys(self._slots)
-        for name, tensor in tensors:
-            if name not in missing:
-                known = "came twice" if name in self._slots else "is not a weight of this model"
-                raise UserError(f"weights for the in-process engine: {name} {known}")
-            self._copy(name, tensor)
-            del missing[name]
-        if missing:
-            named = ", ".join(list(missing)[:3])
-            raise UserError(f"weights for the in-process engine: {len(missing)} missing, among them {named}")
-
-    def _copy(self, name: str, tensor: Tensor) -> None:
-        slot = self._slots[name]
-        if tuple(tensor.shape) != slot.shape:
-            raise UserError(
-                f"weights for the in-process engine: {name} has shape {tuple(tensor.shape)}, not {slot.shape}"
-            )
-        with torch.no_grad():
-            slot.destination.copy_(tensor.detach().reshape(slot.source))
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
@@ -92,20 +91,20 @@ class DecoderWeights:
 
     def _place(self, name: str, destination: Tensor) -> None:
         shape = tuple(destination.shape)
-        self._slots[name] = Slot(shape, shape, destination)
+        self.slots[name] = Slot(shape, shape, destination)
 
     def _place_interleaved(self, name: str, destination: Tensor) -> None:
         """`destination`: rows of whole query or key heads; see the module's docstring."""
         dim = self._architecture.head_dim
         heads, rest = destination.shape[0] // dim, tuple(destination.shape[1:])
         halves = destination.view(heads, dim // 2, 2, *rest).transpose(1, 2)
-        self._slots[name] = Slot(tuple(destination.shape), tuple(halves.shape), halves)
+        self.slots[name] = Slot(tuple(destination.shape), tuple(halves.shape), halves)
 
     def _place_head_norm(self, name: str, destination: Tensor) -> None:
         """`destination`: [heads, head_dim]; the one vector goes to every head."""
         heads, dim = destination.shape
         halves = destination.view(heads, dim // 2, 2).transpose(1, 2)
-        self._slots[name] = Slot((dim,), (2, dim // 2), halves)
+        self.slots[name] = Slot((dim,), (2, dim // 2), halves)
 
     def _layer(self, prefix: str) -> LayerWeights:
         a = self._architecture

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
+import torch
 
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.types import FinishReason, Outcome
@@ -35,6 +38,14 @@ def test_one_row_per_response(tmp_path, make_response, make_group):
     assert table["mean_memory_logp"].isna().all()
     assert table["mean_entropy"].isna().tolist() == [True, False, True]
     assert table["dropped_reason"].isna().tolist() == [True, True, False]
+
+
+def test_the_memorys_log_prob_has_a_column(tmp_path, make_response, make_group):
+    plain = make_response(Outcome.WRONG, 2)
+    beside = replace(plain, completion=replace(plain.completion, memory_logp=torch.tensor([-0.5, -3.0])))
+    table = pd.read_parquet(write_rollouts(tmp_path, 0, [make_group(beside, plain)]))
+    assert table["mean_memory_logp"][0] == pytest.approx(-1.75)
+    assert table["mean_memory_logp"].isna().tolist() == [False, True]
 
 
 def test_a_repeated_step_replaces_its_table(tmp_path, make_response, make_group):

@@ -49,8 +49,17 @@ def make_model(tmp_path: Path) -> MakeModel:
     return make
 
 
-def engine_of(model: PreTrainedModel, folder: Path, **options: int) -> InProcessEngine:
-    """A float32 CPU engine that serves `model` as version 0."""
-    engine = InProcessEngine(folder, dtype=torch.float32, device=torch.device("cpu"), **options)
-    engine.load_weights(0, model.named_parameters())
+def engine_of(
+    model: PreTrainedModel, folder: Path, *, memory: tuple[PreTrainedModel, Path] | None = None, **options: int
+) -> InProcessEngine:
+    """A float32 CPU engine that serves `model`, and `memory` beside it where given, as version 0."""
+    second = memory[1] if memory else None
+    engine = InProcessEngine(folder, dtype=torch.float32, device=torch.device("cpu"), memory_folder=second, **options)
+    engine.load_weights(0, named_weights(model, memory[0] if memory else None))
     return engine
+
+
+def named_weights(model: PreTrainedModel, memory: PreTrainedModel | None) -> list[tuple[str, torch.Tensor]]:
+    """What a sync sends for a policy and its memory network."""
+    beside = memory.named_parameters() if memory else ()
+    return [*model.named_parameters(), *((f"memory.{name}", tensor) for name, tensor in beside)]
