@@ -5,6 +5,7 @@ A study is one module with a `STUDY`; its row here makes it a command.
 
 from __future__ import annotations
 
+from megasharp.labs.cats import STUDY as CATS
 from megasharp.labs.study import Study
 
-STUDIES: dict[str, Study] = {}
+STUDIES: dict[str, Study] = {study.name: study for study in (CATS,)}

@@ -1,0 +1,138 @@
+"""Which settings the cats study trains, and what it keeps of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megasharp.labs.cats.training import ADAMW_LR, LR, Setting, Trajectory, train
+from megasharp.labs.cats.world import CAT, CORRECT, DISTINCT_ESTIMATORS, ESTIMATORS, PERSIAN, SHIFTS, SIAMESE
+from megasharp.labs.softmax import Array
+
+GROUP_SIZES = (2, 4, 8, 16, 32)
+GROUP_SIZE = 8
+LONG_STEPS = 5000
+# Collapse: one of the two correct labels holds more than this.
+COLLAPSED = 0.95
+
+# One row of the big table each: optimizer and learning rate. The first is the main one.
+OPTIMIZERS = (
+    Setting(optimizer="SGD", lr=LR),
+    Setting(optimizer="SGD", lr=0.1),
+    Setting(optimizer="SGD", lr=2.0),
+    Setting(optimizer="momentum", lr=LR),
+    Setting(optimizer="AdamW", lr=LR),
+    Setting(optimizer="AdamW", lr=ADAMW_LR),
+)
+PLAIN, _, _, MOMENTUM, FAST_ADAMW, ADAMW = OPTIMIZERS
+
+_IAC = replace(PLAIN, alpha=1.0)
+CALIBRATIONS: Mapping[str, Setting] = {
+    "none": PLAIN,
+    "IAC alpha .5": replace(PLAIN, alpha=0.5),
+    "IAC alpha 1": _IAC,
+    "IAC alpha 2": replace(PLAIN, alpha=2.0),
+    "IAC alpha 1, literal": replace(_IAC, iac_form="literal"),
+    "DLC mu .25": replace(PLAIN, mu=0.25),
+    "DLC mu .5": replace(PLAIN, mu=0.5),
+    "DLC mu 1": replace(PLAIN, mu=1.0),
+    "DLC mu .5, memory lr 2": replace(PLAIN, mu=0.5, memory_lr=2.0),
+    "DLC mu .5, pi/sampler up to 2": replace(PLAIN, mu=0.5, importance_cap=2.0),
+    "IAC alpha 1 + DLC mu .25": replace(_IAC, mu=0.25),
+    "IAC alpha 1 + DLC mu .5": replace(_IAC, mu=0.5),
+    "IAC alpha 1 + DLC mu 1": replace(_IAC, mu=1.0),
+}
+# Under what the calibrations are tried: estimator, optimizer and learning rate.
+BASES: Mapping[str, Setting] = {
+    "SGD, raw": PLAIN,
+    "SGD, normalised": replace(PLAIN, estimator="normalised"),
+    "AdamW .1, raw": ADAMW,
+    "AdamW .1, normalised": replace(ADAMW, estimator="normalised"),
+    "AdamW .5, raw": FAST_ADAMW,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """`collapse_step_R`: first step past COLLAPSED, infinite where there is none. `dominance_RT`: the larger of the two
+    correct labels' share of both. `cat_wins`: share of seeds that end on Cat. `siamese`: mean probability of Siamese on
+    the held-out input after training, by similarity.
+    """
+
+    collapse_step_R: Array
+    dominance_RT: Array
+    cat_wins: float
+    siamese: Mapping[str, float]
+
+    @property
+    def median_step(self) -> float:
+        """Median first step past COLLAPSED; infinite where half of the seeds or more never are."""
+        return float(np.sort(self.collapse_step_R)[len(self.collapse_step_R) // 2])
+
+    @property
+    def collapsed(self) -> float:
+        """Share of seeds that were past COLLAPSED at some step."""
+        return float(np.isfinite(self.collapse_step_R).mean())
+
+    @property
+    def dominance(self) -> float:
+        """Mean over seeds at the end; 0.5 is even, 1 is collapse."""
+        return float(self.dominance_RT[:, -1].mean())
+
+    @property
+    def dominance_halfway(self) -> float:
+        """Mean over seeds after half of the steps."""
+        return float(self.dominance_RT[:, self.dominance_RT.shape[1] // 2].mean())
+
+
+Results = Mapping[Setting, Result]
+
+
+def calibrated(base: Setting, calibration: Setting) -> Setting:
+    """`base`'s estimator and optimizer with `calibration`'s IAC and DLC."""
+    return replace(calibration, estimator=base.estimator, optimizer=base.optimizer, lr=base.lr)
+
+
+def long_setting(setting: Setting) -> Setting:
+    """The same, trained for ten times as long."""
+    return replace(setting, steps=LONG_STEPS)
+
+
+def rows() -> Iterator[Setting]:
+    """Estimators under every optimizer; RF++-baseline under the first only, where it is seen to be `normalised`."""
+    for optimizer in OPTIMIZERS:
+        for estimator in ESTIMATORS if optimizer is PLAIN else DISTINCT_ESTIMATORS:
+            yield replace(optimizer, estimator=estimator)
+
+
+def settings() -> Iterator[Setting]:
+    """Everything the study trains."""
+    for row in rows():
+        yield from (replace(row, group_size=group_size) for group_size in GROUP_SIZES)
+    for estimator in ESTIMATORS:
+        yield long_setting(replace(PLAIN, estimator=estimator))
+    for base in BASES.values():
+        for calibration in CALIBRATIONS.values():
+            yield calibrated(base, calibration)
+
+
+def run_all(seeds: Sequence[int]) -> Results:
+    """Train every setting once, for all seeds."""
+    return {setting: measure(train(setting, seeds)) for setting in dict.fromkeys(settings())}
+
+
+def measure(trajectory: Trajectory) -> Result:
+    """What is kept of a training."""
+    correct_RTV = trajectory.policy_RTV[:, :, list(CORRECT)]
+    larger_RT = correct_RTV.max(axis=-1)
+    past_RT = larger_RT > COLLAPSED
+    collapse_step_R = np.where(past_RT.any(axis=1), past_RT.argmax(axis=1), np.inf)
+    end_RV = trajectory.policy_RTV[:, -1]
+    return Result(
+        collapse_step_R=collapse_step_R,
+        dominance_RT=larger_RT / correct_RTV.sum(axis=-1),
+        cat_wins=float((end_RV[:, CAT] > end_RV[:, PERSIAN]).mean()),
+        siamese={name: float(trajectory.held_out(shift)[:, SIAMESE].mean()) for name, shift in SHIFTS.items()},
+    )
