@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from megasharp.rollout.inprocess.sampling import Draw, Logits, draw, join, seeds_to_int64
+from megasharp.ops.uniform import seeds_to_int64
+from megasharp.rollout.inprocess.sampling import Draw, Logits, draw, join
 from megasharp.types import SamplingParams
 
 # Finished rows are dropped once live ones are at most this share: a drop copies the cache.

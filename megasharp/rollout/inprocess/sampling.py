@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from megasharp.errors import UserError
+from megasharp.ops.uniform import uniforms
 from megasharp.types import SamplingParams
 
 # Elements of a [rows, vocabulary] block worked on at a time; the sums are float64, so this bounds the memory.
@@ -62,12 +63,12 @@ def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Dr
 
     Either all of them come with a memory network's log-probs or none.
     """
-    memory = [draw.memory_logp_S for draw in draws if draw.memory_logp_S is not None]
+    memory = [part.memory_logp_S for part in draws if part.memory_logp_S is not None]
     assert len(memory) in (0, len(draws))
     return Draw(
-        combine([draw.tokens_S for draw in draws]),
-        combine([draw.sampler_logp_S for draw in draws]),
-        combine([draw.policy_logp_S for draw in draws]),
+        combine([part.tokens_S for part in draws]),
+        combine([part.sampler_logp_S for part in draws]),
+        combine([part.policy_logp_S for part in draws]),
         combine(memory) if memory else None,
     )
 
@@ -86,23 +87,6 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise UserError(f"sampling.memory_mu is {sampling.memory_mu}; it must be 0 (off) or above, and finite")
     if sampling.plausible is not None and not 0.0 < sampling.plausible <= 1.0:
         raise UserError(f"sampling.plausible is {sampling.plausible}; it must be in (0, 1], or null for no guard")
-
-
-def seeds_to_int64(seeds: Sequence[int], device: torch.device) -> Tensor:
-    """Python integers of any size as int64, modulo 2^64."""
-    wrapped = [((seed + (1 << 63)) % (1 << 64)) - (1 << 63) for seed in seeds]
-    return torch.tensor(wrapped, dtype=torch.int64, device=device)
-
-
-def uniforms(seeds_S: Tensor, position: int) -> Tensor:
-    """float64 [S] in [0, 1), multiples of 2^-52: splitmix64 (Steele et al. 2014) of seed and position.
-
-    The seed is mixed once before the position enters, so that seeds and positions do not trade off.
-    """
-    offset = ((position + 1) * 0x9E3779B97F4A7C15) % (1 << 64)
-    signed = offset - (1 << 64) if offset >> 63 else offset
-    mixed = _splitmix64(_splitmix64(seeds_S) + signed)
-    return _shift(mixed, 12).to(torch.float64) * 2.0**-52
 
 
 def draw(logits: Logits, seeds_S: Tensor, position: int, sampling: SamplingParams) -> Draw:
@@ -189,15 +173,3 @@ def _invert(cumulative_SV: Tensor, uniform_S: Tensor) -> Tensor:
     index_S = torch.searchsorted(cumulative_SV, target_S[:, None], right=True).squeeze(1)
     # Only rows of NaN get past the end; the caller reports those by their log-probs.
     return index_S.clamp_(max=cumulative_SV.shape[1] - 1)
-
-
-def _splitmix64(x: Tensor) -> Tensor:
-    x = x + (0x9E3779B97F4A7C15 - (1 << 64))
-    x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
-    x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - (1 << 64))
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64 (torch's own keeps the sign)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)

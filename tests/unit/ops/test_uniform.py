@@ -11,6 +11,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def splitmix(x: int) -> int:
+    """Its first output for seed 0 is published: 0xE220A8397B1DCDAF."""
     x = (x + GOLDEN) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -18,9 +19,10 @@ def splitmix(x: int) -> int:
 
 
 def test_equals_the_hash_in_python_integers() -> None:
-    seeds = [0, 1, 2**63 - 1, 2**64 - 1, 7773704118079628555]
+    assert splitmix(0) == 0xE220A8397B1DCDAF
+    seeds = [0, 1, -1, 2**63 - 1, 2**63, 2**64 - 1, 2**64 + 5, 7773704118079628555]
     for position in (0, 1, 511, CHOICE_POSITIONS, CHOICE_POSITIONS + 77):
-        expected = [(splitmix((splitmix(s) + (position + 1) * GOLDEN) & MASK) >> 12) * 2.0**-52 for s in seeds]
+        expected = [(splitmix((splitmix(s & MASK) + (position + 1) * GOLDEN) & MASK) >> 12) * 2.0**-52 for s in seeds]
         assert uniforms(seeds_to_int64(seeds), position).tolist() == expected
         positions = torch.full((len(seeds),), position)
         assert uniforms(seeds_to_int64(seeds), positions).tolist() == expected

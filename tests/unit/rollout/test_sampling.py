@@ -1,4 +1,4 @@
-"""The hashed uniform numbers against plain-integer splitmix64, and drawing from extreme logits."""
+"""Drawing from extreme logits, ties, and in blocks."""
 
 from __future__ import annotations
 
@@ -6,28 +6,8 @@ import pytest
 import torch
 
 from megasharp.rollout.inprocess import sampling as module
-from megasharp.rollout.inprocess.sampling import Logits, draw, seeds_to_int64, uniforms
+from megasharp.rollout.inprocess.sampling import Logits, draw
 from megasharp.types import SamplingParams
-
-CPU = torch.device("cpu")
-WORD = (1 << 64) - 1
-
-
-def splitmix64(x: int) -> int:
-    """The reference in unbounded integers; its first output for seed 0 is the published 0xE220A8397B1DCDAF."""
-    x = (x + 0x9E3779B97F4A7C15) & WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
-    return x ^ (x >> 31)
-
-
-@pytest.mark.parametrize("position", [0, 1, 17, 100_000])
-def test_uniforms_equal_splitmix64_in_plain_integers(position: int) -> None:
-    assert splitmix64(0) == 0xE220A8397B1DCDAF
-    seeds = [0, 1, -1, 2**63 - 1, 2**63, 2**64 + 5, 123456789]
-    step = (position + 1) * 0x9E3779B97F4A7C15
-    expected = [(splitmix64((splitmix64(seed & WORD) + step) & WORD) >> 12) / 2**52 for seed in seeds]
-    assert uniforms(seeds_to_int64(seeds, CPU), position).tolist() == expected
 
 
 def test_a_token_without_mass_is_never_drawn() -> None:
@@ -51,12 +31,24 @@ def test_ties_at_the_cut_keep_exactly_k_tokens() -> None:
     assert torch.allclose(drawn.policy_logp_S, torch.tensor(1 / 6).log())
 
 
-@pytest.mark.parametrize("params", [SamplingParams(1), SamplingParams(1, top_p=0.8), SamplingParams(1, 0.0)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(1),
+        SamplingParams(1, top_p=0.8),
+        SamplingParams(1, 0.0),
+        SamplingParams(1, memory_mu=0.5, plausible=0.1),
+        SamplingParams(1, memory_mu=0.5, top_k=3),
+    ],
+    ids=str,
+)
 def test_blocks_do_not_change_the_draw(monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> None:
-    logits = torch.randn(23, 11, generator=torch.Generator().manual_seed(0))
-    whole = draw(Logits(logits), torch.arange(23), 4, params)
+    generator = torch.Generator().manual_seed(0)
+    logits = Logits(torch.randn(23, 11, generator=generator), torch.randn(23, 11, generator=generator))
+    whole = draw(logits, torch.arange(23), 4, params)
     monkeypatch.setattr(module, "BLOCK_ELEMENTS", 5 * 11)
-    parts = draw(Logits(logits), torch.arange(23), 4, params)
+    parts = draw(logits, torch.arange(23), 4, params)
     assert torch.equal(whole.tokens_S, parts.tokens_S)
     assert torch.equal(whole.sampler_logp_S, parts.sampler_logp_S)
     assert torch.equal(whole.policy_logp_S, parts.policy_logp_S)
+    assert torch.equal(whole.memory_logp_S, parts.memory_logp_S)
