@@ -1,0 +1,53 @@
+"""Every method, and the papers' combinations: loss and gradient do not depend on packing, order, or ranks' shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from harness import Case, Cut, random_case, run
+
+from megasharp.algos import METHODS
+from megasharp.algos.base import Method, overridden_hooks
+
+CUTS = {
+    "one response at a time": Cut(micro_batch_tokens=1, share_prompts=False),
+    "few groups at a time": Cut(micro_batch_tokens=24),
+    "another order": Cut(micro_batch_tokens=40, order=7),
+    "two data-parallel ranks": Cut(micro_batch_tokens=32, dp=2, order=3),
+}
+
+
+def hooks_of(method: type[Method]) -> set[str]:
+    return set(overridden_hooks(method)).union(*(hooks_of(METHODS[name]) for name in method.brings))
+
+
+def with_estimator(name: str) -> list[str]:
+    return [name] if "advantages" in hooks_of(METHODS[name]) else ["grpo", name]
+
+
+@pytest.fixture(scope="module")
+def fixed() -> Case:
+    return random_case(4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_float64(fixed: Case, name: str) -> None:
+    whole = run(fixed, with_estimator(name))
+    scale = np.abs(whole.gradient).max()
+    assert scale > 0
+    for title, cut in CUTS.items():
+        result = run(fixed, with_estimator(name), cut=cut)
+        assert result.loss == pytest.approx(whole.loss, rel=1e-10, abs=1e-12), title
+        assert np.abs(result.gradient - whole.gradient).max() <= 1e-10 * scale, title
+        assert result.metrics == pytest.approx(whole.metrics, rel=1e-9, abs=1e-12), title
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_float32(fixed: Case, name: str) -> None:
+    exact = run(fixed, with_estimator(name))
+    scale = np.abs(exact.gradient).max()
+    for title, cut in CUTS.items():
+        result = run(fixed, with_estimator(name), cut=cut, dtype=torch.float32)
+        assert result.loss == pytest.approx(exact.loss, rel=1e-5, abs=2e-6), title
+        assert np.abs(result.gradient - exact.gradient).max() <= 1e-5 * scale, title
