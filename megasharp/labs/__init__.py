@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from megasharp.labs.cats import STUDY as CATS
 from megasharp.labs.study import Study
+from megasharp.labs.tree import STUDY as TREE
 
-STUDIES: dict[str, Study] = {study.name: study for study in (CATS,)}
+STUDIES: dict[str, Study] = {study.name: study for study in (CATS, TREE)}
