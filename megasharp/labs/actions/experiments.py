@@ -1,0 +1,120 @@
+"""Which settings the actions study runs, and what it keeps of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megasharp.labs.actions.training import OptimizerName, Setting, simulate, untempered
+from megasharp.labs.softmax import Array, entropy
+
+# By index: a1 explored and good, a2 unexplored and best, a3 explored and worthless.
+EXPLORED, OPTIMAL, WORTHLESS = 0, 1, 2
+
+# The paper gives r(a1) < r(a2), r(a3) = 0 and pi(a1) > pi(a2) at the start, no numbers.
+REWARDS = (0.5, 1.0, 0.0)
+START = (0.6, 0.05, 0.35)
+STARTS = ((0.5, 0.1, 0.4), START, (0.6, 0.02, 0.38))
+EXPLORED_REWARDS = (0.2, 0.5, 0.8)
+OPTIMIZERS: tuple[OptimizerName, ...] = ("Adam", "plain")
+GROUP_SIZES = (2, 3, 5, 10)
+TEMPERATURES = (1.0, 2.0, 5.0, 20.0)
+# Four actions: two that are good enough, the best one rare, the worst one frequent.
+FOUR_REWARDS, FOUR_START = (0.3, 0.6, 1.0, 0.0), (0.55, 0.1, 0.05, 0.3)
+
+BASE = Setting(REWARDS, START)
+FOUR = Setting(FOUR_REWARDS, FOUR_START)
+
+# Figure 1: other starts with the same rewards, other rewards with the same start.
+FIGURE_1 = (
+    *(replace(BASE, start=start) for start in STARTS),
+    *(replace(BASE, rewards=(r, *REWARDS[1:])) for r in EXPLORED_REWARDS if r != REWARDS[EXPLORED]),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """One setting. `policy_RTV` is at temperature 1, what is deployed; `entropy_RT` is the sampling policy's."""
+
+    setting: Setting
+    policy_RTV: Array
+    entropy_RT: Array
+
+    @property
+    def peak(self) -> float:
+        """Median over seeds of a1's highest probability: where exploitation ends."""
+        return float(np.median(self.policy_RTV[:, :, EXPLORED].max(axis=1)))
+
+    @property
+    def peak_step(self) -> int:
+        """Median step of that peak."""
+        return int(np.median(self._peak_step_R))
+
+    def at_peak(self, action: int) -> float:
+        """Median probability of `action` at each seed's own peak of a1."""
+        return float(np.median(self.policy_RTV[np.arange(len(self.policy_RTV)), self._peak_step_R, action]))
+
+    @property
+    def lowest_optimal(self) -> float:
+        """Median over seeds of the lowest probability that the best action had on the way."""
+        return float(np.median(self.policy_RTV[:, :, OPTIMAL].min(axis=1)))
+
+    @property
+    def takeover_step(self) -> float:
+        """Median step at which the best action first has more than half; infinite for seeds where it never does."""
+        past_RT = self.policy_RTV[:, :, OPTIMAL] > 0.5
+        step_R = np.where(past_RT.any(axis=1), past_RT.argmax(axis=1), np.inf)
+        return float(np.sort(step_R)[len(step_R) // 2])
+
+    @property
+    def optimal_wins(self) -> float:
+        """Share of seeds in which the best action has more than half at the end."""
+        return float((self.policy_RTV[:, -1, OPTIMAL] > 0.5).mean())
+
+    @property
+    def explored_turns_negative(self) -> float:
+        """Share of seeds in which a1's expected advantage r(a1) - E[r] goes from positive to negative."""
+        advantage_RT = self.setting.rewards[EXPLORED] - self.policy_RTV @ np.array(self.setting.rewards)
+        return float(((advantage_RT[:, 0] > 0) & (advantage_RT[:, -1] < 0)).mean())
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds of a1's probability, mean over steps."""
+        return float(self.policy_RTV[:, :, EXPLORED].std(axis=0).mean())
+
+    @property
+    def sampling_entropy(self) -> float:
+        """Mean over seeds and steps of the sampling policy's entropy, in nats."""
+        return float(self.entropy_RT.mean())
+
+    @property
+    def _peak_step_R(self) -> Array:
+        return np.asarray(self.policy_RTV[:, :, EXPLORED].argmax(axis=1))
+
+
+Results = Mapping[Setting, Result]
+
+
+def settings() -> tuple[Setting, ...]:
+    """Everything the study runs, each once."""
+    adam = (
+        *FIGURE_1,
+        *(replace(setting, negative_only=True) for setting in FIGURE_1),
+        *(replace(BASE, group_size=size) for size in GROUP_SIZES),
+        *(replace(BASE, temperature=temperature) for temperature in TEMPERATURES),
+        FOUR,
+    )
+    both = (replace(setting, optimizer=optimizer) for optimizer in OPTIMIZERS for setting in adam)
+    return tuple(dict.fromkeys(both))
+
+
+def run_all(seeds: Sequence[int]) -> Results:
+    """Run every setting, for all seeds."""
+    return {setting: measure(setting, simulate(setting, seeds)) for setting in settings()}
+
+
+def measure(setting: Setting, policy_RTV: Array) -> Result:
+    """A simulation with its probabilities at temperature 1."""
+    return Result(setting, untempered(policy_RTV, setting.temperature), entropy(policy_RTV))
