@@ -6,6 +6,7 @@ sequence need not be neighbours. Everything is differentiable with respect to th
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -36,3 +37,24 @@ def segment_broadcast(x_S: Tensor, seq_T: Tensor) -> Tensor:
     Example: `segment_broadcast([3., 0., 4.], [0, 0, 2]) == [3., 3., 4.]`.
     """
     return x_S.index_select(0, seq_T)
+
+
+def segment_quantile(x_T: Tensor, seq_T: Tensor, num_segments: int, q: float, mask_T: Tensor | None = None) -> Tensor:
+    """The q-quantile of each segment's values, interpolated linearly as `torch.quantile` does.
+
+    Shape [num_segments], dtype of `x_T`, `q` in [0, 1]. Tokens where `mask_T` is 0 do not count; a segment without
+    others gives 0. Example: `segment_quantile([1., 4., 2., 9.], [0, 0, 0, 2], 3, 0.75) == [3., 0., 9.]`.
+    """
+    # Masked tokens go to a segment of their own behind all others, where no position below reaches.
+    kept_T = seq_T if mask_T is None else seq_T.masked_fill(mask_T == 0, num_segments)
+    by_value_T = x_T.argsort()
+    order_T = by_value_T[kept_T[by_value_T].argsort(stable=True)]
+    # A zero behind the sorted values is what a segment without values reads.
+    sorted_T = torch.cat([x_T[order_T], x_T.new_zeros(1)])
+    count_S = segment_sum(torch.ones_like(kept_T), kept_T, num_segments + 1)[:num_segments]
+    start_S = count_S.cumsum(0) - count_S
+    rank_S = q * (count_S - 1).double()
+    below_S, above_S = (
+        (start_S + step_S.long()).masked_fill(count_S == 0, x_T.numel()) for step_S in (rank_S.floor(), rank_S.ceil())
+    )
+    return torch.lerp(sorted_T[below_S], sorted_T[above_S], rank_S.frac().to(x_T.dtype))

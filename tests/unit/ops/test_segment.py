@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
+from megasharp.ops.segment import segment_broadcast, segment_mean, segment_quantile, segment_sum
 
 # Not sorted, and segments 1 and 4 are empty.
 SEQ_T = torch.tensor([3, 0, 0, 2, 3, 0, 2])
@@ -59,6 +60,56 @@ def test_broadcast_returns_each_tokens_segment() -> None:
     assert segment_broadcast(x_S, SEQ_T).tolist() == [13.0, 10.0, 10.0, 12.0, 13.0, 10.0, 12.0]
 
 
+@pytest.mark.parametrize("q", [0.0, 0.1, 0.25, 0.5, 0.7, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_quantile_is_torch_quantile_of_each_segment(q: float, seed: int) -> None:
+    """Segments of 0 to 40 tokens, interleaved, with ties and masked tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([0, 1, 2, 5, 6, 40, 11, 3])
+    seq_T = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    seq_T = seq_T[torch.randperm(len(seq_T), generator=generator)]
+    x_T = torch.randn(len(seq_T), generator=generator, dtype=torch.float64).mul(3).round() / 3
+    mask_T = (torch.rand(len(seq_T), generator=generator) < 0.8).float().masked_fill(seq_T == 7, 0.0)
+    members = [x_T[(seq_T == segment) & (mask_T > 0)] for segment in range(len(lengths))]
+    expected = [float(torch.quantile(values, q)) if len(values) else 0.0 for values in members]
+    assert segment_quantile(x_T, seq_T, len(lengths), q, mask_T).tolist() == expected
+    assert expected[0] == expected[7] == 0.0
+
+
+def test_quantile_without_a_mask_and_without_tokens() -> None:
+    assert segment_quantile(torch.tensor([1.0, 4.0, 2.0, 9.0]), torch.tensor([0, 0, 0, 2]), 3, 0.75).tolist() == [
+        3,
+        0,
+        9,
+    ]
+    assert segment_quantile(torch.zeros(0), torch.zeros(0, dtype=torch.int64), 2, 0.5).tolist() == [0.0, 0.0]
+
+
+def test_quantile_ignores_what_stands_at_masked_tokens() -> None:
+    x_T = torch.tensor([1.0, float("nan"), 3.0, float("inf")])
+    assert segment_quantile(x_T, torch.zeros(4).long(), 1, 0.5, torch.tensor([1.0, 0.0, 1.0, 0.0])).tolist() == [2.0]
+
+
+def test_quantile_has_no_loop_over_tokens_or_segments() -> None:
+    """The number of tensor operations is the same for ten tokens and for a thousand."""
+
+    class Counter(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **(kwargs or {}))
+
+    counts = []
+    for tokens_each, segments in ((2, 5), (10, 100)):
+        seq_T = torch.arange(segments).repeat(tokens_each)
+        x_T = torch.randn(len(seq_T), generator=torch.Generator().manual_seed(0))
+        with Counter() as counter:
+            segment_quantile(x_T, seq_T, segments, 0.8)
+        counts.append(counter.calls)
+    assert counts[0] == counts[1] > 0
+
+
 def test_gradients() -> None:
     x_T = tokens().requires_grad_()
     weight_T = tokens(1).abs().requires_grad_()
@@ -66,6 +117,7 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda x, w: segment_mean(x, SEQ_T, SEGMENTS, w), (x_T, weight_T))
     x_S = tokens(2)[:SEGMENTS].clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: segment_broadcast(x, SEQ_T), (x_S,))
+    assert torch.autograd.gradcheck(lambda x: segment_quantile(x, SEQ_T, SEGMENTS, 0.7), (x_T,))
 
 
 def test_masked_segment_passes_a_zero_gradient() -> None:
