@@ -112,6 +112,8 @@ def test_measures_by_hand() -> None:
 
 def test_outcomes() -> None:
     assert [claims.outcome(holds, 3) for holds in (0, 1, 3)] == [Outcome.DIFFERS, Outcome.PARTLY, Outcome.REPRODUCED]
+    weighed = [claims.weigh(favour, against, 4) for favour, against in ((3, 0), (3, 1), (2, 0), (0, 3))]
+    assert weighed == [Outcome.REPRODUCED, Outcome.PARTLY, Outcome.PARTLY, Outcome.DIFFERS]
 
 
 def test_the_study_at_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
