@@ -88,9 +88,10 @@ class SamplingParams:
     """How tokens are drawn. `top_p=1.0` and `top_k=0` mean no truncation; `temperature=0.0` is greedy.
 
     `memory_mu` is the balance factor mu of DLC (2601.15609 section 4.2): tokens come from the softmax of
-    (policy logits - mu * memory logits) / temperature. 0.0 samples the policy; anything else needs an engine that holds
-    a memory network. `plausible`, in (0, 1], bars tokens whose policy probability is below that share of the likeliest
-    token's; it is read only where `memory_mu` is not 0, and it is ours: the paper has no such guard.
+    (policy logits - mu * memory logits) / temperature. A number needs an engine that holds a memory network, and 0.0
+    samples the policy; None leaves the memory network out, so that it costs nothing and records nothing. `plausible`,
+    in (0, 1], bars tokens whose policy probability is below that share of the likeliest token's; it is read only where
+    `memory_mu` is above 0, and it is ours: the paper has no such guard.
     """
 
     max_tokens: int
@@ -98,7 +99,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    memory_mu: float = 0.0
+    memory_mu: float | None = None
     plausible: float | None = None
 
 

@@ -21,6 +21,15 @@ from megasharp.types import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFolder:
+    """The memory network of DLC; `lr` is its learning rate."""
+
+    folder: Path
+    architecture: Architecture
+    lr: float
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """A configuration that can start, with what was read on the way."""
 
@@ -32,6 +41,7 @@ class Checked:
     stream: PromptStream
     suites: tuple[Suite, ...]
     layout: ParallelLayout
+    memory: MemoryFolder | None
 
 
 def check(config: RunConfig, where: str) -> Checked:
@@ -67,7 +77,27 @@ def check(config: RunConfig, where: str) -> Checked:
         stream=PromptStream(items, tokenizer, config.data.max_prompt_tokens, config.seed),
         suites=tuple(load_suite(name) for name in config.eval.suites),
         layout=ParallelLayout(dp=config.policy.dp, tp=config.policy.tp, pp=config.policy.pp),
+        memory=_check_memory(config, recipes, architecture, where),
     )
+
+
+def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architecture, where: str) -> MemoryFolder | None:
+    """The memory network that some stage's recipe asks for. It is split over ranks as the policy is."""
+    need = recipes.needs.memory
+    if need is None:
+        return None
+    folder = find(need.path)
+    with HFReader(folder) as reader:
+        architecture = reader.architecture
+    check_tokenizer(folder, architecture)
+    architecture.check_parallel(config.policy.tp, config.policy.pp)
+    _check_length(config, architecture, where)
+    if architecture.vocab != policy.vocab:
+        raise UserError(
+            f"{where}: the memory network {folder} has a vocabulary of {architecture.vocab} tokens, the policy "
+            f"{config.model.path} one of {policy.vocab}: DLC subtracts logits, so they must be the same"
+        )
+    return MemoryFolder(folder, architecture, need.lr or config.policy.optimizer.lr)
 
 
 def _check_length(config: RunConfig, architecture: Architecture, where: str) -> None:
@@ -75,5 +105,5 @@ def _check_length(config: RunConfig, architecture: Architecture, where: str) -> 
     if longest > architecture.max_positions:
         raise UserError(
             f"{where}: data.max_prompt_tokens + data.max_response_tokens = {longest} is more than the "
-            f"{architecture.max_positions} positions of {config.model.path}"
+            f"{architecture.max_positions} positions of {architecture.folder or config.model.path}"
         )

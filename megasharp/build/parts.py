@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from megasharp.batching.pack import PackLayout
 from megasharp.build.check import Checked
+from megasharp.build.learners import learner_settings
 from megasharp.build.threads import cpu_threads
 from megasharp.config.run import RunConfig
+from megasharp.mcore.rank import MEMORY
 from megasharp.metrics.clock import StageClock
 from megasharp.protocols import Engine
 from megasharp.ranks.learner import Ranks, RanksLearner
+from megasharp.ranks.memory import MemoryNetwork
 from megasharp.rewards import VERIFIERS
 from megasharp.rollout.collect import MemoryUse, Rollouts
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.types import Group, Prompt, SamplingParams, as_dtype
+from megasharp.types import Group, Prompt, SamplingParams
 
 CPU = torch.device("cpu")
 # oneDNN keeps code and scratch memory per matrix shape; rows in steps of 128 keep the shapes of a run few. Measured:
@@ -30,34 +34,17 @@ def make_engine(folder: Path, dtype: torch.dtype = torch.float32, memory_folder:
     return InProcessEngine(folder, dtype=dtype, device=CPU, memory_folder=memory_folder)
 
 
-def make_learner(checked: Checked, logs: Path) -> RanksLearner:
-    """The policy, in this process when it has one rank, in child processes otherwise."""
-    from megasharp.mcore.learner import LearnerSettings
-    from megasharp.mcore.optimizer import OptimizerSettings
+@dataclass(frozen=True, slots=True)
+class Learners:
+    """The policy, and the memory network where the recipe has one. Closing the policy ends both."""
 
-    config = checked.config
-    optimizer = config.policy.optimizer
-    settings = LearnerSettings(
-        folder=str(checked.folder),
-        dtype=as_dtype(config.model.dtype),
-        layout=checked.layout,
-        optimizer=OptimizerSettings(
-            lr=optimizer.lr,
-            betas=(optimizer.betas[0], optimizer.betas[1]),
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            clip_grad=optimizer.clip_grad,
-            warmup_steps=optimizer.warmup_steps,
-            decay=optimizer.decay,
-            total_steps=config.steps * config.recipe.mini_batches,
-        ),
-        needs=checked.recipes.needs,
-        temperature=config.rollout.temperature,
-        seed=config.seed,
-        recompute=config.policy.recompute,
-        offload=tuple(config.policy.offload),
-        options=config.policy.megatron,
-    )
+    policy: RanksLearner
+    memory: MemoryNetwork | None
+
+
+def make_learners(checked: Checked, logs: Path) -> Learners:
+    """All learners of a run, in this process when the layout has one rank, in child processes otherwise."""
+    settings = learner_settings(checked)
     ranks: Ranks
     if checked.layout.world == 1:
         from megasharp.ranks.inprocess import OneRank
@@ -67,7 +54,8 @@ def make_learner(checked: Checked, logs: Path) -> RanksLearner:
         from megasharp.ranks.processes import ProcessRanks
 
         ranks = ProcessRanks(settings, CPU, logs, cpu_threads(checked.architecture, checked.layout.world))
-    return RanksLearner(ranks)
+    memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(checked)) if checked.memory else None
+    return Learners(RanksLearner(ranks), memory)
 
 
 class TimedRollouts:

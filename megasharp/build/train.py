@@ -6,11 +6,12 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from megasharp import loop
 from megasharp.build.check import Checked
-from megasharp.build.parts import make_engine, make_learner, make_rollouts, pack_layout
+from megasharp.build.parts import make_engine, make_learners, make_rollouts, pack_layout
 from megasharp.build.resume import check_resume
 from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.run_folder import RunFolder, open_run
@@ -26,13 +27,15 @@ from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog, read_metrics
-from megasharp.protocols import Engine, Learner
+from megasharp.protocols import Engine
 from megasharp.report.curves import plot_training
 from megasharp.report.passk import plot_pass_at_k
 from megasharp.sync.inprocess import InProcessSync
 from megasharp.types import Group
 
 Say = Callable[[str], None]
+# The part of a checkpoint that holds the reference's weights, once a reset has made them others than the run's first.
+REFERENCE = "reference"
 
 
 def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
@@ -74,12 +77,15 @@ class _Run:
         resumed = folder.attempt > 1
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")
-        self._engine: Engine = make_engine(checked.folder)
+        self._engine: Engine = make_engine(
+            checked.folder, memory_folder=checked.memory.folder if checked.memory else None
+        )
         stack.callback(self._engine.close)
-        self._learner: Learner = make_learner(checked, folder.logs)
+        learners = make_learners(checked, folder.logs)
+        self._learner, self._memory = learners.policy, learners.memory
         stack.callback(self._learner.close)
         if found is not None:
-            self._learner.load(found[0] / "policy")
+            self._load(found[0])
             checked.stream.restore(DataCursor(self._start.cursor_epoch, self._start.cursor_position))
         # The first push brings the weights of the version the checkpoint was at.
         self._sync = InProcessSync(self._engine, self._start.policy_version - 1)
@@ -95,7 +101,7 @@ class _Run:
         """Evaluate, train, evaluate, sum up."""
         config = self._checked.config
         standing = loop.Standing(self._start.step, self._start.skipped_in_a_row)
-        self._sync.push(self._learner)
+        self._sync.push(self._learner, self._memory)
         if self._evaluation_is_due(standing.step):
             self._evaluate(standing.step, only_missing=True)
         self._clock.take()
@@ -120,6 +126,8 @@ class _Run:
             evaluate_every=config.eval.every,
             nan_limit=config.guard.nan_limit,
             seed=config.seed,
+            reset_every=config.recipe.reset.every or 0,
+            reset_optimizer=config.recipe.reset.optimizer == "reinit",
         )
 
     def _parts(self) -> loop.Parts:
@@ -129,7 +137,7 @@ class _Run:
             recipes=self._checked.recipes,
             layout=pack_layout(self._checked),
             learner=self._learner,
-            memory=None,
+            memory=self._memory,
             sync=self._sync,
             clock=self._clock,
             after_step=self._after_step,
@@ -163,16 +171,34 @@ class _Run:
             policy_version=self._sync.version,
             cursor_epoch=cursor.epoch,
             cursor_position=cursor.position,
-            reference=str(self._checked.folder),
+            reference=REFERENCE if self._reference_moved(step) else str(self._checked.folder),
             skipped_in_a_row=skipped_in_a_row,
         )
         with self._clock.stage("checkpoint"):
-            self._store.save(state, self._write_shards)
+            self._store.save(state, partial(self._write_shards, step))
 
-    def _write_shards(self, folder: Path) -> None:
-        """The parts of a checkpoint that `megasharp convert` reads: shards, and what describes the model."""
+    def _reference_moved(self, step: int) -> bool:
+        """Whether a reset has made other weights than the run's first ones the reference."""
+        every = self._checked.config.recipe.reset.every
+        return self._checked.recipes.needs.ref_logp and every is not None and step >= every
+
+    def _load(self, folder: Path) -> None:
+        self._learner.load(folder / "policy")
+        if self._memory is not None:
+            self._memory.load(folder / "memory")
+        if self._start.reference == REFERENCE:
+            self._learner.load_reference(folder / REFERENCE)
+
+    def _write_shards(self, step: int, folder: Path) -> None:
+        """All learners' shards, and what describes the policy: `megasharp convert` reads `policy` and `hf`."""
         (folder / "policy").mkdir()
         self._learner.save(folder / "policy")
+        if self._memory is not None:
+            (folder / "memory").mkdir()
+            self._memory.save(folder / "memory")
+        if self._reference_moved(step):
+            (folder / REFERENCE).mkdir()
+            self._learner.save_reference(folder / REFERENCE)
         (folder / "hf").mkdir()
         carry_over(self._checked.folder, folder / "hf")
         if self._checked.config.checkpoint.export_hf:

@@ -182,9 +182,10 @@ class EvalConfig(Section):
 
 
 class LogConfig(Section):
-    """Where figures go besides metrics.jsonl."""
+    """Where figures go besides metrics.jsonl, and of how many of the most probable tokens they tell."""
 
     tensorboard: bool = True
+    candidates: int = Field(default=3, ge=0, le=8)
     wandb: str | None = None
     mlflow: str | None = None
     rollouts: bool = True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from megasharp.config.run import ResetConfig, RewardConfig, RunConfig, SyncConfig
+from megasharp.config.run import RewardConfig, RunConfig, SyncConfig
 from megasharp.errors import UserError
 
 _Check = tuple[str, Callable[[RunConfig], bool]]
@@ -29,8 +29,7 @@ _UNBUILT: tuple[_Check, ...] = (
     ("rollout.engines > 1", lambda c: c.rollout.engines > 1),
     ("rollout.tp > 1", lambda c: c.rollout.tp > 1),
     ("rollout.sglang", lambda c: bool(c.rollout.sglang)),
-    ("recipe.schedule", lambda c: bool(c.recipe.schedule)),
-    ("recipe.reset", lambda c: c.recipe.reset != ResetConfig()),
+    ("recipe.reset.stagnation", lambda c: c.recipe.reset.stagnation is not None),
     ("sync.transport", lambda c: c.sync.transport not in ("auto", "inprocess")),
     ("sync.in_flight", lambda c: c.sync.in_flight != SyncConfig().in_flight),
     ("sync.bucket_mb", lambda c: c.sync.bucket_mb != SyncConfig().bucket_mb),

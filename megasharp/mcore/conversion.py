@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.models.gpt import GPTModel
 from torch._C._distributed_c10d import HashStore
 
@@ -24,7 +23,7 @@ from megasharp.convert.hf_folder import HFReader, carry_over, read_config, write
 from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.mcore.model import build_model, transformer_config
 from megasharp.mcore.parallel import Place, destroy, initialize, megatron_device
-from megasharp.mcore.state import METADATA, write_shards
+from megasharp.mcore.state import load_model, save_model
 from megasharp.mcore.weights import export_stage, load_hf
 from megasharp.types import ParallelLayout, as_dtype
 
@@ -58,8 +57,7 @@ def hf_to_megatron(source: Path, target: Path) -> None:
         partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
         try:
             (partial / "policy").mkdir()
-            state = {"model": model.sharded_state_dict(metadata=dict(METADATA))}
-            write_shards(state, partial / "policy")
+            save_model(partial / "policy", model)
             (partial / "hf").mkdir()
             carry_over(source, partial / "hf")
             partial.chmod(0o755)
@@ -77,10 +75,8 @@ def megatron_to_hf(source: Path, target: Path) -> None:
         if not (source / part).is_dir():
             raise UserError(f"{source}: not a Megatron checkpoint folder: {part}/ is missing")
     with _model(source / "hf") as (model, family, arch, place):
-        state = {"model": model.sharded_state_dict(metadata=dict(METADATA))}
         try:
-            loaded = dist_checkpointing.load(state, str(source / "policy"))
+            load_model(source / "policy", model)
         except Exception as error:  # the loader raises many kinds for damaged shards
             raise UserError(f"{source / 'policy'}: cannot be read: {one_line(error)}") from error
-        model.load_state_dict(loaded["model"])
         write_hf_folder(target, source / "hf", export_stage(model, family, arch, place))

@@ -13,7 +13,6 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from megasharp.algos.base import Needs
 from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.parallel import tensor_group
 from megasharp.mcore.rope import rotary_tables
@@ -35,6 +34,19 @@ class MicroResult:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRequest:
+    """What the head computes besides log-probs."""
+
+    entropy: bool
+    entropy_gradient: bool
+    topn: int
+
+
+# Passes before the update: log-probs and entropies only.
+_ANNOTATION = HeadRequest(entropy=True, entropy_gradient=False, topn=0)
+
+
+@dataclass(frozen=True, slots=True)
 class HeadSettings:
     """The sampling temperature (applied to logits before everything) and the real vocabulary size."""
 
@@ -49,29 +61,26 @@ Finish = Callable[[MicroBatch, HeadOutput], tuple[Tensor, MicroResult]]
 class Passes:
     """Runs forward passes, with or without backward, of one model chunk."""
 
-    def __init__(
-        self, model: torch.nn.Module, frequencies: tuple[Tensor, float], head: HeadSettings, needs: Needs
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, frequencies: tuple[Tensor, float], head: HeadSettings) -> None:
         self._model = model
         self._frequencies = frequencies
         self._head = head
-        self._needs = needs
         self._run = get_forward_backward_func()
 
     def annotate(self, micro_batches: Sequence[MicroBatch]) -> list[MicroResult]:
         """Log-probs and entropies without gradient; empty except on the last stage."""
         with torch.no_grad():
-            return self._schedule(micro_batches, _keep_logp, forward_only=True)
+            return self._schedule(micro_batches, _keep_logp, _ANNOTATION, forward_only=True)
 
-    def update(self, micro_batches: Sequence[MicroBatch], finish: Finish) -> list[MicroResult]:
+    def update(self, micro_batches: Sequence[MicroBatch], finish: Finish, request: HeadRequest) -> list[MicroResult]:
         """Forward and backward; gradients are summed into the model's buffers and reduced over ranks."""
-        return self._schedule(micro_batches, finish, forward_only=False)
+        return self._schedule(micro_batches, finish, request, forward_only=False)
 
     def _schedule(
-        self, micro_batches: Sequence[MicroBatch], finish: Finish, *, forward_only: bool
+        self, micro_batches: Sequence[MicroBatch], finish: Finish, request: HeadRequest, *, forward_only: bool
     ) -> list[MicroResult]:
         results: list[MicroResult] = self._run(
-            forward_step_func=partial(self._forward_step, finish),
+            forward_step_func=partial(self._forward_step, finish, request),
             data_iterator=iter(micro_batches),
             model=[self._model],
             num_microbatches=len(micro_batches),
@@ -83,24 +92,26 @@ class Passes:
         return results if parallel_state.is_pipeline_last_stage() else []
 
     def _forward_step(
-        self, finish: Finish, micro_batches: Iterator[MicroBatch], model: GPTModel
+        self, finish: Finish, request: HeadRequest, micro_batches: Iterator[MicroBatch], model: GPTModel
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, MicroResult]]]:
         micro = next(micro_batches)
         cos, sin = rotary_tables(*self._frequencies, micro.positions_P)
         rows = packed_rows(micro.segments, int(micro.tokens_P.numel()), cos, sin)
         output = model(micro.tokens_P[None], micro.positions_P[None], None, packed_seq_params=rows)
-        return output, partial(self._loss, finish, micro)
+        return output, partial(self._loss, finish, request, micro)
 
-    def _loss(self, finish: Finish, micro: MicroBatch, logits_BPV: Tensor) -> tuple[Tensor, Tensor, MicroResult]:
+    def _loss(
+        self, finish: Finish, request: HeadRequest, micro: MicroBatch, logits_BPV: Tensor
+    ) -> tuple[Tensor, Tensor, MicroResult]:
         logits_TVp = logits_BPV[0].index_select(0, micro.rows_T)
         head = token_head(
             logits_TVp,
             micro.targets_T,
             self._shard(logits_TVp.shape[1]),
             temperature=self._head.temperature,
-            entropy=True,
-            entropy_gradient=self._needs.entropy_gradient and torch.is_grad_enabled(),
-            topn=self._needs.topn,
+            entropy=request.entropy,
+            entropy_gradient=request.entropy_gradient,
+            topn=request.topn,
         )
         loss, result = finish(micro, head)
         # Megatron adds token counts up; ours are in the loss already, and the learner ignores these.

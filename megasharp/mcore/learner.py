@@ -26,7 +26,7 @@ from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.recipe import MiniBatchStats, Recipe
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.rope import rotary_frequencies
-from megasharp.mcore.forward import HeadSettings, MicroResult, Passes, token_inputs
+from megasharp.mcore.forward import HeadRequest, HeadSettings, MicroResult, Passes, token_inputs
 from megasharp.mcore.model import (
     Options,
     build_model,
@@ -35,13 +35,13 @@ from megasharp.mcore.model import (
 )
 from megasharp.mcore.offload import Kind, Offloader
 from megasharp.mcore.optimizer import OptimizerSettings, build_optimizer, guarded_step, parts
-from megasharp.mcore.parallel import destroy, initialize, megatron_device
-from megasharp.mcore.state import load_state, save_state
+from megasharp.mcore.parallel import Place, megatron_device
+from megasharp.mcore.state import load_model, load_state, save_model, save_state
 from megasharp.mcore.weights import export_stage, load_hf
+from megasharp.metrics.tokens import token_metrics
 from megasharp.ops.head import HeadOutput
 from megasharp.types import (
     Denominators,
-    Mean,
     Metric,
     Metrics,
     MicroBatch,
@@ -49,13 +49,16 @@ from megasharp.types import (
     ParallelLayout,
     StepBatch,
     StepStats,
-    TokenInputs,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerSettings:
-    """Everything a rank needs to build its part of the policy. `temperature` is the rollouts'."""
+    """Everything a rank needs to build its part of a learner.
+
+    `temperature` divides logits before everything: the rollouts' own for the policy. `candidates`: of how many of the
+    most probable tokens the update's figures tell (0: of none); None leaves the figures out.
+    """
 
     folder: str
     dtype: torch.dtype
@@ -67,6 +70,7 @@ class LearnerSettings:
     recompute: str
     offload: tuple[Kind, ...]
     options: Options
+    candidates: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,13 +92,13 @@ def _sum_gradients(models: list[torch.nn.Module], num_tokens: object = None, **k
 
 
 class RankLearner:
-    """The policy's part on this rank; torch.distributed must be initialised."""
+    """A learner's part on this rank; `place` is what `initialize` found."""
 
-    def __init__(self, settings: LearnerSettings, device: torch.device) -> None:
+    def __init__(self, settings: LearnerSettings, place: Place, device: torch.device) -> None:
         self._settings = settings
+        self._place = place
         self._device = device
         with self._on_device():
-            self._place = initialize(settings.layout, settings.seed)
             options = sort_options(settings.options)
             with HFReader(settings.folder) as reader:
                 self._family, self._arch = reader.family, reader.architecture
@@ -117,12 +121,10 @@ class RankLearner:
                 self._ddp,
                 rotary_frequencies(self._arch, device),
                 HeadSettings(settings.temperature, self._arch.vocab),
-                settings.needs,
             )
         self._offloader = Offloader(self._ddp, self._optimizer)
         self._reference: list[Tensor] | None = None
-        if settings.needs.ref_logp:
-            self.set_reference()
+        self.set_reference()
 
     def _on_device(self) -> AbstractContextManager[None]:
         return megatron_device(self._device)
@@ -157,14 +159,19 @@ class RankLearner:
     def _update(self, mini: MiniBatch, recipe: Recipe) -> StepStats:
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
-        finish = partial(_finish, recipe, mini.denominators, mini.statistics)
-        results = self._passes.update(mini.per_rank[self._place.dp], finish)
+        finish = partial(_finish, recipe, mini.denominators, mini.statistics, self._settings.candidates)
+        results = self._passes.update(mini.per_rank[self._place.dp], finish, self._request(recipe.needs))
         loss = math.fsum(result.loss for result in results)
         stepped = guarded_step(
             self._optimizer, self._scheduler, self._settings.optimizer.clip_grad, math.isfinite(loss)
         )
         metrics = add_metrics([result.metrics for result in results])
         return StepStats(loss, stepped.grad_norm, stepped.learning_rate, int(not stepped.applied), metrics)
+
+    def _request(self, needs: Needs) -> HeadRequest:
+        topn = max(needs.topn, self._settings.candidates or 0)
+        entropy = needs.entropy or self._settings.candidates is not None
+        return HeadRequest(entropy=entropy, entropy_gradient=needs.entropy_gradient, topn=topn)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """This stage's whole Hugging Face tensors on the ranks that export; every rank must iterate to the end."""
@@ -190,8 +197,25 @@ class RankLearner:
 
     @torch.no_grad()
     def set_reference(self) -> None:
-        """Keep a copy of the present weights as the reference."""
-        self._reference = [parameter.detach().clone() for parameter in self._model.parameters()]
+        """Keep a copy of the present weights as the reference, where some method reads one."""
+        if self._settings.needs.ref_logp:
+            self._reference = [parameter.detach().clone() for parameter in self._model.parameters()]
+
+    def save_reference(self, folder: Path) -> None:
+        """Write this rank's shards of the reference, if there is one, into `folder`."""
+        with self._on_device(), self._reference_weights():
+            save_model(folder, self._model)
+
+    def load_reference(self, folder: Path) -> None:
+        """Read what `save_reference` wrote, under any layout."""
+        if not self._settings.needs.ref_logp:
+            return
+        parameters = list(self._model.parameters())
+        present = [parameter.detach().clone() for parameter in parameters]
+        with self._on_device():
+            load_model(folder, self._model)
+            self.set_reference()
+        self._fill(parameters, present)
 
     def reset_optimizer(self) -> None:
         """Forget moments and step count; weights and the learning-rate schedule stay."""
@@ -207,11 +231,6 @@ class RankLearner:
     def onload(self) -> None:
         """Undo `offload`."""
         self._offloader.onload()
-
-    def close(self) -> None:
-        """Forget the parallel groups."""
-        with self._on_device():
-            destroy()
 
     @contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -235,26 +254,17 @@ class RankLearner:
 
 
 def _finish(
-    recipe: Recipe, denominators: Denominators, stats: MiniBatchStats, micro: MicroBatch, head: HeadOutput
+    recipe: Recipe,
+    denominators: Denominators,
+    stats: MiniBatchStats,
+    candidates: int | None,
+    micro: MicroBatch,
+    head: HeadOutput,
 ) -> tuple[Tensor, MicroResult]:
     x = token_inputs(micro, head)
     loss, metrics = recipe.loss(micro, x, denominators, stats)
-    return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, **_policy_metrics(x)})
-
-
-def _policy_metrics(x: TokenInputs) -> Metrics:
-    """What every run logs: entropy in nats, and how far the sampler's log-probs lie from the policy's."""
-    assert x.entropy_T is not None and x.logp_T is not None and x.sampler_logp_T is not None
-    gap_T = (x.logp_T.detach() - x.sampler_logp_T).abs()
-    return {
-        "entropy/policy": _masked_mean(x.entropy_T.detach(), x.mask_T),
-        "policy/sampler_gap": _masked_mean(gap_T, x.mask_T),
-    }
-
-
-def _masked_mean(value_T: Tensor, mask_T: Tensor) -> Mean:
-    """Only over unmasked tokens: what a masked one holds need not even be finite."""
-    return Mean(float(value_T[mask_T > 0].sum()), float(mask_T.sum()))
+    figures = token_metrics(x, candidates) if candidates is not None else {}
+    return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, **figures})
 
 
 def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:

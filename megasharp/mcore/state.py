@@ -9,6 +9,7 @@ from typing import Any
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
@@ -39,6 +40,17 @@ def save_state(
     state = _sharded(ddp, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
     write_shards(state, folder)
+
+
+def save_model(folder: Path, model: GPTModel) -> None:
+    """Write weights alone into the existing empty folder; all ranks must call it."""
+    write_shards({"model": model.sharded_state_dict(metadata=dict(METADATA))}, folder)
+
+
+def load_model(folder: Path, model: GPTModel) -> None:
+    """Read weights alone, resharding to the present layout; all ranks must call it."""
+    state = {"model": model.sharded_state_dict(metadata=dict(METADATA))}
+    model.load_state_dict(dist_checkpointing.load(state, str(folder))["model"])
 
 
 def write_shards(state: dict[str, Any], folder: Path) -> None:

@@ -13,17 +13,18 @@ from torch import Tensor
 from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
 from megasharp.mcore.learner import Annotation, Annotations, add_metrics
+from megasharp.mcore.rank import POLICY
 from megasharp.types import MicroBatch, MiniBatch, StepBatch, StepStats
 
 
 class Ranks(Protocol):
     """A set of ranks that carry out the same call together."""
 
-    def call(self, method: str, *args: object) -> list[Any]:
-        """Call `RankLearner.<method>(*args)` everywhere; results in rank order."""
+    def call(self, learner: str, method: str, *args: object) -> list[Any]:
+        """Call `<method>(*args)` of the named learner's part everywhere; results in rank order."""
         ...
 
-    def stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
+    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
         """Iterate a generator method everywhere; items as they come."""
         ...
 
@@ -33,16 +34,17 @@ class Ranks(Protocol):
 
 
 class RanksLearner:
-    """Satisfies `megasharp.protocols.Learner`."""
+    """Satisfies `megasharp.protocols.Learner`. Several may share the ranks, each by its name there."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, name: str = POLICY) -> None:
         self._ranks = ranks
+        self._name = name
 
     def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
         """Fill in what `needs` asks for; the batch itself when it asks for nothing."""
         if not (needs.old_logp or needs.old_entropy or needs.ref_logp):
             return batch
-        reported: list[Annotations] = [a for a in self._ranks.call("annotate", batch, needs) if a is not None]
+        reported: list[Annotations] = [a for a in self._call("annotate", batch, needs) if a is not None]
         return dataclasses.replace(
             batch,
             mini_batches=tuple(
@@ -52,7 +54,7 @@ class RanksLearner:
 
     def step(self, batch: StepBatch, recipe: Recipe) -> StepStats:
         """Update the policy; the loss is the sum of the data-parallel shares."""
-        stats: list[StepStats] = [s for s in self._ranks.call("step", batch, recipe) if s is not None]
+        stats: list[StepStats] = [s for s in self._call("step", batch, recipe) if s is not None]
         return dataclasses.replace(
             stats[0],
             loss=math.fsum(s.loss for s in stats),
@@ -61,35 +63,46 @@ class RanksLearner:
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole Hugging Face tensors, each once."""
-        return self._ranks.stream("export_weights")
+        return self._ranks.stream(self._name, "export_weights")
 
     def save(self, folder: Path) -> None:
         """Write all ranks' shards into `folder`."""
-        self._ranks.call("save", folder)
+        self._call("save", folder)
 
     def load(self, folder: Path) -> None:
         """Read shards written under any layout."""
-        self._ranks.call("load", folder)
+        self._call("load", folder)
 
     def set_reference(self) -> None:
         """Keep the present weights as the reference."""
-        self._ranks.call("set_reference")
+        self._call("set_reference")
 
     def reset_optimizer(self) -> None:
         """Forget moments and step count."""
-        self._ranks.call("reset_optimizer")
+        self._call("reset_optimizer")
 
     def offload(self) -> None:
         """Free what `policy.offload` names on every rank."""
-        self._ranks.call("offload")
+        self._call("offload")
 
     def onload(self) -> None:
         """Undo `offload`."""
-        self._ranks.call("onload")
+        self._call("onload")
+
+    def save_reference(self, folder: Path) -> None:
+        """Write the reference's weights, all ranks' shards, into `folder`."""
+        self._call("save_reference", folder)
+
+    def load_reference(self, folder: Path) -> None:
+        """Make weights that `save_reference` wrote the reference."""
+        self._call("load_reference", folder)
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the ranks, whichever learners they hold."""
         self._ranks.close()
+
+    def _call(self, method: str, *args: object) -> list[Any]:
+        return self._ranks.call(self._name, method, *args)
 
 
 def _annotated(mini: MiniBatch, by_rank: Sequence[Sequence[Annotation]]) -> MiniBatch:

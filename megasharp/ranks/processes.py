@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from megasharp.errors import RankDied, UserError
 from megasharp.mcore.learner import LearnerSettings
-from megasharp.ranks.worker import Failed, Item, Returned, WorkerSettings, serve
+from megasharp.mcore.rank import POLICY
+from megasharp.ranks.worker import Call, Failed, Item, Returned, WorkerSettings, serve
 
 _SHUTDOWN_S = 20.0
 _NEWS_S = 0.2
@@ -35,7 +36,9 @@ class ProcessRanks:
     `threads` is the number of CPU threads of each rank.
     """
 
-    def __init__(self, settings: LearnerSettings, device: torch.device, log_folder: Path, threads: int = 1) -> None:
+    def __init__(
+        self, settings: Mapping[str, LearnerSettings], device: torch.device, log_folder: Path, threads: int = 1
+    ) -> None:
         self._log_folder = log_folder
         self._meeting = tempfile.TemporaryDirectory(prefix="megasharp-ranks-")
         self._connections: list[Connection] = []
@@ -44,14 +47,14 @@ class ProcessRanks:
         # At its end the interpreter would wait for the ranks, which wait for the next call.
         atexit.register(self._kill)
         try:
-            for rank in range(settings.layout.world):
+            for rank in range(settings[POLICY].layout.world):
                 self._start(rank, settings, device, threads)
             self._collect("start")
         except BaseException:
             self._kill()
             raise
 
-    def _start(self, rank: int, settings: LearnerSettings, device: torch.device, threads: int) -> None:
+    def _start(self, rank: int, settings: Mapping[str, LearnerSettings], device: torch.device, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         worker = WorkerSettings(
@@ -69,14 +72,14 @@ class ProcessRanks:
         self._connections.append(ours)
         self._processes.append(process)
 
-    def call(self, method: str, *args: object) -> list[Any]:
+    def call(self, learner: str, method: str, *args: object) -> list[Any]:
         """Every rank's result, in rank order."""
-        self._send(method, args)
+        self._send(Call(learner, method, args), method)
         return self._collect(method)
 
-    def stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
+    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
         """Items of all ranks as they arrive."""
-        self._send(method, ())
+        self._send(Call(learner, method, ()), method)
         pending = set(range(len(self._connections)))
         while pending:
             for rank, message in self._receive(pending, method):
@@ -90,13 +93,13 @@ class ProcessRanks:
         if not self._connections:
             return
         with contextlib.suppress(RankDied):
-            self._send("close", ())
+            self._send(None, "close")
         for process in self._processes:
             process.join(_SHUTDOWN_S)
         self._kill()
 
-    def _send(self, method: str, args: tuple[object, ...]) -> None:
-        request = pickle.dumps((method, args), protocol=pickle.HIGHEST_PROTOCOL)
+    def _send(self, call: Call | None, method: str) -> None:
+        request = pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)
         for rank, connection in enumerate(self._connections):
             try:
                 connection.send_bytes(request)

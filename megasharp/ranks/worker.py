@@ -1,4 +1,4 @@
-"""What runs in a rank's own process: build the learner, then answer calls until the pipe closes."""
+"""What runs in a rank's own process: build the learners, then answer calls until the pipe closes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -21,7 +21,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from megasharp.errors import UserError, one_line
-from megasharp.mcore.learner import LearnerSettings, RankLearner
+from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.rank import POLICY, Rank
 
 _PR_SET_PDEATHSIG = 1
 _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -37,6 +38,15 @@ class WorkerSettings:
     log: str
     threads: int
     parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a method of this rank's part of a learner; None in its place ends the rank."""
+
+    learner: str
+    method: str
+    args: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ class Failed:
     user_error: bool
 
 
-def serve(worker: WorkerSettings, settings: LearnerSettings, connection: Connection) -> None:
+def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], connection: Connection) -> None:
     """A rank's process, from start to end."""
     _die_with_parent(worker.parent)
     # An interrupt goes to the whole terminal group; the driver decides when ranks end.
@@ -71,17 +81,18 @@ def serve(worker: WorkerSettings, settings: LearnerSettings, connection: Connect
     torch.set_num_threads(worker.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        store = FileStore(worker.store, settings.layout.world)
+        world = settings[POLICY].layout.world
+        store = FileStore(worker.store, world)
         dist.init_process_group(
             "gloo",
             store=store,
             rank=worker.rank,
-            world_size=settings.layout.world,
+            world_size=world,
             timeout=_COLLECTIVE_TIMEOUT,
         )
-        learner = RankLearner(settings, worker.device)
+        rank = Rank(settings, worker.device)
         _send(connection, Returned(None))
-        _answer_calls(learner, connection)
+        _answer_calls(rank, connection)
     except EOFError:
         return
     except Exception as error:
@@ -90,17 +101,18 @@ def serve(worker: WorkerSettings, settings: LearnerSettings, connection: Connect
         sys.exit(1)
 
 
-def _answer_calls(learner: RankLearner, connection: Connection) -> None:
+def _answer_calls(rank: Rank, connection: Connection) -> None:
     while True:
-        method, args = pickle.loads(connection.recv_bytes())
-        result = getattr(learner, method)(*args)
+        request = cast("Call | None", pickle.loads(connection.recv_bytes()))
+        if request is None:
+            rank.close()
+            return
+        result = getattr(rank.learners[request.learner], request.method)(*request.args)
         if inspect.isgenerator(result):
             for name, tensor in cast("Iterator[tuple[str, Tensor]]", result):
                 _send(connection, Item(name, tensor.cpu()))
             result = None
         _send(connection, Returned(result))
-        if method == "close":
-            return
 
 
 def _send(connection: Connection, message: Returned | Item | Failed) -> None:

@@ -60,7 +60,8 @@ def test_unbuilt_part(mistake) -> None:
 
 
 def test_planned_method(mistake) -> None:
-    assert "'iac' is not built yet" in mistake("recipe.methods=[grpo,iac]")
+    assert "unknown method 'gropo'" in mistake("recipe.methods=[gropo]")
+    assert "'grpo' and 'rloo' are both the estimator" in mistake("recipe.methods=[grpo,rloo]")
 
 
 def test_unknown_method(mistake) -> None:

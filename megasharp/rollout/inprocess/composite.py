@@ -7,6 +7,7 @@ memory's, and nothing is added where there is no memory. Why two networks: `samp
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,12 @@ class Composite:
         self.device = device
         self._policy = Decoder(policy, dtype, device)
         self._memory = Decoder(memory, dtype, device) if memory else None
+
+    def policy_alone(self) -> Composite:
+        """The same weights without the memory network."""
+        alone = copy(self)
+        alone._memory = None
+        return alone
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy every weight of both networks into place; the memory's names begin with `MEMORY_PREFIX`.

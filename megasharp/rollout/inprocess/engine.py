@@ -35,9 +35,9 @@ class _Sample:
 class InProcessEngine:
     """Samples from Qwen3 or Qwen2 weights; satisfies `megasharp.protocols.Engine`.
 
-    `memory_folder` adds a memory network: every completion then has its log-probs, and `SamplingParams.memory_mu` may
-    subtract its logits. The constructor reads no weights, only config.json (of two folders, tokenizer.json too); the
-    first `load_weights` brings them.
+    `memory_folder` adds a memory network: where `SamplingParams.memory_mu` is given, that share of its logits is
+    subtracted and its log-probs are recorded. The constructor reads no weights, only config.json (of two folders,
+    tokenizer.json too); the first `load_weights` brings them.
     Raises UserError when an architecture is not supported, or the two networks' vocabularies differ.
     """
 
@@ -97,10 +97,10 @@ class InProcessEngine:
         if self._model is None or not self._complete:
             raise RuntimeError("the in-process engine holds no complete weights; call load_weights first")
         check_sampling(sampling)
-        if sampling.memory_mu and self._memory is None:
+        if sampling.memory_mu is not None and self._memory is None:
             raise UserError(
                 f"sampling.memory_mu is {sampling.memory_mu}, but the engine holds no memory network; "
-                "set it to 0 or give the memory network's folder"
+                "leave it out or give the memory network's folder"
             )
         for request in requests:
             self._check_prompt(request.tokens, sampling.max_tokens)
@@ -144,8 +144,9 @@ class InProcessEngine:
         number_of = {tokens: number for number, tokens in enumerate(prompts)}
         rows = [number_of[requests[sample.request].tokens] for sample in batch]
         seeds = [sample.seed for sample in batch]
+        used = model if sampling.memory_mu is not None else model.policy_alone()
         with torch.inference_mode():
-            samples = generate_batch(model, list(prompts), rows, seeds, sampling)
+            samples = generate_batch(used, list(prompts), rows, seeds, sampling)
         return self._completions(samples, seeds)
 
     def _completions(self, samples: Samples, seeds: Sequence[int]) -> list[Completion]:

@@ -83,8 +83,8 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise UserError(f"sampling.top_p is {sampling.top_p}; it must be in (0, 1]")
     if sampling.top_k < 0:
         raise UserError(f"sampling.top_k is {sampling.top_k}; it must be 0 (off) or above")
-    if not 0.0 <= sampling.memory_mu < float("inf"):
-        raise UserError(f"sampling.memory_mu is {sampling.memory_mu}; it must be 0 (off) or above, and finite")
+    if sampling.memory_mu is not None and not 0.0 <= sampling.memory_mu < float("inf"):
+        raise UserError(f"sampling.memory_mu is {sampling.memory_mu}; it must be 0 or above, and finite")
     if sampling.plausible is not None and not 0.0 < sampling.plausible <= 1.0:
         raise UserError(f"sampling.plausible is {sampling.plausible}; it must be in (0, 1], or null for no guard")
 
@@ -131,6 +131,7 @@ def _calibrated(policy_SV: Tensor, memory_SV: Tensor, sampling: SamplingParams) 
 
     Exact: log-probs at T are logits / T up to a constant per row, and softmax does not see constants.
     """
+    assert sampling.memory_mu is not None
     difference_SV = policy_SV - sampling.memory_mu * memory_SV
     if sampling.plausible is not None:
         least_S = policy_SV.amax(dim=-1, keepdim=True) + math.log(sampling.plausible)

@@ -18,6 +18,7 @@ from megasharp.algos.recipe import Recipe
 from megasharp.batching.pack import PackLayout, pack
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.optimizer import OptimizerSettings
+from megasharp.mcore.rank import POLICY, Rank
 from megasharp.ranks.learner import RanksLearner
 from megasharp.types import MicroBatch, ParallelLayout, Sequence, StepBatch
 
@@ -178,6 +179,7 @@ def settings(
         "recompute": "none",
         "offload": (),
         "options": {},
+        "candidates": 2,
     }
     return LearnerSettings(**{**values, **overrides})
 
@@ -185,19 +187,19 @@ def settings(
 class GatheredRanks:
     """Satisfies `megasharp.ranks.learner.Ranks` on every rank at once: what one rank returns, all of them get."""
 
-    def __init__(self, learner: RankLearner) -> None:
-        self.learner = learner
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
 
-    def call(self, method: str, *args: object) -> list[Any]:
-        return self._gather(getattr(self.learner, method)(*args))
+    def call(self, learner: str, method: str, *args: object) -> list[Any]:
+        return self._gather(getattr(self.rank.learners[learner], method)(*args))
 
-    def stream(self, method: str) -> Iterator[tuple[str, Tensor]]:
+    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
         # Copies: what a rank yields may share memory with its weights, which the next step changes.
-        items = [(name, tensor.clone()) for name, tensor in getattr(self.learner, method)()]
+        items = [(name, tensor.clone()) for name, tensor in getattr(self.rank.learners[learner], method)()]
         return iter([item for rank in self._gather(items) for item in rank])
 
     def close(self) -> None:
-        self.learner.close()
+        self.rank.close()
 
     @staticmethod
     def _gather(value: object) -> list[Any]:
@@ -209,10 +211,10 @@ class GatheredRanks:
 @contextlib.contextmanager
 def learner_on(values: LearnerSettings) -> Iterator[tuple[RanksLearner, RankLearner]]:
     """The joined learner and this rank's own part of it."""
-    rank = RankLearner(values, CPU)
+    rank = Rank({POLICY: values}, CPU)
     learner = RanksLearner(GatheredRanks(rank))
     try:
-        yield learner, rank
+        yield learner, rank.learners[POLICY]
     finally:
         learner.close()
 

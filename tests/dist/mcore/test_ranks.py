@@ -21,6 +21,7 @@ from torch import Tensor
 
 from megasharp.errors import UserError
 from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.rank import POLICY
 from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import Ranks, RanksLearner
 from megasharp.ranks.processes import ProcessRanks, RankDied
@@ -56,8 +57,8 @@ def children() -> list[psutil.Process]:
     return found
 
 
-def values(folder: str, layout: str) -> LearnerSettings:
-    return settings(folder, LAYOUTS[layout], METHOD.needs, offload=("gradients",))
+def values(folder: str, layout: str) -> dict[str, LearnerSettings]:
+    return {POLICY: settings(folder, LAYOUTS[layout], METHOD.needs, offload=("gradients",))}
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,12 @@ def test_killed_rank_is_named_at_once(folder: str, tmp_path: Path, victim: int) 
     process = next(p for p in ranks._processes if p.name.endswith(f" {victim}"))
     batch = packed(ragged_sequences(), LAYOUTS["tp2"], micro_batch_tokens=16)
     one_step = recipe()
-    ranks.call("step", batch, one_step)
+    ranks.call(POLICY, "step", batch, one_step)
     killer = threading.Timer(0.5, lambda: os.kill(process.pid or 0, signal.SIGKILL))
     killer.start()
     with pytest.raises(RankDied, match=rf"rank {victim} ended with exit code -9 in step.*rank_{victim}\.log"):
         while True:
-            ranks.call("step", batch, one_step)
+            ranks.call(POLICY, "step", batch, one_step)
     died = time.monotonic()
     killer.join()
     ranks.close()
@@ -128,7 +129,7 @@ def test_a_users_mistake_arrives_as_such(tmp_path: Path) -> None:
 def test_any_other_error_names_rank_call_and_log(folder: str, tmp_path: Path) -> None:
     ranks = ProcessRanks(values(folder, "dp2"), CPU, tmp_path / "logs")
     with pytest.raises(RankDied, match=r"rank [01] failed in no_such_method: .*no_such_method"):
-        ranks.call("no_such_method")
+        ranks.call(POLICY, "no_such_method")
     assert "AttributeError" in "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
 
 
@@ -140,10 +141,10 @@ from policies import CPU, LAYOUTS, recipe, settings
 from megasharp.ranks.processes import ProcessRanks
 
 if __name__ == "__main__":
-    ranks = ProcessRanks(settings({folder!r}, LAYOUTS["dp2"], recipe().needs), CPU, Path({logs!r}))
+    ranks = ProcessRanks({{"policy": settings({folder!r}, LAYOUTS["dp2"], recipe().needs)}}, CPU, Path({logs!r}))
     Path({logs!r}, "saved").mkdir()
     # Saving has processes of its own.
-    ranks.call("save", Path({logs!r}, "saved"))
+    ranks.call("policy", "save", Path({logs!r}, "saved"))
     print("saved", flush=True)
     {then}
 """

@@ -61,9 +61,7 @@ def prompt(token: int, *, task: str = "echo", epoch: int = 0) -> Prompt:
 
 
 def rollouts(seed: int = 3) -> Rollouts:
-    return Rollouts(
-        ScriptedEngine(), {"echo": verifier}, decode, SamplingParams(max_tokens=4), 2, seed
-    )
+    return Rollouts(ScriptedEngine(), {"echo": verifier}, decode, SamplingParams(max_tokens=4), 2, seed)
 
 
 def test_groups_follow_the_prompts_with_verdicts() -> None:

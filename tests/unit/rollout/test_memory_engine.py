@@ -171,3 +171,12 @@ def test_a_mu_that_overflows_is_blamed_itself(make_model: MakeModel) -> None:
     engine = engine_of(*make_model(seed=0), memory=make_model(seed=1, **SMALLER))
     with pytest.raises(UserError, match="lower memory_mu"):
         engine.generate(REQUESTS, SamplingParams(8, memory_mu=1e308))
+
+
+def test_without_a_mu_the_memory_is_left_out(make_model: MakeModel) -> None:
+    policy, memory = make_model(seed=0), make_model(seed=1, **SMALLER)
+    engine = engine_of(*policy, memory=memory)
+    plain = [c for group in engine_of(*policy).generate(REQUESTS, SamplingParams(8)) for c in group]
+    beside = [c for group in engine.generate(REQUESTS, SamplingParams(8)) for c in group]
+    assert all(completion.memory_logp is None for completion in beside)
+    assert all(torch.equal(a.sampler_logp, b.sampler_logp) for a, b in zip(plain, beside, strict=True))

@@ -1,0 +1,57 @@
+"""What each rank is told about the learners of a run: the policy's settings, and the memory network's beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from megasharp.algos.base import Needs
+from megasharp.build.check import Checked
+from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.optimizer import OptimizerSettings
+from megasharp.mcore.rank import MEMORY, POLICY
+from megasharp.types import as_dtype
+
+
+def learner_settings(checked: Checked) -> dict[str, LearnerSettings]:
+    """Settings by the learner's name on its ranks."""
+    policy = _policy(checked)
+    if checked.memory is None:
+        return {POLICY: policy}
+    memory = dataclasses.replace(
+        policy,
+        folder=str(checked.memory.folder),
+        # One step per training step, however many the policy takes.
+        optimizer=dataclasses.replace(policy.optimizer, lr=checked.memory.lr, total_steps=checked.config.steps),
+        needs=Needs(),
+        # Cross-entropy is that of the network as it is; only sampling divides by the rollouts' temperature.
+        temperature=1.0,
+        candidates=None,
+    )
+    return {POLICY: policy, MEMORY: memory}
+
+
+def _policy(checked: Checked) -> LearnerSettings:
+    config = checked.config
+    optimizer = config.policy.optimizer
+    return LearnerSettings(
+        folder=str(checked.folder),
+        dtype=as_dtype(config.model.dtype),
+        layout=checked.layout,
+        optimizer=OptimizerSettings(
+            lr=optimizer.lr,
+            betas=(optimizer.betas[0], optimizer.betas[1]),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            clip_grad=optimizer.clip_grad,
+            warmup_steps=optimizer.warmup_steps,
+            decay=optimizer.decay,
+            total_steps=config.steps * config.recipe.mini_batches,
+        ),
+        needs=checked.recipes.needs,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        recompute=config.policy.recompute,
+        offload=tuple(config.policy.offload),
+        options=config.policy.megatron,
+        candidates=config.log.candidates,
+    )

@@ -1,0 +1,30 @@
+"""One rank of a run: its part of every learner. The policy, and with DLC the memory network, share its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from megasharp.mcore.learner import LearnerSettings, RankLearner
+from megasharp.mcore.parallel import destroy, initialize, megatron_device
+
+POLICY = "policy"
+MEMORY = "memory"
+
+
+class Rank:
+    """Builds this rank's learners by name; torch.distributed must be initialised. All have the policy's layout."""
+
+    def __init__(self, settings: Mapping[str, LearnerSettings], device: torch.device) -> None:
+        policy = settings[POLICY]
+        assert all(other.layout == policy.layout for other in settings.values()), "learners of a run share one layout"
+        self._device = device
+        with megatron_device(device):
+            place = initialize(policy.layout, policy.seed)
+        self.learners = {name: RankLearner(own, place, device) for name, own in settings.items()}
+
+    def close(self) -> None:
+        """Forget the parallel groups."""
+        with megatron_device(self._device):
+            destroy()
