@@ -13,10 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetric, TokenMetrics
+from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetrics
+from megasharp.algos.ratio import bounded, clip_metrics, ratio_metrics
 from megasharp.types import TokenInputs
-
-LOG_RATIO_BOUND = 20.0
 
 
 class ClipParams(MethodParams):
@@ -37,20 +36,12 @@ class Clip(Method[ClipParams]):
         return Needs(old_logp=OldLogp.IN_LOSS)
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
-        logr_T = logr_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        logr_T = bounded(logr_T)
         ratio_T = torch.exp(logr_T)
         clipped_T = ratio_T.clamp(1.0 - self.params.low, 1.0 + self.params.high)
         loss_T = torch.maximum(-adv_T * ratio_T, -adv_T * clipped_T)
         if self.params.dual is not None:
             loss_T = torch.where(adv_T < 0, torch.minimum(loss_T, -adv_T * self.params.dual), loss_T)
-        return loss_T, self._metrics(x, ratio_T.detach(), logr_T.detach(), adv_T)
-
-    def _metrics(self, x: TokenInputs, ratio_T: Tensor, logr_T: Tensor, adv_T: Tensor) -> TokenMetrics:
         too_high_T = (adv_T > 0) & (ratio_T > 1.0 + self.params.high)
         too_low_T = (adv_T < 0) & (ratio_T < 1.0 - self.params.low)
-        return {
-            "policy/ratio": TokenMetric(ratio_T, x.mask_T),
-            "policy/clip_high": TokenMetric(too_high_T.to(ratio_T.dtype), x.mask_T),
-            "policy/clip_low": TokenMetric(too_low_T.to(ratio_T.dtype), x.mask_T),
-            "policy/kl_old": TokenMetric(ratio_T - 1.0 - logr_T, x.mask_T),
-        }
+        return loss_T, {**ratio_metrics(x, logr_T), **clip_metrics(x, too_high_T, too_low_T)}

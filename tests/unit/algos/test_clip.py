@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from megasharp.algos.base import Needs
-from megasharp.algos.clip import LOG_RATIO_BOUND, Clip, ClipParams
+from megasharp.algos.clip import Clip, ClipParams
+from megasharp.algos.ratio import LOG_RATIO_BOUND
 
 # ratio, advantage, loss, d loss / d log ratio, with low = 0.2, high = 0.3.
 CASES = [

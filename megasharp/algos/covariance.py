@@ -1,0 +1,56 @@
+"""The covariance of advantage and log-prob per token, and picking tokens by it: what clip_cov and kl_cov share.
+
+    cov_t = (A_t - mean A) (log pi_old(y_t) - mean log pi_old)          means over all unmasked tokens (2505.22617)
+
+Tokens are picked over a whole optimizer step; the loss sees one micro-batch and decides by thresholds alone. So both
+sides must compute bit for bit the same number: one function, in float64, from values rounded to the inputs' dtype.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from megasharp.algos.base import Stats
+from megasharp.types import TokenInputs
+
+NO_DRAW = -1.0
+
+
+def covariance_means(adv_T: Tensor, x: TokenInputs) -> dict[str, Tensor]:
+    """Means of advantage and old log-prob over unmasked tokens, float64 scalars; 0 where there is no token."""
+    assert x.old_logp_T is not None
+    mask_T = x.mask_T.double()
+    count = mask_T.sum().clamp(min=1.0)
+    return {
+        "mean_advantage": (_rounded(adv_T, x) * mask_T).sum() / count,
+        "mean_logp": (x.old_logp_T.double() * mask_T).sum() / count,
+    }
+
+
+def covariance(adv_T: Tensor, x: TokenInputs, means: Stats) -> Tensor:
+    """cov_t, float64 [T]."""
+    assert x.old_logp_T is not None
+    return (_rounded(adv_T, x) - means["mean_advantage"]) * (x.old_logp_T.double() - means["mean_logp"])
+
+
+def share_of(x: TokenInputs, share: float) -> int:
+    """floor(share N) of the N unmasked tokens, and at least one; shares such as 0.29 of 100 are not cut by rounding."""
+    return max(math.floor(share * float(x.mask_T.sum()) + 1e-9), 1)
+
+
+def draw_threshold(x: TokenInputs, among_T: Tensor, count: int) -> Tensor:
+    """The number that exactly `count` of the draws in `among_T` (bool [T]) do not exceed: a scalar.
+
+    All of them where there are fewer; below every draw where there is none to pick.
+    """
+    assert x.draw_T is not None
+    draw = x.draw_T[among_T]
+    count = min(count, draw.numel())
+    return torch.kthvalue(draw, count).values if count else x.draw_T.new_tensor(NO_DRAW)
+
+
+def _rounded(adv_T: Tensor, x: TokenInputs) -> Tensor:
+    return adv_T.to(x.mask_T.dtype).double()

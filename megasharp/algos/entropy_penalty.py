@@ -1,0 +1,40 @@
+"""A penalty on the policy's entropy, on every token (entropy minimisation, arXiv 2505.15134; compared in 2511.19942).
+
+    loss_t += coefficient H_t          H_t = entropy of pi(. | y_<t) in nats, at the rollout temperature
+
+The opposite of entropy_bonus, sign by sign: a coefficient above zero lowers the entropy. 2511.19942 finds that it helps
+where problems have few solutions and costs diversity; the values swept there are lost, 0.001 is a proposal. Reduced as
+the policy's loss is, per token. Degenerate case: a certain token has neither entropy nor gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric, TokenMetrics, settled
+from megasharp.types import TokenInputs
+
+
+class EntropyPenaltyParams(MethodParams):
+    """`coefficient` multiplies the entropy."""
+
+    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = 0.001
+
+
+class EntropyPenalty(Method[EntropyPenaltyParams]):
+    """Punishes entropy."""
+
+    paper = "2505.15134"
+    status = "as printed; the coefficient is a proposal"
+    Params = EntropyPenaltyParams
+
+    def needs(self) -> Needs:
+        return Needs(entropy=True, entropy_gradient=True)
+
+    def penalty(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        assert x.entropy_T is not None
+        loss_T = settled(self.params.coefficient) * x.entropy_T
+        return loss_T, {"method/entropy_penalty/loss": TokenMetric(loss_T.detach(), x.mask_T)}

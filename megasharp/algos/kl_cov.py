@@ -1,0 +1,65 @@
+"""KL-Cov: the tokens of highest covariance are held to the old policy (The Entropy Mechanism of RL, arXiv 2505.22617).
+
+    cov_t = (A_t - mean A) (log pi_old(y_t) - mean log pi_old)
+    loss_t = -A_t rho_t + coefficient |log rho_t|     for the max(floor(share N), 1) tokens of the highest cov_t
+    loss_t = -A_t rho_t                               for all others
+
+Differs from GRPO: no clip at all. The paper prints a KL penalty to the old policy; |log rho| is the authors' code. The
+share is 0.002 in their run of 7B, 0.0002 of 32B; the coefficient 1. Public code calls the share a per cent.
+
+Departures from public code, so that the result does not depend on packing: there the means, N and the top are of one
+micro-batch and the log-probs the current ones; here they are of the whole optimizer step, from log-probs before it.
+Equal covariances at the boundary are chosen among by a draw, so the number is exact. Degenerate cases: on the first
+optimizer step after a rollout rho is 1 and the penalty has no gradient, so with one mini-batch per rollout this is the
+unclipped policy gradient; a step in which all advantages are equal still picks its share, by the draw.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Ramp, Stats, TokenMetric, TokenMetrics, settled
+from megasharp.algos.covariance import covariance, covariance_means, draw_threshold, share_of
+from megasharp.algos.ratio import bounded, ratio_metrics
+from megasharp.types import TokenInputs
+
+
+class KLCovParams(MethodParams):
+    """`share` of all tokens that is penalised, and the penalty's `coefficient`."""
+
+    share: float = Field(default=0.002, gt=0.0, le=1.0)
+    coefficient: float | Ramp = 1.0
+
+
+class KLCov(Method[KLCovParams]):
+    """The unclipped ratio, with a penalty on the tokens of highest covariance."""
+
+    paper = "2505.22617"
+    status = "from the authors' code; statistics of the whole optimizer step"
+    Params = KLCovParams
+
+    def needs(self) -> Needs:
+        return Needs(old_logp=OldLogp.BEFORE_STEP, draw=True)
+
+    def prepare(self, adv_T: Tensor, x: TokenInputs) -> Stats:
+        means = covariance_means(adv_T, x)
+        scored_T = x.mask_T > 0
+        cov_T = covariance(adv_T, x, means).masked_fill(~scored_T, -torch.inf)
+        count = min(share_of(x, self.params.share), int(scored_T.sum()))
+        lowest = torch.topk(cov_T, count).values[-1] if count else cov_T.new_tensor(torch.inf)
+        tied = count - int((cov_T > lowest).sum())
+        return {**means, "covariance": lowest, "draw": draw_threshold(x, scored_T & (cov_T == lowest), tied)}
+
+    def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        logr_T = bounded(logr_T)
+        chosen_T = self._chosen(x, adv_T, stats).to(x.mask_T.dtype)
+        loss_T = -adv_T * torch.exp(logr_T) + settled(self.params.coefficient) * chosen_T * logr_T.abs()
+        return loss_T, {**ratio_metrics(x, logr_T), "method/kl_cov/penalised": TokenMetric(chosen_T, x.mask_T)}
+
+    def _chosen(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> Tensor:
+        assert x.draw_T is not None
+        cov_T = covariance(adv_T, x, stats)
+        tied_T = (cov_T == stats["covariance"]) & (x.draw_T <= stats["draw"])
+        return (x.mask_T > 0) & ((cov_T > stats["covariance"]) | tied_T)

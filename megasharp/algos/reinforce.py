@@ -1,0 +1,35 @@
+"""REINFORCE: the plain policy gradient, without ratio or clip (Williams, 1992; for language models 2402.14740).
+
+    loss = -A log pi          gradient: -A grad log pi
+
+The form with log pi instead of pi / pi_old is ours to choose: on the first optimizer step after a rollout both have the
+same gradient, and this one's value is a weighted negative log-likelihood. It is unbiased on that first step only; with
+several mini-batches the later ones are off-policy and nothing corrects them: `policy/ratio` says how far they are.
+Degenerate case: zero advantages give no loss. Methods that change the ratio are refused: there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetrics
+from megasharp.algos.bypass import Bypass
+from megasharp.algos.ratio import bounded, logp_along, ratio_metrics
+from megasharp.types import TokenInputs
+
+
+class Reinforce(Method[MethodParams]):
+    """The score-function estimator, in place of the clipped surrogate."""
+
+    paper = "2402.14740"
+
+    def needs(self) -> Needs:
+        return Needs(old_logp=OldLogp.IN_LOSS)
+
+    def refuses(self, name: str, other: Method[Any]) -> str | None:
+        return "one changes the importance ratio, the other has none" if isinstance(other, Bypass) else None
+
+    def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        return -adv_T * logp_along(x, logr_T), ratio_metrics(x, bounded(logr_T))

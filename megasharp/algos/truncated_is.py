@@ -1,0 +1,78 @@
+"""A weight pi_old / pi_sampler for samples of another distribution, cut to bounds (truncated importance sampling).
+
+    token      w_t = pi_old(y_t) / pi_sampler(y_t)
+    sequence   w_t = prod_u pi_old(y_u) / pi_sampler(y_u), over the response's tokens
+    geometric  w_t = ( prod_u ... ) ^ (1 / |y|)
+    truncate   w cut to [low, high]          mask   w inside [low, high], else 0 (IcePop, arXiv 2510.18855)
+
+Differs from GRPO: the surrogate's loss is multiplied by w, a constant; the ratio pi / pi_old and its clip stay. The log
+of w is bounded at 20. Upper truncation biases towards the sampler's distribution and bounds the variance; `sequence` is
+the unbiased weight of a response before it is cut, and grows with its length. For DLC any correction undoes the effect
+(research notes on 2601.15609): that is why there is none by default.
+
+From public code (verl's rollout correction; slime's truncated weights, bounds 0 and 2, and its IcePop), not from one
+paper. |y| counts unmasked tokens. pi_old is the policy before the update. Degenerate case: equal distributions give
+w = 1. Metrics are over tokens, after the cut: mean weight, its mean square (effective sample size as a share of the
+tokens: weight^2 / weight_squared), and the share outside the bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, TokenMetric, TokenMetrics
+from megasharp.algos.ratio import bounded
+from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
+from megasharp.types import TokenInputs
+
+
+class TruncatedISParams(MethodParams):
+    """What the weight is of (`level`), and what becomes of weights outside [`low`, `high`] (`mode`)."""
+
+    level: Literal["token", "sequence", "geometric"] = "token"
+    mode: Literal["truncate", "mask"] = "truncate"
+    low: float = Field(default=0.0, ge=0.0)
+    high: float = Field(default=2.0, gt=0.0)
+
+    @model_validator(mode="after")
+    def _some_between(self) -> TruncatedISParams:
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low}) must not be above high ({self.high})")
+        return self
+
+
+class TruncatedIS(Method[TruncatedISParams]):
+    """The bounded importance weight of the old policy against the sampler."""
+
+    paper = "2510.18855"
+    status = "from public code: verl, slime"
+    Params = TruncatedISParams
+
+    def needs(self) -> Needs:
+        return Needs(old_logp=OldLogp.IN_LOSS, sampler_logp=True)
+
+    def correction(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        weight_T = torch.exp(bounded(self._log_weight(x)))
+        outside_T = (weight_T < self.params.low) | (weight_T > self.params.high)
+        if self.params.mode == "mask":
+            weight_T = weight_T.masked_fill(outside_T, 0.0)
+        else:
+            weight_T = weight_T.clamp(self.params.low, self.params.high)
+        return weight_T, {
+            "method/truncated_is/weight": TokenMetric(weight_T, x.mask_T),
+            "method/truncated_is/weight_squared": TokenMetric(weight_T.square(), x.mask_T),
+            "method/truncated_is/outside": TokenMetric(outside_T.to(weight_T.dtype), x.mask_T),
+        }
+
+    def _log_weight(self, x: TokenInputs) -> Tensor:
+        assert x.sampler_logp_T is not None
+        difference_T = x.before_T - x.sampler_logp_T
+        if self.params.level == "token":
+            return difference_T
+        if self.params.level == "sequence":
+            return segment_broadcast(segment_sum(difference_T * x.mask_T, x.seq_T, x.num_sequences), x.seq_T)
+        return segment_broadcast(segment_mean(difference_T, x.seq_T, x.num_sequences, x.mask_T), x.seq_T)
