@@ -1,0 +1,104 @@
+"""CaSP: candidate-aware support preservation (arXiv 2510.14807 v3, equations 4 and 5; SimKO in v1).
+
+Let w_t = 1 where the policy's entropy is above the q-quantile of its response's tokens, else 0. Where A > 0, with v^(n)
+the policy's N most probable candidates and gamma^(n) = pi(v^(n)) / pi_old(v^(n)), the ratio gamma becomes
+
+    gamma+ = (1 - alpha w) gamma + alpha w sum_n omega_n sg[gamma / gamma^(n)] gamma^(n),     omega_n = 1/N
+
+whose value is gamma and whose gradient on the logits is gamma ((1 - alpha w) e_y + alpha w sum_n omega_n e_v(n) - pi).
+pi_old(v^(n)) cancels, so it is written here as a log-prob of the same value (derived, exact):
+
+    l~ = (1 - alpha w) log pi(y) + alpha w sum_n omega_n log pi(v^(n))
+
+Where A < 0, the sampled token is the most probable one and w = 1: gamma- = lambda_top1 gamma, before the clip.
+
+Printed: both equations, alpha 0.01 (logic 0.005, code 0.05), N = 3, q = 0.8, lambda_top1 = 1.1 (logic 1.05), candidates
+and entropy of the current policy. `penalty_on: ratio` is v3: the clip then stops at gamma < (1 - low) / lambda_top1.
+`advantage` is the code of v1: the advantage is multiplied, and the clip still stops at gamma < 1 - low. "Correct" is
+A > 0, as in the paper's pseudo-code; the code of v1 asks for the verifier's score. `omega: softmax` (derived, ours)
+weighs the candidates by sg[pi(v^(n)) / sum_m pi(v^(m))].
+
+Degenerate cases: the comparison is strict, so of equal entropies none passes the threshold they set, and a response of
+one token is not gated; q = 0 selects every unmasked token and q = 1 none, by definition. A response is never split, so
+the gate does not depend on packing. alpha = 0 with lambda_top1 = 1, or q = 1, is the recipe without this method.
+`policy/ratio` and the clip's shares include lambda_top1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from megasharp.algos.base import Method, MethodParams, Needs, Stats, TokenMetric, TokenMetrics
+from megasharp.ops.segment import segment_broadcast, segment_quantile
+from megasharp.types import TokenInputs
+
+
+class CaSPParams(MethodParams):
+    """`alpha` of the gradient goes to the `topn` candidates at tokens above the `quantile` of entropy."""
+
+    alpha: float = Field(default=0.01, ge=0.0, le=1.0)
+    topn: int = Field(default=3, ge=1)
+    quantile: float = Field(default=0.8, ge=0.0, le=1.0)
+    omega: Literal["uniform", "softmax"] = "uniform"
+    lambda_top1: float = Field(default=1.1, ge=1.0)
+    penalty_on: Literal["ratio", "advantage"] = "ratio"
+
+
+class CaSP(Method[CaSPParams]):
+    """Positive gradients shared among the top candidates, a stronger penalty on a wrong favourite."""
+
+    paper = "2510.14807"
+    status = "as printed in v3; old candidates cancelled exactly; softmax weights ours"
+    Params = CaSPParams
+
+    def needs(self) -> Needs:
+        return Needs(entropy=True, topn=self.params.topn)
+
+    def direction(self, logp_T: Tensor, x: TokenInputs, adv_T: Tensor) -> tuple[Tensor, TokenMetrics]:
+        assert x.topn_logp_TN is not None
+        gate_T = self._gate(x)
+        share_T = self.params.alpha * gate_T * (adv_T > 0)
+        # The batch may hold more candidates than this method asked for.
+        candidate_logp_TN = x.topn_logp_TN[:, : self.params.topn]
+        omega_TN = self._omega(candidate_logp_TN.detach())
+        smoothed_T = (1.0 - share_T) * logp_T + share_T * (omega_TN * candidate_logp_TN).sum(1)
+        metrics = {
+            "method/casp/gate_rate": TokenMetric(gate_T, x.mask_T),
+            "method/casp/penalised": TokenMetric(self._penalised(x, adv_T), x.mask_T),
+        }
+        return logp_T.detach() + (smoothed_T - smoothed_T.detach()), metrics
+
+    def log_ratio(self, logr_T: Tensor, x: TokenInputs, adv_T: Tensor) -> Tensor:
+        if self.params.penalty_on != "ratio":
+            return logr_T
+        return logr_T + math.log(self.params.lambda_top1) * self._penalised(x, adv_T)
+
+    def weight(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        if self.params.penalty_on != "advantage":
+            return torch.ones_like(adv_T), {}
+        return 1.0 + (self.params.lambda_top1 - 1.0) * self._penalised(x, adv_T), {}
+
+    def _omega(self, candidate_logp_TN: Tensor) -> Tensor:
+        if self.params.omega == "softmax":
+            return candidate_logp_TN.softmax(1)
+        return torch.full_like(candidate_logp_TN, 1.0 / candidate_logp_TN.shape[1])
+
+    def _gate(self, x: TokenInputs) -> Tensor:
+        """1 at unmasked tokens whose entropy is above their response's quantile, else 0."""
+        assert x.entropy_T is not None
+        if self.params.quantile == 0.0:
+            return (x.mask_T > 0).to(x.mask_T.dtype)
+        # In float64: a rank that is a whole number must not fall between two tokens by rounding.
+        entropy_T = x.entropy_T.detach().double()
+        threshold_S = segment_quantile(entropy_T, x.seq_T, x.num_sequences, self.params.quantile, x.mask_T)
+        return ((entropy_T > segment_broadcast(threshold_S, x.seq_T)) & (x.mask_T > 0)).to(x.mask_T.dtype)
+
+    def _penalised(self, x: TokenInputs, adv_T: Tensor) -> Tensor:
+        """1 at gated tokens of negative advantage that are the policy's most probable ones, else 0."""
+        assert x.is_top1_T is not None
+        return self._gate(x) * (adv_T < 0) * x.is_top1_T

@@ -1,0 +1,107 @@
+"""Differential smoothing, the term of DS-GRPO (arXiv 2511.19942, equation 6).
+
+    A_i' = A_i - gamma_p log pi_old(y_i | x)   if y_i is correct
+           A_i + gamma_n log pi_old(y_i | x)   otherwise
+
+The log-prob is a constant. Unlikely correct responses gain most, unlikely wrong ones lose most. Positive-only and
+negative-only are `gamma_n` and `gamma_p` at 0; both at 0 is the estimator alone. `form` is what log pi_old means:
+
+    token             A_t' with the token's own log pi_old(y_t): a co-author's code until October 2025, the default
+    seq_mean          the mean over the response's tokens, in every token
+    seq_sum           their sum: equation 6 to the letter. It grows with length: 1000 tokens of 0.3 nat at 0.01 are 3
+    reward_seq_mean   r_i' with the mean, before the estimator subtracts the group's: that code in November 2025
+
+Printed: equation 6, pi_old in place of pi_base, gamma_p and gamma_n per model: 0.01 and 0.01 (Qwen2.5-Math), 0.02 and
+0.002 (Qwen3-1.7B, Ministral-8B), 0.03 and 0.01 (Countdown). Unknown: which form made which table. Departures from the
+code: its variant of October 2025 divides the term of `seq_mean` once more by the response's length, ours does not;
+"correct" is the verdict, where that code asks for a positive reward, which a right format alone may earn. Its first
+variant wants -gamma_p in its file; ours are never negative. `logp` picks the record of pi_old: `engine` is what was
+recorded of the policy while sampling, at no cost; `policy` is recomputed before the update.
+
+Degenerate cases: outside the reward form the term is not centred, so groups that are all correct or all wrong do get an
+advantage. In the reward form the estimator centres it, and should not divide by the deviation: in such a group the term
+is all there is, and `grpo` would scale it up to 1 however small gamma is. The code does not divide; take `dr_grpo`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Ramp, TokenMetric, TokenMetrics, settled
+from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
+from megasharp.types import Group, Outcome, Response, TokenInputs
+
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+class DSParams(MethodParams):
+    """`gamma_p` weighs the term of correct responses, `gamma_n` of all others; `form` and `logp` say what it is."""
+
+    gamma_p: NonNegative | Ramp = 0.01
+    gamma_n: NonNegative | Ramp = 0.01
+    form: Literal["token", "seq_mean", "seq_sum", "reward_seq_mean"] = "token"
+    logp: Literal["engine", "policy"] = "engine"
+
+    @model_validator(mode="after")
+    def _recomputed_comes_too_late(self) -> Self:
+        if self.form == "reward_seq_mean" and self.logp == "policy":
+            raise ValueError("form reward_seq_mean changes rewards before log-probs are recomputed: set logp: engine")
+        return self
+
+
+class DS(Method[DSParams]):
+    """More advantage for unlikely correct responses, less for unlikely wrong ones."""
+
+    paper = "2511.19942"
+    status = "equation 6 as printed; its granularity from the authors' code"
+    Params = DSParams
+
+    def needs(self) -> Needs:
+        if self.params.form == "reward_seq_mean":
+            return Needs()
+        return Needs(old_logp=OldLogp.BEFORE_STEP) if self.params.logp == "policy" else Needs(policy_logp=True)
+
+    def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
+        if self.params.form != "reward_seq_mean":
+            return rewards_G
+        terms = [self._factor(_is_correct(r)) * _mean_logp(r) for r in group.responses]
+        return rewards_G + rewards_G.new_tensor(terms)
+
+    def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        if self.params.form == "reward_seq_mean":
+            return adv_T, {}
+        correct_T = x.correct_T > 0
+        factor_T = torch.where(correct_T, self._factor(True), self._factor(False)).to(adv_T.dtype)
+        term_T = factor_T * self._old_logp(x, adv_T.dtype) * x.mask_T
+        metrics = {
+            "method/ds/term_correct": TokenMetric(term_T, x.mask_T * correct_T),
+            "method/ds/term_other": TokenMetric(term_T, x.mask_T * ~correct_T),
+        }
+        return adv_T + term_T, metrics
+
+    def _factor(self, correct: bool) -> float:
+        return -settled(self.params.gamma_p) if correct else settled(self.params.gamma_n)
+
+    def _old_logp(self, x: TokenInputs, dtype: torch.dtype) -> Tensor:
+        recorded_T = x.old_logp_T if self.params.logp == "policy" else x.policy_logp_T
+        assert recorded_T is not None
+        logp_T = recorded_T.to(dtype)
+        if self.params.form == "token":
+            return logp_T
+        if self.params.form == "seq_mean":
+            return segment_broadcast(segment_mean(logp_T, x.seq_T, x.num_sequences, x.mask_T), x.seq_T)
+        return segment_broadcast(segment_sum(logp_T * x.mask_T, x.seq_T, x.num_sequences), x.seq_T)
+
+
+def _is_correct(response: Response) -> bool:
+    return response.verdict.outcome is Outcome.CORRECT
+
+
+def _mean_logp(response: Response) -> float:
+    """0 for a response without tokens."""
+    logp_T = response.completion.policy_logp.double()
+    return float(logp_T.sum()) / max(response.length, 1)
