@@ -6,19 +6,14 @@ refused with one line when the recipe is built. A method leaves this page when i
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import Field
-
 from megasharp.algos.base import MethodParams
-
 
 PLANNED: dict[str, type[MethodParams]] = {
     **dict.fromkeys(
         (
             "dr_grpo", "rloo", "reinforce_pp_baseline", "psr", "nsr", "w_reinforce", "passk_training", "gr_pkpo",
             "pkpo", "grpo_best_of", "dapo", "unlikeliness", "soft_overlong",
-            "dynamic_sampling", "difficulty_filter", 
+            "dynamic_sampling", "difficulty_filter",
         ),
         MethodParams,
     ),
