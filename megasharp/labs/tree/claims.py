@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from megasharp.labs.study import Claim, Outcome
 from megasharp.labs.tree.experiments import (
     ALPHAS,
@@ -25,8 +23,8 @@ PAPER_ENTROPY_ACCURACY = 0.48
 # Accuracies are means over seeds of shares of 1,000 draws; the paper prints two digits of one run.
 TOLERANCE = 0.05
 PERFECT = 0.995
-# From here on "accuracy degrades" is not what happened.
-INTACT = 0.99
+# Above the first, "accuracy degrades" is not what happened; above the second, not in the paper's measure.
+INTACT, MOSTLY_INTACT = 0.99, 0.9
 # "Nearly all root probability".
 NEARLY_ALL = 0.95
 
@@ -88,32 +86,30 @@ def _all_modes(result: Result, exact: bool, roughly: bool) -> Outcome:
     return Outcome.REPRODUCED if exact else Outcome.PARTLY
 
 
-def _best(results: Iterable[tuple[str, Result]]) -> tuple[str, Result]:
-    """Most modes among those that keep their accuracy; the most accurate of equals."""
-    return max(results, key=lambda pair: (pair[1].accuracy >= INTACT, pair[1].modes_R.mean(), pair[1].accuracy))
-
-
 def _entropy_cannot(results: Results) -> Claim:
-    name, result = _best((f"beta {beta:g}", results.sgd[at_entropy(beta)]) for beta in BETAS)
-    matches = result.median_modes == ALL_MODES and result.accuracy >= INTACT
+    tried = ((beta, results.sgd[at_entropy(beta)]) for beta in BETAS)
+    beta, best = max(tried, key=lambda pair: (pair[1].median_modes, pair[1].accuracy))
+    accuracy = best.accuracy if best.median_modes == ALL_MODES else 0.0
+    roughly = Outcome.PARTLY if accuracy >= MOSTLY_INTACT else Outcome.REPRODUCED
     return Claim(
         "sec 4.3",
         "an entropy bonus cannot match CaSP: it spreads mass onto dead ends",
         "6 modes only with loss of accuracy",
-        f"best coefficient, {name}: {_shown(result)} (CaSP: {_shown(results.sgd[CASP])})",
-        Outcome.DIFFERS if matches else Outcome.REPRODUCED,
+        f"best coefficient, {beta:g}: {_shown(best)} (CaSP: {_shown(results.sgd[CASP])})",
+        Outcome.DIFFERS if accuracy >= INTACT else roughly,
     )
 
 
 def _not_all_actions(results: Results) -> Claim:
     smaller = [(n, alpha) for n in TOPNS if n < len(ACTIONS) for alpha in ALPHAS]
-    name, result = _best((f"N {n}, alpha {alpha:g}", results.sgd[casp(n, alpha)]) for n, alpha in smaller)
-    reached = result.median_modes == ALL_MODES and result.accuracy >= INTACT
+    tried = (((n, alpha), results.sgd[casp(n, alpha)]) for n, alpha in smaller)
+    (topn, alpha), best = max(tried, key=lambda pair: (pair[1].accuracy >= INTACT, pair[1].modes_R.mean()))
+    reached = best.median_modes == ALL_MODES and best.accuracy >= INTACT
     return Claim(
         "sec 4.3",
         "CaSP keeps them by smoothing over plausible candidates, not over the full action set",
         "top N (N not given)",
-        f"best of N < 4, {name}: {_shown(result)}; the run above has N {CASP.topn} of {len(ACTIONS)} actions",
+        f"best of N < {len(ACTIONS)}, N {topn} and alpha {alpha:g}: {_shown(best)}; the run above has N {CASP.topn}",
         Outcome.REPRODUCED if reached else Outcome.DIFFERS,
     )
 

@@ -1,8 +1,8 @@
 """Train tabular policies of the tree, all seeds and all settings at once: GRPO, an entropy bonus, CaSP.
 
 Plain NumPy: the sweep is hundreds of policies of 84 numbers each, for thousands of steps. The gradients are written out
-(with one update per batch of rollouts the ratio is 1 and no clip is active); the tests take them by autograd from the
-objectives as 2510.14807 prints them.
+(with one update per batch of rollouts the ratio is 1 and no clip is active); the tests take them by autograd, from the
+objectives as 2510.14807 prints them and from the hooks of `casp`, `clip` and `entropy_bonus`.
 
     GRPO      A (e_y - p)
     entropy   + beta dH/dz, with dH/dz_v = -p_v (log p_v + H)

@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megasharp.algos.casp import CaSP, CaSPParams
+from megasharp.algos.clip import Clip, ClipParams
+from megasharp.algos.entropy_bonus import EntropyBonus, EntropyBonusParams
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.labs.softmax import Ascent, softmax
 from megasharp.labs.study import Findings, Outcome
@@ -39,7 +42,7 @@ from megasharp.labs.tree.world import (
     sequence_index,
     sequence_probability,
 )
-from megasharp.types import Group, Prompt, TaskAnswer
+from megasharp.types import Group, Prompt, TaskAnswer, TokenInputs
 
 SEQUENCES = ["".join(path) for path in itertools.product(ACTIONS, repeat=HORIZON)]
 GROUP = Group("g", Prompt("p", "tree", "", (), TaskAnswer(), "", 0, 0), (), 0)
@@ -143,6 +146,51 @@ def test_gradient_is_autograd_of_the_printed_objective(setting: Setting) -> None
     got_DV = gradient(policy_RDV, batch, tabulate([setting], 1))[0]
     np.testing.assert_allclose(got_DV, expected_DV.numpy(), atol=1e-14)
     assert np.abs(got_DV).max() > 1e-3
+
+
+def recipe_objective(logit_DV: Tensor, batch: Batch, setting: Setting) -> Tensor:
+    """The same from megasharp's own casp, clip and entropy_bonus, hook by hook; the mean over tokens, maximised."""
+    state_T, target_T = (torch.from_numpy(x[0]).flatten() for x in (batch.state_RGL, batch.action_RGL))
+    adv_T = torch.from_numpy(batch.advantage_RG[0]).repeat_interleave(HORIZON)
+    logp_TV = torch.log_softmax(logit_DV, dim=-1)[state_T]
+    ones_T = torch.ones_like(adv_T)
+    sequences = batch.advantage_RG.shape[1]
+    x = TokenInputs(
+        mask_T=ones_T,
+        seq_T=torch.arange(sequences).repeat_interleave(HORIZON),
+        group_T=torch.zeros_like(target_T),
+        reward_T=(adv_T > 0).double(),
+        correct_T=(adv_T > 0).double(),
+        group_size_T=sequences * ones_T,
+        group_correct_T=ones_T,
+        num_sequences=sequences,
+        logp_T=logp_TV.gather(-1, target_T[:, None])[:, 0],
+        entropy_T=-(logp_TV.exp() * logp_TV).sum(-1),
+        topn_logp_TN=logp_TV.topk(setting.topn, dim=-1).values,
+        is_top1_T=(logp_TV.argmax(-1) == target_T).double(),
+    )
+    assert x.logp_T is not None
+    casp = CaSP(
+        CaSPParams(alpha=setting.alpha, topn=setting.topn, quantile=setting.quantile, lambda_top1=setting.lambda_top1)
+    )
+    directed_T, _ = casp.direction(x.logp_T, x, adv_T)
+    logr_T = casp.log_ratio(directed_T - x.before_T, x, adv_T)
+    loss_T, _ = Clip(ClipParams()).surrogate(x, logr_T, adv_T, {})
+    bonus_T, _ = EntropyBonus(EntropyBonusParams(coefficient=setting.beta)).penalty(x)
+    return -(loss_T + bonus_T).mean()
+
+
+@pytest.mark.parametrize(
+    "setting", [Setting(1.0, alpha=0.65, lambda_top1=1.1), Setting(1.0, beta=0.2, alpha=0.3, topn=3, quantile=0.4)]
+)
+def test_gradient_is_that_of_the_methods_of_a_recipe(setting: Setting) -> None:
+    policy_RDV = random_policy(6)
+    batch = collect(policy_RDV, np.random.default_rng(7).random((1, 32, HORIZON)))
+    assert 0 < (batch.advantage_RG > 0).sum() < 32
+    logit_DV = torch.from_numpy(np.log(policy_RDV[0])).requires_grad_()
+    (expected_DV,) = torch.autograd.grad(recipe_objective(logit_DV, batch, setting), logit_DV)
+    got_DV = gradient(policy_RDV, batch, tabulate([setting], 1))[0]
+    np.testing.assert_allclose(got_DV, expected_DV.numpy(), atol=1e-14)
 
 
 def test_a_run_depends_only_on_its_own_setting_and_seed() -> None:
