@@ -75,8 +75,8 @@ class DS(Method[DSParams]):
         if self.params.form == "reward_seq_mean":
             return adv_T, {}
         correct_T = x.correct_T > 0
-        factor_T = torch.where(correct_T, self._factor(True), self._factor(False)).to(adv_T.dtype)
-        term_T = factor_T * self._old_logp(x, adv_T.dtype) * x.mask_T
+        logp_T = self._old_logp(x, adv_T.dtype) * x.mask_T
+        term_T = torch.where(correct_T, self._factor(True) * logp_T, self._factor(False) * logp_T)
         metrics = {
             "method/ds/term_correct": TokenMetric(term_T, x.mask_T * correct_T),
             "method/ds/term_other": TokenMetric(term_T, x.mask_T * ~correct_T),
