@@ -21,6 +21,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Reduction
 from megasharp.algos.bypass import Bypass
+from megasharp.algos.casp import CaSP
 from megasharp.algos.clip import ClipParams
 from megasharp.algos.truncated_is import TruncatedIS
 from megasharp.ops.segment import segment_broadcast, segment_mean
@@ -44,8 +45,12 @@ class GSPO(Method[GSPOParams]):
     def refuses(self, name: str, other: Method[Any]) -> str | None:
         if isinstance(other, TruncatedIS) and other.params.level == "token":
             return f"the ratio is of whole responses, the weight of single tokens; set recipe.{name}.level to sequence"
+        if isinstance(other, CaSP) and other.params.penalty_on == "ratio":
+            return (
+                f"a response has one ratio, lambda_top1 is on single tokens; set recipe.{name}.penalty_on to advantage"
+            )
         if isinstance(other, Bypass):
-            return "one gives all tokens of a response the same ratio, the other changes it token by token"
+            return "a response has one ratio, the difference to the sampler is of single tokens"
         return None
 
     def log_ratio(self, logr_T: Tensor, x: TokenInputs, adv_T: Tensor) -> Tensor:

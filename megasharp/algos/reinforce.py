@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetrics
 from megasharp.algos.bypass import Bypass
+from megasharp.algos.casp import CaSP
 from megasharp.algos.ratio import bounded, logp_along, ratio_metrics
 from megasharp.types import TokenInputs
 
@@ -29,7 +30,9 @@ class Reinforce(Method[MethodParams]):
         return Needs(old_logp=OldLogp.IN_LOSS)
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
-        return "one changes the importance ratio, the other has none" if isinstance(other, Bypass) else None
+        if isinstance(other, CaSP) and other.params.penalty_on == "ratio":
+            return f"there is no ratio that lambda_top1 could multiply; set recipe.{name}.penalty_on to advantage"
+        return "there is no ratio to take to the sampler" if isinstance(other, Bypass) else None
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
         return -adv_T * logp_along(x, logr_T), ratio_metrics(x, bounded(logr_T))

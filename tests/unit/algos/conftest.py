@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from megasharp.algos.base import Needs
+from megasharp.algos.base import MethodParams, Needs, Reduction
+from megasharp.algos.build import build_recipe
 from megasharp.types import (
     Completion,
+    Denominators,
     FinishReason,
     Group,
     MicroBatch,
+    MiniBatch,
     Outcome,
     Prompt,
     Response,
     Segments,
+    StepBatch,
     TaskAnswer,
     TokenInputs,
     Verdict,
@@ -25,6 +30,7 @@ from megasharp.types import (
 
 MakeGroup = Callable[..., Group]
 MakeMicro = Callable[..., MicroBatch]
+Graded = tuple[float, Tensor, dict[str, float]]
 
 # Tokens of each sequence, and which of them is masked as a whole besides single tokens of others.
 LENGTHS, MASKED_SEQUENCE = (4, 1, 6, 3), 2
@@ -100,3 +106,29 @@ def make_micro() -> MakeMicro:
         )
 
     return make
+
+
+def graded(
+    micro: MicroBatch,
+    names: Sequence[str],
+    params: Mapping[str, MethodParams] | None = None,
+    reduction: Reduction | None = Reduction.TOKEN_MEAN,
+) -> Graded:
+    """A recipe's loss of a step of one micro-batch, its gradient by the log-probs, and its metrics."""
+    recipe = build_recipe(names, params or {}, reduction=reduction, constant=16.0, mini_batches=2)
+    tokens, sequences = float(micro.inputs.mask_T.sum()), float((micro.length_S > 0).sum())
+    denominators = Denominators(tokens, sequences, 16.0)
+    batch, calibrated = recipe.calibrate(StepBatch((MiniBatch(((micro,),), denominators),), ("g0", "g1"), 0))
+    (mini,) = batch.mini_batches
+    assert micro.inputs.logp_T is not None
+    logp_T = micro.inputs.logp_T.detach().clone().requires_grad_()
+    x = dataclasses.replace(micro.inputs, logp_T=logp_T)
+    loss, metrics = recipe.loss(mini.per_rank[0][0], x, denominators, mini.statistics)
+    (gradient_T,) = torch.autograd.grad(loss, logp_T)
+    return float(loss.detach()), gradient_T, {name: metric.value for name, metric in {**calibrated, **metrics}.items()}
+
+
+@pytest.fixture
+def grade() -> Callable[..., Graded]:
+    """`grade(micro, names, params=None, reduction=TOKEN_MEAN)`: loss, gradient by the log-probs, metrics."""
+    return graded
