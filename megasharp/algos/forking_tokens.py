@@ -45,7 +45,7 @@ class ForkingTokens(Method[ForkingTokensParams]):
     def prepare(self, adv_T: Tensor, x: TokenInputs) -> Stats:
         assert x.old_entropy_T is not None
         entropy = x.old_entropy_T[x.mask_T > 0]
-        # 0.2 times 35 is a little above 7 in binary, and its ceiling would be 8.
+        # 0.07 times 100 is a little above 7 in binary, and its ceiling would be 8.
         count = math.ceil(self.params.share * entropy.numel() - 1e-9)
         threshold = torch.topk(entropy, count).values[-1] if count else x.old_entropy_T.new_tensor(torch.inf)
         selected = (entropy >= threshold).sum().clamp(min=1)
