@@ -13,15 +13,20 @@ from megasharp.algos.casp import CaSP
 from megasharp.algos.cispo import CISPO
 from megasharp.algos.clip import Clip
 from megasharp.algos.clip_cov import ClipCov
+from megasharp.algos.dapo import DAPO
 from megasharp.algos.differential_entropy import DifferentialEntropy
+from megasharp.algos.difficulty_filter import DifficultyFilter
 from megasharp.algos.dlc import DLC
+from megasharp.algos.dr_grpo import DrGRPO
 from megasharp.algos.ds import DS
 from megasharp.algos.ds_grpo import DSGRPO
+from megasharp.algos.dynamic_sampling import DynamicSampling
 from megasharp.algos.entropy_adv import EntropyAdv
 from megasharp.algos.entropy_bonus import EntropyBonus
 from megasharp.algos.entropy_penalty import EntropyPenalty
 from megasharp.algos.forking_tokens import ForkingTokens
 from megasharp.algos.grpo import GRPO
+from megasharp.algos.grpo_best_of import GRPOBestOf
 from megasharp.algos.grpo_n import GRPON
 from megasharp.algos.gspo import GSPO
 from megasharp.algos.gspo_n import GSPON
@@ -29,14 +34,38 @@ from megasharp.algos.iac import IAC
 from megasharp.algos.kl import KL
 from megasharp.algos.kl_cov import KLCov
 from megasharp.algos.negative_only import NegativeOnly
+from megasharp.algos.nsr import NSR
+from megasharp.algos.passk_training import PassKTraining
+from megasharp.algos.pkpo import PKPO
+from megasharp.algos.psr import PSR
 from megasharp.algos.reinforce import Reinforce
+from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaseline
+from megasharp.algos.rloo import RLOO
+from megasharp.algos.soft_overlong import SoftOverlong
 from megasharp.algos.truncated_is import TruncatedIS
+from megasharp.algos.unlikeliness import Unlikeliness
+from megasharp.algos.w_reinforce import WReinforce
 
 METHODS: dict[str, type[Method[Any]]] = {
     "grpo": GRPO,
+    "dr_grpo": DrGRPO,
+    "rloo": RLOO,
+    "reinforce_pp_baseline": ReinforcePPBaseline,
+    "psr": PSR,
+    "nsr": NSR,
+    "w_reinforce": WReinforce,
+    "passk_training": PassKTraining,
+    "gr_pkpo": PassKTraining,
+    "pkpo": PKPO,
+    "grpo_best_of": GRPOBestOf,
+    "dapo": DAPO,
     "grpo_n": GRPON,
     "gspo_n": GSPON,
     "ds_grpo": DSGRPO,
+    "unlikeliness": Unlikeliness,
+    "soft_overlong": SoftOverlong,
+    "dynamic_sampling": DynamicSampling,
+    "difficulty_filter": DifficultyFilter,
     "iac": IAC,
     "ds": DS,
     "entropy_adv": EntropyAdv,

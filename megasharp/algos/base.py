@@ -147,9 +147,20 @@ class Method(Generic[ParamsT]):
         """This method in training step `step`, its ramps settled."""
         return type(self)(self.params.at(step))
 
+    def within(self, response_limit: int) -> Self:
+        """This method in a run whose responses end after `response_limit` tokens at the latest.
+
+        Parameters that stand relative to that limit are settled here. Raises UserError when they do not fit it.
+        """
+        return self
+
     def needs(self) -> Needs:
         """What this method reads, given its parameters."""
         return Needs()
+
+    def reshapes_rewards(self) -> bool:
+        """Whether, with these parameters, estimators see other rewards than the verdicts'."""
+        return "rewards" in overridden_hooks(type(self))
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
         """Why this method cannot stand in one recipe with `other`, called `name`; None when it can."""
@@ -216,6 +227,6 @@ HOOKS = (
 EXCLUSIVE_HOOKS = ("advantages", "surrogate")
 
 
-def overridden_hooks(method: type[Method[MethodParams]]) -> tuple[str, ...]:
+def overridden_hooks(method: type[Method[Any]]) -> tuple[str, ...]:
     """The hooks a method fills, in the order in which they are applied."""
     return tuple(hook for hook in HOOKS if getattr(method, hook) is not getattr(Method, hook))

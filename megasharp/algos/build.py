@@ -8,7 +8,6 @@ from typing import Any
 
 from megasharp.algos import DEFAULT_SURROGATE, METHODS
 from megasharp.algos.base import EXCLUSIVE_HOOKS, Method, MethodParams, Reduction, overridden_hooks
-from megasharp.algos.planned import PLANNED
 from megasharp.algos.recipe import Recipe
 from megasharp.errors import UserError
 
@@ -36,6 +35,8 @@ def build_recipe(
 ) -> Recipe:
     """Build and check a recipe; `params` are the user's tables by method name.
 
+    `constant` is the run's response limit in tokens: the horizon of `token_sum_over_constant`, and what methods are
+    told by `Method.within`.
     The estimator goes first, the others keep the order in which they are named.
     Raises UserError, naming the methods, for one that is unknown or a combination that is not possible.
     """
@@ -44,7 +45,7 @@ def build_recipe(
     if not any(_fills(name, "surrogate") for name in members):
         members[DEFAULT_SURROGATE] = _Member(DEFAULT_SURROGATE, {})
     _check_exclusive(members)
-    methods = {name: _made(name, member, params.get(name)) for name, member in members.items()}
+    methods = {name: _made(name, member, params.get(name)).within(int(constant)) for name, member in members.items()}
     _check_pairs(methods, members)
     ordered = dict(sorted(methods.items(), key=lambda item: not _fills(item[0], "advantages")))
     return Recipe(ordered, reduction or _prescribed(names, members), constant, mini_batches)
@@ -52,8 +53,6 @@ def build_recipe(
 
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
-        if name in PLANNED:
-            raise UserError(f"recipe.methods: {name!r} is not built yet; built are: {', '.join(METHODS)}")
         if name not in METHODS:
             raise UserError(f"recipe.methods: unknown method {name!r}; known are: {', '.join(METHODS)}")
     if len(set(names)) < len(names):

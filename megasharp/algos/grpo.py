@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
+from megasharp.algos.groups import centred, uniform
 from megasharp.types import Group
 
 
@@ -32,9 +33,7 @@ class GRPO(Method[GRPOParams]):
     Params = GRPOParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
-        # Compared with each other: the mean of equal rewards may differ from them in the last bit.
-        if rewards_G.numel() < 2 or bool((rewards_G == rewards_G[0]).all()):
+        if uniform(rewards_G):
             return torch.zeros_like(rewards_G)
-        centred_G = rewards_G - rewards_G.mean()
         std = rewards_G.std(correction=1 if self.params.std == "unbiased" else 0)
-        return centred_G / (std + self.params.epsilon)
+        return centred(rewards_G) / (std + self.params.epsilon)

@@ -25,6 +25,7 @@ from megasharp.algos.base import (
     overridden_hooks,
 )
 from megasharp.algos.flat import joined, micro_batches, with_advantages
+from megasharp.algos.groups import is_scored, rewards_of
 from megasharp.algos.reduction import token_coefficients
 from megasharp.types import (
     Denominators,
@@ -34,7 +35,6 @@ from megasharp.types import (
     MicroBatch,
     MiniBatch,
     Outcome,
-    Response,
     StepBatch,
     TokenInputs,
 )
@@ -90,15 +90,15 @@ class Recipe:
         return [sequence for group in groups if group.dropped_reason is None for sequence in self._sequences(group)]
 
     def _sequences(self, group: Group) -> list[TrainSequence]:
-        scored = tuple(r for r in group.responses if _is_scored(r))
+        scored = tuple(r for r in group.responses if is_scored(r))
         kept = dataclasses.replace(group, responses=scored)
-        rewards_G = torch.tensor([r.verdict.reward for r in scored], dtype=torch.float64)
+        rewards_G = rewards_of(kept)
         for method in self._filling("rewards"):
             rewards_G = method.rewards(kept, rewards_G)
         (estimator,) = self._filling("advantages")
         advantages = iter(estimator.advantages(rewards_G, kept).tolist() if scored else [])
         return [
-            training_sequence(group, index, next(advantages) if _is_scored(response) else None)
+            training_sequence(group, index, next(advantages) if is_scored(response) else None)
             for index, response in enumerate(group.responses)
         ]
 
@@ -108,7 +108,7 @@ class Recipe:
         metrics: dict[str, Mean] = {}
         if methods:
             adv_T, x = joined(micro_batches(batch.mini_batches))
-            x = _scored_only(x)
+            adv_T, x = adv_T.detach(), _scored_only(x)
             for method in methods:
                 adv_T, more = method.calibrate(_scored(adv_T, x.mask_T), x)
                 metrics |= _means(more)
@@ -170,10 +170,6 @@ class Recipe:
         return directed_T, metrics
 
 
-def _is_scored(response: Response) -> bool:
-    return response.verdict.outcome is not Outcome.INFRA
-
-
 def _scored_only(x: TokenInputs) -> TokenInputs:
     """The inputs with 0 at masked tokens, and without gradient into what the loss holds constant.
 
@@ -208,7 +204,7 @@ def training_sequence(group: Group, index: int, advantage: float | None) -> Trai
     """Response `index` of a group with one advantage for all its tokens; None masks the whole response."""
     response = group.responses[index]
     completion = response.completion
-    scored = [r for r in group.responses if _is_scored(r)]
+    scored = [r for r in group.responses if is_scored(r)]
     prompt = torch.tensor(group.prompt.tokens, dtype=torch.int64)
     return TrainSequence(
         group_id=group.id,

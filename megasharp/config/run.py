@@ -13,7 +13,6 @@ from pydantic import Field, create_model, model_validator
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, Reduction
-from megasharp.algos.planned import PLANNED
 from megasharp.config.core import Section, apply_overrides, read_tree, validate
 
 DtypeName = Literal["float32", "bfloat16"]
@@ -122,8 +121,7 @@ class RecipeBase(Section):
 
 
 def _recipe_schema() -> type[RecipeBase]:
-    tables: dict[str, type[MethodParams]] = {name: m.Params for name, m in METHODS.items()} | PLANNED
-    named: dict[str, Any] = {name: (table, table()) for name, table in tables.items()}
+    named: dict[str, Any] = {name: (method.Params, method.Params()) for name, method in METHODS.items()}
     return create_model("RecipeConfig", __base__=RecipeBase, **named)
 
 

@@ -14,6 +14,7 @@ from megasharp.algos.build import build_recipe
 from megasharp.algos.clip_cov import ClipCovParams
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
+from megasharp.algos.soft_overlong import SoftOverlongParams
 from megasharp.types import Denominators, Metrics, MicroBatch, MiniBatch, StepBatch, TokenInputs
 
 DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
@@ -21,6 +22,7 @@ DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
 PARAMS: dict[str, MethodParams] = {
     "kl": KLParams(coefficient=0.5),
     "clip_cov": ClipCovParams(share=0.5, low=-10.0, high=10.0),
+    "soft_overlong": SoftOverlongParams(max_tokens=3, cache_tokens=2),
 }
 # What a method needs but random inputs do not show: a draw that decides ties only, a term that cancels.
 UNSEEN = {("kl_cov", "draw"), ("bypass", "old_logp")}

@@ -13,7 +13,6 @@ from megasharp.algos.build import build_recipe
 from megasharp.algos.clip import Clip
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.kl import KLParams
-from megasharp.algos.planned import PLANNED
 from megasharp.algos.recipe import Recipe
 from megasharp.errors import UserError
 from megasharp.types import Denominators, MicroBatch, MiniBatch, Outcome, StepBatch
@@ -75,16 +74,6 @@ def test_refused_in_one_line(names: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as refused:
         build(*names)
     assert "\n" not in str(refused.value) and str(refused.value).startswith("recipe.methods: ")
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_planned_method_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UserError, match=f"'{name}' is not built yet; built are: grpo"):
-        build("grpo", name)
-
-
-def test_built_and_planned_do_not_overlap() -> None:
-    assert not METHODS.keys() & PLANNED.keys()
 
 
 def test_default_surrogate_and_reduction() -> None:

@@ -1,0 +1,27 @@
+"""NSR: negative sample reinforcement, only responses that are not correct train (arXiv 2506.01347).
+
+    A_i = 0 if correct, -1 otherwise
+
+It differs from GRPO in having no baseline and no normalisation: an advantage depends on its own response alone.
+Printed: the objective; its authors train it under PPO's clip of 0.2 and without a KL penalty.
+Degenerate cases: an all-wrong group trains in full, an all-correct one not at all, and group size does not matter.
+Wrong answers, missing formats, errors and timeouts count alike.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from megasharp.algos.base import MethodParams
+from megasharp.algos.groups import correct_of
+from megasharp.algos.outcomes import OutcomeEstimator
+from megasharp.types import Group
+
+
+class NSR(OutcomeEstimator[MethodParams]):
+    """Pushes away from responses that are not correct."""
+
+    paper = "2506.01347"
+
+    def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        return correct_of(group) - 1.0

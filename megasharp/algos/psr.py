@@ -1,0 +1,26 @@
+"""PSR: positive sample reinforcement, only correct responses train (arXiv 2506.01347).
+
+    A_i = 1 if correct, 0 otherwise
+
+It differs from GRPO in having no baseline and no normalisation: an advantage depends on its own response alone.
+Printed: the objective; its authors train it under PPO's clip of 0.2 and without a KL penalty.
+Degenerate cases: an all-correct group trains in full, an all-wrong one not at all, and group size does not matter.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from megasharp.algos.base import MethodParams
+from megasharp.algos.groups import correct_of
+from megasharp.algos.outcomes import OutcomeEstimator
+from megasharp.types import Group
+
+
+class PSR(OutcomeEstimator[MethodParams]):
+    """Reinforces correct responses."""
+
+    paper = "2506.01347"
+
+    def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        return correct_of(group)
