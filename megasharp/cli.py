@@ -68,6 +68,24 @@ def evaluate(
 
 
 @app.command()
+def methods(
+    name: Annotated[str, typer.Argument(help="A method's name; without one, all are listed.")] = "",
+    markdown: Annotated[bool, typer.Option(help="Print the README's table.")] = False,
+) -> None:
+    """List the methods that a recipe may name, or show one of them."""
+    from rich.console import Console
+
+    from megasharp.build.methods import describe_method, markdown_table, print_methods
+
+    if markdown:
+        typer.echo(markdown_table(), nl=False)
+    elif name:
+        typer.echo(describe_method(name))
+    else:
+        print_methods(Console())
+
+
+@app.command()
 def toy(
     name: Annotated[str, typer.Argument(help="A study's name; without one, all are listed.")] = "",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; each study has its own default.")] = None,

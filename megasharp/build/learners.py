@@ -9,6 +9,7 @@ from megasharp.build.check import Checked
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.optimizer import OptimizerSettings
 from megasharp.mcore.rank import MEMORY, POLICY
+from megasharp.metrics.tokens import Diagnostics
 from megasharp.types import as_dtype
 
 
@@ -25,7 +26,7 @@ def learner_settings(checked: Checked) -> dict[str, LearnerSettings]:
         needs=Needs(),
         # Cross-entropy is that of the network as it is; only sampling divides by the rollouts' temperature.
         temperature=1.0,
-        candidates=None,
+        diagnostics=None,
     )
     return {POLICY: policy, MEMORY: memory}
 
@@ -53,5 +54,5 @@ def _policy(checked: Checked) -> LearnerSettings:
         recompute=config.policy.recompute,
         offload=tuple(config.policy.offload),
         options=config.policy.megatron,
-        candidates=config.log.candidates,
+        diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
     )

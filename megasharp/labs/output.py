@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Grid
 
 from megasharp.files import write_text
@@ -31,7 +32,7 @@ def write_findings(study: Study, findings: Findings, folder: Path) -> list[Path]
 
 def print_findings(study: Study, findings: Findings, console: Console) -> None:
     """Show settings, tables and claims."""
-    console.print(f"[bold]{study.name}[/bold]: {study.title} (arXiv {study.paper})")
+    console.print(f"[bold]{study.name}[/bold]: {escape(study.title)} (arXiv {study.paper})")
     console.print(findings.settings, markup=False)
     for table in findings.tables:
         console.print(_grid(table))
@@ -39,10 +40,10 @@ def print_findings(study: Study, findings: Findings, console: Console) -> None:
 
 
 def _grid(table: Table) -> Grid:
-    grid = Grid(title=table.title, title_justify="left")
+    grid = Grid(title=escape(table.title), title_justify="left")
     for index, column in enumerate(table.columns):
         numeric = all(not isinstance(row[index], str) for row in table.rows)
-        grid.add_column(column, justify="right" if numeric else "left")
+        grid.add_column(escape(column), justify="right" if numeric else "left")
     for row in table.rows:
         grid.add_row(*(_text(cell) for cell in row))
     return grid
@@ -54,12 +55,13 @@ def _claims(claims: tuple[Claim, ...]) -> Grid:
         grid.add_column(column)
     for claim in claims:
         outcome = f"[{_STYLES[claim.outcome]}]{claim.outcome}[/]"
-        grid.add_row(claim.where, claim.statement, claim.paper, claim.ours, outcome)
+        texts = (claim.where, claim.statement, claim.paper, claim.ours)
+        grid.add_row(*map(escape, texts), outcome)
     return grid
 
 
 def _text(cell: Cell) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.4g}" if isinstance(cell, float) else escape(str(cell))
 
 
 def _write_csv(path: Path, columns: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]) -> Path:

@@ -38,7 +38,7 @@ from megasharp.mcore.optimizer import OptimizerSettings, build_optimizer, guarde
 from megasharp.mcore.parallel import Place, megatron_device
 from megasharp.mcore.state import load_model, load_state, save_model, save_state
 from megasharp.mcore.weights import export_stage, load_hf
-from megasharp.metrics.tokens import token_metrics
+from megasharp.metrics.tokens import Diagnostics, token_metrics
 from megasharp.ops.head import HeadOutput
 from megasharp.types import (
     Denominators,
@@ -56,8 +56,8 @@ from megasharp.types import (
 class LearnerSettings:
     """Everything a rank needs to build its part of a learner.
 
-    `temperature` divides logits before everything: the rollouts' own for the policy. `candidates`: of how many of the
-    most probable tokens the update's figures tell (0: of none); None leaves the figures out.
+    `temperature` divides logits before everything: the rollouts' own for the policy. `diagnostics`: what the update's
+    figures tell of; None leaves them out.
     """
 
     folder: str
@@ -70,7 +70,7 @@ class LearnerSettings:
     recompute: str
     offload: tuple[Kind, ...]
     options: Options
-    candidates: int | None = None
+    diagnostics: Diagnostics | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +159,7 @@ class RankLearner:
     def _update(self, mini: MiniBatch, recipe: Recipe) -> StepStats:
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
-        finish = partial(_finish, recipe, mini.denominators, mini.statistics, self._settings.candidates)
+        finish = partial(_finish, recipe, mini.denominators, mini.statistics, self._settings.diagnostics)
         results = self._passes.update(mini.per_rank[self._place.dp], finish, self._request(recipe.needs))
         loss = math.fsum(result.loss for result in results)
         stepped = guarded_step(
@@ -169,9 +169,13 @@ class RankLearner:
         return StepStats(loss, stepped.grad_norm, stepped.learning_rate, int(not stepped.applied), metrics)
 
     def _request(self, needs: Needs) -> HeadRequest:
-        topn = max(needs.topn, self._settings.candidates or 0)
-        entropy = needs.entropy or self._settings.candidates is not None
-        return HeadRequest(entropy=entropy, entropy_gradient=needs.entropy_gradient, topn=topn)
+        diagnostics = self._settings.diagnostics
+        return HeadRequest(
+            entropy=needs.entropy or diagnostics is not None,
+            entropy_gradient=needs.entropy_gradient,
+            topn=max(needs.topn, diagnostics.candidates if diagnostics else 0),
+            distinct_samples=diagnostics.samples if diagnostics else 0,
+        )
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """This stage's whole Hugging Face tensors on the ranks that export; every rank must iterate to the end."""
@@ -257,13 +261,13 @@ def _finish(
     recipe: Recipe,
     denominators: Denominators,
     stats: MiniBatchStats,
-    candidates: int | None,
+    diagnostics: Diagnostics | None,
     micro: MicroBatch,
     head: HeadOutput,
 ) -> tuple[Tensor, MicroResult]:
     x = token_inputs(micro, head)
     loss, metrics = recipe.loss(micro, x, denominators, stats)
-    figures = token_metrics(x, candidates) if candidates is not None else {}
+    figures = token_metrics(x, diagnostics.candidates) if diagnostics else {}
     return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, **figures})
 
 

@@ -7,6 +7,7 @@ only.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - `group/solved_all`, `group/solved_none`, `group/uniform` (all rewards equal, so no advantage): shares of
       groups.
     - `group/distinct_correct`: mean number of distinct canonical answers among a group's correct responses.
+    - `group/answer_entropy`: mean entropy, in nats, of a group's answers; all responses without a canonical answer are
+      one class (2510.04028 C.5).
     - `group/dropped` and `group/dropped_<reason>`: counts of groups that selection refused.
     - `rollout/length_mean`, `rollout/length_max`, `rollout/tokens` (sum): response tokens, the end token
       included.
@@ -64,11 +67,17 @@ def _group_figures(groups: Sequence[Group]) -> dict[str, float]:
         "group/solved_none": sum(not right for right in correct) / len(pairs),
         "group/uniform": sum(len({r.verdict.reward for r in all_}) == 1 for all_ in judged) / len(pairs),
         "group/distinct_correct": sum(map(_distinct_answers, correct)) / len(pairs),
+        "group/answer_entropy": sum(map(_answer_entropy, judged)) / len(pairs),
     }
 
 
 def _distinct_answers(responses: Sequence[Response]) -> int:
     return len({r.verdict.canonical_answer for r in responses} - {None})
+
+
+def _answer_entropy(responses: Sequence[Response]) -> float:
+    shares = [count / len(responses) for count in Counter(r.verdict.canonical_answer for r in responses).values()]
+    return -sum(share * math.log(share) for share in shares)
 
 
 def _dropped_figures(groups: Sequence[Group]) -> dict[str, float]:

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from megasharp.ops.segment import segment_mean, segment_sum
+from megasharp.ops.segment import segment_mean, segment_quantile, segment_sum
 from megasharp.types import Mean, Metrics, TokenInputs
+
+# Positions whose entropy is above this quantile of their response's, strictly: CaSP's default (2510.14807 E.1).
+GATE_QUANTILE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """What an update's figures tell of: the `candidates` most probable tokens, and `samples` draws of a next token."""
+
+    candidates: int
+    samples: int
+
+
+def gated_positions(x: TokenInputs, entropy_T: Tensor) -> Tensor:
+    """The unmasked tokens (bool [T]) at which a response branches: entropy above its own `GATE_QUANTILE`."""
+    threshold_S = segment_quantile(entropy_T.detach(), x.seq_T, x.num_sequences, GATE_QUANTILE, x.mask_T)
+    return (entropy_T.detach() > threshold_S[x.seq_T]) & (x.mask_T > 0)
 
 
 def token_metrics(x: TokenInputs, candidates: int) -> Metrics:

@@ -35,7 +35,8 @@ class HeadOutput:
 
     `logp_T`: log-prob of the target. `entropy_T`: in nats. `topn_logp_TN`, `topn_id_TN` (int64 global ids):
     the N most probable tokens, best first, ties to the lowest id. `is_top1_T`: 1.0 where the target is the
-    first of them. A field that was not asked for is None; `is_top1_T` comes with `topn >= 1`.
+    first of them. `normaliser_T`: log sum_v exp(z_v / temperature), so that a logit's log-prob is z / temperature minus
+    it; without gradient. A field that was not asked for is None; `is_top1_T` comes with `topn >= 1`.
     """
 
     logp_T: Tensor
@@ -43,6 +44,7 @@ class HeadOutput:
     topn_logp_TN: Tensor | None
     topn_id_TN: Tensor | None
     is_top1_T: Tensor | None
+    normaliser_T: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class _Statistics:
         return (logit_TN - self.max_T[:, None]) / temperature - self.log_sum_T[:, None]
 
 
-_Outputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+_Outputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor]
 
 
 class _HeadContext(FunctionCtx):
@@ -152,9 +154,10 @@ class _TokenHead(torch.autograd.Function):
             is_top1_T = (topn_id_TN[:, 0] == target_T).to(max_T.dtype)
         entropy_T = statistics.entropy_T
         _keep(ctx, request, (logits_TVp, target_T, max_T, statistics.log_sum_T, entropy_T, topn_id_TN))
-        constants = [topn_id_TN, is_top1_T, None if request.entropy_gradient else entropy_T]
+        normaliser_T = max_T / request.temperature + statistics.log_sum_T
+        constants = [topn_id_TN, is_top1_T, normaliser_T, None if request.entropy_gradient else entropy_T]
         ctx.mark_non_differentiable(*(x for x in constants if x is not None))
-        return statistics.target_logp_T, entropy_T, topn_logp_TN, topn_id_TN, is_top1_T
+        return statistics.target_logp_T, entropy_T, topn_logp_TN, topn_id_TN, is_top1_T, normaliser_T
 
     @staticmethod
     @once_differentiable

@@ -19,6 +19,7 @@ from megasharp.batching.pack import PackLayout, pack
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.optimizer import OptimizerSettings
 from megasharp.mcore.rank import POLICY, Rank
+from megasharp.metrics.tokens import Diagnostics
 from megasharp.ranks.learner import RanksLearner
 from megasharp.types import MicroBatch, ParallelLayout, Sequence, StepBatch
 
@@ -179,7 +180,7 @@ def settings(
         "recompute": "none",
         "offload": (),
         "options": {},
-        "candidates": 2,
+        "diagnostics": Diagnostics(candidates=2, samples=4),
     }
     return LearnerSettings(**{**values, **overrides})
 

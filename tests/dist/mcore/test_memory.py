@@ -71,7 +71,7 @@ def train_both(rank: int, world: int, policy: str, memory: str, layout_name: str
     own = settings(policy, layout, method.needs, optimizer_settings(eps=1e-6), temperature=TEMPERATURE)
     values = {POLICY: own}
     if with_memory:
-        values[MEMORY] = dataclasses.replace(own, folder=memory, needs=Needs(), temperature=1.0, candidates=None)
+        values[MEMORY] = dataclasses.replace(own, folder=memory, needs=Needs(), temperature=1.0, diagnostics=None)
     ranks = GatheredRanks(Rank(values, CPU))
     learner, metrics = RanksLearner(ranks), []
     network = MemoryNetwork(RanksLearner(ranks, MEMORY), PackLayout(layout.dp, 16, 2, layout.tp, 40.0))

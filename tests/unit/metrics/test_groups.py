@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from megasharp.metrics.groups import group_metrics
@@ -26,6 +28,8 @@ def test_a_step_worked_out_by_hand(make_response, make_group):
     assert figures["group/solved_none"] == 0.5
     assert figures["group/uniform"] == 0.75
     assert figures["group/distinct_correct"] == pytest.approx((1 + 2 + 0 + 0) / 4)
+    # One class; three classes; two responses of which the infra failure does not count; two without an answer.
+    assert figures["group/answer_entropy"] == pytest.approx((0.0 + math.log(3) + 0.0 + 0.0) / 4)
     assert figures["group/dropped"] == 2.0
     assert figures["group/dropped_hard"] == 2.0
     assert figures["rollout/tokens"] == 40.0

@@ -39,6 +39,7 @@ def oracle(logits_TVp: Tensor, target_T: Tensor, valid: int, temperature: float,
         logp_TV.gather(1, topn_id_TN),
         topn_id_TN,
         is_top1_T.double(),
+        torch.logsumexp(leaf_TVp.detach()[:, :valid] / temperature, dim=1),
     )
     _loss(output).backward()
     assert leaf_TVp.grad is not None
@@ -91,6 +92,7 @@ def check(
     torch.testing.assert_close(actual.logp_T, expected.output.logp_T, **close)
     torch.testing.assert_close(actual.entropy_T, expected.output.entropy_T, **close)
     torch.testing.assert_close(actual.topn_logp_TN, expected.output.topn_logp_TN, **close)
+    torch.testing.assert_close(actual.normaliser_T, expected.output.normaliser_T, **close)
     torch.testing.assert_close(actual.topn_id_TN, expected.output.topn_id_TN)
     torch.testing.assert_close(actual.is_top1_T, expected.output.is_top1_T, **close)
     assert leaf_TVp.grad is not None

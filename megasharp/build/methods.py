@@ -1,0 +1,70 @@
+"""`megasharp methods`: every method with its paper, what it changes, its defaults, and how sure its formula is."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from megasharp.algos import METHODS
+from megasharp.algos.base import Method, MethodParams, overridden_hooks
+from megasharp.errors import UserError
+
+
+def print_methods(console: Console) -> None:
+    """One row per method."""
+    grid = Table(show_lines=True)
+    for column in ("method", "paper", "changes", "defaults", "status"):
+        grid.add_column(column, overflow="fold", no_wrap=column == "method")
+    for name, method in METHODS.items():
+        cells = (_what(method), _changes(method), _defaults(method.Params()), method.status)
+        what, changes, defaults, status = (escape(cell) for cell in cells)
+        grid.add_row(f"[bold]{escape(name)}[/]", f"{method.paper}\n{what}", changes, defaults, status)
+    console.print(grid)
+    console.print("megasharp methods NAME shows a method's formula; configs/algo/NAME.yaml is a preset to include.")
+
+
+def describe_method(name: str) -> str:
+    """A method's own page: its module's docstring, its parameters and their meaning. Raises UserError if unknown."""
+    if name not in METHODS:
+        raise UserError(f"methods: no method is called {name!r}; known are: {', '.join(METHODS)}")
+    method = METHODS[name]
+    page = inspect.getdoc(sys.modules[method.__module__]) or ""
+    parts = [
+        page,
+        f"hooks:    {_changes(method)}",
+        f"defaults: {_defaults(method.Params()) or 'no parameters'}",
+        f"          {inspect.getdoc(method.Params) or ''}",
+        f"paper:    {method.paper}; {method.status}",
+    ]
+    return "\n\n".join([parts[0], "\n".join(parts[1:])])
+
+
+def markdown_table() -> str:
+    """The README's table of methods."""
+    rows = ["| name in `recipe.methods` | what | changes | paper | status |", "|---|---|---|---|---|"]
+    for name, method in METHODS.items():
+        changes = ", ".join(f"`{part}`" for part in _parts(method))
+        rows.append(f"| `{name}` | {_what(method)} | {changes} | {method.paper} | {method.status} |")
+    return "\n".join(rows) + "\n"
+
+
+def _what(method: type[Method[Any]]) -> str:
+    return (inspect.getdoc(method) or "").split("\n")[0].rstrip(".")
+
+
+def _parts(method: type[Method[Any]]) -> list[str]:
+    sampler = ["sampling"] if method(method.Params()).needs().memory else []
+    return [*overridden_hooks(method), *sampler, *(f"+ {name}" for name in method.brings)]
+
+
+def _changes(method: type[Method[Any]]) -> str:
+    return ", ".join(_parts(method))
+
+
+def _defaults(params: MethodParams) -> str:
+    return "\n".join(f"{key}: {value}" for key, value in params.model_dump(mode="json").items())
