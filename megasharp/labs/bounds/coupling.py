@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megasharp.labs.bounds.sharpening import Bools, Floats
+from megasharp.labs.tilting import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)

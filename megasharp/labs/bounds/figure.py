@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from megasharp.labs.bounds.check import Check
 from megasharp.labs.bounds.gradients import READINGS, GradientKernel
 from megasharp.labs.bounds.policy_trials import Sharing
+from megasharp.labs.check import Check
 from megasharp.report.style import COLOURS, INK, LOSS, MUTED, dress, new_figure
 
 _BLUE, _ORANGE = COLOURS[1], COLOURS[2]

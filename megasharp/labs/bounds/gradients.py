@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from megasharp.data.countdown import make_problem, prompt_text
 from megasharp.data.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.errors import UserError, one_line
-from megasharp.labs.bounds.sharpening import Bools, Floats
+from megasharp.labs.tilting import Bools, Floats
 from megasharp.rewards.countdown import CountdownAnswer, verify
 
 # The paper's 1000 pairs would take minutes; 24 questions make 276.

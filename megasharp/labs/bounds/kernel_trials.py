@@ -6,9 +6,9 @@ import numpy as np
 from numpy.random import Generator
 
 from megasharp.labs.bounds import coupling as c
-from megasharp.labs.bounds.check import Check, at_most
 from megasharp.labs.bounds.coupling import KernelBounds
-from megasharp.labs.bounds.sharpening import Bools, Floats
+from megasharp.labs.check import Check, at_most
+from megasharp.labs.tilting import Bools, Floats
 
 # The paper runs no such trials; all sizes and ranges are ours.
 GROUP = 8

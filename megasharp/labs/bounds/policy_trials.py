@@ -8,8 +8,8 @@ import numpy as np
 from numpy.random import Generator
 
 from megasharp.labs.bounds import sharpening as s
-from megasharp.labs.bounds.check import Check, at_most, never
-from megasharp.labs.bounds.sharpening import Bools, Counts, Floats
+from megasharp.labs.check import Check, at_most, never
+from megasharp.labs.tilting import Bools, Counts, Floats, log_partition, tilt
 
 # The paper runs no such trials; sizes and ranges are ours, wide enough to meet both confident and spread policies.
 MODES = 8
@@ -86,7 +86,7 @@ def _optimum(cases: Cases, rng: Generator) -> list[Check]:
 def _beats_others(where: str, statement: str, best_M: Floats, cases: Cases, gain_M: Floats, rng: Generator) -> Check:
     """No random policy, near or far, has a larger objective than `best_M`."""
     scale = 10 ** rng.uniform(-3, 0.5, (len(best_M), 1))
-    rival_M = s.tilt(best_M, scale * rng.normal(size=best_M.shape))
+    rival_M = tilt(best_M, scale * rng.normal(size=best_M.shape))
     rival = s.objective(rival_M, cases.reference_M, gain_M, cases.beta)
     return at_most(where, statement, rival, s.objective(best_M, cases.reference_M, gain_M, cases.beta))
 
@@ -110,7 +110,7 @@ def _batch_optimum(cases: Cases, rng: Generator) -> list[Check]:
 def _update(cases: Cases) -> list[Check]:
     """Theorem C.1 for a step in function space, which it names, and for one on the logits of a softmax."""
     reference_M, beta = cases.reference_M, cases.beta
-    current_M = s.tilt(reference_M, np.sin(np.arange(MODES)) * np.ones_like(reference_M))
+    current_M = tilt(reference_M, np.sin(np.arange(MODES)) * np.ones_like(reference_M))
     target_M = s.batch_policy(reference_M, cases.advantage_M, cases.count_M, beta)
     gain_M = s.batch_exponent(cases.advantage_M, cases.count_M, beta) * beta[:, None]
     gradient_M = s.functional_gradient(current_M, reference_M, gain_M, beta)
@@ -118,8 +118,8 @@ def _update(cases: Cases) -> list[Check]:
     interpolated_M = s.interpolate(current_M, target_M, LEARNING_RATE * beta)
     moved = np.abs(interpolated_M - current_M).sum(-1)
     allowed = 1e-6 * moved
-    functional = np.abs(s.tilt(current_M, LEARNING_RATE * gradient_M) - interpolated_M).sum(-1)
-    plain = np.abs(s.tilt(current_M, LEARNING_RATE * logit_M) - interpolated_M).sum(-1)
+    functional = np.abs(tilt(current_M, LEARNING_RATE * gradient_M) - interpolated_M).sum(-1)
+    plain = np.abs(tilt(current_M, LEARNING_RATE * logit_M) - interpolated_M).sum(-1)
     return [
         at_most("Thm C.1", "equals a step along the functional (natural) gradient", functional, allowed),
         at_most("Thm C.1", "equals a small plain gradient step on softmax logits", plain, allowed),
@@ -138,7 +138,7 @@ def _partition(cases: Cases) -> list[Check]:
     unsampled_M = count_M == 0
     wide, narrow = mixed & (gap > 0), mixed & (gap < 0)
     kept = (unsampled_M & (policy_M >= reference_M)).any(-1)
-    ideal = s.log_partition(reference_M, s.ratio_exponent(reference_M, normalised_M, count_M, beta))
+    ideal = log_partition(reference_M, s.ratio_exponent(reference_M, normalised_M, count_M, beta))
     return [
         at_most("Thm 3.3", "Z >= first bound", bound, s.batch_partition(reference_M, cases.advantage_M, count_M, beta)),
         at_most("Thm 3.3", "Z >= 1 + (s / beta) gap", tight[mixed], partition[mixed]),

@@ -13,11 +13,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Counts = NDArray[np.int64]
+from megasharp.labs.tilting import Bools, Counts, Floats, kl, log_partition, tilt
 
 # A probability may lose this much, relatively, by rounding and still count as "not decreased".
 ROUNDING = 1e-12
@@ -44,30 +41,10 @@ def classify(policy_M: Floats, reference_M: Floats, correct_M: Bools) -> Sharpen
     return Sharpening.OVER if is_over_sharpened(policy_M, reference_M, correct_M) else Sharpening.MODERATE
 
 
-def log_partition(reference_M: Floats, exponent_M: Floats) -> Floats:
-    """log of the sum over modes of reference * exp(exponent), without overflow."""
-    top = exponent_M.max(-1)
-    total: Floats = np.log((reference_M * np.exp(exponent_M - top[..., None])).sum(-1)) + top
-    return total
-
-
-def tilt(reference_M: Floats, exponent_M: Floats) -> Floats:
-    """The policy proportional to reference * exp(exponent)."""
-    tilted: Floats = reference_M * np.exp(exponent_M - log_partition(reference_M, exponent_M)[..., None])
-    return tilted
-
-
 def objective(policy_M: Floats, reference_M: Floats, gain_M: Floats, beta: Floats) -> Floats:
     """Expected gain minus beta KL(policy || reference): equation 1 where `gain_M` is the advantage [PAPER]."""
     value: Floats = (policy_M * gain_M).sum(-1) - beta * kl(policy_M, reference_M)
     return value
-
-
-def kl(policy_M: Floats, reference_M: Floats) -> Floats:
-    """KL(policy || reference) in nats; the reference must be positive everywhere."""
-    positive_M = np.where(policy_M > 0, policy_M, 1.0)
-    divergence: Floats = (policy_M * np.log(positive_M / reference_M)).sum(-1)
-    return divergence
 
 
 def optimal_policy(reference_M: Floats, advantage_M: Floats, beta: Floats) -> Floats:

@@ -11,11 +11,11 @@ from numpy.random import Generator, default_rng
 
 from megasharp.config.paths import REPOSITORY
 from megasharp.labs.bounds import gradients, kernel_trials, policy_trials
-from megasharp.labs.bounds.check import COLUMNS, Check, pooled
 from megasharp.labs.bounds.coupling import uniform_suppression_ratio
 from megasharp.labs.bounds.figure import draw
 from megasharp.labs.bounds.gradients import READINGS, Alignment, GradientKernel
 from megasharp.labs.bounds.policy_trials import Sharing
+from megasharp.labs.check import COLUMNS, Check, pooled
 from megasharp.labs.study import Claim, Findings, Options, Outcome, Study, Table
 
 SEEDS = 5

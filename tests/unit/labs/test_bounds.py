@@ -11,9 +11,10 @@ import torch
 from megasharp.labs.bounds import coupling as c
 from megasharp.labs.bounds import gradients, study
 from megasharp.labs.bounds import sharpening as s
-from megasharp.labs.bounds.check import at_most, never, pooled
 from megasharp.labs.bounds.kernel_trials import grpo_ratio
+from megasharp.labs.check import at_most, never, pooled
 from megasharp.labs.study import Options, Outcome
+from megasharp.labs.tilting import tilt
 
 REFERENCE = np.array([0.1, 0.2, 0.3, 0.4])
 CORRECT = np.array([True, True, False, False])
@@ -67,7 +68,7 @@ def test_interpolation_is_a_natural_gradient_step() -> None:
     advantage = s.normalised_advantages(CORRECT, COUNT)
     plain = logit_gradient(current, COUNT * advantage / COUNT.sum()).numpy()
     natural = np.linalg.pinv(np.diag(current) - np.outer(current, current)) @ plain
-    stepped = s.tilt(current, rate * natural)
+    stepped = tilt(current, rate * natural)
     target = s.batch_policy(REFERENCE, advantage, COUNT, BETA)
     np.testing.assert_allclose(s.interpolate(current, target, rate * BETA), stepped, rtol=1e-12)
     np.testing.assert_allclose(s.interpolate(current, target, np.asarray(1.0)), target, rtol=1e-12)
