@@ -11,6 +11,7 @@ from torch import Tensor
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, overridden_hooks
 from megasharp.algos.build import build_recipe
+from megasharp.algos.casp import CaSPParams
 from megasharp.algos.clip_cov import ClipCovParams
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
@@ -21,6 +22,7 @@ DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
 # Coefficients that are tiny by default would hide a method's part of the loss.
 PARAMS: dict[str, MethodParams] = {
     "kl": KLParams(coefficient=0.5),
+    "casp": CaSPParams(alpha=0.5, quantile=0.3, lambda_top1=1.5),
     "clip_cov": ClipCovParams(share=0.5, low=-10.0, high=10.0),
     "soft_overlong": SoftOverlongParams(max_tokens=3, cache_tokens=2),
 }
