@@ -65,6 +65,9 @@ class DS(Method[DSParams]):
             return Needs()
         return Needs(old_logp=OldLogp.BEFORE_STEP) if self.params.logp == "policy" else Needs(policy_logp=True)
 
+    def reshapes_rewards(self) -> bool:
+        return self.params.form == "reward_seq_mean"
+
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
         if self.params.form != "reward_seq_mean":
             return rewards_G
