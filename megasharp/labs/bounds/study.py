@@ -30,6 +30,18 @@ SAME_POLICY = 0.02
 ALIGNMENT = 10.0
 ACCURACIES = (0.25, 0.5, 0.75)
 RATIO_GROUPS = (8, 16, 32, 64)
+# The fields of `Alignment`, in order.
+_ALIGNMENT_ROWS = (
+    "different questions: mean",
+    "standard deviation",
+    "standard error of the mean",
+    "share > 0",
+    "mean cosine",
+    "mean with the advantages' signs",
+    "one question: mean diagonal",
+    "mean between distinct responses",
+    "share of questions with a_min > b_max",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,9 +137,9 @@ def _ratio(group: int, accuracy: float, seen: float) -> float:
 def _gradient_tables(results: Results) -> tuple[Table, ...]:
     if not results.alignments:
         return ()
-    columns = ("logit of a response", "mean", "std", "s.e.", "positive", "cosine", "signed", "self", "cross", "A3.3")
-    rows = tuple((reading, *astuple(alignment)) for reading, alignment in results.alignments.items())
-    return (Table("gradients", "Appendix F: inner products between responses of different questions", columns, rows),)
+    rows = tuple(zip(_ALIGNMENT_ROWS, *map(astuple, results.alignments.values()), strict=True))
+    columns = ("logit of a response:", *results.alignments)
+    return (Table("gradients", "Appendix F: inner products of responses' gradients", columns, rows),)
 
 
 def _policy_claims(results: Results) -> tuple[Claim, ...]:

@@ -75,8 +75,9 @@ def _settings(seeds: int) -> str:
     return (
         f"{seeds} blocks of {TRIALS} random problems of {trials.TRAJECTORIES} trajectories ({THEOREM_TRIALS} for "
         f"Theorem B.10): base log-normal of spread {trials.SPREAD[0]:g} to {trials.SPREAD[1]:g}, "
-        f"beta {trials.BETA[0]:g} to {trials.BETA[1]:g}, gamma below beta. The paper runs no trials: sizes and ranges are "
-        "ours, and so is the reading of formulas whose symbols are lost; a condition of Theorem B.10 may be among them."
+        f"beta {trials.BETA[0]:g} to {trials.BETA[1]:g}, gamma below beta. The paper runs no trials: sizes and ranges "
+        "are ours, and so is the reading of formulas whose symbols are lost; a condition of Theorem B.10 may be among "
+        "them."
     )
 
 
