@@ -231,12 +231,12 @@ def one_token(make_micro, gamma: float, penalty_on: str) -> tuple[float, float]:
     return float(loss.detach()), float(logp_T.grad[0])
 
 
-@pytest.mark.parametrize("changed", ["advantage", "rank", "gate", "none"])
+@pytest.mark.parametrize("changed", ["advantage", "no advantage", "rank", "gate", "none"])
 def test_only_gated_favourites_of_negative_advantage_are_penalised(make_micro, changed: str) -> None:
     x = make_micro(Needs(entropy=True, topn=3)).inputs
     ones_T = torch.ones_like(x.mask_T)
     x = dataclasses.replace(x, mask_T=ones_T, is_top1_T=ones_T * (changed != "rank"))
-    adv_T = ones_T if changed == "advantage" else -ones_T
+    adv_T = {"advantage": 1.0, "no advantage": 0.0}.get(changed, -1.0) * ones_T
     quantile = 1.0 if changed == "gate" else 0.0
     on_ratio = CaSP(CaSPParams(quantile=quantile, penalty_on="ratio"))
     on_advantage = CaSP(CaSPParams(quantile=quantile, penalty_on="advantage"))

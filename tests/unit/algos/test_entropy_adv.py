@@ -12,19 +12,19 @@ from megasharp.algos.base import Needs
 from megasharp.algos.entropy_adv import EntropyAdv, EntropyAdvParams
 from megasharp.types import TokenInputs
 
-ADVANTAGES = [1.0, 1.0, -1.0, -1.0, 0.0, 0.5]
-ENTROPIES = [0.5, 3.0, 0.5, 3.0, 3.0, 0.0]
+ADVANTAGES = [1.0, 1.0, -1.0, -1.0, 0.0, 0.5, 0.0]
+ENTROPIES = [0.5, 3.0, 0.5, 3.0, 3.0, 0.0, 0.0]
 # a = 0.4 and kappa = 2: the smaller of 0.4 H and |A| / 2.
-EXPECTED = [1.2, 1.5, -0.8, -0.5, 0.0, 0.5]
+EXPECTED = [1.2, 1.5, -0.8, -0.5, 0.0, 0.5, 0.0]
 
 
 @pytest.fixture
 def x(make_micro) -> TokenInputs:
-    """The first six tokens, unmasked."""
+    """The first seven tokens, unmasked."""
     inputs = make_micro(Needs()).inputs
     old_entropy_T = torch.zeros_like(inputs.mask_T)
-    old_entropy_T[:6] = torch.tensor(ENTROPIES, dtype=torch.float64)
-    return dataclasses.replace(inputs, mask_T=(torch.arange(14) < 6).double(), old_entropy_T=old_entropy_T)
+    old_entropy_T[:7] = torch.tensor(ENTROPIES, dtype=torch.float64)
+    return dataclasses.replace(inputs, mask_T=(torch.arange(14) < 7).double(), old_entropy_T=old_entropy_T)
 
 
 def advantages(values: list[float]) -> Tensor:
@@ -35,7 +35,7 @@ def test_by_hand(x: TokenInputs) -> None:
     got_T, metrics = EntropyAdv(EntropyAdvParams()).calibrate(advantages(ADVANTAGES), x)
     torch.testing.assert_close(got_T, advantages(EXPECTED))
     averages = {name: float((m.value_T * m.weight_T).sum() / m.weight_T.sum()) for name, m in metrics.items()}
-    assert averages == pytest.approx({"method/entropy_adv/bonus": 1.4 / 6, "method/entropy_adv/bounded": 3 / 6})
+    assert averages == pytest.approx({"method/entropy_adv/bonus": 1.4 / 7, "method/entropy_adv/bounded": 3 / 7})
 
 
 @pytest.mark.parametrize("kappa", [1.01, 2.0, 10.0])

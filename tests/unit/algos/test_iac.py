@@ -128,7 +128,9 @@ def test_zero_to_the_power_of_zero_is_one(alpha: float, weight: float) -> None:
 def test_masked_tokens_count_nowhere() -> None:
     x = step([[1, 0, 0, 0], [1, 1, 0, 1]])
     mask_T = (x.seq_T != 0).double()
-    weight_T = calibrate(mask_T, dataclasses.replace(x, mask_T=mask_T), form="budget")
+    adv_T = torch.ones_like(mask_T)
+    weight_T = calibrate(adv_T, dataclasses.replace(x, mask_T=mask_T), form="budget")
+    assert torch.equal(weight_T[mask_T == 0], adv_T[mask_T == 0])
     assert weight_T[mask_T > 0].tolist() == pytest.approx([1.0] * int(mask_T.sum()))
 
 
@@ -150,3 +152,10 @@ def test_metrics_are_over_positive_trajectories(form: str) -> None:
         }
     )
     assert all(float(m.weight_T.sum()) == pytest.approx(8.0) for m in metrics.values())
+
+
+def test_a_weight_of_one_is_in_the_last_bin() -> None:
+    x = step([[1, 0, 0]])
+    _, metrics = IAC(IACParams(alpha=0.0)).calibrate(x.correct_T, x)
+    last = metrics["method/iac/weight_0.8_1.0"]
+    assert torch.equal(last.value_T, torch.ones_like(x.mask_T))
