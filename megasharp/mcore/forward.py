@@ -38,7 +38,7 @@ class MicroResult:
 
 @dataclass(frozen=True, slots=True)
 class HeadRequest:
-    """What the head computes besides log-probs. `distinct_samples`: how many draws to count distinct tokens of, or 0."""
+    """What the head computes besides log-probs. `distinct_samples`: draws to count distinct next tokens of, or 0."""
 
     entropy: bool
     entropy_gradient: bool

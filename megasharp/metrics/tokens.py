@@ -24,8 +24,10 @@ class Diagnostics:
 
 def gated_positions(x: TokenInputs, entropy_T: Tensor) -> Tensor:
     """The unmasked tokens (bool [T]) at which a response branches: entropy above its own `GATE_QUANTILE`."""
-    threshold_S = segment_quantile(entropy_T.detach(), x.seq_T, x.num_sequences, GATE_QUANTILE, x.mask_T)
-    return (entropy_T.detach() > threshold_S[x.seq_T]) & (x.mask_T > 0)
+    # In float64: a rank that is a whole number must not fall between two tokens by rounding.
+    entropy_T = entropy_T.detach().double()
+    threshold_S = segment_quantile(entropy_T, x.seq_T, x.num_sequences, GATE_QUANTILE, x.mask_T)
+    return (entropy_T > threshold_S[x.seq_T]) & (x.mask_T > 0)
 
 
 def token_metrics(x: TokenInputs, candidates: int) -> Metrics:

@@ -1,0 +1,117 @@
+"""The papers' combinations, end to end on the quickstart's task: real engine, verifier, Megatron and checkpoints.
+
+In this process, because starting a command costs more than three steps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from quickstart import QUICKSTART, REPOSITORY, SMALL, Command
+
+from megasharp.build.check import check
+from megasharp.build.train import train
+from megasharp.config.run import load_run
+
+# Two optimizer steps per batch, so that ratios differ from one; groups of eight, some of which are uniform.
+STEPS = (
+    "steps=3",
+    "data.prompts_per_step=24",
+    "recipe.mini_batches=2",
+    "policy.optimizer.lr=3e-4",
+    "policy.optimizer.warmup_steps=0",
+)
+# The methods, and metrics that only they bring; each must be a finite number in every step.
+COMPOSITIONS: dict[str, tuple[str, ...]] = {
+    "dapo,iac": ("method/iac/weight", "group/dropped_uniform"),
+    "dapo,iac,dlc": ("method/iac/weight", "memory/cross_entropy"),
+    "grpo,casp": ("method/casp/gate_rate",),
+    "grpo,casp,iac": ("method/casp/gate_rate", "method/iac/weight"),
+    "grpo,ds": (),
+    "grpo,ds,casp": ("method/casp/gate_rate",),
+    "grpo,gspo,negative_only": (),
+    "grpo,kl_cov": (),
+    "dapo,forking_tokens": (),
+    "w_reinforce": (),
+}
+# Figures that every run logs.
+ALWAYS = (
+    "candidates/lambda_1", "candidates/lambda_2", "candidates/lambda_3", "candidates/lambda_sample",
+    "candidates/top1_rate", "candidates/distinct_next", "entropy/policy", "entropy/response_mean", "entropy/correct",
+    "entropy/incorrect", "group/answer_entropy", "group/zero_advantage", "group/solved_all", "group/solved_none",
+    "group/distinct_correct", "policy/ratio",
+)  # fmt: skip
+
+
+def run(folder: Path, *overrides: str) -> list[dict[str, float]]:
+    """Train; returns the rows of the training steps."""
+    checked = check(load_run(REPOSITORY / QUICKSTART, [*SMALL, *STEPS, *overrides]), QUICKSTART)
+    train(checked, folder, resume=False, say=lambda line: None)
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if "policy/loss" in row]
+
+
+@pytest.mark.parametrize("methods", COMPOSITIONS)
+def test_combination_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    rows = run(tmp_path / "run", f"recipe.methods=[{methods}]", f"name={methods.replace(',', '-')}")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row["policy/skipped"] == 0 and row["policy/grad_norm"] > 0
+        clip = () if "kl_cov" in methods else ("policy/clip_high", "policy/clip_low")
+        for name in (*ALWAYS, *clip, *COMPOSITIONS[methods]):
+            assert math.isfinite(row[name]), name
+    assert len({row["policy/loss"] for row in rows}) == 3
+    assert rows[-1]["policy/sampler_gap"] > 0
+    memory = tmp_path / "run" / "checkpoints" / "step_000003" / "memory"
+    assert memory.is_dir() == ("dlc" in methods)
+
+
+def test_run_with_a_memory_resumes_to_the_last_digit(command: Command) -> None:
+    """Weights, moments and the sampler's distance from the policy are those of an uninterrupted run."""
+    dlc = ("recipe.methods=[grpo,dlc]", "recipe.dlc.mu=0.5", "recipe.dlc.memory.lr=1e-3", *STEPS[1:])
+    halves = (*dlc, "checkpoint.every=2", "name=halves")
+    command.run(*command.train(*halves, "steps=2", "policy.optimizer.decay=constant"))
+    command.run(*command.train(*halves, "steps=4", "policy.optimizer.decay=constant", "--resume"))
+    command.run(*command.train(*dlc, "steps=4", "policy.optimizer.decay=constant", "name=constant"))
+    keys = ("policy/loss", "memory/cross_entropy", "memory/grad_norm", "rollout/sampler_policy_gap", "reward/mean")
+    assert min(row["rollout/sampler_policy_gap"] for row in command.rows("constant")) > 0.05
+    for one, two in zip(command.rows("constant"), command.rows("halves"), strict=True):
+        assert {key: two[key] for key in keys} == {key: one[key] for key in keys}
+
+
+def test_four_ranks_train_policy_and_memory_alike(command: Command) -> None:
+    recipe = ("recipe.methods=[dapo,iac,dlc]", "steps=2")
+    command.run(*command.train(*recipe, "name=one"))
+    command.run(*command.train(*recipe, "name=four", "policy.tp=2", "policy.pp=2"))
+    for one, four in zip(command.rows("one"), command.rows("four"), strict=True):
+        for key in ("policy/loss", "policy/grad_norm", "memory/cross_entropy", "memory/grad_norm", "entropy/policy"):
+            assert four[key] == pytest.approx(one[key], rel=1e-4, abs=1e-6), key
+
+
+def test_schedule_resets_and_ramps_through_a_resume(command: Command) -> None:
+    """Two steps of GRPO, then CaSP with a growing penalty to a reference that is reset after step 3."""
+    recipe = (
+        "recipe.schedule=[{until: 2, methods: [grpo]}]",
+        "recipe.methods=[grpo,casp,kl]",
+        "recipe.kl.coefficient={start: 0.0, end: 0.1, steps: 4}",
+        "recipe.reset.every=3",
+        "data.prompts_per_step=24",
+        "policy.optimizer.decay=constant",
+        "checkpoint.every=1",
+    )
+    command.run(*command.train(*recipe, "steps=6", "name=whole"))
+    command.run(*command.train(*recipe, "steps=4", "name=halves"))
+    command.run(*command.train(*recipe, "steps=6", "name=halves", "--resume"))
+    whole, halves = command.rows("whole"), command.rows("halves")
+    assert ["policy/kl_ref" in row for row in whole] == [False, False, True, True, True, True]
+    assert [row["policy/reset"] for row in whole] == [0, 0, 1, 0, 0, 1]
+    # In the step after a reset the policy is its reference.
+    assert whole[2]["policy/kl_ref"] > 1e-4 > whole[3]["policy/kl_ref"]
+    checkpoints = command.runs / "halves" / "checkpoints"
+    assert (checkpoints / "step_000004" / "reference").is_dir()
+    for key in ("policy/loss", "policy/grad_norm", "policy/kl_ref", "reward/mean"):
+        assert [row.get(key) for row in halves] == [row.get(key) for row in whole], key
