@@ -16,14 +16,13 @@ from megasharp.errors import UserError
 
 
 def print_methods(console: Console) -> None:
-    """One row per method."""
+    """One row per method, readable in 80 columns."""
     grid = Table(show_lines=True)
-    for column in ("method", "paper", "changes", "defaults", "status"):
-        grid.add_column(column, overflow="fold", no_wrap=column == "method")
+    for column in ("method, paper", "what it does; hooks it fills, + what it brings; status", "defaults"):
+        grid.add_column(column, overflow="fold", no_wrap=column == "method, paper")
     for name, method in METHODS.items():
-        cells = (_what(method), _changes(method), _defaults(method.Params()), method.status)
-        what, changes, defaults, status = (escape(cell) for cell in cells)
-        grid.add_row(f"[bold]{escape(name)}[/]", f"{method.paper}\n{what}", changes, defaults, status)
+        middle = f"{escape(_what(method))}\n[bold]{escape(_changes(method))}[/]\n[dim]{escape(method.status)}[/]"
+        grid.add_row(f"[bold]{name}[/]\n{method.paper}", middle, escape(_defaults(method.Params())))
     console.print(grid)
     console.print("megasharp methods NAME shows a method's formula; configs/algo/NAME.yaml is a preset to include.")
 
@@ -34,14 +33,14 @@ def describe_method(name: str) -> str:
         raise UserError(f"methods: no method is called {name!r}; known are: {', '.join(METHODS)}")
     method = METHODS[name]
     page = inspect.getdoc(sys.modules[method.__module__]) or ""
-    parts = [
-        page,
-        f"hooks:    {_changes(method)}",
-        f"defaults: {_defaults(method.Params()) or 'no parameters'}",
-        f"          {inspect.getdoc(method.Params) or ''}",
-        f"paper:    {method.paper}; {method.status}",
-    ]
-    return "\n\n".join([parts[0], "\n".join(parts[1:])])
+    defaults = _defaults(method.Params()).replace("\n", ", ") or "no parameters"
+    facts = (
+        f"paper       {method.paper}; {method.status}",
+        f"hooks       {_changes(method)}",
+        f"parameters  {defaults}",
+        f"            {inspect.getdoc(method.Params) or ''}",
+    )
+    return "\n".join((page, "", *facts))
 
 
 def markdown_table() -> str:

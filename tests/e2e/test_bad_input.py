@@ -59,7 +59,7 @@ def test_unbuilt_part(mistake) -> None:
     assert "rollout.engine: sglang is not built yet" in mistake("rollout.engine=sglang")
 
 
-def test_planned_method(mistake) -> None:
+def test_methods_that_do_not_go_together(mistake) -> None:
     assert "unknown method 'gropo'" in mistake("recipe.methods=[gropo]")
     assert "'grpo' and 'rloo' are both the estimator" in mistake("recipe.methods=[grpo,rloo]")
 
