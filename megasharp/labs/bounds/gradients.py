@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from megasharp.data.countdown import make_problem, prompt_text
 from megasharp.data.tokenizer import TextTokenizer, load_tokenizer
@@ -114,6 +113,9 @@ def _threads_for(model: Any) -> Iterator[None]:
 
 
 def _load(folder: Path) -> Any:
+    # Here, because it takes seconds and listing the studies must not.
+    from transformers import AutoModelForCausalLM
+
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     except Exception as error:  # transformers raises many kinds here, and all mean the same to the user
