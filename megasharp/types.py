@@ -90,8 +90,8 @@ class SamplingParams:
     `memory_mu` is the balance factor mu of DLC (2601.15609 section 4.2): tokens come from the softmax of
     (policy logits - mu * memory logits) / temperature. A number needs an engine that holds a memory network, and 0.0
     samples the policy; None leaves the memory network out, so that it costs nothing and records nothing. `plausible`,
-    in (0, 1], bars tokens whose policy probability is below that share of the likeliest token's; it is read only where
-    `memory_mu` is above 0, and it is ours: the paper has no such guard.
+    in (0, 1], bars tokens whose policy probability is below that share of the likeliest token's; it is read only with a
+    `memory_mu`, and it is ours: the paper has no such guard.
     """
 
     max_tokens: int

@@ -17,9 +17,11 @@ drawn, where subtraction would raise tokens that both networks hold impossible.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from megasharp.algos.base import MemoryNeed, Method, MethodParams, Needs
+from megasharp.algos.base import MemoryNeed, Method, MethodParams, Needs, Ramp, settled
 from megasharp.config.core import Section
 
 
@@ -31,9 +33,9 @@ class MemoryParams(Section):
 
 
 class DLCParams(MethodParams):
-    """`mu` is how much of the memory's logits is subtracted."""
+    """`mu` is how much of the memory's logits is subtracted; it may change with the step."""
 
-    mu: float = Field(default=0.2, ge=0.0)
+    mu: Annotated[float, Field(ge=0.0)] | Ramp = 0.2
     memory: MemoryParams = MemoryParams()
     plausible: float | None = Field(default=None, gt=0.0, le=1.0)
 
@@ -47,4 +49,4 @@ class DLC(Method[DLCParams]):
 
     def needs(self) -> Needs:
         memory = self.params.memory
-        return Needs(memory=MemoryNeed(memory.path, memory.lr, self.params.mu, self.params.plausible))
+        return Needs(memory=MemoryNeed(memory.path, memory.lr, settled(self.params.mu), self.params.plausible))

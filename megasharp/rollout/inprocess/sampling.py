@@ -111,10 +111,7 @@ def draw(logits: Logits, seeds_S: Tensor, position: int, sampling: SamplingParam
 def _draw_block(logits: Logits, uniform_S: Tensor, sampling: SamplingParams) -> Draw:
     policy_SV = _log_probs(logits.policy_SV, sampling)
     memory_SV = None if logits.memory_SV is None else _log_probs(logits.memory_SV, sampling)
-    sampler_SV = policy_SV
-    if sampling.memory_mu:
-        assert memory_SV is not None, "the engine refuses memory_mu without a memory network"
-        sampler_SV = _calibrated(policy_SV, memory_SV, sampling)
+    sampler_SV = policy_SV if sampling.memory_mu is None else _calibrated(policy_SV, memory_SV, sampling)
     tokens_S, sampler_S = _choose(sampler_SV, uniform_S, sampling)
     memory_S = None if memory_SV is None else _at(memory_SV, tokens_S).float()
     return Draw(tokens_S, sampler_S.float(), _at(policy_SV, tokens_S).float(), memory_S)
@@ -126,12 +123,12 @@ def _log_probs(logits_SV: Tensor, sampling: SamplingParams) -> Tensor:
     return torch.log_softmax(wide / sampling.temperature if sampling.temperature else wide, dim=-1)
 
 
-def _calibrated(policy_SV: Tensor, memory_SV: Tensor, sampling: SamplingParams) -> Tensor:
+def _calibrated(policy_SV: Tensor, memory_SV: Tensor | None, sampling: SamplingParams) -> Tensor:
     """Log-probs of softmax((z_policy - mu z_memory) / T), from both networks' log-probs at T.
 
     Exact: log-probs at T are logits / T up to a constant per row, and softmax does not see constants.
     """
-    assert sampling.memory_mu is not None
+    assert sampling.memory_mu is not None and memory_SV is not None, "the engine refuses a mu without a memory"
     difference_SV = policy_SV - sampling.memory_mu * memory_SV
     if sampling.plausible is not None:
         least_S = policy_SV.amax(dim=-1, keepdim=True) + math.log(sampling.plausible)
