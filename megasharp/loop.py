@@ -18,7 +18,7 @@ Everything is strictly on-policy: a step's groups are sampled by the weights tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from megasharp.algos.base import Needs
@@ -32,7 +32,7 @@ from megasharp.metrics.groups import group_metrics
 from megasharp.protocols import Learner, WeightSource
 from megasharp.rollout.collect import MemoryUse
 from megasharp.rollout.fill import fill
-from megasharp.types import Group, Metrics, Prompt, StepStats
+from megasharp.types import Group, Mean, Metrics, Prompt, StepStats
 
 
 class Stream(Protocol):
@@ -137,7 +137,7 @@ def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[s
     """One step: returns its groups, its figures and the learner's report."""
     clock, recipe = parts.clock, parts.recipes.at(step)
     groups = _groups(parts, plan, recipe, step)
-    stats = _update(parts, recipe, groups, plan.seed + step)
+    stats, update = _update(parts, recipe, groups, plan.seed + step)
     memory: Metrics = {}
     if parts.memory is not None:
         with clock.stage("memory"):
@@ -147,8 +147,8 @@ def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[s
         _reset(parts.learner, plan)
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
-    values = group_metrics(groups) | flatten(stats.metrics) | flatten(memory) | _learner_values(stats)
-    return groups, values | {"policy/reset": float(reset)}, stats
+    values = group_metrics(groups) | flatten(update) | flatten(memory)
+    return groups, values | {"policy/skipped": float(stats.skipped), "policy/reset": float(reset)}, stats
 
 
 def _groups(parts: Parts, plan: Plan, recipe: Recipe, step: int) -> list[Group]:
@@ -161,19 +161,19 @@ def _groups(parts: Parts, plan: Plan, recipe: Recipe, step: int) -> list[Group]:
     return fill(collect, plan.prompts_per_step, recipe.needs.refill_rounds)
 
 
-def _update(parts: Parts, recipe: Recipe, groups: Sequence[Group], seed: int) -> StepStats:
-    """The policy's update; a step whose groups were all dropped leaves it as it is, and counts as skipped."""
+def _update(parts: Parts, recipe: Recipe, groups: Sequence[Group], seed: int) -> tuple[StepStats, Metrics]:
+    """The policy's update and its figures; where every group was dropped there are none, and it counts as skipped."""
     with parts.clock.stage("prepare"):
         samples = recipe.advantages(groups)
         if not samples:
-            return StepStats(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=1)
+            return StepStats(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=1), {}
         batch = pack(samples, parts.layout, seed)
     with parts.clock.stage("annotate"):
         batch = parts.learner.annotate(batch, recipe.annotation)
         batch, calibrated = recipe.calibrate(batch)
     with parts.clock.stage("update"):
         stats = parts.learner.step(batch, recipe)
-    return replace(stats, metrics={**advantage_metrics(batch), **calibrated, **stats.metrics})
+    return stats, {**advantage_metrics(batch), **calibrated, **stats.metrics, **_learner_metrics(stats)}
 
 
 def _reset(learner: Learner, plan: Plan) -> None:
@@ -182,13 +182,9 @@ def _reset(learner: Learner, plan: Plan) -> None:
         learner.reset_optimizer()
 
 
-def _learner_values(stats: StepStats) -> dict[str, float]:
-    return {
-        "policy/loss": stats.loss,
-        "policy/grad_norm": stats.grad_norm,
-        "policy/learning_rate": stats.learning_rate,
-        "policy/skipped": float(stats.skipped),
-    }
+def _learner_metrics(stats: StepStats) -> Metrics:
+    values = {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": stats.learning_rate}
+    return {f"policy/{name}": Mean(value, 1.0) for name, value in values.items()}
 
 
 def _due(step: int, every: int, last: int) -> bool:

@@ -59,7 +59,8 @@ class MemoryNeed:
 class Needs:
     """What a method reads. The union over a recipe decides which passes run and which fields are present.
 
-    `topn`: how many of the most probable candidates, at least. `draw`: a uniform number per token.
+    `topn`: how many of the most probable candidates, at least. `draw`: a uniform number per token. `gate`: the quantile
+    of a response's entropies above which a position counts as gated, where a method has one.
     `refill_rounds`: how many further rounds of prompts may be sampled in place of groups that `select` dropped.
     """
 
@@ -73,13 +74,16 @@ class Needs:
     policy_logp: bool = False
     draw: bool = False
     refill_rounds: int = 0
+    gate: float | None = None
     memory: MemoryNeed | None = None
 
     def __or__(self, other: Needs) -> Needs:
+        single = ("gate", "memory")
         merged = {
-            f.name: max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "memory"
+            f.name: max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name not in single
         }
-        return Needs(**merged, memory=self.memory or other.memory)
+        gate = other.gate if self.gate is None else self.gate
+        return Needs(**merged, gate=gate, memory=self.memory or other.memory)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, Stats, TokenMetric, TokenMetrics
-from megasharp.ops.segment import segment_broadcast, segment_quantile
+from megasharp.algos.gate import DEFAULT_QUANTILE, gated
 from megasharp.types import TokenInputs
 
 
@@ -43,7 +43,7 @@ class CaSPParams(MethodParams):
 
     alpha: float = Field(default=0.01, ge=0.0, le=1.0)
     topn: int = Field(default=3, ge=1)
-    quantile: float = Field(default=0.8, ge=0.0, le=1.0)
+    quantile: float = Field(default=DEFAULT_QUANTILE, ge=0.0, le=1.0)
     omega: Literal["uniform", "softmax"] = "uniform"
     lambda_top1: float = Field(default=1.1, ge=1.0)
     penalty_on: Literal["ratio", "advantage"] = "ratio"
@@ -57,7 +57,7 @@ class CaSP(Method[CaSPParams]):
     Params = CaSPParams
 
     def needs(self) -> Needs:
-        return Needs(entropy=True, topn=self.params.topn)
+        return Needs(entropy=True, topn=self.params.topn, gate=self.params.quantile)
 
     def direction(self, logp_T: Tensor, x: TokenInputs, adv_T: Tensor) -> tuple[Tensor, TokenMetrics]:
         assert x.topn_logp_TN is not None
@@ -89,14 +89,7 @@ class CaSP(Method[CaSPParams]):
         return torch.full_like(candidate_logp_TN, 1.0 / candidate_logp_TN.shape[1])
 
     def _gate(self, x: TokenInputs) -> Tensor:
-        """1 at unmasked tokens whose entropy is above their response's quantile, else 0."""
-        assert x.entropy_T is not None
-        if self.params.quantile == 0.0:
-            return (x.mask_T > 0).to(x.mask_T.dtype)
-        # In float64: a rank that is a whole number must not fall between two tokens by rounding.
-        entropy_T = x.entropy_T.detach().double()
-        threshold_S = segment_quantile(entropy_T, x.seq_T, x.num_sequences, self.params.quantile, x.mask_T)
-        return ((entropy_T > segment_broadcast(threshold_S, x.seq_T)) & (x.mask_T > 0)).to(x.mask_T.dtype)
+        return gated(x, self.params.quantile).to(x.mask_T.dtype)
 
     def _penalised(self, x: TokenInputs, adv_T: Tensor) -> Tensor:
         """1 at gated tokens of negative advantage that are the policy's most probable ones, else 0."""

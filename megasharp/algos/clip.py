@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetrics
+from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetric, TokenMetrics
 from megasharp.algos.ratio import bounded, clip_metrics, ratio_metrics
 from megasharp.types import TokenInputs
 
@@ -44,4 +44,8 @@ class Clip(Method[ClipParams]):
             loss_T = torch.where(adv_T < 0, torch.minimum(loss_T, -adv_T * self.params.dual), loss_T)
         too_high_T = (adv_T > 0) & (ratio_T > 1.0 + self.params.high)
         too_low_T = (adv_T < 0) & (ratio_T < 1.0 - self.params.low)
-        return loss_T, {**ratio_metrics(x, logr_T), **clip_metrics(x, too_high_T, too_low_T)}
+        metrics = {**ratio_metrics(x, logr_T), **clip_metrics(x, too_high_T, too_low_T)}
+        if self.params.dual is not None:
+            bounded_T = (adv_T < 0) & (ratio_T > self.params.dual)
+            metrics["policy/clip_dual"] = TokenMetric(bounded_T.to(ratio_T.dtype), x.mask_T)
+        return loss_T, metrics

@@ -22,7 +22,7 @@ def print_methods(console: Console) -> None:
         grid.add_column(column, overflow="fold", no_wrap=column == "method, paper")
     for name, method in METHODS.items():
         middle = f"{escape(_what(method))}\n[bold]{escape(_changes(method))}[/]\n[dim]{escape(method.status)}[/]"
-        grid.add_row(f"[bold]{name}[/]\n{method.paper}", middle, escape(_defaults(method.Params())))
+        grid.add_row(f"[bold]{name}[/]\n{method.paper}", middle, escape("\n".join(_defaults(method))))
     console.print(grid)
     console.print("megasharp methods NAME shows a method's formula; configs/algo/NAME.yaml is a preset to include.")
 
@@ -33,12 +33,12 @@ def describe_method(name: str) -> str:
         raise UserError(f"methods: no method is called {name!r}; known are: {', '.join(METHODS)}")
     method = METHODS[name]
     page = inspect.getdoc(sys.modules[method.__module__]) or ""
-    defaults = _defaults(method.Params()).replace("\n", ", ") or "no parameters"
+    meaning = inspect.getdoc(method.Params) if method.Params is not MethodParams else None
     facts = (
         f"paper       {method.paper}; {method.status}",
         f"hooks       {_changes(method)}",
-        f"parameters  {defaults}",
-        f"            {inspect.getdoc(method.Params) or ''}",
+        f"parameters  {', '.join(_defaults(method)) or 'none'}",
+        *([f"            {meaning}"] if meaning else []),
     )
     return "\n".join((page, "", *facts))
 
@@ -65,5 +65,12 @@ def _changes(method: type[Method[Any]]) -> str:
     return ", ".join(_parts(method))
 
 
-def _defaults(params: MethodParams) -> str:
-    return "\n".join(f"{key}: {value}" for key, value in params.model_dump(mode="json").items())
+def _defaults(method: type[Method[Any]]) -> list[str]:
+    """`key: value` of its own table, and `name.key: value` of what it sets in the tables of what it brings."""
+    own = [f"{key}: {value}" for key, value in method.Params().model_dump(mode="json").items()]
+    brought = [
+        f"{name}.{key}: {getattr(params, key)}"
+        for name, params in method.brings.items()
+        for key in sorted(params.model_fields_set)
+    ]
+    return own + brought

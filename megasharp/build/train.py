@@ -160,6 +160,10 @@ class _Run:
             "mem/peak_rss_mb": peak_rss_bytes() / 2**20,
         }
         self._log.write(step, row)
+        if groups and all(group.dropped_reason is not None for group in groups):
+            dropped = {name.removeprefix("group/dropped_"): n for name, n in values.items() if "group/dropped_" in name}
+            reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in dropped.items())
+            self._progress.note(f"step {step}: every group was dropped ({reasons}); the policy was not updated")
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
         self._tokens += tokens
         self._last = row

@@ -183,7 +183,7 @@ class LogConfig(Section):
     """Where figures go besides metrics.jsonl, and of how many of the most probable tokens they tell."""
 
     tensorboard: bool = True
-    candidates: int = Field(default=3, ge=0, le=8)
+    candidates: int = Field(default=3, ge=1, le=8)
     wandb: str | None = None
     mlflow: str | None = None
     rollouts: bool = True

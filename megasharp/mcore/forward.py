@@ -14,10 +14,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from megasharp.algos.gate import DEFAULT_QUANTILE, gated
 from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.parallel import tensor_group
 from megasharp.mcore.rope import rotary_tables
-from megasharp.metrics.tokens import gated_positions
 from megasharp.ops.distinct import expected_distinct
 from megasharp.ops.head import HeadOutput, VocabShard, token_head
 from megasharp.types import Mean, Metrics, MicroBatch, TokenInputs
@@ -38,16 +38,20 @@ class MicroResult:
 
 @dataclass(frozen=True, slots=True)
 class HeadRequest:
-    """What the head computes besides log-probs. `distinct_samples`: draws to count distinct next tokens of, or 0."""
+    """What the head computes besides log-probs.
+
+    `distinct_samples`: draws to count distinct next tokens of, or 0; at positions gated by the quantile `gate`.
+    """
 
     entropy: bool
     entropy_gradient: bool
     topn: int
-    distinct_samples: int
+    distinct_samples: int = 0
+    gate: float = DEFAULT_QUANTILE
 
 
 # Passes before the update: log-probs and entropies only.
-_ANNOTATION = HeadRequest(entropy=True, entropy_gradient=False, topn=0, distinct_samples=0)
+_ANNOTATION = HeadRequest(entropy=True, entropy_gradient=False, topn=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +123,25 @@ class Passes:
         )
         loss, result = finish(micro, head)
         if request.distinct_samples:
-            distinct = {"candidates/distinct_next": self._distinct(micro, logits_TVp.detach(), head, request)}
-            result = dataclasses.replace(result, metrics={**result.metrics, **distinct})
+            branching = self._branching(micro, logits_TVp.detach(), head, request)
+            result = dataclasses.replace(result, metrics={**result.metrics, **branching})
         # Megatron adds token counts up; ours are in the loss already, and the learner ignores these.
         return loss, torch.tensor(0, dtype=torch.int), result
 
-    def _distinct(self, micro: MicroBatch, logits_TVp: Tensor, head: HeadOutput, request: HeadRequest) -> Mean:
-        """Expected number of distinct next tokens at branching positions (2510.14807 Proposition 3)."""
-        assert head.entropy_T is not None
-        rows = gated_positions(micro.inputs, head.entropy_T).nonzero()[:, 0]
+    def _branching(self, micro: MicroBatch, logits_TVp: Tensor, head: HeadOutput, request: HeadRequest) -> Metrics:
+        """Share of gated positions, and the expected number of distinct next tokens there (2510.14807 Prop. 3)."""
+        gated_T = gated(token_inputs(micro, head), request.gate)
+        rows = gated_T.nonzero()[:, 0]
         shard = self._shard(logits_TVp.shape[1])
         logits_RV = logits_TVp[rows, : shard.valid].to(head.normaliser_T.dtype)
         logp_RV = logits_RV / self._head.temperature - head.normaliser_T[rows, None]
         total = expected_distinct(logp_RV, request.distinct_samples).sum()
         if shard.group is not None:
             dist.all_reduce(total, group=shard.group)
-        return Mean(float(total), float(rows.numel()))
+        return {
+            "candidates/distinct_next": Mean(float(total), float(rows.numel())),
+            "candidates/gate_rate": Mean(float(rows.numel()), float((micro.inputs.mask_T > 0).sum())),
+        }
 
     def _shard(self, columns: int) -> VocabShard:
         start = parallel_state.get_tensor_model_parallel_rank() * columns

@@ -23,6 +23,7 @@ from megatron.core.distributed import (
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
+from megasharp.algos.gate import DEFAULT_QUANTILE
 from megasharp.algos.recipe import MiniBatchStats, Recipe
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.rope import rotary_frequencies
@@ -175,6 +176,7 @@ class RankLearner:
             entropy_gradient=needs.entropy_gradient,
             topn=max(needs.topn, diagnostics.candidates if diagnostics else 0),
             distinct_samples=diagnostics.samples if diagnostics else 0,
+            gate=DEFAULT_QUANTILE if needs.gate is None else needs.gate,
         )
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -267,7 +269,7 @@ def _finish(
 ) -> tuple[Tensor, MicroResult]:
     x = token_inputs(micro, head)
     loss, metrics = recipe.loss(micro, x, denominators, stats)
-    figures = token_metrics(x, diagnostics.candidates) if diagnostics else {}
+    figures = token_metrics(x, max(diagnostics.candidates, recipe.needs.topn)) if diagnostics else {}
     return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, **figures})
 
 

@@ -15,6 +15,8 @@ import torch
 
 from megasharp.types import FinishReason, Group, Outcome, Response
 
+HARDNESS_BINS = 5
+
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Figures of `groups`; empty when there are no responses.
@@ -24,6 +26,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     - `group/solved_all`, `group/solved_none`, `group/uniform` (all rewards equal, so no advantage): shares of
       groups.
     - `group/distinct_correct`: mean number of distinct canonical answers among a group's correct responses.
+    - `group/hardness_0.0_0.2` .. `group/hardness_0.8_1.0`: shares of correct responses by the share of wrong responses
+      in their group, which is the weight that IAC with alpha 1 gives them (2601.15609); absent without correct ones.
     - `group/answer_entropy`: mean entropy, in nats, of a group's answers; all responses without a canonical answer are
       one class (2510.04028 C.5).
     - `group/dropped` and `group/dropped_<reason>`: counts of groups that selection refused.
@@ -68,11 +72,24 @@ def _group_figures(groups: Sequence[Group]) -> dict[str, float]:
         "group/uniform": sum(len({r.verdict.reward for r in all_}) == 1 for all_ in judged) / len(pairs),
         "group/distinct_correct": sum(map(_distinct_answers, correct)) / len(pairs),
         "group/answer_entropy": sum(map(_answer_entropy, judged)) / len(pairs),
+        **_hardness_figures([(len(right), len(all_)) for all_, right in pairs]),
     }
 
 
 def _distinct_answers(responses: Sequence[Response]) -> int:
     return len({r.verdict.canonical_answer for r in responses} - {None})
+
+
+def _hardness_figures(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """From (correct, all) of every group; the last of the equal bins includes its upper end."""
+    total = sum(correct for correct, _ in counts)
+    if not total:
+        return {}
+    shares = [0.0] * HARDNESS_BINS
+    for correct, size in counts:
+        # Integers: 2 of 5 wrong is a bin's end, which 0.4 times 5 in binary need not reach.
+        shares[min((size - correct) * HARDNESS_BINS // size, HARDNESS_BINS - 1)] += correct / total
+    return {f"group/hardness_{i / HARDNESS_BINS}_{(i + 1) / HARDNESS_BINS}": share for i, share in enumerate(shares)}
 
 
 def _answer_entropy(responses: Sequence[Response]) -> float:

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megasharp.ops.segment import segment_mean, segment_quantile, segment_sum
+from megasharp.ops.segment import segment_mean, segment_sum
 from megasharp.types import Mean, Metrics, TokenInputs
-
-# Positions whose entropy is above this quantile of their response's, strictly: CaSP's default (2510.14807 E.1).
-GATE_QUANTILE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +17,6 @@ class Diagnostics:
 
     candidates: int
     samples: int
-
-
-def gated_positions(x: TokenInputs, entropy_T: Tensor) -> Tensor:
-    """The unmasked tokens (bool [T]) at which a response branches: entropy above its own `GATE_QUANTILE`."""
-    # In float64: a rank that is a whole number must not fall between two tokens by rounding.
-    entropy_T = entropy_T.detach().double()
-    threshold_S = segment_quantile(entropy_T, x.seq_T, x.num_sequences, GATE_QUANTILE, x.mask_T)
-    return (entropy_T > threshold_S[x.seq_T]) & (x.mask_T > 0)
 
 
 def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
@@ -53,7 +42,7 @@ def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
         "entropy/correct": _mean(entropy_T[correct_T]),
         "entropy/incorrect": _mean(entropy_T[~correct_T]),
         "policy/sampler_gap": _mean((logp_T - x.sampler_logp_T[kept]).abs()),
-        **(_candidate_metrics(x, kept, responses, candidates) if candidates else {}),
+        **_candidate_metrics(x, kept, responses, candidates),
     }
 
 

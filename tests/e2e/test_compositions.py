@@ -40,7 +40,8 @@ COMPOSITIONS: dict[str, tuple[str, ...]] = {
 # Figures that every run logs.
 ALWAYS = (
     "candidates/lambda_1", "candidates/lambda_2", "candidates/lambda_3", "candidates/lambda_sample",
-    "candidates/top1_rate", "candidates/distinct_next", "entropy/policy", "entropy/response_mean", "entropy/correct",
+    "candidates/gate_rate", "candidates/top1_rate", "candidates/distinct_next",
+    "entropy/policy", "entropy/response_mean", "entropy/correct",
     "entropy/incorrect", "group/answer_entropy", "group/zero_advantage", "group/solved_all", "group/solved_none",
     "group/distinct_correct", "policy/ratio",
 )  # fmt: skip

@@ -28,6 +28,9 @@ def test_a_step_worked_out_by_hand(make_response, make_group):
     assert figures["group/solved_none"] == 0.5
     assert figures["group/uniform"] == 0.75
     assert figures["group/distinct_correct"] == pytest.approx((1 + 2 + 0 + 0) / 4)
+    # Correct responses: 2 of a group without a wrong one, 2 of a group with a third of them wrong.
+    hardness = [figures[f"group/hardness_{low}"] for low in ("0.0_0.2", "0.2_0.4", "0.4_0.6", "0.6_0.8", "0.8_1.0")]
+    assert hardness == [0.5, 0.5, 0.0, 0.0, 0.0]
     # One class; three classes; two responses of which the infra failure does not count; two without an answer.
     assert figures["group/answer_entropy"] == pytest.approx((0.0 + math.log(3) + 0.0 + 0.0) / 4)
     assert figures["group/dropped"] == 2.0

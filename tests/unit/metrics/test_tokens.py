@@ -9,7 +9,8 @@ from itertools import chain
 import pytest
 import torch
 
-from megasharp.metrics.tokens import gated_positions, token_metrics
+from megasharp.algos.gate import gated
+from megasharp.metrics.tokens import token_metrics
 from megasharp.types import TokenInputs
 
 LENGTHS = (4, 1, 6, 3)
@@ -86,10 +87,6 @@ def test_micro_batches_add_up() -> None:
     assert both["entropy/response_mean"].value == pytest.approx(expected, rel=1e-12)
 
 
-def test_without_candidates_none_are_told_of() -> None:
-    assert not any(name.startswith("candidates/") for name in token_metrics(inputs(0), 0))
-
-
 def test_a_micro_batch_without_tokens_weighs_nothing() -> None:
     x = inputs(0)
     empty = {
@@ -101,8 +98,10 @@ def test_a_micro_batch_without_tokens_weighs_nothing() -> None:
     assert all(metric.weight == 0 and metric.total == 0 for metric in metrics.values())
 
 
-def test_branching_positions_are_those_above_their_responses_own_quantile() -> None:
-    x = inputs(3)
+def test_gated_positions_are_those_above_their_responses_own_quantile() -> None:
     entropy_T = torch.tensor([1.0, 2, 3, 4, 9, 5, 99, 1, 2, 3, 4, 5, 6, 7], dtype=torch.float64)
+    x = dataclasses.replace(inputs(3), entropy_T=entropy_T)
     # Response 0: quantile 3.4, so only 4. One token alone is never above itself. Response 2 without its masked 99.
-    assert gated_positions(x, entropy_T).nonzero()[:, 0].tolist() == [3, 5]
+    assert gated(x, 0.8).nonzero()[:, 0].tolist() == [3, 5]
+    assert torch.equal(gated(x, 0.0), x.mask_T > 0)
+    assert not gated(x, 1.0).any()
