@@ -1,0 +1,216 @@
+"""The HTTP API of one SGLang server, as far as megasharp uses it: typed, with time limits and the run's key.
+
+Three kinds of outcome, never mixed: a value; `Refused`, where the engine answered that it will not do it (SGLang says
+so in the body, often with status 200 or 400); and an exception, `EngineFailed` or `EngineSlow`, where the engine did
+not do its part at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from megasharp.errors import one_line
+from megasharp.serving.client.wire import MalformedAnswer, completions, generate_body, version_number
+from megasharp.types import Completion, SamplingParams
+
+# The function in the engine that reads a bucket file; the server lists it among its --custom-weight-loader.
+BUCKET_LOADER = "megasharp.serving.engine.receive.load_bucket"
+InFlight = Literal["retract", "in_place"]
+_CONTROL_S = 60.0
+_WEIGHTS_S = 600.0
+_FLUSH_S = 20.0
+# Bad request, too large, not processable: the request is at fault, not the engine.
+_REFUSALS = (400, 413, 422)
+
+
+class EngineFailed(Exception):
+    """The engine cannot be reached, hung up, or answered with an error of its own."""
+
+
+class EngineSlow(EngineFailed):
+    """The engine did not answer within the time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine works but will not do what it was asked, and says why."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    text: str
+
+    def json(self) -> Any:
+        """The body; raises EngineFailed where it is no JSON."""
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            raise EngineFailed(f"the answer is no JSON: {self.text[:200]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EngineApi:
+    """One server. Every call may raise EngineFailed or EngineSlow; limits are in seconds."""
+
+    host: str
+    port: int
+    key: str
+
+    def healthy(self, limit: float) -> bool:
+        """Whether the server answers and its scheduler has produced something lately (it samples a token if idle)."""
+        return self._call("GET", "/health", None, limit).status == 200
+
+    def version(self, limit: float = _CONTROL_S) -> int:
+        """The weights' version that the server says it serves; -1 for those it started with."""
+        info = self._json("GET", "/model_info", None, limit)
+        try:
+            return version_number(info["weight_version"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFailed(f"/model_info names no weights version we know: {str(info)[:200]}") from error
+
+    def prompt_limit(self, limit: float = _CONTROL_S) -> int:
+        """Prompts of so many tokens, and longer ones, are refused by the server."""
+        info = self._json("GET", "/server_info", None, limit)
+        try:
+            return int(info["max_req_input_len"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFailed(f"/server_info has no max_req_input_len: {str(info)[:200]}") from error
+
+    def generate(
+        self, tokens: Sequence[int], seeds: Sequence[int], sampling: SamplingParams, ids: Sequence[str], limit: float
+    ) -> list[Completion] | Refused:
+        """Sample one prompt `len(seeds)` times; `ids` are the samples' names for `abort`."""
+        answer = self._call("POST", "/generate", generate_body(tokens, seeds, sampling, ids), limit)
+        if answer.status in _REFUSALS:
+            return Refused(_message(answer))
+        self._expect_success(answer)
+        try:
+            return completions(answer.json(), seeds, sampling)
+        except MalformedAnswer as error:
+            raise EngineFailed(f"/generate: {error}") from error
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """End these samples; their requests are answered with what they have."""
+        for name in ids:
+            self._expect_success(self._call("POST", "/abort_request", {"rid": name}, _CONTROL_S))
+
+    def pause(self, mode: InFlight) -> Refused | None:
+        """Stop sampling: requests in flight lose their key-value cache (retract) or keep it (in_place)."""
+        return self._do("/pause_generation", {"mode": mode})
+
+    def proceed(self) -> Refused | None:
+        """Undo `pause`."""
+        # Emptying the allocator's cache asks for CUDA.
+        return self._do("/continue_generation", {"torch_empty_cache": False})
+
+    def flush(self) -> Refused | None:
+        """Forget every cached prefix; the server waits a moment for requests that have just ended."""
+        return self._do(f"/flush_cache?timeout={_FLUSH_S}", {})
+
+    def begin_update(self) -> Refused | None:
+        """Open a weight update: tensors sent outside one are refused."""
+        return self._do("/begin_weight_update", {})
+
+    def end_update(self) -> Refused | None:
+        """Close the weight update."""
+        return self._do("/end_weight_update", {}, _WEIGHTS_S)
+
+    def load_bucket(self, path: Path, ranks: int, version: int | None) -> Refused | None:
+        """Load a file of `megasharp.serving.bucket` that the engine's machine can read, on each of its `ranks`.
+
+        `version` labels the weights from now on; None leaves the label.
+        """
+        body: dict[str, Any] = {
+            "serialized_named_tensors": [_as_tensor_payload(str(path))] * ranks,
+            "load_format": BUCKET_LOADER,
+            "flush_cache": False,
+        }
+        return self._do("/update_weights_from_tensor", _labelled(body, version), _WEIGHTS_S)
+
+    def load_folder(self, folder: Path, version: int) -> Refused | None:
+        """Load all weights from a Hugging Face folder that the engine's machine can read."""
+        body: dict[str, Any] = {"model_path": str(folder), "flush_cache": False}
+        return self._do("/update_weights_from_disk", _labelled(body, version), _WEIGHTS_S)
+
+    def _do(self, path: str, body: object, limit: float = _CONTROL_S) -> Refused | None:
+        """A call whose answer says whether it succeeded; None where it did."""
+        answer = self._call("POST", path, body, limit)
+        if answer.status == 400:
+            return Refused(_message(answer))
+        self._expect_success(answer)
+        return Refused(_message(answer)) if _says_failure(answer.text) else None
+
+    def _json(self, method: str, path: str, body: object, limit: float) -> Any:
+        answer = self._call(method, path, body, limit)
+        self._expect_success(answer)
+        return answer.json()
+
+    def _expect_success(self, answer: _Answer) -> None:
+        if answer.status != 200:
+            raise EngineFailed(f"status {answer.status}: {_message(answer)}")
+
+    def _call(self, method: str, path: str, body: object, limit: float) -> _Answer:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=limit)
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            return _Answer(response.status, response.read().decode("utf-8", "replace"))
+        except TimeoutError as error:
+            raise EngineSlow(f"no answer to {path.partition('?')[0]} within {limit:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineFailed(f"{path.partition('?')[0]}: {one_line(error)}") from error
+        finally:
+            connection.close()
+
+
+def _labelled(body: dict[str, Any], version: int | None) -> dict[str, Any]:
+    return body if version is None else {**body, "weight_version": str(version)}
+
+
+def _says_failure(text: str) -> bool:
+    """SGLang reports some failures in the body of a success."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(body, dict) and body.get("success") is False
+
+
+def _message(answer: _Answer) -> str:
+    """The engine's own words, wherever in the body it put them."""
+    try:
+        body = json.loads(answer.text)
+    except ValueError:
+        body = None
+    if isinstance(body, dict):
+        error = body.get("error")
+        body = error.get("message") if isinstance(error, dict) else error or body.get("message")
+    return " ".join(str(body or answer.text).split())[:500]
+
+
+class _Text:
+    """Pickles as a uint8 tensor of the text: SGLang reads these, but no memory handles of other process trees."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __reduce__(self) -> tuple[object, tuple[list[int]]]:
+        return torch.ByteTensor, (list(self._text.encode()),)
+
+
+def _as_tensor_payload(path: str) -> str:
+    """A base64 pickle of `[("bucket", uint8 tensor)]`."""
+    return base64.b64encode(pickle.dumps([("bucket", _Text(path))])).decode("ascii")

@@ -1,0 +1,188 @@
+"""A fleet of SGLang engines on this machine; satisfies `megasharp.protocols.Engine`."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from megasharp.errors import UserError
+from megasharp.protocols import NamedTensors
+from megasharp.serving.client.api import EngineFailed, Refused
+from megasharp.serving.client.health import Answered
+from megasharp.serving.client.launch import FleetSettings, launch, stop
+from megasharp.serving.client.members import Members, WatchSettings
+from megasharp.serving.client.router import GivenUp, LeastLoaded, Outcome, RouterSettings
+from megasharp.serving.client.transport import SyncSettings, buckets, make_transport
+from megasharp.serving.client.wire import aborted
+from megasharp.types import Completion, GenerateRequest, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How a fleet is watched, fed and kept up to date."""
+
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    sync: SyncSettings = field(default_factory=SyncSettings)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class Fleet:
+    """Engines of one model that answer as one engine.
+
+    A prompt that no engine takes (empty, too long) gets aborted completions. An engine that is lost is left out from
+    then on, and its unfinished prompts go to the others. `tell` gets a line about each such event.
+    The constructor starts the engines; call it from a thread that lives as long as the fleet.
+    Raises UserError when an engine does not start.
+    """
+
+    def __init__(
+        self, settings: FleetSettings, options: FleetOptions | None = None, tell: Callable[[str], None] = _silent
+    ) -> None:
+        options = options or FleetOptions()
+        self._settings = settings
+        self._tell = tell
+        self._version = -1
+        self._closed = False
+        self._bucket_mb = options.sync.bucket_mb
+        self._processes = launch(settings)
+        # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
+        atexit.register(self.close)
+        self._members = Members(self._processes, options.watch, tell)
+        try:
+            self._transport = make_transport(self._members, options.sync, settings.tp)
+            self._router = LeastLoaded(self._members, options.router)
+            self._prompt_limit = self._smallest_prompt_limit()
+            self._members.start_watching()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def version(self) -> int:
+        """The policy version last pushed whole; -1 before the first."""
+        return self._version
+
+    @property
+    def members(self) -> Members:
+        """The engines, with their health."""
+        return self._members
+
+    def healthy(self) -> bool:
+        """Whether at least one engine can serve the current weights."""
+        return not self._closed and bool(self._members.serving())
+
+    def close(self) -> None:
+        """Stop all engines; returns when their processes are gone."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._members.end_watching()
+        stop(self._processes)
+
+    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
+        """Sample every request; the outer list follows `requests`, the inner one each request's seeds.
+
+        Seeds fix completions only where the engines are deterministic.
+        Raises UserError when no engine is left, when the engines refuse every prompt, when log-probs are not finite, or
+        when a memory network is asked for and the engines have none.
+        """
+        self._check(sampling)
+        sent = [number for number, request in enumerate(requests) if self._obstacle(request) is None]
+        outcomes = self._router.generate([requests[number] for number in sent], sampling)
+        self._check_outcomes(outcomes)
+        by_number = dict(zip(sent, outcomes, strict=True))
+        return [
+            self._completions(number, request, by_number.get(number), sampling)
+            for number, request in enumerate(requests)
+        ]
+
+    def load_weights(self, version: int, tensors: NamedTensors) -> None:
+        """Push all weights of policy version `version` to every engine, in one pass over `tensors`.
+
+        An engine that fails is left out. Raises UserError when none is left, or when one says that it serves another
+        version afterwards. After any error no engine serves until a push succeeds.
+        """
+        if self._closed:
+            raise RuntimeError("the fleet was closed")
+        with self._members.unwatched():
+            self._members.want(version)
+            try:
+                self._transport.begin(version)
+                for bucket in buckets(tensors, self._bucket_mb):
+                    self._transport.send(bucket)
+                self._transport.end()
+            except BaseException:
+                self._transport.abandon()
+                raise
+            self._confirm(version)
+        self._version = version
+
+    def _confirm(self, version: int) -> None:
+        """Every engine that is left says itself that it serves `version`."""
+        for member in self._members.alive():
+            try:
+                served = member.process.api.version()
+            except EngineFailed as error:
+                self._members.report_failure(member, error)
+                continue
+            self._members.observe(member, Answered(served))
+            if served != version:
+                raise UserError(
+                    f"{member.name} serves weights version {served} after version {version} was pushed to it; "
+                    f"see {member.process.log}"
+                )
+        if not self._members.serving():
+            raise self._members.none_left()
+
+    def _check(self, sampling: SamplingParams) -> None:
+        if self._closed:
+            raise RuntimeError("the fleet was closed")
+        if sampling.memory_mu is not None and self._settings.memory is None:
+            raise UserError(
+                f"sampling.memory_mu is {sampling.memory_mu}, but the engines hold no memory network; "
+                "leave it out or give the memory network's folder"
+            )
+
+    def _smallest_prompt_limit(self) -> int:
+        try:
+            return min(process.api.prompt_limit() for process in self._processes)
+        except EngineFailed as error:
+            raise UserError(f"the engines started, but one does not say what prompts it takes: {error}") from error
+
+    def _obstacle(self, request: GenerateRequest) -> str | None:
+        """Why a prompt is not even sent, or None."""
+        if not request.tokens:
+            return "it is empty"
+        if len(request.tokens) >= self._prompt_limit:
+            return f"it has {len(request.tokens)} tokens, and the engines take fewer than {self._prompt_limit}"
+        return None
+
+    def _check_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """One prompt may be at fault; where every one is turned down, something else is."""
+        if outcomes and all(isinstance(outcome, Refused | GivenUp) for outcome in outcomes):
+            raise UserError(f"the engines sampled none of {len(outcomes)} prompts; the first: {_why(outcomes[0])}")
+
+    def _completions(
+        self, number: int, request: GenerateRequest, outcome: Outcome | None, sampling: SamplingParams
+    ) -> list[Completion]:
+        if isinstance(outcome, list):
+            return outcome
+        why = self._obstacle(request) if outcome is None else _why(outcome)
+        self._tell(f"request {number} got no samples: {why}")
+        return aborted(request.seeds, sampling)
+
+
+def _why(outcome: Outcome) -> str:
+    match outcome:
+        case Refused(message):
+            return f"the engine refused it: {message}"
+        case GivenUp(reason):
+            return f"it was given up after several engines failed: {reason}"
+        case _:
+            return "it was sampled"

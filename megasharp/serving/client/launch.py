@@ -1,0 +1,288 @@
+"""Engines as processes on this machine: started together, stopped together, never left behind.
+
+Each engine is the leader of a process group of its own, writes a log of its own, and dies with the thread that started
+it: start a fleet from a thread that lives as long as the fleet. Nothing of an engine is reachable from outside the
+machine, and every call needs the run's key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megasharp.errors import UserError
+from megasharp.serving.client import child
+from megasharp.serving.client.api import EngineApi, EngineFailed
+
+ENGINE_MODULE = "megasharp.serving.engine"
+_LOOPBACK = "127.0.0.1"
+_STOP_S = 10.0
+_POLL_S = 0.2
+_PROBE_S = 10.0
+_TAIL_LINES = 8
+_TAIL_BYTES = 16_384
+# What an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
+_UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+# What a log says, and what it means to the user; the first that is found rules.
+_REASONS = (
+    (("address already in use", "eaddrinuse", "port is already in use"), "its port is taken"),
+    (
+        ("out of memory", "not enough memory", "cannot allocate memory", "mem_fraction_static", "mem-fraction-static"),
+        "it lacks memory; lower rollout.sglang.mem_fraction_static or max_total_tokens, or use a smaller model",
+    ),
+    (
+        ("no such file", "does not appear to have", "not a valid model", "unrecognized model", "config.json"),
+        "it cannot load the model",
+    ),
+    (("no module named",), "its Python lacks a package; build it with `make fleet`"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """What to start. `python` is the engines' Python; `gpus[i]` the GPUs that engine `i` sees, none on a CPU.
+
+    `sglang` holds flags for SGLang's ServerArgs. Logs are `log_folder`/engine_0.log and so on. `command` says what an
+    engine's process runs after its Python; the engine's config file is appended.
+    """
+
+    python: Path
+    model: Path
+    log_folder: Path
+    memory: Path | None = None
+    engines: int = 1
+    tp: int = 1
+    device: str = "cpu"
+    dtype: str = "float32"
+    deterministic: bool = False
+    sglang: Mapping[str, object] = field(default_factory=dict)
+    gpus: Sequence[Sequence[int]] = ()
+    start_limit_s: float = 600.0
+    command: Sequence[str] = ("-m", ENGINE_MODULE)
+
+
+class EngineProcess:
+    """One running engine: its API, its log and its process group."""
+
+    def __init__(self, index: int, api: EngineApi, log: Path, process: subprocess.Popen[bytes]) -> None:
+        self.index = index
+        self.api = api
+        self.log = log
+        self._process = process
+
+    @property
+    def name(self) -> str:
+        """How messages call this engine."""
+        return f"engine {self.index}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the group's leader, which is the group's id too."""
+        return self._process.pid
+
+    def exit_reason(self) -> str | None:
+        """How the leader ended; None while it runs. It stays a zombie, so that its group's id stays its own."""
+        if self._process.returncode is not None:
+            return _describe_exit(self._process.returncode)
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return "its process is gone"
+        if ended is None:
+            return None
+        return _describe_exit(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+
+    def tail(self) -> str:
+        """The log's last lines on one line."""
+        return tail(self.log)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the whole group."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, then reap the leader; harmless when it is gone."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
+def launch(settings: FleetSettings) -> list[EngineProcess]:
+    """Start all engines and wait until all answer.
+
+    Raises UserError, with every engine stopped, when one does not start: which, why, its log and its last lines.
+    """
+    if not settings.python.is_file():
+        raise UserError(
+            f"rollout.python: {settings.python} does not exist; build the engines' Python with `make fleet`"
+        )
+    key = secrets.token_urlsafe(32)
+    engines: list[EngineProcess] = []
+    try:
+        with ExitStack() as stack:
+            # The configs hold the key; an engine has read its own when it answers.
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="megasharp-engines-")))
+            # All ports are chosen before any is let go, so no two engines get the same.
+            ports = [stack.enter_context(HeldPort()) for _ in range(settings.engines)]
+            for index, port in enumerate(ports):
+                engines.append(_start(settings, index, port.number, key, folder))
+            _wait_for_all(engines, settings.start_limit_s)
+    except BaseException:
+        stop(engines)
+        raise
+    return engines
+
+
+def stop(engines: Sequence[EngineProcess], limit: float = _STOP_S) -> None:
+    """End all engines, those that do not end within `limit` seconds by force; returns when all are gone."""
+    for engine in engines:
+        engine.ask_to_end()
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline and any(engine.exit_reason() is None for engine in engines):
+        time.sleep(_POLL_S)
+    for engine in engines:
+        engine.kill()
+
+
+class HeldPort:
+    """A free port of the loopback interface, kept from other programs that ask the system for a free one.
+
+    It is bound, not listened on, and both sides allow reuse, which uvicorn does: so the engine can take it over.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((_LOOPBACK, 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    def __enter__(self) -> HeldPort:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+def environment(settings: FleetSettings, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of engine `index`."""
+    kept = {name: value for name, value in inherited.items() if name.upper() not in _UNWANTED}
+    # Models are folders; nothing is to be fetched.
+    kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if settings.device == "cpu":
+        # With more threads than free cores GNU OpenMP spins: decoding fell from 440 to 18 tokens/s.
+        kept["OMP_NUM_THREADS"] = "1"
+        kept["CUDA_VISIBLE_DEVICES"] = ""
+    elif settings.gpus:
+        kept["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, settings.gpus[index]))
+    return kept
+
+
+def engine_config(settings: FleetSettings, port: int, key: str) -> dict[str, object]:
+    """What `python -m megasharp.serving.engine` reads."""
+    return {
+        "model": str(settings.model.absolute()),
+        "memory": None if settings.memory is None else str(settings.memory.absolute()),
+        "host": _LOOPBACK,
+        "port": port,
+        "api_key": key,
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "tp": settings.tp,
+        "sglang": dict(settings.sglang),
+        "deterministic": settings.deterministic,
+    }
+
+
+def _start(settings: FleetSettings, index: int, port: int, key: str, folder: Path) -> EngineProcess:
+    config = folder / f"engine_{index}.json"
+    config.write_text(json.dumps(engine_config(settings, port, key)), encoding="utf-8")
+    log = settings.log_folder / f"engine_{index}.log"
+    settings.log_folder.mkdir(parents=True, exist_ok=True)
+    # Not resolved: a virtual environment's Python is a link, and knows its packages by its own path.
+    python = str(settings.python.absolute())
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [python, child.__file__, str(os.getpid()), python, *settings.command, str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(settings, index, os.environ),
+            start_new_session=True,
+        )
+    return EngineProcess(index, EngineApi(_LOOPBACK, port, key), log, process)
+
+
+def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
+    deadline = time.monotonic() + limit
+    waiting = list(engines)
+    while waiting:
+        for engine in waiting:
+            ended = engine.exit_reason()
+            if ended is not None or time.monotonic() > deadline:
+                raise UserError(_start_failure(engine, len(engines), ended or f"no answer within {limit:g} s"))
+        waiting = [engine for engine in waiting if not _answers(engine.api)]
+        if waiting:
+            time.sleep(_POLL_S)
+
+
+def _answers(api: EngineApi) -> bool:
+    """Whether it is up and takes our key: a stranger on the port does not."""
+    try:
+        return api.healthy(_PROBE_S) and api.version(_PROBE_S) >= -1
+    except EngineFailed:
+        return False
+
+
+def _start_failure(engine: EngineProcess, total: int, ended: str) -> str:
+    reason = _reason(_read_tail(engine.log))
+    why = f"{reason} ({ended})" if reason else ended
+    return (
+        f"{engine.name} of {total} did not start: {why}; all engines are stopped; see {engine.log}; "
+        f"last lines: {engine.tail()}"
+    )
+
+
+def _reason(log: str) -> str | None:
+    """What the log's end says, in the user's terms; None where it says nothing we know."""
+    text = log.lower()
+    return next((reason for words, reason in _REASONS if any(word in text for word in words)), None)
+
+
+def tail(log: Path, lines: int = _TAIL_LINES) -> str:
+    """A log's last lines that are not empty, on one line, separated by bars."""
+    found = [" ".join(line.split()) for line in _read_tail(log).splitlines() if line.strip()]
+    return " | ".join(found[-lines:]) or "(the log is empty)"
+
+
+def _read_tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"its process was killed by {name}"

@@ -1,0 +1,193 @@
+"""The engines of a fleet while it runs: who is healthy, who is how busy, and the threads that keep watch.
+
+One lock guards it all; whoever waits for an engine is woken when one becomes free, healthy or dead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from megasharp.errors import UserError
+from megasharp.serving.client.api import EngineFailed
+from megasharp.serving.client.health import Answered, Condition, Doubted, Event, Health, Lost, Missed, Wanted, after
+from megasharp.serving.client.launch import EngineProcess
+
+_EXIT_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """How engines are watched, in seconds: idle or busy ones every `probe_every`, suspects every `suspect_every`.
+
+    A probe may take `probe_limit`: SGLang itself gives its scheduler 20 s to say something. `dead_after` misses in a
+    row make an engine dead. Requests wait up to `wait_limit` for an engine to become free or healthy.
+    """
+
+    probe_every: float = 10.0
+    suspect_every: float = 1.0
+    probe_limit: float = 25.0
+    dead_after: int = 3
+    wait_limit: float = 3600.0
+
+
+class Member:
+    """One engine with what is known of it. Its fields change only under the lock of its `Members`."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self.process = process
+        self.health = Health()
+        self.requests = 0
+        self.tokens = 0
+        # Held while a probe is under way: a weight push waits for its end.
+        self.probing = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """How messages call this engine."""
+        return self.process.name
+
+
+class Members:
+    """All engines of a fleet. `tell` gets a line for whoever runs the fleet when an engine is lost.
+
+    An engine that is found dead is killed at once, with its whole process group: then its sockets close, and the
+    requests that wait for it fail instead of waiting out their time limit.
+    """
+
+    def __init__(self, processes: Sequence[EngineProcess], watch: WatchSettings, tell: Callable[[str], None]) -> None:
+        self.all = [Member(process) for process in processes]
+        self._watch = watch
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._ended = threading.Event()
+        self._quiet = False
+        self._threads = [
+            threading.Thread(target=self._watch_one, args=(member,), name=f"watch {member.name}", daemon=True)
+            for member in self.all
+        ]
+
+    def start_watching(self) -> None:
+        """Probe every engine once, then keep probing in the background until `end_watching`."""
+        for member in self.all:
+            self.probe(member)
+        for thread in self._threads:
+            thread.start()
+
+    def end_watching(self) -> None:
+        """End the background probes; does not wait for a probe that hangs."""
+        self._ended.set()
+
+    def observe(self, member: Member, event: Event) -> None:
+        """Apply an event to one engine's health; an engine that this makes dead is killed."""
+        with self._changed:
+            before = member.health
+            member.health = after(before, event, self._watch.dead_after)
+            died = before.alive and not member.health.alive
+            self._changed.notify_all()
+        if died and not self._ended.is_set():
+            self._tell(f"{member.name} is lost: {self.describe(member)}")
+            member.process.kill()
+
+    def report_failure(self, member: Member, error: EngineFailed) -> None:
+        """A call to the engine failed: it is dead if its process ended, suspect otherwise."""
+        ended = member.process.exit_reason()
+        self.observe(member, Lost(ended) if ended is not None else Doubted(str(error)))
+
+    def want(self, version: int) -> None:
+        """From now on only weights of this version may be served."""
+        for member in self.all:
+            self.observe(member, Wanted(version))
+
+    def alive(self) -> list[Member]:
+        """Engines that are not given up."""
+        with self._changed:
+            return [member for member in self.all if member.health.alive]
+
+    def serving(self) -> list[Member]:
+        """Engines that may get requests."""
+        with self._changed:
+            return [member for member in self.all if member.health.serving]
+
+    def describe(self, member: Member) -> str:
+        """Why an engine is in the state that it is in, where its log is, and the log's last lines."""
+        health = member.health
+        why = f" ({health.reason})" if health.reason else ""
+        return f"{health.condition.value}{why}; see {member.process.log}; last lines: {member.process.tail()}"
+
+    def none_left(self) -> UserError:
+        """The error for a fleet in which no engine can serve: names each engine's fate."""
+        fates = "; ".join(f"{member.name} is {self.describe(member)}" for member in self.all)
+        return UserError(f"no engine is left to sample with: {fates}")
+
+    @contextmanager
+    def busy(self, tokens: int, at_once: int) -> Iterator[Member]:
+        """The serving engine with the fewest tokens in flight, taken for a request of so many tokens.
+
+        Waits while every engine has `at_once` requests, or is suspect. Raises UserError when no engine can serve any
+        more, or none could within the time limit.
+        """
+        member = self._take(tokens, at_once)
+        try:
+            yield member
+        finally:
+            with self._changed:
+                member.requests -= 1
+                member.tokens -= tokens
+                self._changed.notify_all()
+
+    def _take(self, tokens: int, at_once: int) -> Member:
+        deadline = time.monotonic() + self._watch.wait_limit
+        with self._changed:
+            while True:
+                free = [m for m in self.all if m.health.serving and m.requests < at_once]
+                if free:
+                    member = min(free, key=lambda m: (m.tokens, m.process.index))
+                    member.requests += 1
+                    member.tokens += tokens
+                    return member
+                hopeful = any(m.health.condition in (Condition.SERVING, Condition.SUSPECT) for m in self.all)
+                left = deadline - time.monotonic()
+                if not hopeful or left <= 0 or self._ended.is_set():
+                    raise self.none_left()
+                self._changed.wait(min(left, _EXIT_POLL_S))
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """No probes inside; those under way have ended. Exits of processes are still noticed."""
+        self._quiet = True
+        try:
+            for member in self.all:
+                if member.probing.acquire(timeout=self._watch.probe_limit + 1.0):
+                    member.probing.release()
+            yield
+        finally:
+            self._quiet = False
+
+    def probe(self, member: Member) -> None:
+        """Ask one engine how it is, and note what it says."""
+        api = member.process.api
+        try:
+            if api.healthy(self._watch.probe_limit):
+                self.observe(member, Answered(api.version(self._watch.probe_limit)))
+            else:
+                self.observe(member, Missed("it says that it is not healthy"))
+        except EngineFailed as error:
+            self.observe(member, Missed(str(error)))
+
+    def _watch_one(self, member: Member) -> None:
+        probed = time.monotonic()
+        while not self._ended.wait(_EXIT_POLL_S) and member.health.alive:
+            ended = member.process.exit_reason()
+            if ended is not None:
+                self.observe(member, Lost(ended))
+                return
+            suspect = member.health.condition is Condition.SUSPECT
+            if time.monotonic() - probed >= (self._watch.suspect_every if suspect else self._watch.probe_every):
+                with member.probing:
+                    if not self._quiet:
+                        self.probe(member)
+                probed = time.monotonic()

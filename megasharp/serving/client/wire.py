@@ -1,0 +1,124 @@
+"""What a generation looks like on the wire: SGLang's request as JSON, and its answer as Completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megasharp.errors import UserError
+from megasharp.types import Completion, FinishReason, SamplingParams, VersionSpan
+
+Json = Mapping[str, Any]
+# What SGLang calls the weights that an engine started with.
+_INITIAL_VERSION = "default"
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+class MalformedAnswer(Exception):
+    """An engine answered with something that is not what its API promises."""
+
+
+def generate_body(
+    tokens: Sequence[int], seeds: Sequence[int], sampling: SamplingParams, ids: Sequence[str]
+) -> dict[str, Any]:
+    """The body of POST /generate for `len(seeds)` samples of one prompt; `ids` name them for an abort.
+
+    Seeds count only where the engine is in its deterministic mode.
+    """
+    shared = _sampling(sampling)
+    return {
+        "rid": list(ids),
+        "input_ids": [list(tokens)] * len(seeds),
+        "sampling_params": [{**shared, "sampling_seed": seed} for seed in seeds],
+        "return_logprob": True,
+        "stream": False,
+    }
+
+
+def _sampling(sampling: SamplingParams) -> dict[str, Any]:
+    """SGLang's names; its top_k is -1 where ours is 0. Custom parameters are numbers only."""
+    fields: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "skip_special_tokens": False,
+    }
+    if sampling.memory_mu is not None:
+        fields["custom_params"] = {"mu": float(sampling.memory_mu)}
+        if sampling.plausible is not None:
+            fields["custom_params"]["plausible"] = float(sampling.plausible)
+    return fields
+
+
+def completions(answer: object, seeds: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+    """The answer to `generate_body`, in the order of `seeds`.
+
+    Raises MalformedAnswer for an answer that is none, UserError where a network's log-probs are not finite.
+    """
+    if not isinstance(answer, list) or len(answer) != len(seeds):
+        raise MalformedAnswer(f"asked for {len(seeds)} samples, got {str(answer)[:200]}")
+    try:
+        return [_completion(item, seed, sampling) for item, seed in zip(answer, seeds, strict=True)]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise MalformedAnswer(f"{type(error).__name__}: {error}") from error
+
+
+def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
+    meta: Json = item["meta_info"]
+    tokens = torch.tensor(item["output_ids"], dtype=torch.int64)
+    count = tokens.numel()
+    standard = [pair[0] for pair in meta.get("output_token_logprobs") or []]
+    spans = tuple(_spans(meta, count))
+    version = spans[-1].version if spans else -1
+    with_memory = sampling.memory_mu is not None
+    truncated = sampling.top_p < 1.0 or sampling.top_k > 0
+    # SGLang's own log-prob is the policy's at the temperature: the sampler's only where nothing changed the logits.
+    sampler = meta["sampler_logprob"] if with_memory or truncated else meta.get("sampler_logprob", standard)
+    policy = meta["policy_logprob"] if with_memory else meta.get("policy_logprob", standard)
+    return Completion(
+        tokens=tokens,
+        policy_logp=_logp("the policy's", policy, count, version),
+        memory_logp=_logp("the memory network's", meta["memory_logprob"], count, version) if with_memory else None,
+        sampler_logp=_logp("the sampler's", sampler, count, version),
+        version_spans=spans,
+        finish_reason=_FINISH[meta["finish_reason"]["type"]],
+        seed=seed,
+    )
+
+
+def _logp(whose: str, values: Sequence[float | None], count: int, version: int) -> Tensor:
+    """Float32 [T]; JSON has no NaN, so SGLang sends null for it."""
+    if len(values) != count:
+        raise ValueError(f"{count} tokens with {len(values)} of {whose} log-probs")
+    if any(value is None or not math.isfinite(value) for value in values):
+        raise UserError(
+            f"{whose} logits are not finite (weights version {version}); "
+            "resume from an earlier checkpoint with a lower learning rate"
+        )
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _spans(meta: Json, count: int) -> list[VersionSpan]:
+    """Which version sampled which tokens; a span past the last token is cut."""
+    named = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": count}]
+    spans = [VersionSpan(version_number(s["version"]), int(s["start"]), min(int(s["end"]), count)) for s in named]
+    return [span for span in spans if span.start < span.end]
+
+
+def version_number(name: object) -> int:
+    """The weights' version as we count it; -1 for those an engine started with. Raises ValueError for other names."""
+    return -1 if name == _INITIAL_VERSION else int(str(name))
+
+
+def aborted(seeds: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+    """What a prompt gets that could not be served: no tokens, and FinishReason.ABORT."""
+    empty = torch.empty(0)
+    memory = None if sampling.memory_mu is None else empty
+    tokens = torch.empty(0, dtype=torch.int64)
+    return [Completion(tokens, empty, empty, memory, (), FinishReason.ABORT, seed) for seed in seeds]

@@ -1,0 +1,98 @@
+"""A fleet of stand-ins: real processes, launched, watched and killed by the real client; no model in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megasharp.serving.client.fleet import Fleet, FleetOptions
+from megasharp.serving.client.launch import FleetSettings
+from megasharp.serving.client.members import WatchSettings
+from megasharp.serving.client.router import RouterSettings
+from megasharp.serving.client.transport import SyncSettings
+
+STANDIN = Path(__file__).with_name("standin.py")
+QUICK = WatchSettings(probe_every=0.3, suspect_every=0.1, probe_limit=1.0, dead_after=3, wait_limit=20.0)
+
+
+class StandIns:
+    """A fleet over stand-ins, with what it told, and a way to command each stand-in."""
+
+    def __init__(self, fleet: Fleet, told: list[str]) -> None:
+        self.fleet = fleet
+        self.told = told
+
+    def command(self, index: int, behaviour: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Change how stand-in `index` behaves from now on, or leave it; returns what it holds."""
+        api = self.fleet.members.all[index].process.api
+        body = None if behaviour is None else json.dumps(behaviour).encode()
+        request = urllib.request.Request(
+            f"http://{api.host}:{api.port}/standin", body, {"Authorization": f"Bearer {api.key}"}
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def conditions(self) -> list[str]:
+        """Every engine's condition, in order."""
+        return [member.health.condition.value for member in self.fleet.members.all]
+
+
+Make = Callable[..., StandIns]
+
+
+def settings(folder: Path, engines: int = 2, memory: bool = False, tp: int = 1, **behaviour: object) -> FleetSettings:
+    return FleetSettings(
+        python=Path(sys.executable),
+        model=folder,
+        log_folder=folder / "logs",
+        memory=folder if memory else None,
+        engines=engines,
+        tp=tp,
+        sglang=behaviour,
+        start_limit_s=20.0,
+        command=(str(STANDIN),),
+    )
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Fleet] = []
+
+    def build(
+        engines: int = 2,
+        *,
+        router: RouterSettings | None = None,
+        sync: SyncSettings | None = None,
+        watch: WatchSettings = QUICK,
+        memory: bool = False,
+        tp: int = 1,
+        **behaviour: object,
+    ) -> StandIns:
+        told: list[str] = []
+        shared = tmp_path / "shared"
+        shared.mkdir(exist_ok=True)
+        options = FleetOptions(watch, router or RouterSettings(), sync or SyncSettings(folder=shared))
+        fleet = Fleet(settings(tmp_path, engines, memory, tp, **behaviour), options, told.append)
+        made.append(fleet)
+        return StandIns(fleet, told)
+
+    yield build
+    for fleet in made:
+        fleet.close()
+
+
+def running(group: int) -> bool:
+    """Whether any process of the group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
