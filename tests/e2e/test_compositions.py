@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,14 @@ def run(folder: Path, *overrides: str) -> list[dict[str, float]]:
     return [row for row in rows if "policy/loss" in row]
 
 
+def documented() -> list[str]:
+    """Patterns of figures that the page about them explains."""
+    lines = (REPOSITORY / "megasharp/metrics/README.md").read_text().splitlines()
+    cells = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    return [re.sub(r"<\w+>|(?<=lambda_)1", "*", name) for name in names]
+
+
 @pytest.mark.parametrize("methods", COMPOSITIONS)
 def test_combination_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str) -> None:
     monkeypatch.chdir(REPOSITORY)
@@ -66,6 +76,8 @@ def test_combination_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met
         for name in (*ALWAYS, *clip, *COMPOSITIONS[methods]):
             assert math.isfinite(row[name]), name
     assert len({row["policy/loss"] for row in rows}) == 3
+    explained = documented()
+    assert [name for name in rows[-1] if "/" in name and not any(fnmatch(name, known) for known in explained)] == []
     assert rows[-1]["policy/sampler_gap"] > 0
     memory = tmp_path / "run" / "checkpoints" / "step_000003" / "memory"
     assert memory.is_dir() == ("dlc" in methods)
