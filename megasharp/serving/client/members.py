@@ -149,15 +149,19 @@ class Members:
                     member.requests += 1
                     member.tokens += tokens
                     return member
-                hopeful = any(m.health.condition in (Condition.SERVING, Condition.SUSPECT) for m in self.all)
                 left = deadline - time.monotonic()
-                if not hopeful or left <= 0 or self._ended.is_set():
+                if not any(self._hopeful(m) for m in self.all) or left <= 0 or self._ended.is_set():
                     raise self.none_left()
                 self._changed.wait(min(left, _EXIT_POLL_S))
 
+    def _hopeful(self, member: Member) -> bool:
+        """Whether the engine may yet serve without anybody's doing: a stale one may in a weight push."""
+        condition = member.health.condition
+        return condition in (Condition.SERVING, Condition.SUSPECT) or (self._quiet and condition is Condition.STALE)
+
     @contextmanager
     def unwatched(self) -> Iterator[None]:
-        """No probes inside; those under way have ended. Exits of processes are still noticed."""
+        """A weight push: no probes inside, and those under way have ended. Exits of processes are still noticed."""
         self._quiet = True
         try:
             for member in self.all:

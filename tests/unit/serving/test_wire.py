@@ -1,0 +1,138 @@
+"""Requests and answers as JSON, on answers as SGLang 0.5.21 gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from megasharp.errors import UserError
+from megasharp.serving.client.wire import MalformedAnswer, aborted, completions, generate_body, version_number
+from megasharp.types import FinishReason, SamplingParams, VersionSpan
+
+PLAIN = SamplingParams(max_tokens=8, temperature=0.7, stop_token_ids=(1,))
+WITH_MEMORY = SamplingParams(max_tokens=8, memory_mu=0.5)
+
+
+def item(**meta: object) -> dict[str, Any]:
+    standard = {
+        "finish_reason": {"type": "stop", "matched": 1},
+        "output_token_logprobs": [[-0.5, 4, None], [-0.25, 1, None]],
+        "weight_version": "12",
+        "weight_versions": [{"version": "12", "start": 0, "end": 2}],
+    }
+    return {"output_ids": [4, 1], "meta_info": {**standard, **meta}}
+
+
+def test_the_request() -> None:
+    body = generate_body((6, 20), (991, 992), PLAIN, ("a", "b"))
+    shared = {
+        "max_new_tokens": 8,
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "top_k": -1,
+        "stop_token_ids": [1],
+        "skip_special_tokens": False,
+    }
+    assert body == {
+        "rid": ["a", "b"],
+        "input_ids": [[6, 20], [6, 20]],
+        "sampling_params": [{**shared, "sampling_seed": 991}, {**shared, "sampling_seed": 992}],
+        "return_logprob": True,
+        "stream": False,
+    }
+
+
+def test_custom_parameters_are_numbers_and_only_where_asked() -> None:
+    def custom(sampling: SamplingParams) -> object:
+        return generate_body((6,), (1,), sampling, ("a",))["sampling_params"][0].get("custom_params")
+
+    assert custom(PLAIN) is None
+    assert custom(SamplingParams(8, memory_mu=0.0)) == {"mu": 0.0}
+    assert custom(SamplingParams(8, memory_mu=1, plausible=0.1)) == {"mu": 1.0, "plausible": 0.1}
+    assert custom(SamplingParams(8, plausible=0.1)) is None
+
+
+def test_the_answer() -> None:
+    [found] = completions([item()], (991,), PLAIN)
+    assert found.tokens.tolist() == [4, 1]
+    assert found.tokens.dtype == torch.int64
+    assert found.sampler_logp.tolist() == found.policy_logp.tolist() == [-0.5, -0.25]
+    assert found.memory_logp is None
+    assert found.version_spans == (VersionSpan(12, 0, 2),)
+    assert (found.finish_reason, found.seed) == (FinishReason.STOP, 991)
+
+
+def test_the_answer_of_an_engine_with_a_memory() -> None:
+    meta = {"sampler_logprob": [-1.0, -2.0], "policy_logprob": [-3.0, -4.0], "memory_logprob": [-5.0, -6.0]}
+    [found] = completions([item(**meta)], (1,), WITH_MEMORY)
+    assert found.memory_logp is not None
+    assert [x.tolist() for x in (found.sampler_logp, found.policy_logp, found.memory_logp)] == [
+        [-1.0, -2.0],
+        [-3.0, -4.0],
+        [-5.0, -6.0],
+    ]
+    [unasked] = completions([item(**meta)], (1,), PLAIN)
+    assert unasked.memory_logp is None
+    assert unasked.policy_logp.tolist() == [-3.0, -4.0]
+
+
+@pytest.mark.parametrize("sampling", [WITH_MEMORY, SamplingParams(8, top_p=0.9), SamplingParams(8, top_k=5)])
+def test_the_policys_log_prob_never_stands_in_for_the_samplers(sampling: SamplingParams) -> None:
+    with pytest.raises(MalformedAnswer, match="sampler_logprob"):
+        completions([item()], (1,), sampling)
+
+
+def test_spans_of_several_versions() -> None:
+    spans = [{"version": "default", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 5}]
+    [found] = completions([item(weight_versions=spans)], (1,), PLAIN)
+    assert found.version_spans == (VersionSpan(-1, 0, 1), VersionSpan(3, 1, 2))
+    [cut] = completions([item(weight_versions=[*spans, {"version": "4", "start": 2, "end": 2}])], (1,), PLAIN)
+    assert cut.version_spans == found.version_spans
+    [single] = completions([item(weight_versions=None)], (1,), PLAIN)
+    assert single.version_spans == (VersionSpan(12, 0, 2),)
+
+
+def test_an_answer_without_tokens() -> None:
+    nothing = item(output_token_logprobs=[], finish_reason={"type": "abort", "message": "x"}, weight_versions=[])
+    [found] = completions([{**nothing, "output_ids": []}], (5,), PLAIN)
+    assert (found.tokens.numel(), found.version_spans) == (0, ())
+    assert found.finish_reason is FinishReason.ABORT
+
+
+@pytest.mark.parametrize(("bad", "whose"), [(None, "the policy's"), (float("nan"), "the policy's")])
+def test_not_finite(bad: float | None, whose: str) -> None:
+    with pytest.raises(UserError, match=rf"{whose} logits are not finite \(weights version 12\)"):
+        completions([item(output_token_logprobs=[[-0.5, 4, None], [bad, 1, None]])], (1,), PLAIN)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {},
+        [],
+        [item(), item()],
+        [{}],
+        [item(finish_reason=None)],
+        [item(finish_reason={"type": "surprise"})],
+        [item(output_token_logprobs=[[-0.5, 4, None]])],
+        [item(weight_versions=[{"version": "mine", "start": 0, "end": 2}])],
+        [{**item(), "output_ids": ["x", "y"]}],
+    ],
+)
+def test_malformed_answers(answer: object) -> None:
+    with pytest.raises(MalformedAnswer):
+        completions(answer, (1,), PLAIN)
+
+
+def test_versions() -> None:
+    assert [version_number(name) for name in ("default", "0", "17", 3)] == [-1, 0, 17, 3]
+
+
+def test_aborted_completions() -> None:
+    plain, memory = aborted((1, 2), PLAIN), aborted((1,), WITH_MEMORY)
+    assert [(c.seed, c.tokens.numel(), c.memory_logp) for c in plain] == [(1, 0, None), (2, 0, None)]
+    assert memory[0].memory_logp is not None
+    assert memory[0].finish_reason is FinishReason.ABORT
