@@ -10,7 +10,7 @@ from megasharp.errors import UserError
 from megasharp.protocols import NamedTensors
 from megasharp.serving.client.api import EngineFailed, Refused
 from megasharp.serving.client.health import Answered
-from megasharp.serving.client.launch import FleetSettings, launch, stop
+from megasharp.serving.client.launch import FleetSettings, launch, stop, vocabulary
 from megasharp.serving.client.members import Members, WatchSettings
 from megasharp.serving.client.router import GivenUp, LeastLoaded, Outcome, RouterSettings
 from megasharp.serving.client.transport import SyncSettings, buckets, make_transport
@@ -48,6 +48,7 @@ class Fleet:
         self._tell = tell
         self._version = -1
         self._closed = False
+        self._vocabulary = vocabulary(settings.model)
         self._bucket_mb = options.sync.bucket_mb
         self._processes = launch(settings)
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
@@ -56,8 +57,11 @@ class Fleet:
         try:
             self._transport = make_transport(self._members, options.sync, settings.tp)
             self._router = LeastLoaded(self._members, options.router)
-            self._prompt_limit = self._smallest_prompt_limit()
+            self._prompt_limit = min(process.api.prompt_limit() for process in self._processes)
             self._members.start_watching()
+        except EngineFailed as error:
+            self.close()
+            raise UserError(f"the engines started, but one then failed: {error}; see {settings.log_folder}") from error
         except BaseException:
             self.close()
             raise
@@ -89,10 +93,10 @@ class Fleet:
         """Sample every request; the outer list follows `requests`, the inner one each request's seeds.
 
         Seeds fix completions only where the engines are deterministic.
-        Raises UserError when no engine is left, when the engines refuse every prompt, when log-probs are not finite, or
-        when a memory network is asked for and the engines have none.
+        Raises UserError when no engine is left, when the engines refuse every prompt, when log-probs are not finite,
+        when a token is outside the vocabulary, or when a memory network is asked for and the engines have none.
         """
-        self._check(sampling)
+        self._check(requests, sampling)
         sent = [number for number, request in enumerate(requests) if self._obstacle(request) is None]
         outcomes = self._router.generate([requests[number] for number in sent], sampling)
         self._check_outcomes(outcomes)
@@ -110,8 +114,7 @@ class Fleet:
         """
         if self._closed:
             raise RuntimeError("the fleet was closed")
-        with self._members.unwatched():
-            self._members.want(version)
+        with self._members.pushing(version):
             try:
                 self._transport.begin(version)
                 for bucket in buckets(tensors, self._bucket_mb):
@@ -140,7 +143,7 @@ class Fleet:
         if not self._members.serving():
             raise self._members.none_left()
 
-    def _check(self, sampling: SamplingParams) -> None:
+    def _check(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> None:
         if self._closed:
             raise RuntimeError("the fleet was closed")
         if sampling.memory_mu is not None and self._settings.memory is None:
@@ -148,12 +151,14 @@ class Fleet:
                 f"sampling.memory_mu is {sampling.memory_mu}, but the engines hold no memory network; "
                 "leave it out or give the memory network's folder"
             )
-
-    def _smallest_prompt_limit(self) -> int:
-        try:
-            return min(process.api.prompt_limit() for process in self._processes)
-        except EngineFailed as error:
-            raise UserError(f"the engines started, but one does not say what prompts it takes: {error}") from error
+        # SGLang does not look: an index out of range ends its scheduler, and the engine with it.
+        for request in requests:
+            low, high = min(request.tokens, default=0), max(request.tokens, default=0)
+            if low < 0 or (self._vocabulary is not None and high >= self._vocabulary):
+                raise UserError(
+                    f"a prompt holds token ids {low}..{high}, but the model's vocabulary has {self._vocabulary}; "
+                    "check that the tokenizer belongs to the model"
+                )
 
     def _obstacle(self, request: GenerateRequest) -> str | None:
         """Why a prompt is not even sent, or None."""

@@ -107,18 +107,17 @@ class EngineProcess:
         return tail(self.log)
 
     def ask_to_end(self) -> None:
-        """SIGTERM to the whole group."""
-        self._signal(signal.SIGTERM)
+        """SIGTERM to the leader, which ends its children in good order."""
+        # Not Popen.terminate, which reaps a leader that has ended: its group's id would be anybody's.
+        if self._process.returncode is None:
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL to the whole group, then reap the leader; harmless when it is gone."""
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-
-    def _signal(self, number: int) -> None:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+                os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 def launch(settings: FleetSettings) -> list[EngineProcess]:
@@ -264,8 +263,18 @@ def _reason(log: str) -> str | None:
 
 def tail(log: Path, lines: int = _TAIL_LINES) -> str:
     """A log's last lines that are not empty, on one line, separated by bars."""
-    found = [" ".join(line.split()) for line in _read_tail(log).splitlines() if line.strip()]
+    # A traceback's lines of carets say nothing on one line.
+    found = [" ".join(line.split()) for line in _read_tail(log).splitlines() if line.strip(" ^~\t")]
     return " | ".join(found[-lines:]) or "(the log is empty)"
+
+
+def vocabulary(model: Path) -> int | None:
+    """The number of token ids that the model in this Hugging Face folder knows; None where its config does not say."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        return int(config["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _read_tail(log: Path) -> str:

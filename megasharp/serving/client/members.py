@@ -42,8 +42,6 @@ class Member:
         self.health = Health()
         self.requests = 0
         self.tokens = 0
-        # Held while a probe is under way: a weight push waits for its end.
-        self.probing = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -64,16 +62,18 @@ class Members:
         self._tell = tell
         self._changed = threading.Condition()
         self._ended = threading.Event()
-        self._quiet = False
+        self._pushing = False
+        # Counts what makes the answers of probes under way worthless: starts and ends of weight pushes.
+        self._epoch = 0
         self._threads = [
             threading.Thread(target=self._watch_one, args=(member,), name=f"watch {member.name}", daemon=True)
             for member in self.all
         ]
 
     def start_watching(self) -> None:
-        """Probe every engine once, then keep probing in the background until `end_watching`."""
+        """Note what the engines, which have just answered the launcher, serve; then probe them in the background."""
         for member in self.all:
-            self.probe(member)
+            self.observe(member, Answered(member.process.api.version()))
         for thread in self._threads:
             thread.start()
 
@@ -81,9 +81,14 @@ class Members:
         """End the background probes; does not wait for a probe that hangs."""
         self._ended.set()
 
-    def observe(self, member: Member, event: Event) -> None:
-        """Apply an event to one engine's health; an engine that this makes dead is killed."""
+    def observe(self, member: Member, event: Event, epoch: int | None = None) -> None:
+        """Apply an event to one engine's health; an engine that this makes dead is killed.
+
+        With `epoch`, the event counts only where no push of weights began or ended since then, or is under way.
+        """
         with self._changed:
+            if epoch is not None and (epoch != self._epoch or self._pushing):
+                return
             before = member.health
             member.health = after(before, event, self._watch.dead_after)
             died = before.alive and not member.health.alive
@@ -96,11 +101,6 @@ class Members:
         """A call to the engine failed: it is dead if its process ended, suspect otherwise."""
         ended = member.process.exit_reason()
         self.observe(member, Lost(ended) if ended is not None else Doubted(str(error)))
-
-    def want(self, version: int) -> None:
-        """From now on only weights of this version may be served."""
-        for member in self.all:
-            self.observe(member, Wanted(version))
 
     def alive(self) -> list[Member]:
         """Engines that are not given up."""
@@ -157,30 +157,41 @@ class Members:
     def _hopeful(self, member: Member) -> bool:
         """Whether the engine may yet serve without anybody's doing: a stale one may in a weight push."""
         condition = member.health.condition
-        return condition in (Condition.SERVING, Condition.SUSPECT) or (self._quiet and condition is Condition.STALE)
+        return condition in (Condition.SERVING, Condition.SUSPECT) or (self._pushing and condition is Condition.STALE)
 
     @contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """A weight push: no probes inside, and those under way have ended. Exits of processes are still noticed."""
-        self._quiet = True
+    def pushing(self, version: int) -> Iterator[None]:
+        """A push of weights: only `version` may be served from now on, and no engine serves until it says so inside.
+
+        Probes have no say inside: a paused engine answers none. Exits of processes are still noticed.
+        """
+        self._turn(True)
+        for member in self.all:
+            self.observe(member, Wanted(version))
         try:
-            for member in self.all:
-                if member.probing.acquire(timeout=self._watch.probe_limit + 1.0):
-                    member.probing.release()
             yield
         finally:
-            self._quiet = False
+            self._turn(False)
+
+    def _turn(self, pushing: bool) -> None:
+        with self._changed:
+            self._pushing = pushing
+            self._epoch += 1
+            self._changed.notify_all()
 
     def probe(self, member: Member) -> None:
         """Ask one engine how it is, and note what it says."""
+        epoch = self._epoch
+        self.observe(member, self._ask(member), epoch)
+
+    def _ask(self, member: Member) -> Event:
         api = member.process.api
         try:
             if api.healthy(self._watch.probe_limit):
-                self.observe(member, Answered(api.version(self._watch.probe_limit)))
-            else:
-                self.observe(member, Missed("it says that it is not healthy"))
+                return Answered(api.version(self._watch.probe_limit))
+            return Missed("it says that it is not healthy")
         except EngineFailed as error:
-            self.observe(member, Missed(str(error)))
+            return Missed(str(error))
 
     def _watch_one(self, member: Member) -> None:
         probed = time.monotonic()
@@ -191,7 +202,6 @@ class Members:
                 return
             suspect = member.health.condition is Condition.SUSPECT
             if time.monotonic() - probed >= (self._watch.suspect_every if suspect else self._watch.probe_every):
-                with member.probing:
-                    if not self._quiet:
-                        self.probe(member)
+                if not self._pushing:
+                    self.probe(member)
                 probed = time.monotonic()

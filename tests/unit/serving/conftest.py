@@ -79,6 +79,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         told: list[str] = []
         shared = tmp_path / "shared"
         shared.mkdir(exist_ok=True)
+        (tmp_path / "config.json").write_text('{"vocab_size": 60}')
         options = FleetOptions(watch, router or RouterSettings(), sync or SyncSettings(folder=shared))
         fleet = Fleet(settings(tmp_path, engines, memory, tp, **behaviour), options, told.append)
         made.append(fleet)

@@ -129,6 +129,14 @@ def test_a_bad_prompt_is_an_outcome_of_its_own(make: Make, tokens: tuple[int, ..
     assert stand_ins.conditions() == ["serving", "serving"]
 
 
+@pytest.mark.parametrize("token", [60, -1])
+def test_a_token_outside_the_vocabulary_never_reaches_an_engine(make: Make, token: int) -> None:
+    stand_ins = make(1)
+    with pytest.raises(UserError, match="but the model's vocabulary has 60; check that the tokenizer belongs"):
+        stand_ins.fleet.generate([*prompts(2), GenerateRequest((3, token), (1,))], SAMPLING)
+    assert stand_ins.command(0)["generated"] == []
+
+
 def test_only_bad_prompts_are_no_dead_step_either(make: Make) -> None:
     found = make(1).fleet.generate([GenerateRequest((), (1,)), GenerateRequest((5,) * 5000, (2,))], SAMPLING)
     assert [completions[0].finish_reason for completions in found] == [FinishReason.ABORT] * 2
@@ -226,6 +234,13 @@ def test_an_engine_that_claims_other_weights_gets_no_requests(make: Make) -> Non
     assert {engine_of(completions[0]) for completions in found} == {0}
     stand_ins.command(1, {})
     wait_until(lambda: stand_ins.conditions() == ["serving", "serving"])
+
+
+def test_an_engine_that_fails_right_after_its_start(make: Make) -> None:
+    with pytest.raises(
+        UserError, match=r"the engines started, but one then failed: status 500: told to fail; see .*logs"
+    ):
+        make(2, **{"/server_info": "fail"})
 
 
 def test_a_closed_fleet(make: Make) -> None:
