@@ -42,6 +42,24 @@ def test_a_step_worked_out_by_hand(make_response, make_group):
     assert figures["rollout/sampler_policy_gap"] == pytest.approx(0.5 * 4 / 40)
 
 
+def test_invalid_answers_are_one_class_of_the_answer_entropy(make_response, make_group):
+    group = make_group(
+        make_response(Outcome.CORRECT, answer="1+2"),
+        make_response(Outcome.WRONG, answer="9"),
+        make_response(Outcome.FORMAT),
+        make_response(Outcome.TIMEOUT),
+    )
+    shares = [0.25, 0.25, 0.5]
+    expected = -sum(share * math.log(share) for share in shares)
+    assert group_metrics([group])["group/answer_entropy"] == pytest.approx(expected)
+
+
+def test_a_correct_response_without_an_answer_is_no_distinct_one(make_response, make_group):
+    right, silent = make_response(Outcome.CORRECT, answer="1+2"), make_response(Outcome.CORRECT)
+    figures = group_metrics([make_group(right, silent), make_group(silent, silent)])
+    assert figures["group/distinct_correct"] == pytest.approx((1 + 0) / 2)
+
+
 def test_infra_failures_do_not_touch_rewards_or_groups(make_response, make_group):
     right, infra = make_response(Outcome.CORRECT, answer="1+2"), make_response(Outcome.INFRA)
     figures = group_metrics([make_group(right, right, infra), make_group(infra, infra)])

@@ -1,0 +1,429 @@
+"""The papers' rows hold the papers' values, and mark what no paper gives.
+
+The tables below are written from the papers and the authors' scripts, not from the files. Where neither has a number, a
+method's usual one may stand here; that it is marked in its file is always here.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from megasharp.algos.schedule import RecipeSchedule
+from megasharp.build.recipes import build_recipes
+from megasharp.config.run import RunConfig, load_run
+
+PAPER = Path(__file__).parents[3] / "configs" / "algo" / "paper"
+ROWS = sorted(file.stem for file in PAPER.glob("*.yaml") if not file.name.startswith("_"))
+
+
+@cache
+def run_of(row: str) -> RunConfig:
+    return load_run(PAPER / f"{row}.yaml")
+
+
+@cache
+def recipes_of(row: str) -> RecipeSchedule:
+    return build_recipes(run_of(row), row)
+
+
+class Printed(NamedTuple):
+    """Numbers of a run as the paper, or the script where the paper has none, states them; None where neither does."""
+
+    prompts: int | None
+    responses: int | None
+    mini_batch_prompts: int | None
+    prompt_tokens: int | None
+    response_tokens: int | None
+    temperature: float | None
+    lr: float | None
+    steps: int | None
+    eval_every: int | None
+    eval_n: int | None
+    eval_temperature: float | None
+
+
+# By the longest of these that a row's name starts with.
+PRINTED = {
+    "casp_math_qwen2.5-math-7b": Printed(1024, 8, 256, 1024, 3072, 1.0, 1e-6, 20 * 7, None, 256, 0.6),
+    "casp_math_llama3.2-3b-instruct": Printed(1024, 8, 256, 1024, 3072, 1.0, 1e-6, 20 * 8, None, 256, 0.6),
+    "casp_math_qwen2.5-32b": Printed(1024, 8, 256, 1024, 8192, 1.0, 1e-6, None, None, 128, 0.6),
+    "casp_logic": Printed(128, 16, 32, 2048, 8192, 1.0, 1e-6, None, None, 128, 0.7),
+    "casp_code": Printed(128, 8, 32, 2048, 8192, 0.6, 1e-6, None, None, 16, 0.7),
+    "iac_": Printed(64, 8, None, None, None, None, 1e-6, 2000, 50, 8, None),
+    "ds_countdown_": Printed(128, 5, 64, 2048, 8192, 1.0, None, 320, None, None, 1.0),
+    "ds_countdown3_": Printed(128, 5, 64, 2048, 8192, 1.0, None, None, None, None, 1.0),
+    "ds_math_qwen3-1.7b": Printed(32, 8, 16, 1024, 4096, 0.7, 5e-7, 300, None, 128, 0.7),
+    "ds_math_qwen2.5-math-1.5b": Printed(32, 8, 32, 1024, 2048, 0.7, 1e-6, 1000, None, 128, 0.7),
+    "ds_math_qwen2.5-math-7b": Printed(32, 8, 32, 1024, 2048, 0.7, 1e-6, 500, None, 128, 0.7),
+    "ds_math_ministral-8b": Printed(32, 8, 16, 1024, 2048, 0.7, 3e-7, 300, None, 128, 0.7),
+    "ds_knights_and_knaves": Printed(None, None, None, None, None, None, None, None, None, None, None),
+    "two_stage_math": Printed(1024, 8, 256, 1024, 3072, 1.0, 1e-6, None, None, 256, 0.6),
+    "rlvr_decomposed_math": Printed(1024, 8, 256, 1024, 3072, 1.0, 1e-6, 20 * 7, None, 256, 0.6),
+    "dapo_math": Printed(512, 16, 32, 2048, 20480, 1.0, 1e-6, None, 5, 32, 1.0),
+    "forking_tokens_math": Printed(512, 16, 32, 2048, 20480, 1.0, 1e-6, None, 5, 32, 1.0),
+    "clip_cov_math_qwen2.5-7b": Printed(256, 8, 32, 2048, 8192, 1.0, 5e-7, None, 4, None, 0.6),
+    "clip_cov_math_qwen2.5-32b": Printed(256, 8, 32, 2048, 8192, 1.0, 1e-6, None, 4, None, 0.6),
+    "kl_cov_math_qwen2.5-7b": Printed(256, 8, 32, 2048, 8192, 1.0, 5e-7, None, 4, None, 0.6),
+    "kl_cov_math_qwen2.5-32b": Printed(256, 8, 32, 2048, 8192, 1.0, 1e-6, None, 4, None, 0.6),
+    "unlikeliness_lean": Printed(16, 32, 8, 512, 512, None, 1e-6, 28_000 // 16, None, None, None),
+    "gspo_gsm8k": Printed(512, 16, 128, 2048, 8192, 1.0, 1e-6, 500, 10, 1, 1.0),
+    "gspo_math": Printed(256, 16, 32, 2048, 8192, 1.0, 1e-6, 700, 10, 1, 1.0),
+    "prorl_mixed": Printed(256, 16, 64, None, None, 1.2, 2e-6, 2000, None, 16, None),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_numbers_are_the_papers(row: str) -> None:
+    printed = PRINTED[max((start for start in PRINTED if row.startswith(start)), key=len)]
+    run = run_of(row)
+    found = Printed(
+        run.data.prompts_per_step,
+        run.data.responses_per_prompt,
+        run.data.prompts_per_step // run.recipe.mini_batches,
+        run.data.max_prompt_tokens,
+        run.data.max_response_tokens,
+        run.rollout.temperature,
+        run.policy.optimizer.lr,
+        run.steps,
+        run.eval.every,
+        run.eval.n,
+        run.eval.temperature,
+    )
+    stated = {name: value for name, value in printed._asdict().items() if value is not None}
+    assert {name: getattr(found, name) for name in stated} == stated
+
+
+Values = dict[str, float | str | None]
+
+
+def casp(
+    alpha: float = 0.01, topn: int = 3, quantile: float = 0.8, lambda_top1: float = 1.1, omega: str = "uniform"
+) -> dict[str, Values]:
+    """CaSP on GRPO; defaults are those of the math runs (2510.14807 v3, E.1), the penalty is on the ratio (eq 5)."""
+    values: Values = {"alpha": alpha, "topn": topn, "quantile": quantile, "lambda_top1": lambda_top1}
+    return {"grpo": UNBIASED, "casp": {**values, "omega": omega, "penalty_on": "ratio"}}
+
+
+def ds(gamma_p: float, gamma_n: float) -> Values:
+    return {"gamma_p": gamma_p, "gamma_n": gamma_n}
+
+
+UNBIASED: Values = {"std": "unbiased"}
+POPULATION: Values = {"std": "population"}
+CLIP: Values = {"low": 0.2, "high": 0.2, "dual": None}
+GRPO: dict[str, Values] = {"grpo": UNBIASED, "clip": CLIP}
+LOGIC: dict[str, Values] = {"dynamic_sampling": {}, "clip": {"high": 0.28, "dual": None}}
+CODE: dict[str, Values] = {"clip": {"dual": None}}
+IAC: Values = {"alpha": 1.0}
+IAC_GRPO: dict[str, Values] = {"grpo": UNBIASED, "kl": {}, "clip": {}}
+IAC_TABLE_2: dict[str, dict[str, Values]] = {
+    "": {**IAC_GRPO, "iac": IAC},
+    "_grpo": IAC_GRPO,
+    "_rloo": {"rloo": {}, "kl": {}, "clip": {}},
+    "_reinforce_pp_baseline": {"reinforce_pp_baseline": {}, "kl": {}, "clip": {}},
+    "_dr_grpo": {"dr_grpo": {}, "clip": {}},
+}
+IAC_DAPO: dict[str, Values] = {
+    "dapo": {},
+    "grpo": UNBIASED,
+    "clip": {},
+    "dynamic_sampling": {},
+    "soft_overlong": {"factor": 0.5},
+}
+COUNTDOWN: dict[str, Values] = {"kl": {"form": "k3"}, "entropy_bonus": {"coefficient": 0.001}, "clip": CLIP}
+DS_MATH: dict[str, Values] = {"clip": {"low": 0.2, "high": 0.25, "dual": 3.0}}
+MINISTRAL: dict[str, Values] = {
+    "kl": {"coefficient": 0.001, "form": "k3"},
+    "clip": {"low": 0.2, "high": 0.22, "dual": 3.0},
+}
+TWO_STAGE: dict[str, Values] = {
+    "grpo": UNBIASED,
+    "kl": {"coefficient": 1e-3, "form": "k3"},
+    "entropy_bonus": {"coefficient": 1e-4},
+    "clip": CLIP,
+}
+ZHU: dict[str, Values] = {"entropy_bonus": {"coefficient": 0.001}, "clip": CLIP}
+DAPO: dict[str, Values] = {
+    "dapo": {},
+    "grpo": UNBIASED,
+    "clip": {"low": 0.2, "high": 0.28, "dual": 10.0},
+    "dynamic_sampling": {"max_rounds": 10},
+    "soft_overlong": {"max_tokens": 20480, "cache_tokens": 4096, "factor": 0.5},
+}
+COVARIANCE: dict[str, Values] = {"grpo": UNBIASED, "dynamic_sampling": {"max_rounds": 10}}
+CLIP_COV: dict[str, Values] = {
+    "clip": {"low": 1.0, "high": 1.0, "dual": 10.0},
+    "clip_cov": {"share": 2e-4, "low": 1.0, "high": 5.0},
+}
+GSPO: dict[str, Values] = {
+    "grpo": UNBIASED,
+    "gspo": {"level": "sequence"},
+    "clip": {"low": 3e-4, "high": 4e-4, "dual": None},
+}
+
+METHODS: dict[str, dict[str, Values]] = {
+    "casp_math_qwen2.5-math-7b": {**casp(), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_alpha0.02": {**casp(alpha=0.02), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_alpha0.03": {**casp(alpha=0.03), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_alpha0.05": {**casp(alpha=0.05), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_alpha0.1": {**casp(alpha=0.1), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_quantile0.0": {**casp(quantile=0.0), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_quantile0.4": {**casp(quantile=0.4), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_quantile0.6": {**casp(quantile=0.6), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_topn1": {**casp(topn=1), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_topn2": {**casp(topn=2), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_topn4": {**casp(topn=4), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_topn5": {**casp(topn=5), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_without_negative": {**casp(lambda_top1=1.0), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_without_positive": {**casp(alpha=0.0), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_softmax": {**casp(omega="softmax"), "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_grpo": GRPO,
+    "casp_math_qwen2.5-math-7b_psr": {"psr": {}, "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_nsr": {"nsr": {}, "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_w_reinforce": {"w_reinforce": {"positive_weight": 0.1}, "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_kl_cov": {"grpo": UNBIASED, "kl_cov": {"share": 0.002, "coefficient": 1.0}},
+    "casp_math_qwen2.5-math-7b_passk_training": {"passk_training": {}, "clip": CLIP},
+    "casp_math_qwen2.5-math-7b_entropy_bonus": {**GRPO, "entropy_bonus": {"coefficient": 0.01}},
+    "casp_math_qwen2.5-math-7b_entropy_adv": {**GRPO, "entropy_adv": {"a": 0.4, "kappa": 2.0}},
+    "casp_math_qwen2.5-math-7b_forking_tokens": {**GRPO, "forking_tokens": {"share": 0.2}},
+    "casp_math_qwen2.5-32b_alpha0.01": {**casp(alpha=0.01), "clip": CLIP},
+    "casp_math_qwen2.5-32b_alpha0.05": {**casp(alpha=0.05), "clip": CLIP},
+    "casp_math_qwen2.5-32b_grpo": GRPO,
+    "casp_math_qwen2.5-32b_entropy_bonus": {**GRPO, "entropy_bonus": {"coefficient": 0.01}},
+    "casp_math_llama3.2-3b-instruct": {**casp(), "clip": CLIP},
+    "casp_math_llama3.2-3b-instruct_grpo": GRPO,
+    "casp_math_llama3.2-3b-instruct_psr": {"psr": {}, "clip": CLIP},
+    "casp_math_llama3.2-3b-instruct_nsr": {"nsr": {}, "clip": CLIP},
+    "casp_math_llama3.2-3b-instruct_w_reinforce": {"w_reinforce": {"positive_weight": 0.1}, "clip": CLIP},
+    "casp_logic_qwen2.5-7b": {**casp(alpha=0.005, lambda_top1=1.05), **LOGIC},
+    "casp_logic_qwen2.5-7b_grpo": {"grpo": UNBIASED, **LOGIC},
+    "casp_logic_qwen2.5-7b_psr": {"psr": {}, **LOGIC},
+    "casp_logic_qwen2.5-7b_w_reinforce": {"w_reinforce": {"positive_weight": 0.1}, **LOGIC},
+    "casp_code_r1-distill-qwen-7b": {**casp(alpha=0.05), **CODE},
+    "casp_code_r1-distill-qwen-7b_grpo": {"grpo": UNBIASED, **CODE},
+    **{f"iac_deepscaler_qwen3-{size}{row}": IAC_TABLE_2[row] for size in ("4b", "8b", "14b") for row in IAC_TABLE_2},
+    "iac_deepscaler_qwen3-8b_alpha0.5": {**IAC_GRPO, "iac": {"alpha": 0.5}},
+    "iac_deepscaler_qwen3-8b_alpha1.5": {**IAC_GRPO, "iac": {"alpha": 1.5}},
+    "iac_deepscaler_qwen3-8b_alpha2.0": {**IAC_GRPO, "iac": {"alpha": 2.0}},
+    "iac_deepscaler_qwen3-8b_filtering": {
+        **IAC_GRPO,
+        "difficulty_filter": {"drop_easiest": 0.25, "low": None, "high": None},
+    },
+    "iac_deepscaler_qwen3-8b_dapo": IAC_DAPO,
+    "iac_deepscaler_qwen3-8b_dapo_iac": {**IAC_DAPO, "iac": IAC},
+    "iac_deepscaler_qwen3-8b_dapo_iac_dlc": {**IAC_DAPO, "iac": IAC, "dlc": {"plausible": None}},
+    "iac_dapo17k_r1-distill-qwen-1.5b": {**IAC_GRPO, "iac": IAC},
+    "iac_dapo17k_r1-distill-qwen-1.5b_grpo": IAC_GRPO,
+    "iac_dapo17k_r1-distill-qwen-1.5b_dapo": IAC_DAPO,
+    "ds_countdown_qwen2.5-3b-instruct": {"grpo": POPULATION, "ds": ds(0.03, 0.01), **COUNTDOWN},
+    "ds_countdown_qwen2.5-3b-instruct_grpo": {"grpo": POPULATION, **COUNTDOWN},
+    "ds_countdown_qwen2.5-3b-instruct_entropy_bonus": {"grpo": POPULATION, **COUNTDOWN, "entropy_bonus": {}},
+    "ds_countdown_qwen2.5-3b-instruct_entropy_penalty": {
+        "grpo": POPULATION,
+        "kl": {"form": "k3"},
+        "entropy_penalty": {},
+        "clip": CLIP,
+    },
+    "ds_countdown_qwen2.5-3b-instruct_unlikeliness": {"grpo": POPULATION, "unlikeliness": {}, **COUNTDOWN},
+    "ds_countdown_qwen2.5-3b-instruct_gr_pkpo": {"gr_pkpo": {}, **COUNTDOWN},
+    "ds_countdown3_qwen2.5-3b-instruct_grpo": {"grpo": POPULATION, **COUNTDOWN},
+    "ds_countdown3_qwen2.5-3b-instruct_entropy_bonus": {"grpo": POPULATION, **COUNTDOWN, "entropy_bonus": {}},
+    "ds_math_qwen3-1.7b": {"grpo": POPULATION, "ds": ds(0.02, 0.002), **DS_MATH},
+    "ds_math_qwen3-1.7b_grpo": {"grpo": POPULATION, **DS_MATH},
+    "ds_math_qwen2.5-math-1.5b": {"grpo": POPULATION, "ds": ds(0.01, 0.01), **DS_MATH},
+    "ds_math_qwen2.5-math-1.5b_grpo": {"grpo": POPULATION, **DS_MATH},
+    "ds_math_qwen2.5-math-1.5b_cispo": {"grpo": POPULATION, "cispo": {}},
+    "ds_math_qwen2.5-math-7b": {"grpo": POPULATION, "ds": ds(0.01, 0.01), **DS_MATH},
+    "ds_math_qwen2.5-math-7b_grpo": {"grpo": POPULATION, **DS_MATH},
+    "ds_math_ministral-8b": {"grpo": POPULATION, "ds": ds(0.02, 0.002), **MINISTRAL},
+    "ds_math_ministral-8b_grpo": {"grpo": POPULATION, **MINISTRAL},
+    "ds_math_ministral-8b_entropy_bonus": {"grpo": POPULATION, "entropy_bonus": {}, **MINISTRAL},
+    "ds_math_ministral-8b_entropy_penalty": {"grpo": POPULATION, "entropy_penalty": {}, **MINISTRAL},
+    "ds_math_ministral-8b_unlikeliness": {"grpo": POPULATION, "unlikeliness": {}, **MINISTRAL},
+    "ds_math_ministral-8b_pkpo": {"pkpo": {"form": "fork"}, **MINISTRAL},
+    "ds_math_ministral-8b_gr_pkpo": {"gr_pkpo": {}, **MINISTRAL},
+    "ds_knights_and_knaves_qwen2.5-7b-instruct_grpo": {"grpo": POPULATION, "kl": {}, "clip": {}},
+    "ds_knights_and_knaves_qwen2.5-7b-instruct_entropy_bonus": {
+        "grpo": POPULATION,
+        "kl": {},
+        "entropy_bonus": {},
+        "clip": {},
+    },
+    "two_stage_math_qwen2.5-math-7b_grpo": TWO_STAGE,
+    "two_stage_math_qwen2.5-math-7b_grpo_n": {**TWO_STAGE, "grpo_n": {}, "negative_only": {}},
+    "two_stage_math_qwen2.5-math-7b_gspo": {**TWO_STAGE, "gspo": {"level": "sequence"}},
+    "two_stage_math_qwen2.5-math-7b_gspo_n": {
+        **TWO_STAGE,
+        "gspo_n": {},
+        "gspo": {"level": "sequence"},
+        "negative_only": {},
+    },
+    "two_stage_math_llama3.2-3b-instruct_grpo": TWO_STAGE,
+    "two_stage_math_llama3.2-3b-instruct_grpo_n": {**TWO_STAGE, "grpo_n": {}, "negative_only": {}},
+    "rlvr_decomposed_math_qwen2.5-math-7b_psr": {"psr": {}, **ZHU},
+    "rlvr_decomposed_math_qwen2.5-math-7b_nsr": {"nsr": {}, **ZHU},
+    "rlvr_decomposed_math_qwen2.5-math-7b_w_reinforce": {"w_reinforce": {"positive_weight": 0.1}, **ZHU},
+    "rlvr_decomposed_math_qwen2.5-math-7b_grpo": {
+        "grpo": UNBIASED,
+        "kl": {"coefficient": 0.001, "form": "k3"},
+        **ZHU,
+    },
+    "dapo_math_qwen2.5-32b": DAPO,
+    "forking_tokens_math_qwen3-14b": {**DAPO, "forking_tokens": {"share": 0.2}},
+    "forking_tokens_math_qwen3-14b_dapo": DAPO,
+    "clip_cov_math_qwen2.5-7b": {**COVARIANCE, **CLIP_COV},
+    "clip_cov_math_qwen2.5-32b": {**COVARIANCE, **CLIP_COV},
+    # The scripts count this share in percent.
+    "kl_cov_math_qwen2.5-7b": {**COVARIANCE, "kl_cov": {"share": 0.2 / 100, "coefficient": 1.0}},
+    "kl_cov_math_qwen2.5-32b": {**COVARIANCE, "kl_cov": {"share": 0.02 / 100, "coefficient": 1.0}},
+    "unlikeliness_lean_deepseek-prover-v1.5-sft": {
+        "grpo": UNBIASED,
+        "unlikeliness": {"beta": 0.25, "form": "code"},
+        "kl": {"coefficient": 0.1, "form": "k3"},
+        "clip": {},
+    },
+    "gspo_gsm8k_qwen2.5-3b-instruct": GSPO,
+    "gspo_math_qwen3-30b-a3b-base": GSPO,
+    "prorl_mixed_r1-distill-qwen-1.5b": {
+        "grpo": UNBIASED,
+        "dynamic_sampling": {},
+        "kl": {},
+        "clip": {"low": 0.2, "high": 0.4},
+    },
+}
+
+
+def test_the_table_of_methods_names_every_row() -> None:
+    assert sorted(METHODS) == ROWS
+
+
+@pytest.mark.parametrize("row", METHODS)
+def test_methods_and_their_values_are_the_papers(row: str) -> None:
+    methods = recipes_of(row).final.methods
+    assert set(methods) == set(METHODS[row])
+    found = {name: dict(methods[name].params) for name in methods}
+    assert {name: {key: found[name][key] for key in values} for name, values in METHODS[row].items()} == {
+        name: pytest.approx(values) for name, values in METHODS[row].items()
+    }
+
+
+def test_logic_runs_warm_up_with_grpo() -> None:
+    recipes = recipes_of("casp_logic_qwen2.5-7b")
+    assert ["casp" in recipes.at(step).methods for step in (1, 50, 51, 300)] == [False, False, True, True]
+
+
+def test_the_memory_network_learns_at_the_policys_rate() -> None:
+    row = "iac_deepscaler_qwen3-8b_dapo_iac_dlc"
+    memory = recipes_of(row).final.methods["dlc"].params.memory
+    assert memory.path == "Qwen/Qwen3-1.7B"
+    assert memory.lr == run_of(row).policy.optimizer.lr
+
+
+class Marks(NamedTuple):
+    """Keys of a file's marked lines, in its order; `-` is a mark on a line of its own."""
+
+    unknown: str = ""
+    derived: str = ""
+
+
+WEIGHT = Marks("positive_weight")
+COEFFICIENT = Marks("coefficient")
+REDUCTION = Marks("", "reduction")
+DAPO_PARTS = "clip dynamic_sampling max_tokens cache_tokens"
+MARKS = {
+    "_verl": Marks("dtype betas weight_decay clip_grad warmup_steps decay"),
+    "_casp_math": Marks("every", "- steps task top_p low high"),
+    "_casp_math_llama3.2-3b-instruct": Marks("", "steps task"),
+    "_casp_math_qwen2.5-32b": Marks("steps"),
+    "_casp_logic": Marks("- steps top_p low max_rounds every"),
+    "_casp_code": Marks("- steps top_p low high every"),
+    "casp_math_qwen2.5-math-7b_softmax": Marks("", "omega"),
+    "casp_math_qwen2.5-math-7b_w_reinforce": WEIGHT,
+    "casp_math_qwen2.5-math-7b_kl_cov": Marks("share coefficient"),
+    "casp_math_qwen2.5-math-7b_passk_training": Marks("k"),
+    "casp_math_qwen2.5-math-7b_entropy_adv": Marks("a kappa"),
+    "casp_math_qwen2.5-math-7b_forking_tokens": Marks("share", "reduction"),
+    "casp_math_llama3.2-3b-instruct_w_reinforce": WEIGHT,
+    "casp_logic_qwen2.5-7b_w_reinforce": WEIGHT,
+    "_iac": Marks(
+        "max_prompt_tokens max_response_tokens temperature top_p mini_batches reduction low high dual coefficient form "
+        "form temperature",
+        "lr alpha",
+    ),
+    **{f"iac_deepscaler_qwen3-{size}_dr_grpo": REDUCTION for size in ("4b", "8b", "14b")},
+    **{
+        f"iac_deepscaler_qwen3-{size}_{estimator}": Marks("kl")
+        for size in ("4b", "8b", "14b")
+        for estimator in ("rloo", "reinforce_pp_baseline")
+    },
+    "iac_deepscaler_qwen3-8b_filtering": Marks("max_rounds", "path low high"),
+    "iac_deepscaler_qwen3-8b_dapo": Marks(DAPO_PARTS, "path factor"),
+    "iac_deepscaler_qwen3-8b_dapo_iac_dlc": Marks("- mu path", "lr"),
+    "iac_dapo17k_r1-distill-qwen-1.5b_dapo": Marks(DAPO_PARTS, "factor"),
+    "_ds_countdown": Marks("- lr top_p coefficient every n", "reduction std form"),
+    "ds_countdown_qwen2.5-3b-instruct": Marks("form"),
+    "ds_countdown_qwen2.5-3b-instruct_entropy_bonus": COEFFICIENT,
+    "ds_countdown_qwen2.5-3b-instruct_entropy_penalty": COEFFICIENT,
+    "ds_countdown_qwen2.5-3b-instruct_unlikeliness": Marks("beta form"),
+    "ds_countdown_qwen2.5-3b-instruct_gr_pkpo": Marks("k"),
+    "ds_countdown3_qwen2.5-3b-instruct_grpo": Marks("steps n"),
+    "ds_countdown3_qwen2.5-3b-instruct_entropy_bonus": Marks("steps n coefficient"),
+    "_ds_math": Marks("form every", "top_p std dual"),
+    "_ds_math_qwen3-1.7b": Marks("", "lr"),
+    "_ds_math_qwen2.5-math-1.5b": Marks("", "lr"),
+    "_ds_math_qwen2.5-math-7b": Marks("", "lr"),
+    "_ds_math_ministral-8b": Marks("", "path lr coefficient form"),
+    "ds_math_qwen2.5-math-1.5b_cispo": Marks("low high"),
+    "ds_math_ministral-8b_pkpo": Marks("k", "form"),
+    "ds_math_ministral-8b_gr_pkpo": Marks("k"),
+    "ds_math_ministral-8b_unlikeliness": Marks("beta form"),
+    "ds_math_ministral-8b_entropy_bonus": COEFFICIENT,
+    "ds_math_ministral-8b_entropy_penalty": COEFFICIENT,
+    "_ds_knights_and_knaves": Marks(
+        "- steps lr prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens temperature top_p "
+        "mini_batches reduction low high coefficient form every n temperature",
+        "std",
+    ),
+    "ds_knights_and_knaves_qwen2.5-7b-instruct_entropy_bonus": COEFFICIENT,
+    "_two_stage": Marks("steps every", "max_prompt_tokens max_response_tokens top_p form"),
+    "two_stage_math_qwen2.5-math-7b_gspo": Marks("low high"),
+    "two_stage_math_qwen2.5-math-7b_gspo_n": Marks("low high"),
+    "_rlvr_decomposed": Marks("", "steps coefficient"),
+    "_dapo_20k": Marks("steps", "warmup_steps factor n"),
+    "forking_tokens_math_qwen3-14b": Marks("", "task"),
+    "forking_tokens_math_qwen3-14b_dapo": Marks("", "task"),
+    "_entropy_mechanism": Marks("steps n", "task"),
+    "unlikeliness_lean_deepseek-prover-v1.5-sft": Marks(
+        "temperature top_p low high every n temperature", "steps mini_batches reduction form"
+    ),
+    "gspo_math_qwen3-30b-a3b-base": Marks("", "steps"),
+    "prorl_mixed_r1-distill-qwen-1.5b": Marks(
+        "max_prompt_tokens max_response_tokens top_p reduction dual max_rounds coefficient form stagnation every "
+        "suites temperature"
+    ),
+}
+MARKED_LINE = re.compile(r"(?:\s*(?P<key>\w+): \S.*  )?# (?P<mark>unknown|derived): .*[A-Za-z]{3}")
+
+
+def marks_of(file: Path) -> Marks:
+    found = [match for line in file.read_text().splitlines() if (match := MARKED_LINE.match(line))]
+    keys = {mark: " ".join(m["key"] or "-" for m in found if m["mark"] == mark) for mark in Marks._fields}
+    return Marks(**keys)
+
+
+def test_what_no_paper_gives_is_marked_on_its_line() -> None:
+    found = {file.stem: marks_of(file) for file in PAPER.glob("*.yaml")}
+    assert {name: marks for name, marks in found.items() if marks != Marks()} == MARKS
+
+
+@pytest.mark.parametrize("mark", ["unknown", "derived"])
+def test_every_mark_has_a_value_before_it_and_a_reason_after_it(mark: str) -> None:
+    lines = [line for file in PAPER.glob("*.yaml") for line in file.read_text().splitlines()]
+    marked = [line for line in lines if re.search(rf"#\s*{mark}\b", line)]
+    assert len(marked) > len(MARKS) / 2
+    assert [line for line in marked if not MARKED_LINE.match(line)] == []
