@@ -98,6 +98,23 @@ def test_numbers_are_the_papers(row: str) -> None:
     assert {name: getattr(found, name) for name in stated} == stated
 
 
+@pytest.mark.parametrize(
+    ("row", "weight_decay", "warmup_steps"),
+    [
+        # The scripts count steps of a whole batch of rollouts, a run file counts optimizer steps.
+        ("dapo_math_qwen2.5-32b", 0.1, 10 * 16),
+        ("forking_tokens_math_qwen3-14b", 0.1, 10 * 16),
+        ("gspo_gsm8k_qwen2.5-3b-instruct", 0.1, round(0.05 * 500) * 4),
+        ("clip_cov_math_qwen2.5-7b", 0.0, 0),
+        ("kl_cov_math_qwen2.5-32b", 0.0, 0),
+        ("unlikeliness_lean_deepseek-prover-v1.5-sft", 0.01, 0),
+    ],
+)
+def test_adamw_is_the_scripts_where_it_is_known(row: str, weight_decay: float, warmup_steps: int) -> None:
+    optimizer = run_of(row).policy.optimizer
+    assert (optimizer.weight_decay, optimizer.warmup_steps) == (weight_decay, warmup_steps)
+
+
 Values = dict[str, float | str | None]
 
 
