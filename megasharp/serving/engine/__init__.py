@@ -1,0 +1,6 @@
+"""SGLang as megasharp uses it; runs in the engines' own Python and imports no trainer.
+
+`server.py` starts one engine; `config.py` says what its config file holds and what is refused. `seams.py` names all of
+SGLang that is used from inside, which moves between its versions: hence one exact version (`version.py`). `changes.py`
+is the list of what is changed in SGLang's processes.
+"""

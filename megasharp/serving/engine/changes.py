@@ -1,0 +1,120 @@
+"""What an engine changes in SGLang, in each of its processes. Nothing else of SGLang is patched.
+
+1. `Sampler`: ours, registered under the built-in back-ends' names.
+2. `SamplingBatchInfo`: its three methods meant for it, and the copy made for a forward, carry `requests.Columns`.
+3. `SamplingParams.verify`: also judges `custom_params`, in the server, where a mistake is an answer and not a crash.
+4. `WeightUpdater.update_weights_from_tensor`: a refusal of ours becomes (False, reason) instead of the engine's end.
+5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version's label.
+6. `WeightChecker._compute_checksum`: SHA-256 of whole tensors under their checkpoint's names. SGLang's own hashes its
+   fused, cut tensors, with a hash of its own, and needs CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from megasharp.serving.engine import seams
+from megasharp.serving.engine.receive import check_not_older
+from megasharp.serving.engine.requests import Columns, check_request, columns_of
+from megasharp.serving.engine.sampler import EngineSampler
+from megasharp.serving.engine.settings import published
+from megasharp.serving.engine.weights import checksums, known
+
+_SAMPLING_BACKENDS = ("pytorch", "flashinfer")
+
+
+def apply() -> None:
+    """Make the changes in this process, once. Raises KeyError where no engine of ours published its settings."""
+    if hasattr(seams.SamplingBatchInfo, "megasharp"):
+        return
+    for backend in _SAMPLING_BACKENDS:
+        seams.register_sampler_backend(backend, EngineSampler)
+    _carry_columns(seams.SamplingBatchInfo)
+    _judge_requests(seams.SamplingParams, published().memory is not None)
+    _answer_refusals(seams.WeightUpdater)
+    _refuse_older_folders(seams.SchedulerWeightUpdaterManager)
+    _name_checksums(seams.WeightChecker)
+
+
+def _carry_columns(info: Any) -> None:
+    copy_for_forward: Callable[[Any], Any] = info.copy_for_forward
+
+    def start(self: Any, batch: Any, vocab_size: int) -> None:
+        self.megasharp = columns_of(batch.reqs, self.device)
+
+    def keep(self: Any, keep_indices: list[int], keep_indices_device: Tensor) -> None:
+        self.megasharp = self.megasharp.select(keep_indices_device)
+
+    def merge(self: Any, other: Any) -> None:
+        self.megasharp = self.megasharp.followed_by(other.megasharp)
+
+    def copy(self: Any) -> Any:
+        # It goes through dataclasses.replace, which knows declared fields only.
+        copied = copy_for_forward(self)
+        copied.megasharp = self.megasharp
+        return copied
+
+    absent: Columns | None = None
+    info.megasharp = absent
+    info.adjusted_from_schedule_batch = start
+    info.adjusted_filter_batch = keep
+    info.adjusted_merge_batch = merge
+    info.copy_for_forward = copy
+
+
+def _judge_requests(params: Any, has_memory: bool) -> None:
+    verify: Callable[[Any, int], None] = params.verify
+
+    def judge(self: Any, vocab_size: int) -> None:
+        verify(self, vocab_size)
+        check_request(self.custom_params, has_memory)
+
+    params.verify = judge
+
+
+def _answer_refusals(updater: Any) -> None:
+    update: Callable[..., tuple[bool, str]] = updater.update_weights_from_tensor
+
+    def answer(self: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+        # All ranks read the same file, so they refuse together and none waits for another.
+        try:
+            return update(self, *args, **kwargs)
+        except (ValueError, OSError) as error:
+            return False, str(error)
+
+    updater.update_weights_from_tensor = answer
+
+
+def _refuse_older_folders(manager: Any) -> None:
+    update: Callable[[Any, Any], Any] = manager.update_weights_from_disk
+
+    def answer(self: Any, request: Any) -> Any:
+        try:
+            check_not_older(request.weight_version, seams.get_serving().weight_version)
+        except ValueError as error:
+            return seams.UpdateWeightFromDiskReqOutput(success=False, message=str(error), num_paused_requests=0)
+        return update(self, request)
+
+    manager.update_weights_from_disk = answer
+
+
+def _name_checksums(checker: Any) -> None:
+    compute: Callable[..., dict[str, Any]] = checker._compute_checksum
+
+    def answer(self: Any, skip_tensor_list: list[str] | None = None, *, role: str) -> dict[str, Any]:
+        model = self._get_model()
+        if not known(model):
+            return compute(self, skip_tensor_list, role=role)
+        found = checksums(model)
+        info = seams.ChecksumInfo(
+            checksums=found,
+            per_gpu_checksum=seams.overall_checksum(found),
+            parallelism_info=self._parallelism_info(role=role),
+        )
+        described: dict[str, Any] = info.model_dump()
+        return described
+
+    checker._compute_checksum = answer

@@ -1,0 +1,242 @@
+"""One engine's config file, checked: what SGLang is started with, and what is refused before it is.
+
+    {"model": "/runs/7/policy", "memory": "/runs/7/memory", "host": "127.0.0.1", "port": 30000, "api_key": "k3y",
+     "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false}
+
+`memory` may be null; `sglang`, `memory` and `deterministic` may be left out. `sglang` takes any field of the installed
+ServerArgs that is not set by another key. Imports no sglang; the caller hands in the names of those fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from megasharp.errors import UserError
+from megasharp.serving.engine.pairing import COMPOSITES, check_pair
+from megasharp.serving.engine.settings import EngineSettings
+
+LOADER = "megasharp.serving.engine.receive.load_bucket"
+_DEFAULT_ROWS = {"cpu": 64, "cuda": 256}
+_TYPES = {"int": int, "str": str, "bool": bool}
+# Fields of ServerArgs that a key of ours sets.
+_OURS = {
+    "model_path": "model",
+    "host": "host",
+    "port": "port",
+    "api_key": "api_key",
+    "device": "device",
+    "dtype": "dtype",
+    "tp_size": "tp",
+    "enable_deterministic_inference": "deterministic",
+    "json_model_override_args": "memory",
+    "custom_weight_loader": "(the engine's own weight loader)",
+}
+# Flags that no engine may set, with the reason.
+_REFUSED = {
+    "dp_size": "SGLang cannot update the weights of data-parallel replicas; start more engines instead",
+    "enable_custom_logit_processor": "it runs code that comes with a request",
+    "enable_lora": "weight updates would miss the adapters",
+    "lora_paths": "weight updates would miss the adapters",
+    "grpc_mode": "engines speak HTTP with a key only",
+    "smg_grpc_mode": "engines speak HTTP with a key only",
+}
+# Flags that an engine with a memory network may not set, with the reason.
+_REFUSED_WITH_MEMORY = {
+    "pp_size": "a pipeline would have to cut both networks",
+    "speculative_algorithm": "drafted tokens would be verified without the memory's subtraction",
+    "enable_dp_attention": "the memory's logits would be gathered in the policy's order",
+    "disaggregation_mode": "the memory's half of the cache would not be transferred",
+    "enable_hierarchical_cache": "it has not been tried with two networks in one cache",
+    "enable_two_batch_overlap": "both half-batches would write to one buffer of memory logits",
+    "enable_torch_compile": "it has not been tried with two networks",
+    "rl_on_policy_target": "its bfloat16 logits would be taken before the memory's subtraction",
+    "enable_mis": "it asks for logits of many rows of one request",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The file's keys, each of the right type. `tp` is the number of ranks the model is cut over."""
+
+    model: str
+    host: str
+    port: int
+    api_key: str
+    device: str
+    dtype: str
+    tp: int
+    memory: str | None = None
+    deterministic: bool = False
+    sglang: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> EngineSettings:
+        """What SGLang's processes must know."""
+        return EngineSettings(memory=self.memory, max_rows=self._rows(), deterministic=self.deterministic)
+
+    def server_args(self) -> dict[str, Any]:
+        """Keyword arguments of SGLang's ServerArgs."""
+        args: dict[str, Any] = {
+            "model_path": self.model,
+            "host": self.host,
+            "port": self.port,
+            "api_key": self.api_key,
+            "device": self.device,
+            "dtype": self.dtype,
+            "tp_size": self.tp,
+            "custom_weight_loader": [LOADER],
+            # At the level of information it writes its arguments into the log, the key among them.
+            "log_level": "warning",
+        }
+        args |= _CPU_DEFAULTS if self.device == "cpu" else {}
+        if self.deterministic and self.device != "cpu":
+            # Kernels whose sums do not depend on the batch; a CPU has none.
+            args["enable_deterministic_inference"] = True
+        if self.memory is not None:
+            args |= self._composite_args()
+        return args | dict(self.sglang)
+
+    def _composite_args(self) -> dict[str, Any]:
+        [name] = _architectures(self.model)
+        args = {
+            "json_model_override_args": json.dumps({"architectures": [COMPOSITES[name]]}),
+            "max_running_requests": self._rows(),
+        }
+        # The buffer of memory logits has a row for each request of the largest batch, captured ones included.
+        return args if self.device == "cpu" else {**args, "cuda_graph_max_bs_decode": self._rows()}
+
+    def _rows(self) -> int:
+        return int(self.sglang.get("max_running_requests") or _DEFAULT_ROWS[self.device])
+
+
+# What a CPU has to offer, and a pool small enough for several engines beside a trainer.
+_CPU_DEFAULTS: dict[str, Any] = {
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_cuda_graph": True,
+    "skip_server_warmup": True,
+    "mem_fraction_static": 0.3,
+    "max_total_tokens": 16_384,
+    "max_running_requests": _DEFAULT_ROWS["cpu"],
+}
+
+
+def read_config(path: Path) -> EngineConfig:
+    """Read the file. Raises UserError for one that is no JSON object, and for unknown, missing or mistyped keys."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a readable JSON file: {error}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: not a JSON object")
+    known = {each.name: each for each in fields(EngineConfig)}
+    for name in raw:
+        if name not in known:
+            raise UserError(f"{path}: unknown key {name}{_nearest(name, known)}")
+    for name, each in known.items():
+        if name not in raw and each.default is MISSING and each.default_factory is MISSING:
+            raise UserError(f"{path}: key {name} is missing")
+    for name, value in raw.items():
+        if not _fits(value, str(known[name].type)):
+            raise UserError(f"{path}: {name} is {value!r}; it must be {known[name].type}")
+    return EngineConfig(**raw)
+
+
+def check_config(config: EngineConfig, flags: Collection[str], defaults: Mapping[str, Any]) -> None:
+    """Raises UserError for what cannot be served, or must not.
+
+    `flags` are the installed ServerArgs' field names, `defaults` the values they have where they are not set.
+    """
+    check_host(config.host)
+    if not config.api_key:
+        raise UserError("api_key is empty; an engine takes requests with a key only")
+    if config.device not in _DEFAULT_ROWS:
+        raise UserError(f"device is {config.device}; engines run on {' or '.join(_DEFAULT_ROWS)}")
+    for folder in (config.model, config.memory):
+        if folder is not None and not (Path(folder) / "config.json").is_file():
+            raise UserError(f"{folder} is no model: it has no config.json")
+    _check_flags(config, flags, defaults)
+    if config.memory is not None:
+        _check_memory(config)
+
+
+def check_host(host: str) -> None:
+    """Raises UserError unless `host` is one address, of this machine or of a private network."""
+    try:
+        address = ipaddress.ip_address(socket.gethostbyname(host) if not _is_address(host) else host)
+    except OSError as error:
+        raise UserError(f"host {host} is not known: {error}") from error
+    if address.is_unspecified or not (address.is_loopback or address.is_private):
+        raise UserError(f"host {host} is a public address; engines listen on 127.0.0.1 or a private one")
+
+
+def cpu_binding(tp: int) -> str:
+    """The cores of each rank on a CPU, as SGLang's SGLANG_CPU_OMP_THREADS_BIND has it; shared where there are too few.
+
+    Without it SGLang refuses more ranks than the machine has NUMA nodes.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    return "|".join(str(cores[rank % len(cores)]) for rank in range(tp))
+
+
+def _check_flags(config: EngineConfig, flags: Collection[str], defaults: Mapping[str, Any]) -> None:
+    refused = _REFUSED if config.memory is None else {**_REFUSED, **_REFUSED_WITH_MEMORY}
+    for name, value in config.sglang.items():
+        if name in _OURS:
+            raise UserError(f"sglang.{name} is set by the engine's key {_OURS[name]}; leave it out")
+        if name not in flags:
+            raise UserError(f"sglang.{name} is no flag of the installed SGLang{_nearest(name, flags)}")
+        if name in refused and value != defaults[name]:
+            raise UserError(f"sglang.{name} {value!r} is refused: {refused[name]}")
+
+
+def _check_memory(config: EngineConfig) -> None:
+    assert config.memory is not None
+    policy, memory = (_model_config(folder) for folder in (config.model, config.memory))
+    check_pair(policy, memory, config.tp)
+    captured = config.sglang.get("cuda_graph_max_bs_decode") or 0
+    if max(captured, *(config.sglang.get("cuda_graph_bs_decode") or [0])) > config.settings().max_rows:
+        raise UserError(
+            "sglang.cuda_graph_max_bs_decode is above sglang.max_running_requests "
+            f"({config.settings().max_rows}), for which the memory network's logits have room; lower it"
+        )
+
+
+def _model_config(folder: str) -> SimpleNamespace:
+    return SimpleNamespace(**json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+
+
+def _architectures(folder: str) -> list[str]:
+    names: list[str] = _model_config(folder).architectures
+    return names
+
+
+def _fits(value: object, wanted: str) -> bool:
+    if wanted.startswith("Mapping"):
+        return isinstance(value, dict)
+    if value is None:
+        return wanted.endswith("None")
+    kind = _TYPES[wanted.partition(" ")[0]]
+    return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

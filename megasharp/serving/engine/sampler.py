@@ -1,0 +1,124 @@
+"""Drawing tokens in an engine, and the log-probs that come back with them.
+
+The order is that of `megasharp.rollout.inprocess.sampling`: the memory's logits times mu are subtracted, the guard bars
+tokens by the policy's own probabilities, the difference is divided by the temperature, and top-k, then top-p, cut what
+comes out. top-p is a share of what top-k left, which SGLang's own sampling does not renormalise.
+
+Every token returns with `sampler_logprob` (of the distribution it was drawn from), `policy_logprob` and, in an engine
+with a memory network, `memory_logprob`, all at the sampling temperature. SGLang's own `output_token_logprobs` are after
+the subtraction and before top-k and top-p. Greedy is temperature 0, as everywhere in megasharp: log-probs are then at
+temperature 1.
+
+The subtraction is not part of the model's forward, and so outside the CUDA graph: mu is each request's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megasharp.ops.uniform import uniforms
+from megasharp.serving.engine.drawing import at, draw, logp_at, subtract_memory, truncate
+from megasharp.serving.engine.memory_logits import held
+from megasharp.serving.engine.requests import Columns
+from megasharp.serving.engine.seams import Sampler
+from megasharp.serving.engine.settings import published
+
+
+class EngineSampler(Sampler):  # type: ignore[misc]
+    """SGLang's sampler with the memory's subtraction before it, and our own draw where tokens are cut or seeded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._deterministic = published().deterministic
+        self._columns: Columns | None = None
+        self._drawn_logp_S: Tensor | None = None
+
+    def forward(
+        self,
+        logits_output: Any,
+        sampling_info: Any,
+        return_logprob: bool,
+        top_logprobs_nums: list[int],
+        token_ids_logprobs: list[list[int]],
+        positions: Tensor,
+    ) -> Tensor:
+        """One token per row of `logits_output.next_token_logits` [S, V], int32 or int64 [S]."""
+        logits_SV = logits_output.next_token_logits
+        memory_SV = held(logits_SV.shape[0])
+        columns = self._columns = sampling_info.megasharp
+        self._drawn_logp_S = None
+        policy_SV = logits_SV
+        if memory_SV is not None and columns is not None:
+            # SGLang works in place from here on.
+            policy_SV = logits_SV.clone() if return_logprob else logits_SV
+            subtract_memory(logits_SV, memory_SV, columns, sampling_info.temperatures)
+        tokens_S: Tensor = super().forward(
+            logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions
+        )
+        if return_logprob:
+            self._report(logits_output, sampling_info, policy_SV, memory_SV, tokens_S)
+        return tokens_S
+
+    def _sample_from_probs(
+        self, probs: Tensor, sampling_info: Any, positions: Tensor, simple_sampling_case: bool
+    ) -> tuple[Tensor, Any]:
+        """SGLang's own draw wherever ours would only repeat it."""
+        wants_mask = sampling_info.sampling_mask_batch_indices is not None
+        if wants_mask or (simple_sampling_case and not self._deterministic):
+            drawn: tuple[Tensor, Any] = super()._sample_from_probs(
+                probs, sampling_info, positions, simple_sampling_case
+            )
+            return drawn
+        uniform_S = None
+        if self._deterministic and self._columns is not None:
+            # `positions` are those of the tokens that were fed; the first response token follows the prompt's last.
+            uniform_S = uniforms(self._columns.seed_S, positions.long() + 1 - self._columns.prompt_S)
+        if simple_sampling_case:
+            return draw(probs, uniform_S).int(), None
+        kept_SV, token_of_rank_SV = truncate(probs, sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps)
+        rank_S = draw(kept_SV, uniform_S)
+        tokens_S = at(token_of_rank_SV, rank_S)
+        drawn_S = at(kept_SV, rank_S).log() - kept_SV.sum(dim=-1).log()
+        self._drawn_logp_S = torch.where(_greedy(sampling_info), at(probs, tokens_S).log(), drawn_S)
+        return tokens_S.int(), None
+
+    def _report(
+        self, logits_output: Any, sampling_info: Any, policy_SV: Tensor, memory_SV: Tensor | None, tokens_S: Tensor
+    ) -> None:
+        own_S = logits_output.next_token_logprobs
+        values = {"sampler_logprob": own_S if self._drawn_logp_S is None else self._drawn_logp_S}
+        if memory_SV is None:
+            # Before truncation, and nothing was subtracted.
+            values["policy_logprob"] = own_S
+        else:
+            temperature_S = torch.where(_greedy(sampling_info), 1.0, sampling_info.temperatures.view(-1))
+            values["policy_logprob"] = logp_at(policy_SV, tokens_S, temperature_S)
+            values["memory_logprob"] = logp_at(memory_SV, tokens_S, temperature_S)
+        logits_output.customized_info = {name: OnHost(value) for name, value in values.items()}
+
+
+class OnHost:
+    """Numbers on their way to the host, as SGLang's result processing reads them: by row, one step later.
+
+    The copy is queued on the stream on which SGLang waits before it reads a step's results. Rows are Python floats,
+    which pass through its process queues and JSON.
+    """
+
+    def __init__(self, values_S: Tensor) -> None:
+        self._host_S = torch.empty(values_S.shape, dtype=torch.float32, pin_memory=values_S.is_cuda)
+        self._host_S.copy_(values_S, non_blocking=True)
+        self._rows: list[float] | None = None
+
+    def __getitem__(self, row: int) -> float:
+        if self._rows is None:
+            self._rows = self._host_S.tolist()
+        return self._rows[row]
+
+
+def _greedy(sampling_info: Any) -> Tensor:
+    """bool [S]; SGLang writes temperature 0 as top-k 1."""
+    greedy: Tensor = sampling_info.top_ks <= 1
+    return greedy

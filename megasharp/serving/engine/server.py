@@ -1,0 +1,73 @@
+"""One engine: SGLang's HTTP server over its scheduler and detokenizer processes, with our changes in each."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import entry_points
+from typing import Any
+
+from megasharp.errors import UserError
+from megasharp.serving.engine.config import EngineConfig, check_config, cpu_binding
+from megasharp.serving.engine.cpu_platform import PLATFORM_NAME
+from megasharp.serving.engine.settings import EngineSettings
+from megasharp.serving.engine.torchvision_ops import define_missing_ops
+from megasharp.serving.engine.version import check_version
+
+_MODELS = "megasharp.serving.engine.models"
+_PLATFORMS = "sglang.srt.platforms"
+
+# Now: a child imports this module to find its function, and then SGLang to read the function's arguments.
+define_missing_ops()
+
+
+def serve(config: EngineConfig) -> None:
+    """Serve until the process is told to end. Raises UserError for what is refused before SGLang starts."""
+    check_version()
+    prepare(config.settings(), config.device, config.tp)
+    from megasharp.serving.engine import seams
+
+    flags = {each.name: each.default for each in seams.record_fields(seams.ServerArgs)}
+    check_config(config, flags.keys(), flags)
+    seams.launch_server(
+        seams.ServerArgs(**config.server_args()),
+        run_scheduler_process_func=run_scheduler,
+        run_detokenizer_process_func=run_detokenizer,
+        launch_callback=lambda: print(f"READY http://{config.host}:{config.port}", flush=True),
+    )
+
+
+def prepare(settings: EngineSettings, device: str, tp: int) -> None:
+    """Set this process, and through its environment its children, up for SGLang; before SGLang's first import.
+
+    Raises UserError where SGLang would not find our CPU platform.
+    """
+    settings.publish()
+    os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = _MODELS
+    if device == "cpu":
+        if PLATFORM_NAME not in {each.name for each in entry_points(group=_PLATFORMS)}:
+            raise UserError(
+                "the engines' Python does not have megasharp installed as a package; "
+                "run `pip install --no-deps --no-build-isolation -e .` with it, or `make fleet`"
+            )
+        os.environ["SGLANG_PLATFORM"] = PLATFORM_NAME
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cpu_binding(tp))
+        # With more threads than free cores GNU OpenMP spins: decoding fell from 440 to 18 tokens/s.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from megasharp.serving.engine import changes
+
+    changes.apply()
+
+
+def run_scheduler(*args: Any, **kwargs: Any) -> Any:
+    """SGLang's scheduler process, one per rank; named by its module, so that the child imports our side first."""
+    from megasharp.serving.engine import changes, seams
+
+    changes.apply()
+    return seams.run_scheduler_process(*args, **kwargs)
+
+
+def run_detokenizer(*args: Any, **kwargs: Any) -> Any:
+    """SGLang's detokenizer process."""
+    from megasharp.serving.engine import seams
+
+    return seams.run_detokenizer_process(*args, **kwargs)
