@@ -185,7 +185,7 @@ def path_in(payload: str) -> Path:
     sys.modules.setdefault("torch", types.SimpleNamespace(ByteTensor=bytes))  # type: ignore[arg-type]
     [(name, raw)] = pickle.loads(base64.b64decode(payload))
     assert name == "bucket"
-    return Path(raw.decode())
+    return Path(bytes(list(raw)).decode())
 
 
 def read(path: Path) -> dict[str, str]:

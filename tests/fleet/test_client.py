@@ -1,0 +1,284 @@
+"""The trainer's client over real SGLang engines on this machine's CPU; the oracle is transformers in float32."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from megasharp.errors import UserError
+from megasharp.serving.client import launch
+from megasharp.serving.client.fleet import Fleet, FleetOptions
+from megasharp.serving.client.launch import FleetSettings
+from megasharp.serving.client.members import WatchSettings
+from megasharp.serving.client.transport import SyncSettings
+from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
+
+pytestmark = pytest.mark.long
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHON = REPOSITORY / ".venv-fleet" / "bin" / "python"
+POLICY = REPOSITORY / "examples" / "quickstart" / "base"
+MEMORY = REPOSITORY / "examples" / "quickstart" / "memory"
+END = 1
+SAMPLING = SamplingParams(max_tokens=24, stop_token_ids=(END,), temperature=0.8)
+REQUESTS = [GenerateRequest((6, 7 + n % 8, 8, 9 + n % 3), tuple(range(4 * n, 4 * n + 4))) for n in range(16)]
+WATCH = WatchSettings(probe_every=2.0, suspect_every=0.5)
+# What tells one push's weights from another's is above 1e-2; parity to the last digit is for the engine's own tests.
+TOLERANCE = 5e-5
+
+
+def settings(folder: Path, memory: bool = False) -> FleetSettings:
+    # Two engines share the machine with the tests: small pools start sooner.
+    flags = {"max_total_tokens": 4096, "max_running_requests": 32}
+    return FleetSettings(
+        python=PYTHON,
+        model=POLICY,
+        memory=MEMORY if memory else None,
+        log_folder=folder / "logs",
+        engines=2,
+        sglang=flags,
+        start_limit_s=300.0,
+    )
+
+
+@contextmanager
+def running(folder: Path, sync: SyncSettings, memory: bool = False) -> Iterator[tuple[Fleet, list[str]]]:
+    told: list[str] = []
+    fleet = Fleet(settings(folder, memory), FleetOptions(watch=WATCH, sync=sync), told.append)
+    processes = [psutil.Process(member.process.pid) for member in fleet.members.all]
+    family = [*processes, *(child for process in processes for child in process.children(recursive=True))]
+    assert len(family) >= 6, "each engine has a scheduler and a detokenizer of its own"
+    try:
+        yield fleet, told
+    finally:
+        fleet.close()
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert left == [], "no process is left behind"
+
+
+def model(folder: Path, scale: float) -> PreTrainedModel:
+    """The network with every matrix scaled: other weights of the same shapes."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return network  # type: ignore[no-any-return]
+
+
+def named(network: PreTrainedModel, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in network.named_parameters():
+        yield prefix + name, parameter.detach()
+
+
+@torch.no_grad()
+def logits(network: PreTrainedModel, request: GenerateRequest, completion: Completion) -> Tensor:
+    """[T, V]: what predicts each response token, at the sampling temperature."""
+    ids = torch.tensor([[*request.tokens, *completion.tokens.tolist()]])
+    rows = network(ids).logits[0, len(request.tokens) - 1 : -1]
+    return rows.float() / SAMPLING.temperature
+
+
+def at(logits_TV: Tensor, completion: Completion) -> Tensor:
+    return logits_TV.log_softmax(-1).gather(1, completion.tokens[:, None])[:, 0]
+
+
+def check_samples(found: list[list[Completion]], requests: list[GenerateRequest], version: int) -> None:
+    """Every group is whole, ended as it may, and is of one version."""
+    assert [len(completions) for completions in found] == [len(request.seeds) for request in requests]
+    for completion in (completion for completions in found for completion in completions):
+        ended = completion.tokens[-1].item() == END
+        assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+        assert [span.version for span in completion.version_spans] == [version]
+        assert completion.version_spans[0].end == completion.tokens.numel()
+
+
+def worst(found: list[list[Completion]], policy: PreTrainedModel) -> float:
+    """The largest distance of the engines' policy log-probs from the oracle's."""
+    pairs = [(request, c) for request, completions in zip(REQUESTS, found, strict=True) for c in completions]
+    return max((at(logits(policy, r, c), c) - c.policy_logp).abs().max().item() for r, c in pairs)
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "disk"])
+def test_policy_and_memory_follow_every_push(tmp_path: Path, kind: str) -> None:
+    sync = SyncSettings(transport=kind, bucket_mb=1, verify=True, folder=tmp_path / "sync")  # type: ignore[arg-type]
+    sampling = replace(SAMPLING, memory_mu=0.6)
+    with running(tmp_path, sync, memory=True) as (fleet, _):
+        for version, scale in ((0, 1.0), (1, 1.15)):
+            policy, memory = model(POLICY, scale), model(MEMORY, 2 - scale)
+            fleet.load_weights(version, chain_of(policy, memory))
+            assert fleet.version == version
+            found = fleet.generate(REQUESTS, sampling)
+            check_samples(found, REQUESTS, version)
+            for request, completions in zip(REQUESTS, found, strict=True):
+                for completion in completions:
+                    check_dlc(request, completion, policy, memory)
+    assert list((tmp_path / "sync").iterdir()) == []
+
+
+def chain_of(policy: PreTrainedModel, memory: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    yield from named(policy)
+    yield from named(memory, "memory.")
+
+
+def check_dlc(
+    request: GenerateRequest, completion: Completion, policy: PreTrainedModel, memory: PreTrainedModel
+) -> None:
+    policy_TV, memory_TV = logits(policy, request, completion), logits(memory, request, completion)
+    assert completion.memory_logp is not None
+    for got, expected in (
+        (completion.policy_logp, policy_TV),
+        (completion.memory_logp, memory_TV),
+        (completion.sampler_logp, policy_TV - 0.6 * memory_TV),
+    ):
+        assert (got - at(expected, completion)).abs().max() < TOLERANCE
+
+
+def test_bad_prompts_are_outcomes_of_their_own(tmp_path: Path) -> None:
+    with running(tmp_path, SyncSettings()) as (fleet, told):
+        bad = [(), (5,) * 100_000, (5,) * 63, (5,) * 50]
+        requests = [REQUESTS[0], *(GenerateRequest(tokens, (1, 2)) for tokens in bad), REQUESTS[1]]
+        found = fleet.generate(requests, SAMPLING)
+        check_samples([found[0], found[-1]], REQUESTS[:2], -1)
+        assert {c.finish_reason for completions in found[1:-1] for c in completions} == {FinishReason.ABORT}
+        assert len(told) == len(bad)
+        assert len(fleet.members.serving()) == 2
+
+
+def leader(fleet: Fleet) -> int:
+    return fleet.members.all[0].process.pid
+
+
+def scheduler(fleet: Fleet) -> int:
+    """The process that holds the first engine's model: the largest of the leader's children."""
+    children = psutil.Process(leader(fleet)).children()
+    return int(next(child for child in children if "scheduler" in " ".join([child.name(), *child.cmdline()])).pid)
+
+
+@pytest.mark.parametrize("victim", [leader, scheduler])
+def test_an_engine_killed_while_it_samples(tmp_path: Path, victim: Callable[[Fleet], int]) -> None:
+    policy = model(POLICY, 1.0)
+    with running(tmp_path, SyncSettings()) as (fleet, told):
+        fleet.load_weights(3, named(policy))
+        threading.Timer(0.5, os.kill, (victim(fleet), signal.SIGKILL)).start()
+        started = time.monotonic()
+        for _ in range(4):
+            found = fleet.generate(REQUESTS, SAMPLING)
+            check_samples(found, REQUESTS, 3)
+            assert worst(found, policy) < TOLERANCE
+        assert time.monotonic() - started < 120
+        assert [member.health.condition.value for member in fleet.members.all] == ["dead", "serving"]
+        assert told[0].startswith("engine 0 is lost")
+        fleet.load_weights(4, named(policy))
+        check_samples(fleet.generate(REQUESTS, SAMPLING), REQUESTS, 4)
+
+
+def test_an_engine_killed_in_a_push(tmp_path: Path) -> None:
+    policy = model(POLICY, 1.1)
+    with running(tmp_path, SyncSettings(bucket_mb=1)) as (fleet, told):
+        fleet.load_weights(3, named(model(POLICY, 1.0)))
+
+        def killing() -> Iterator[tuple[str, Tensor]]:
+            for number, pair in enumerate(named(policy)):
+                if number == 30:
+                    os.kill(leader(fleet), signal.SIGKILL)
+                yield pair
+
+        started = time.monotonic()
+        fleet.load_weights(4, killing())
+        assert time.monotonic() - started < 60
+        assert told[0].startswith("engine 0 is lost: dead (its process was killed by SIGKILL)") or "load of" in told[0]
+        found = fleet.generate(REQUESTS, SAMPLING)
+        check_samples(found, REQUESTS, 4)
+        assert worst(found, policy) < TOLERANCE
+
+
+def test_both_engines_killed_while_idle_and_after(tmp_path: Path) -> None:
+    with running(tmp_path, SyncSettings()) as (fleet, told):
+        os.kill(leader(fleet), signal.SIGKILL)
+        check_samples(fleet.generate(REQUESTS, SAMPLING), REQUESTS, -1)
+        deadline = time.monotonic() + 10
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert told[0].startswith("engine 0 is lost: dead (its process was killed by SIGKILL)")
+        os.kill(fleet.members.all[1].process.pid, signal.SIGKILL)
+        with pytest.raises(UserError, match=r"no engine is left to sample with: engine 0 is dead .*engine 1 is dead"):
+            fleet.generate(REQUESTS, SAMPLING)
+        assert not fleet.healthy()
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    def unfit() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in named(model(POLICY, 1.0)):
+            yield name, tensor[:-1] if name == "model.norm.weight" else tensor
+
+    with running(tmp_path, SyncSettings()) as (fleet, _):
+        with pytest.raises(UserError, match=r"no engine is left that takes weights.*model\.norm\.weight"):
+            fleet.load_weights(1, unfit())
+        assert not fleet.healthy()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": MEMORY.parent / "no_such_model"}, "it cannot load the model"),
+        ({"sglang": {"max_total_token": 4096}}, "max_total_token is no flag"),
+        ({"sglang": {"mem_fraction_static": 1e-9, "max_total_tokens": None}}, "it lacks memory"),
+    ],
+)
+def test_engines_that_do_not_start(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+    with pytest.raises(UserError) as raised:
+        launch.launch(replace(settings(tmp_path), **change))  # type: ignore[arg-type]
+    text = str(raised.value)
+    assert "of 2 did not start" in text
+    assert reason in text
+    assert "\n" not in text
+    assert_nothing_is_left(tmp_path)
+
+
+def test_a_taken_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr(launch.HeldPort, "__enter__", lambda port: take(port, other.getsockname()[1]))
+        with pytest.raises(UserError, match=r"of 2 did not start: its port is taken"):
+            launch.launch(settings(tmp_path))
+    assert_nothing_is_left(tmp_path)
+
+
+def take(port: launch.HeldPort, number: int) -> launch.HeldPort:
+    port.number = number
+    return port
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    """No process that has one of this test's logs open."""
+    deadline = time.monotonic() + 10
+    while holders(folder) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert holders(folder) == []
+
+
+def holders(folder: Path) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            links = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in (1, 2)]
+        except OSError:
+            continue
+        if process.pid != os.getpid() and any(link.startswith(str(folder)) for link in links):
+            found.append(process.pid)
+    return found
