@@ -11,7 +11,8 @@ Departures from public code, so that the result does not depend on packing: ther
 micro-batch and the log-probs the current ones; here they are of the whole optimizer step, from log-probs before it.
 Equal covariances at the boundary are chosen among by a draw, so the number is exact. Degenerate cases: on the first
 optimizer step after a rollout rho is 1 and the penalty has no gradient, so with one mini-batch per rollout this is the
-unclipped policy gradient; a step in which all advantages are equal still picks its share, by the draw.
+unclipped policy gradient; a step in which all advantages are equal still picks its share, by the draw. A factor that
+another method puts on the surrogate (`forking_tokens`, `truncated_is`, CaSP's on the advantage) is on the penalty too.
 """
 
 from __future__ import annotations

@@ -64,6 +64,12 @@ def check(config: RunConfig, where: str) -> Checked:
         from megasharp.mcore.model import sort_options
 
         sort_options(config.policy.megatron)
+    candidates = max(config.log.candidates, recipes.needs.topn)
+    if candidates > architecture.vocab:
+        raise UserError(
+            f"{where}: {candidates} candidates (a method's topn, or log.candidates) of a vocabulary of "
+            f"{architecture.vocab} tokens; lower it"
+        )
     tokenizer = load_tokenizer(folder)
     if config.data.path is None:
         raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")

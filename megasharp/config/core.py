@@ -20,9 +20,9 @@ Tree = dict[str, Any]
 
 
 class Section(BaseModel):
-    """One table of a configuration file. Unknown keys fail; values are not coerced; instances are frozen."""
+    """One table of a configuration file. Unknown keys and non-finite numbers fail; values are not coerced; frozen."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class _Loader(yaml.SafeLoader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from megasharp.batching.pack import PackLayout
 from megasharp.errors import TrainingStopped
 from megasharp.metrics.clock import StageClock
 from megasharp.protocols import WeightSource
+from megasharp.rollout.collect import MemoryUse
 from megasharp.types import (
     Completion,
     FinishReason,
     Group,
+    Mean,
+    Metrics,
     Outcome,
     Prompt,
     Response,
@@ -40,6 +44,7 @@ class StandIn:
         self.calls: list[str] = []
         self.saved: list[tuple[int, int]] = []
         self.evaluated: list[int] = []
+        self.mu: list[float | None] = []
         self.version = 0
         self._skipped = skipped
         self._steps = 0
@@ -48,9 +53,14 @@ class StandIn:
         self.calls.append("take")
         return [Prompt(str(i), "t", "", (1, 2), TaskAnswer(), "s", 0, i) for i in range(count)]
 
-    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: object) -> list[Group]:
+    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]:
         self.calls.append("collect")
+        self.mu.append(None if memory is None else memory.mu)
         return [Group(f"{step}-{p.id}", p, (_response(1.0), _response(0.0)), self.version) for p in prompts]
+
+    def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
+        self.calls.append(f"observe {len(groups)}")
+        return {"memory/cross_entropy": Mean(1.5, 1.0)}
 
     def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
         self.calls.append("annotate")
@@ -62,7 +72,7 @@ class StandIn:
         return StepStats(0.0, 1.0, 1e-3, self._skipped.get(self._steps, 0))
 
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
-        self.calls.append("push")
+        self.calls.append("push" if memory is None else "push both")
         self.version += 1
         return self.version
 
@@ -73,9 +83,11 @@ class StandIn:
 
     def load(self, folder: Path) -> None: ...
 
-    def set_reference(self) -> None: ...
+    def set_reference(self) -> None:
+        self.calls.append("set_reference")
 
-    def reset_optimizer(self) -> None: ...
+    def reset_optimizer(self) -> None:
+        self.calls.append("reset_optimizer")
 
     def offload(self) -> None: ...
 
@@ -99,14 +111,16 @@ def _response(reward: float) -> Response:
     return Response(completion, "", Verdict(Outcome.CORRECT if reward else Outcome.WRONG, reward))
 
 
-def _run(stand_in: StandIn, plan: loop.Plan, standing: loop.Standing | None = None) -> None:
+def _run(
+    stand_in: StandIn, plan: loop.Plan, standing: loop.Standing | None = None, methods: Sequence[str] = ("grpo",)
+) -> None:
     parts = loop.Parts(
         stream=stand_in,
         rollouts=stand_in,
-        recipes=RecipeSchedule([], build_recipe(["grpo"], {}, reduction=None, constant=4.0, mini_batches=1)),
+        recipes=RecipeSchedule([], build_recipe(methods, {}, reduction=None, constant=4.0, mini_batches=1)),
         layout=PackLayout(dp=1, micro_batch_tokens=64, mini_batches=1, row_multiple=1, constant=4.0),
         learner=stand_in,
-        memory=None,
+        memory=stand_in if "dlc" in methods else None,
         sync=stand_in,
         clock=StageClock(),
         after_step=stand_in.after_step,
@@ -169,3 +183,41 @@ def test_the_count_survives_a_resume() -> None:
     with pytest.raises(TrainingStopped):
         _run(stand_in, _plan(8), loop.Standing(step=5, skipped_in_a_row=2))
     assert stand_in.saved == [(6, 3)]
+
+
+def test_with_dlc_the_sampler_is_told_mu_and_the_memory_observes_and_is_pushed() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, _plan(1), methods=("grpo", "dlc"))
+    assert stand_in.mu == [0.2]
+    assert stand_in.calls == ["take", "collect", "annotate", "step", "observe 2", "push both", "after 1"]
+    plain = StandIn({})
+    _run(plain, _plan(1))
+    assert plain.mu == [None]
+
+
+def test_resets_fall_due_before_the_push() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, dataclasses.replace(_plan(4), reset_every=2))
+    resets = [i for i, call in enumerate(stand_in.calls) if call == "set_reference"]
+    assert [stand_in.calls[i + 1 : i + 3] for i in resets] == [["reset_optimizer", "push"]] * 2
+    keeping = StandIn({})
+    _run(keeping, dataclasses.replace(_plan(2), reset_every=2, reset_optimizer=False))
+    assert "set_reference" in keeping.calls and "reset_optimizer" not in keeping.calls
+
+
+def test_a_step_whose_groups_are_all_dropped_leaves_the_policy_alone() -> None:
+    """Three such steps in a row end the run; nothing is packed or stepped, and no loss is told of."""
+
+    class Uniform(StandIn):
+        def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]:
+            groups = super().collect(prompts, step, first, memory)
+            return [dataclasses.replace(group, responses=(_response(1.0), _response(1.0))) for group in groups]
+
+        def after_step(self, step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
+            assert values["policy/skipped"] == 1.0 and values["group/dropped_uniform"] > 0
+            assert "policy/loss" not in values
+
+    stand_in = Uniform({})
+    with pytest.raises(TrainingStopped, match="every group dropped by selection"):
+        _run(stand_in, _plan(9), methods=("grpo", "dynamic_sampling"))
+    assert "step" not in stand_in.calls and stand_in.calls.count("push") == 3

@@ -8,6 +8,7 @@ import pytest
 from pydantic import Field
 
 from megasharp.config.core import Section, apply_overrides, dump_yaml, merge, parse_yaml, read_tree, validate
+from megasharp.config.run import load_run
 from megasharp.errors import UserError
 
 
@@ -114,3 +115,11 @@ def test_mistakes_name_file_and_key(tree: dict[str, object], message: str) -> No
 def test_written_configuration_reads_the_same() -> None:
     section = validate(Outer, {"name": "ä", "inner": {"rate": 1e-5}, "tags": ["1e-4"]}, "here")
     assert validate(Outer, parse_yaml(dump_yaml(section), "there"), "there") == section
+
+
+@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan"])
+def test_a_number_that_is_not_finite_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("name: r\nsteps: 1\nmodel: {path: m}\ndata: {task: t}\n")
+    with pytest.raises(UserError, match=r"recipe\.kl\.coefficient"):
+        load_run(file, [f"recipe.kl.coefficient={text}"])
