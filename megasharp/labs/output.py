@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
@@ -16,6 +19,10 @@ from megasharp.report.style import save_figure
 
 _STYLES = {Outcome.REPRODUCED: "green", Outcome.PARTLY: "yellow", Outcome.DIFFERS: "red"}
 _CLAIM_COLUMNS = ("where", "statement", "paper", "ours", "outcome")
+# A claim's four texts share what its outcome leaves of a line in these parts: the words of the paper are short.
+_CLAIM_RATIOS = (2, 4, 3, 6)
+# Columns of a file or a pipe, which have no width of their own; rich would take 80.
+_PIPED_WIDTH = 160
 
 
 def write_findings(study: Study, findings: Findings, folder: Path) -> list[Path]:
@@ -30,6 +37,11 @@ def write_findings(study: Study, findings: Findings, folder: Path) -> list[Path]
     return paths
 
 
+def open_console() -> Console:
+    """A console on standard output: as wide as the terminal, 160 columns where it is none."""
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+
+
 def print_findings(study: Study, findings: Findings, console: Console) -> None:
     """Show settings, tables and claims."""
     console.print(f"[bold]{study.name}[/bold]: {escape(study.title)} (arXiv {study.paper})")
@@ -40,19 +52,29 @@ def print_findings(study: Study, findings: Findings, console: Console) -> None:
 
 
 def _grid(table: Table) -> Grid:
-    grid = Grid(title=escape(table.title), title_justify="left")
+    grid = _empty_grid(escape(table.title))
     for index, column in enumerate(table.columns):
-        numeric = all(not isinstance(row[index], str) for row in table.rows)
-        grid.add_column(escape(column), justify="right" if numeric else "left")
+        cells = [row[index] for row in table.rows]
+        if any(not isinstance(cell, str) for cell in cells):
+            grid.add_column(escape(column), justify="right", overflow="fold", width=_narrowest(column, cells))
+        else:
+            grid.add_column(escape(column), overflow="fold")
     for row in table.rows:
-        grid.add_row(*(_text(cell) for cell in row))
+        grid.add_row(*(escape(cell_text(cell)) for cell in row))
     return grid
 
 
+def _narrowest(heading: str, cells: Sequence[Cell]) -> int:
+    """The width that breaks neither a cell nor a word of the heading."""
+    return max(map(len, (*heading.split(), *map(cell_text, cells))))
+
+
 def _claims(claims: tuple[Claim, ...]) -> Grid:
-    grid = Grid(title="claims of the paper", title_justify="left", show_lines=True)
-    for column in _CLAIM_COLUMNS:
-        grid.add_column(column)
+    grid = _empty_grid("claims of the paper")
+    grid.show_lines, grid.expand = True, True
+    for column, ratio in zip(_CLAIM_COLUMNS[:-1], _CLAIM_RATIOS, strict=True):
+        grid.add_column(column, overflow="fold", ratio=ratio)
+    grid.add_column(_CLAIM_COLUMNS[-1], overflow="fold", no_wrap=True)
     for claim in claims:
         outcome = f"[{_STYLES[claim.outcome]}]{claim.outcome}[/]"
         texts = (claim.where, claim.statement, claim.paper, claim.ours)
@@ -60,8 +82,18 @@ def _claims(claims: tuple[Claim, ...]) -> Grid:
     return grid
 
 
-def _text(cell: Cell) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else escape(str(cell))
+def _empty_grid(title: str) -> Grid:
+    # Lines around every cell would cost a tenth of 80 columns, and a figure that does not fit is broken in two.
+    return Grid(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False
+    )
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell on the screen: floats with three significant digits, all of those before the point (the CSV has more)."""
+    if not isinstance(cell, float):
+        return str(cell)
+    return f"{cell:.0f}" if 1000 <= abs(cell) < 1e6 else f"{cell:.3g}"
 
 
 def _write_csv(path: Path, columns: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]) -> Path:

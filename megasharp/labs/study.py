@@ -22,7 +22,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table; `name` is a short file name (its CSV is `<name>.csv`), floats are shown with 4 digits."""
+    """One table; `name` is a short file name (its CSV is `<name>.csv`), floats are shown with 3 digits."""
 
     name: str
     title: str
@@ -66,9 +66,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A named study. `paper` is its arXiv number, `title` one line for the list."""
+    """A named study. `paper` is its arXiv number, `title` one line for the list; `takes_model`: it measures a model."""
 
     name: str
     paper: str
     title: str
     run: Callable[[Options], Findings]
+    takes_model: bool = False

@@ -3,7 +3,6 @@
     E |{y_1, ..., y_K}| = sum_v 1 - (1 - p_v)^K
 
 It needs the whole next-token distribution: a sum over the vocabulary, so that partial sums over shards of it add up.
-From the top N candidates alone only bounds follow (derived, ours), K times the missing mass apart at most.
 Nothing here carries a gradient.
 """
 
@@ -22,24 +21,6 @@ def expected_distinct(logp_V: Tensor, samples: int) -> Tensor:
     Example: a fair coin thrown twice shows `2 * (1 - 0.5**2) == 1.5` sides.
     """
     return _seen(logp_V.detach(), samples).sum(dim=-1)
-
-
-def expected_distinct_bounds(topn_logp_N: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """The least and the most that `expected_distinct` can be, given the N largest log-probs in descending order.
-
-    The tail's mass is 1 minus theirs and none of its tokens exceeds the N-th candidate. The expectation is concave in
-    each probability: least with the tail in as few tokens as that cap allows, most (`samples` times the mass) with the
-    tail spread infinitely thin. Shapes and dtype as in `expected_distinct`.
-    """
-    logp_N = topn_logp_N.detach()
-    head = _seen(logp_N, samples).sum(dim=-1)
-    tail = (1.0 - logp_N.exp().sum(dim=-1)).clamp_min(0.0)
-    cap_logp = logp_N[..., -1]
-    cap = cap_logp.exp()
-    full = torch.where(cap > 0, tail / cap, 0.0).floor()
-    rest = (tail - full * cap).clamp_min(0.0)
-    least = full * _seen(cap_logp, samples) + _seen(rest.log(), samples)
-    return head + least, head + samples * tail
 
 
 def _seen(logp: Tensor, samples: int) -> Tensor:

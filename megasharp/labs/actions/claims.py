@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from megasharp.labs.actions.experiments import (
 from megasharp.labs.actions.theory import Rule, probability_change, theorem_1, theorem_ratio
 from megasharp.labs.softmax import Array
 from megasharp.labs.study import Claim, Outcome
+from megasharp.labs.verdicts import clearly_above, clearly_below, clearly_rarer, outcome
 
 # The word "remains almost unchanged" is granted up to this change of probability.
 UNCHANGED = 0.05
-# "Most seeds".
+# "Most seeds": not clearly fewer than this share.
 MOST = 0.9
 # Two exact numbers agree.
 EXACT = 1e-10
@@ -51,13 +53,6 @@ def judge(results: Results) -> tuple[Claim, ...]:
         _middle_actions(results),
         _negative_only(results),
     )
-
-
-def outcome(holds: int, of: int) -> Outcome:
-    """All cases: reproduced; none: differs; else partly."""
-    if holds == of:
-        return Outcome.REPRODUCED
-    return Outcome.DIFFERS if holds == 0 else Outcome.PARTLY
 
 
 def _random_policies() -> Iterator[tuple[Array, Array]]:
@@ -106,7 +101,7 @@ def _first_stage(results: Results) -> Claim:
         [result.at_peak(action) - result.setting.start[action] for action in (EXPLORED, OPTIMAL, WORTHLESS)]
         for result in _cases(results)
     ]
-    holds = sum(a1 > 0 and a3 < 0 and abs(a2) <= UNCHANGED for a1, a2, a3 in moves)
+    holds = sum(_exploits(result) for result in _cases(results))
     a1, a2, a3 = ([min(column), max(column)] for column in zip(*moves, strict=True))
     ours = (
         f"up to a1's peak a1 moves by {a1[0]:+.2f} to {a1[1]:+.2f}, a3 by {a3[0]:+.2f} to {a3[1]:+.2f}, a2 by "
@@ -116,12 +111,22 @@ def _first_stage(results: Results) -> Claim:
     return Claim("3.2, fig 1", statement, "almost unchanged", ours, outcome(holds, len(moves)))
 
 
+def _exploits(result: Result) -> bool:
+    """Up to a1's peak a1 clearly rises, a3 clearly falls, and a2 does not clearly move by more than UNCHANGED."""
+    start, best_R = result.setting.start, result.at_peak_R(OPTIMAL)
+    rises = clearly_above(result.peak_R, start[EXPLORED])
+    falls = clearly_below(result.at_peak_R(WORTHLESS), start[WORTHLESS])
+    moved = clearly_above(best_R, start[OPTIMAL] + UNCHANGED) or clearly_below(best_R, start[OPTIMAL] - UNCHANGED)
+    return rises and falls and not moved
+
+
 def _second_stage(results: Results) -> Claim:
     cases = _cases(results)
-    holds = sum(result.optimal_wins >= MOST for result in cases)
+    holds = sum(not clearly_rarer(result.optimal_wins_R, MOST) for result in cases)
     fewest = min(cases, key=lambda result: result.optimal_wins)
     ours = (
-        f"a2 has more than half at the end for {MOST:.0%} of seeds in {holds} of {len(cases)} settings; fewest "
+        f"a2 has more than half at the end for {MOST:.0%} of seeds (or not clearly fewer) in {holds} of "
+        f"{len(cases)} settings; fewest "
         f"{fewest.optimal_wins:.0%} ({fewest.setting.optimizer}, r(a1) = {fewest.setting.rewards[EXPLORED]:g}, start "
         f"{fewest.setting.start[OPTIMAL]:g}, {fewest.setting.steps} steps)"
     )
@@ -131,7 +136,7 @@ def _second_stage(results: Results) -> Claim:
 
 def _relative_negative(results: Results) -> Claim:
     cases = _cases(results)
-    holds = sum(result.explored_turns_negative >= MOST for result in cases)
+    holds = sum(not clearly_rarer(result.explored_turns_negative_R, MOST) for result in cases)
     ours = (
         f"r(a1) less the mean reward goes from positive to negative for {MOST:.0%} of seeds in {holds} of {len(cases)} "
         "settings"
@@ -144,8 +149,11 @@ def _group_sizes(results: Results) -> Claim:
     steadier, staged, shown = 0, 0, []
     for optimizer in OPTIMIZERS:
         sizes = [results[replace(BASE, optimizer=optimizer, group_size=size)] for size in GROUP_SIZES]
-        steadier += sizes[-1].spread < sizes[0].spread
-        staged += all(r.peak > r.setting.start[EXPLORED] + RISE and r.optimal_wins >= MOST for r in sizes)
+        steadier += clearly_below(sizes[-1].log_deviation_R - sizes[0].log_deviation_R)
+        staged += all(
+            clearly_above(r.peak_R, r.setting.start[EXPLORED] + RISE) and not clearly_rarer(r.optimal_wins_R, MOST)
+            for r in sizes
+        )
         shown.append(f"{optimizer} {'/'.join(f'{result.spread:.3f}' for result in sizes)}")
     of = 2 * len(OPTIMIZERS)
     ours = (
@@ -161,7 +169,7 @@ def _temperatures(results: Results) -> Claim:
     for optimizer in OPTIMIZERS:
         found = [results[replace(BASE, optimizer=optimizer, temperature=t)] for t in TEMPERATURES]
         entropies, steps = [r.sampling_entropy for r in found], [r.takeover_step for r in found]
-        rising += entropies == sorted(entropies) and steps == sorted(steps, reverse=True)
+        rising += _rises([r.sampling_entropy_R for r in found]) and _rises([r.mean_optimal_R for r in found])
         shown.append(
             f"{optimizer}: entropy {'/'.join(f'{e:.2f}' for e in entropies)}, a2 > .5 at step "
             f"{'/'.join(f'{step:g}' for step in steps)}"
@@ -169,6 +177,12 @@ def _temperatures(results: Results) -> Claim:
     ours = f"at temperature {'/'.join(f'{t:g}' for t in TEMPERATURES)}: {'; '.join(shown)}"
     statement = "a higher training temperature samples more diversely and is advisable"
     return Claim("C.4, fig 6", statement, "enhances diversity", ours, outcome(rising, len(OPTIMIZERS)))
+
+
+def _rises(values_CR: list[Array]) -> bool:
+    """From the first to the last clearly, and clearly back nowhere in between."""
+    ends = clearly_above(values_CR[-1] - values_CR[0])
+    return ends and not any(clearly_below(later_R - earlier_R) for earlier_R, later_R in pairwise(values_CR))
 
 
 def _extremes(policies: list[tuple[Array, Array]]) -> Claim:
@@ -186,9 +200,9 @@ def _middle_actions(results: Results) -> Claim:
         policy_RTV = results[replace(FOUR, optimizer=optimizer)].policy_RTV
         for action in middle:
             start, path_RT = FOUR.start[action], policy_RTV[:, :, action]
-            peak, end = float(np.median(path_RT.max(axis=1))), float(np.median(path_RT[:, -1]))
-            holds += peak > start + RISE and end < peak / 2
-            shown.append(f"{optimizer} a{action + 1} {start:g}, {peak:.2f}, {end:.2f}")
+            peak_R, end_R = path_RT.max(axis=1), path_RT[:, -1]
+            holds += clearly_above(peak_R, start + RISE) and clearly_below(end_R - peak_R / 2)
+            shown.append(f"{optimizer} a{action + 1} {start:g}, {np.median(peak_R):.2f}, {np.median(end_R):.2f}")
     ours = f"start, peak, end: {'; '.join(shown)}"
     statement = "of four actions, those between worst and best generally rise, then fall"
     return Claim("C.4, fig 7", statement, "generally", ours, outcome(holds, len(OPTIMIZERS) * len(middle)))
@@ -199,7 +213,10 @@ def _negative_only(results: Results) -> Claim:
     for optimizer in OPTIMIZERS:
         everything = [results[replace(s, optimizer=optimizer)] for s in FIGURE_1]
         negative = [results[replace(s, optimizer=optimizer, negative_only=True)] for s in FIGURE_1]
-        holds += sum(n.optimal_wins >= MOST and n.peak < e.peak for e, n in zip(everything, negative, strict=True))
+        holds += sum(
+            clearly_below(n.peak_R - e.peak_R) and not clearly_rarer(n.optimal_wins_R, MOST)
+            for e, n in zip(everything, negative, strict=True)
+        )
         shown.append(
             f"{optimizer}: peak of a1 {_mean_peak(everything):.2f} to {_mean_peak(negative):.2f}, seeds that reach a2 "
             f"{_mean_wins(everything):.0%} to {_mean_wins(negative):.0%}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from megasharp.labs.actions.training import OptimizerName, Setting, simulate, untempered
 from megasharp.labs.softmax import Array, entropy
+from megasharp.labs.tilting import Bools
 
 # By index: a1 explored and good, a2 unexplored and best, a3 explored and worthless.
 EXPLORED, OPTIMAL, WORTHLESS = 0, 1, 2
@@ -45,7 +46,12 @@ class Result:
     @property
     def peak(self) -> float:
         """Median over seeds of a1's highest probability: where exploitation ends."""
-        return float(np.median(self.policy_RTV[:, :, EXPLORED].max(axis=1)))
+        return float(np.median(self.peak_R))
+
+    @property
+    def peak_R(self) -> Array:
+        """Each seed's highest probability of a1."""
+        return np.asarray(self.policy_RTV[:, :, EXPLORED].max(axis=1))
 
     @property
     def peak_step(self) -> int:
@@ -53,8 +59,12 @@ class Result:
         return int(np.median(self._peak_step_R))
 
     def at_peak(self, action: int) -> float:
-        """Median probability of `action` at each seed's own peak of a1."""
-        return float(np.median(self.policy_RTV[np.arange(len(self.policy_RTV)), self._peak_step_R, action]))
+        """Median of `at_peak_R`."""
+        return float(np.median(self.at_peak_R(action)))
+
+    def at_peak_R(self, action: int) -> Array:
+        """Probability of `action` at each seed's own peak of a1."""
+        return np.asarray(self.policy_RTV[np.arange(len(self.policy_RTV)), self._peak_step_R, action])
 
     @property
     def lowest_optimal(self) -> float:
@@ -71,13 +81,18 @@ class Result:
     @property
     def optimal_wins(self) -> float:
         """Share of seeds in which the best action has more than half at the end."""
-        return float((self.policy_RTV[:, -1, OPTIMAL] > 0.5).mean())
+        return float(self.optimal_wins_R.mean())
 
     @property
-    def explored_turns_negative(self) -> float:
-        """Share of seeds in which a1's expected advantage r(a1) - E[r] goes from positive to negative."""
+    def optimal_wins_R(self) -> Bools:
+        """Whether the best action has more than half at the end."""
+        return np.asarray(self.policy_RTV[:, -1, OPTIMAL] > 0.5)
+
+    @property
+    def explored_turns_negative_R(self) -> Bools:
+        """Whether a1's expected advantage r(a1) - E[r] goes from positive to negative."""
         advantage_RT = self.setting.rewards[EXPLORED] - self.policy_RTV @ np.array(self.setting.rewards)
-        return float(((advantage_RT[:, 0] > 0) & (advantage_RT[:, -1] < 0)).mean())
+        return np.asarray((advantage_RT[:, 0] > 0) & (advantage_RT[:, -1] < 0))
 
     @property
     def spread(self) -> float:
@@ -85,9 +100,29 @@ class Result:
         return float(self.policy_RTV[:, :, EXPLORED].std(axis=0).mean())
 
     @property
+    def log_deviation_R(self) -> Array:
+        """Log of each seed's own part in `spread`: mean over steps of how far its a1 is from the mean over seeds.
+
+        The log, because a few seeds that lock a1 in for long would outweigh all others.
+        """
+        path_RT = self.policy_RTV[:, :, EXPLORED]
+        deviation_R = np.abs(path_RT - path_RT.mean(axis=0)).mean(axis=1)
+        return np.asarray(np.log(np.maximum(deviation_R, np.finfo(np.float64).tiny)))
+
+    @property
+    def mean_optimal_R(self) -> Array:
+        """The best action's probability, mean over steps: the larger, the earlier it takes over."""
+        return np.asarray(self.policy_RTV[:, :, OPTIMAL].mean(axis=1))
+
+    @property
     def sampling_entropy(self) -> float:
         """Mean over seeds and steps of the sampling policy's entropy, in nats."""
-        return float(self.entropy_RT.mean())
+        return float(self.sampling_entropy_R.mean())
+
+    @property
+    def sampling_entropy_R(self) -> Array:
+        """Each seed's mean over steps of that entropy."""
+        return np.asarray(self.entropy_RT.mean(axis=1))
 
     @property
     def _peak_step_R(self) -> Array:

@@ -23,14 +23,7 @@ from megasharp.labs.actions.experiments import (
 from megasharp.labs.actions.theory import RULES, theorem_ratio
 from megasharp.labs.study import Cell, Table
 
-_STAGES = (
-    "peak a1",
-    "at step",
-    "a2 there",
-    "lowest a2",
-    "a2 > .5 at step",
-    "seeds, a2 > .5 at end",
-)
+_STAGES = ("peak a1", "at step", "a2 there", "lowest a2", "step a2 > .5", "seeds a2 > .5")
 
 
 def tabulate(results: Results) -> tuple[Table, ...]:
@@ -73,11 +66,11 @@ def _figure_1(results: Results) -> Table:
         for negative_only in (False, True):
             for setting in FIGURE_1:
                 result = results[replace(setting, optimizer=optimizer, negative_only=negative_only)]
-                variant = "negative only" if negative_only else "all"
+                variant = "< 0" if negative_only else "all"
                 head = (optimizer, variant, slashed(setting.rewards), slashed(setting.start))
                 lines.append((*head, *_stages(result)))
-    title = "two stages (G=2): medians over seeds; peak a1 is where exploitation ends"
-    return Table("stages", title, ("optimizer", "samples", "r", "start", *_STAGES), tuple(lines))
+    title = "two stages (G=2), medians over seeds: a1's peak ends exploitation; A < 0: negative samples only"
+    return Table("stages", title, ("update", "A", "r", "start", *_STAGES), tuple(lines))
 
 
 def _group_sizes(results: Results) -> Table:
@@ -86,8 +79,8 @@ def _group_sizes(results: Results) -> Table:
         for size in GROUP_SIZES:
             result = results[replace(BASE, optimizer=optimizer, group_size=size)]
             lines.append((optimizer, size, *_stages(result), result.spread))
-    columns = ("optimizer", "G", *_STAGES, "spread of a1 over seeds")
-    return Table("group_sizes", "number of rollouts", columns, tuple(lines))
+    columns = ("update", "G", *_STAGES, "spread of a1")
+    return Table("group_sizes", "number of rollouts; spread: standard deviation over seeds", columns, tuple(lines))
 
 
 def _temperatures(results: Results) -> Table:
@@ -96,8 +89,8 @@ def _temperatures(results: Results) -> Table:
         for temperature in TEMPERATURES:
             result = results[replace(BASE, optimizer=optimizer, temperature=temperature)]
             lines.append((optimizer, temperature, *_stages(result), result.sampling_entropy))
-    columns = ("optimizer", "temperature", *_STAGES, "entropy when sampling")
-    return Table("temperatures", "training temperature (G=2); probabilities at temperature 1", columns, tuple(lines))
+    columns = ("update", "T", *_STAGES, "sampling entropy")
+    return Table("temperatures", "training temperature T (G=2); probabilities at temperature 1", columns, tuple(lines))
 
 
 def _four(results: Results) -> Table:
@@ -108,5 +101,5 @@ def _four(results: Results) -> Table:
             path_RT = policy_RTV[:, :, action]
             peak, step = float(np.median(path_RT.max(axis=1))), int(np.median(path_RT.argmax(axis=1)))
             lines.append((optimizer, f"a{action + 1}", reward, start, peak, step, float(np.median(path_RT[:, -1]))))
-    columns = ("optimizer", "action", "r", "start", "peak", "at step", "end")
+    columns = ("update", "action", "r", "start", "peak", "at step", "end")
     return Table("four_actions", "four actions (G=2), medians over seeds", columns, tuple(lines))

@@ -27,11 +27,6 @@ class KernelBounds:
     b_max: Floats
 
 
-def target_shifts(advantage_G: Floats, beta: Floats) -> Floats:
-    """|A| / beta: the logit shifts that a batch asks for."""
-    return np.asarray(np.abs(advantage_G) / beta[..., None], dtype=np.float64)
-
-
 def dual_coefficients(kernel_GG: Floats, shift_G: Floats) -> Floats:
     """K^-1 shift. Raises numpy.linalg.LinAlgError for a singular kernel (a response sampled twice makes one)."""
     solved: Floats = np.linalg.solve(kernel_GG, shift_G[..., None]).astype(np.float64)[..., 0]

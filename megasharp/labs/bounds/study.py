@@ -277,4 +277,10 @@ def _dominance_claim(kernel: GradientKernel, reading: str, alignment: Alignment)
     )
 
 
-STUDY = Study("bounds", "2601.15609", "theorems 3.1 to 3.4 and C.1 on random cases; gradient alignment of a model", run)
+STUDY = Study(
+    "bounds",
+    "2601.15609",
+    "theorems 3.1 to 3.4 and C.1 on random cases; gradient alignment of a model",
+    run,
+    takes_model=True,
+)

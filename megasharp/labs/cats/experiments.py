@@ -57,14 +57,29 @@ BASES: Mapping[str, Setting] = {
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """`collapse_step_R`: first step past COLLAPSED, infinite where there is none. `dominance_RT`: the larger of the two
-    correct labels' share of both. `cat_wins`: share of seeds that end on Cat. `siamese`: mean probability of Siamese on
-    the held-out input after training, by similarity.
+    correct labels' share of both. `cat_wins_R`: 1 for seeds that end on Cat. `siamese_R`: probability of Siamese on the
+    held-out input after training, by similarity.
     """
 
     collapse_step_R: Array
     dominance_RT: Array
-    cat_wins: float
-    siamese: Mapping[str, float]
+    cat_wins_R: Array
+    siamese_R: Mapping[str, Array]
+
+    @property
+    def siamese(self) -> Mapping[str, float]:
+        """Mean over seeds of `siamese_R`."""
+        return {name: float(p_R.mean()) for name, p_R in self.siamese_R.items()}
+
+    @property
+    def mean_dominance_R(self) -> Array:
+        """Mean over the steps: how early and how far a seed collapsed, in one number."""
+        return np.asarray(self.dominance_RT.mean(axis=1))
+
+    @property
+    def late_rise_R(self) -> Array:
+        """Change of dominance over the second half of the steps."""
+        return np.asarray(self.dominance_RT[:, -1] - self.dominance_RT[:, self.dominance_RT.shape[1] // 2])
 
     @property
     def median_step(self) -> float:
@@ -133,6 +148,6 @@ def measure(trajectory: Trajectory) -> Result:
     return Result(
         collapse_step_R=collapse_step_R,
         dominance_RT=larger_RT / correct_RTV.sum(axis=-1),
-        cat_wins=float((end_RV[:, CAT] > end_RV[:, PERSIAN]).mean()),
-        siamese={name: float(trajectory.held_out(shift)[:, SIAMESE].mean()) for name, shift in SHIFTS.items()},
+        cat_wins_R=(end_RV[:, CAT] > end_RV[:, PERSIAN]).astype(np.float64),
+        siamese_R={name: trajectory.held_out(shift)[:, SIAMESE] for name, shift in SHIFTS.items()},
     )

@@ -7,13 +7,12 @@ from megasharp.labs.squeeze.dynamics import VOCABULARY
 from megasharp.labs.squeeze.measure import BUDGETS, DRAWS, PENALISED_RANKS, SHAPE_BUDGETS, TOPS, Measured
 from megasharp.labs.squeeze.shapes import distinct
 from megasharp.labs.study import Claim, Outcome
+from megasharp.labs.verdicts import clearly_above
 
 EXACT = 1e-12
 # Four standard errors of a mean of DRAWS counts. A count varies less than V independent fair coins: one token's
 # appearance makes the others' less likely.
 SIMULATION = 4 * (VOCABULARY / 4 / DRAWS) ** 0.5
-# How many standard errors over the runs make a gain.
-ERRORS = 2.0
 # "Converges to 1": this close.
 CLOSE_TO_ONE = 0.01
 
@@ -33,17 +32,13 @@ def _both_concentrate(measured: Measured) -> Claim:
     for advantage, name in ((1.0, "all right"), (-1.0, "all wrong")):
         p_TRV = measured.sampled[advantage]
         start, end_R, first_R = float(p_TRV[0].max()), p_TRV[-1].max(axis=-1), p_TRV[-1, :, 0]
-        concentrated.append(end_R.mean() - start > ERRORS * _standard_error(end_R))
-        first_gains.append(first_R.mean() - start > ERRORS * _standard_error(first_R))
+        concentrated.append(clearly_above(end_R, start))
+        first_gains.append(clearly_above(first_R, start))
         parts.append(f"{name}: rank 1 from {start:.2f} to {end_R.mean():.2f}, its first holder {first_R.mean():.2f}")
     statement = "positive and negative updates both push mass to rank 1, which is reinforced most"
     # The expected update is zero when all are equally right: being ahead at the start is no advantage.
     outcome = _if(all(concentrated) and all(first_gains), partly=all(concentrated))
     return Claim("sec 3.1, obs 1", statement, "no figure for one state", "; ".join(parts), outcome)
-
-
-def _standard_error(value_R: Array) -> float:
-    return float(value_R.std(ddof=1) / len(value_R) ** 0.5) if len(value_R) > 1 else float("inf")
 
 
 def _lemma(measured: Measured) -> Claim:

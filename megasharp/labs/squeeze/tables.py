@@ -61,5 +61,5 @@ def _shapes(shapes: Mapping[str, Array]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, p_V in shapes.items():
         rows.append((name, float(entropy(p_V)), float(p_V.max()), *budgets(p_V, SHAPE_BUDGETS)))
-    columns = ("shape", "entropy", "rank 1", *(f"distinct, K={samples}" for samples in SHAPE_BUDGETS))
-    return Table("shapes", "two distributions of one entropy", columns, tuple(rows))
+    columns = ("shape", "entropy", "rank 1", *(f"K={samples}" for samples in SHAPE_BUDGETS))
+    return Table("shapes", "two distributions of one entropy: expected distinct tokens of K", columns, tuple(rows))

@@ -23,7 +23,7 @@ from megasharp.labs.tree.experiments import (
 from megasharp.labs.tree.training import Setting
 from megasharp.labs.tree.world import MODES
 
-_COLUMNS = ("modes (median)", "modes (mean)", "seeds with 1", "seeds with 6", "accuracy (mean)", "accuracy (min)")
+_COLUMNS = ("median modes", "mean modes", "seeds with 1", "seeds with 6", "mean accuracy", "least accuracy")
 _PAPER = {"GRPO": "1 mode", "GRPO + entropy": "6 modes, .48", "CaSP": "6 modes, 1.00"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 
 from megasharp.labs.actions import STUDY, training
-from megasharp.labs.actions.claims import outcome
 from megasharp.labs.actions.experiments import BASE, EXPLORED, OPTIMAL, measure
 from megasharp.labs.actions.tables import slashed
 from megasharp.labs.actions.theory import (
@@ -24,7 +24,7 @@ from megasharp.labs.actions.theory import (
 )
 from megasharp.labs.output import write_findings
 from megasharp.labs.softmax import Array, policy_gradient, softmax
-from megasharp.labs.study import Options, Outcome
+from megasharp.labs.study import Findings, Outcome
 
 POLICY_V, REWARD_V = np.array([0.6, 0.05, 0.35]), np.array([0.5, 1.0, 0.0])
 
@@ -150,18 +150,23 @@ def test_stages_by_hand() -> None:
     result = measure(BASE, policy_TV[None])
     assert (result.peak, result.peak_step, result.lowest_optimal) == pytest.approx((0.8, 1, 0.05))
     assert result.at_peak(OPTIMAL) == pytest.approx(0.05)
-    assert (result.takeover_step, result.optimal_wins, result.explored_turns_negative) == (2.0, 1.0, 1.0)
+    assert (result.takeover_step, result.optimal_wins, result.explored_turns_negative_R.tolist()) == (2.0, 1.0, [True])
 
 
-def test_outcomes_and_slashes() -> None:
-    assert [outcome(holds, 2) for holds in range(3)] == [Outcome.DIFFERS, Outcome.PARTLY, Outcome.REPRODUCED]
+def test_deviations_by_hand() -> None:
+    """Three seeds, a1 at .2, .4 and .9 throughout: .3, .1 and .4 from their mean."""
+    policy_RTV = np.tile(np.array([[0.2, 0.8, 0.0], [0.4, 0.6, 0.0], [0.9, 0.1, 0.0]])[:, None], (1, 5, 1))
+    result = measure(BASE, policy_RTV)
+    np.testing.assert_allclose(np.exp(result.log_deviation_R), [0.3, 0.1, 0.4])
+    np.testing.assert_allclose(result.mean_optimal_R, [0.8, 0.6, 0.1])
+
+
+def test_slashes() -> None:
     assert slashed((0.5, 1.0, 0.0)) == ".5/1/0"
 
 
-def test_the_study_at_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for optimizer in training.STEPS:
-        monkeypatch.setitem(training.STEPS, optimizer, 30)
-    findings = STUDY.run(Options(seeds=2))
+def test_the_study_at_small_size(tmp_path: Path, small_run: Callable[[str], Findings]) -> None:
+    findings = small_run("actions")
     names = {path.name for path in write_findings(STUDY, findings, tmp_path)}
     assert names >= {"actions.png", "claims.csv", "theorem.csv", "stages.csv", "temperatures.csv"}
     # The exact ones do not depend on the run: Theorem 1 holds, Algorithm 1 brings its factor.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from megasharp.labs.cats import STUDY, claims, experiments, training, world
 from megasharp.labs.cats.figure import held_out_policy
 from megasharp.labs.output import write_findings
 from megasharp.labs.softmax import policy_gradient, sample, softmax, uniforms
-from megasharp.labs.study import Options, Outcome
+from megasharp.labs.study import Findings, Outcome
 from megasharp.types import Group, Prompt, TaskAnswer
 
 # Every group of four rewards.
@@ -106,22 +105,14 @@ def test_measures_by_hand() -> None:
     cat_T, persian_T = np.array([0.25, 0.6, 0.96, 0.5]), np.array([0.25, 0.3, 0.03, 0.25])
     policy_RTV = np.stack([cat_T, 1 - cat_T - persian_T, persian_T, np.zeros(4)], axis=-1)[None]
     result = experiments.measure(training.Trajectory(policy_RTV, np.zeros((1, 4, 4))))
-    assert result.median_step == 2 and result.collapsed == 1.0 and result.cat_wins == 1.0
+    assert result.median_step == 2 and result.collapsed == 1.0 and result.cat_wins_R.tolist() == [1.0]
     assert result.dominance == pytest.approx(0.5 / 0.75) and result.siamese["Mid"] == 0.25
+    assert result.late_rise_R == pytest.approx(0.5 / 0.75 - 0.96 / 0.99)
+    assert result.mean_dominance_R == pytest.approx((0.5 + 0.6 / 0.9 + 0.96 / 0.99 + 0.5 / 0.75) / 4)
 
 
-def test_outcomes() -> None:
-    assert [claims.outcome(holds, 3) for holds in (0, 1, 3)] == [Outcome.DIFFERS, Outcome.PARTLY, Outcome.REPRODUCED]
-    weighed = [claims.weigh(favour, against, 4) for favour, against in ((3, 0), (3, 1), (2, 0), (0, 3))]
-    assert weighed == [Outcome.REPRODUCED, Outcome.PARTLY, Outcome.PARTLY, Outcome.DIFFERS]
-
-
-def test_the_study_at_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def briefly(setting: training.Setting, seeds: Sequence[int]) -> training.Trajectory:
-        return training.train(replace(setting, steps=20), seeds)
-
-    monkeypatch.setattr(experiments, "train", briefly)
-    findings = STUDY.run(Options(seeds=2))
+def test_the_study_at_small_size(tmp_path: Path, small_run: Callable[[str], Findings]) -> None:
+    findings = small_run("cats")
     names = {path.name for path in write_findings(STUDY, findings, tmp_path)}
     assert names >= {"cats.png", "claims.csv", "calibration.csv", "collapse_steps.csv"}
     # 20 steps are far from any collapse under SGD.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from megasharp.labs.smoothing import policies as p
-from megasharp.labs.smoothing import study, theorem, trials
+from megasharp.labs.smoothing import theorem, trials
 from megasharp.labs.smoothing.policies import DIVERGENCES
-from megasharp.labs.study import Options, Outcome
+from megasharp.labs.study import Findings, Outcome
 from megasharp.labs.tilting import Bools, Floats
 
 BASE = np.array([0.3, 0.1, 0.4, 0.2])
@@ -140,10 +142,8 @@ def test_can_dominate_agrees_with_brute_force() -> None:
     assert len(lost) == 8 and agreed >= 30
 
 
-def test_study_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "TRIALS", 300)
-    monkeypatch.setattr(study, "THEOREM_TRIALS", 100)
-    findings = study.run(Options(seeds=1))
+def test_study_runs(small_run: Callable[[str], Findings]) -> None:
+    findings = small_run("smoothing")
     outcomes = [claim.outcome for claim in findings.claims if claim.where.startswith(("Lemma", "Prop B.3"))]
     assert outcomes == [Outcome.REPRODUCED] * 5
     proof = next(claim for claim in findings.claims if "proof's parameters" in claim.statement)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from megasharp.labs.softmax import Ascent, softmax
 from megasharp.labs.study import Findings, Outcome
 from megasharp.labs.tree import experiments
 from megasharp.labs.tree.claims import claims
-from megasharp.labs.tree.experiments import Results, judge
+from megasharp.labs.tree.experiments import Result, Results, judge
 from megasharp.labs.tree.figure import draw
 from megasharp.labs.tree.tables import tables
 from megasharp.labs.tree.training import (
@@ -223,8 +224,8 @@ def test_study_reports_every_table_and_claim(small_results: Results) -> None:
     for table in findings.tables:
         assert table.rows and all(len(row) == len(table.columns) for row in table.rows)
     assert len(findings.claims) == 7
-    # After 60 steps nobody has collapsed: a claim that always reproduces would not notice.
-    assert findings.claims[0].outcome is Outcome.DIFFERS
+    # After 60 steps both seeds have two modes.
+    assert findings.claims[0].outcome is Outcome.PARTLY
 
 
 def test_claims_follow_the_figures(small_results: Results) -> None:
@@ -236,3 +237,61 @@ def test_claims_follow_the_figures(small_results: Results) -> None:
     swapped = Results({**small_results.sgd, experiments.CASP: bad, experiments.ENTROPY: good}, small_results.adam)
     outcomes = {claim.where: claim.outcome for claim in claims(swapped)}
     assert outcomes["fig 5c"] is Outcome.DIFFERS and outcomes["fig 5d"] is Outcome.DIFFERS
+
+
+def twenty(results: Results, setting: Setting, modes: list[float], accuracy: float = 1.0) -> Result:
+    return replace(results.sgd[setting], modes_R=np.array(modes), accuracy_R=np.full(20, accuracy))
+
+
+def outcome_of(results: Results, changed: dict[Setting, Result], statement: str) -> Outcome:
+    perfect = {setting: twenty(results, setting, [6.0] * 20) for setting in results.sgd}
+    judged = claims(Results({**perfect, **changed}, results.adam))
+    return next(claim.outcome for claim in judged if claim.statement.startswith(statement))
+
+
+@pytest.mark.parametrize(
+    ("fewer", "outcome"), [(0, Outcome.DIFFERS), (1, Outcome.DIFFERS), (3, Outcome.DIFFERS), (8, Outcome.REPRODUCED)]
+)
+def test_the_penalty_is_needed_only_where_clearly_more_modes_are_lost(
+    small_results: Results, fewer: int, outcome: Outcome
+) -> None:
+    without = twenty(small_results, experiments.CASP, [5.0] * fewer + [6.0] * (20 - fewer))
+    changed = {experiments.VARIANTS["smoothing only (lambda 1)"]: without}
+    assert outcome_of(small_results, changed, "the penalty on the rank-1") is outcome
+
+
+@pytest.mark.parametrize(
+    ("single", "rest", "outcome"),
+    [
+        (20, 2.0, Outcome.REPRODUCED),
+        (18, 2.0, Outcome.REPRODUCED),
+        (12, 2.0, Outcome.PARTLY),
+        (2, 5.0, Outcome.DIFFERS),
+    ],
+)
+def test_a_single_mode_is_asked_of_nearly_all_seeds(
+    small_results: Results, single: int, rest: float, outcome: Outcome
+) -> None:
+    grpo = twenty(small_results, experiments.GRPO, [1.0] * single + [rest] * (20 - single))
+    assert outcome_of(small_results, {experiments.GRPO: grpo}, "GRPO collapses") is outcome
+
+
+@pytest.mark.parametrize(
+    ("modes", "accuracy", "outcome"),
+    [(6.0, 0.48, Outcome.REPRODUCED), (3.0, 1.0, Outcome.REPRODUCED), (6.0, 0.98, Outcome.PARTLY)],
+)
+def test_a_bonus_matches_by_modes_and_accuracy_together(
+    small_results: Results, modes: float, accuracy: float, outcome: Outcome
+) -> None:
+    bonus = twenty(small_results, experiments.ENTROPY, [modes] * 20, accuracy)
+    changed = {experiments.at_entropy(beta): bonus for beta in experiments.BETAS}
+    changed[experiments.CASP] = twenty(small_results, experiments.CASP, [6.0] * 20, 0.997)
+    assert outcome_of(small_results, changed, "an entropy bonus cannot") is outcome
+    changed[experiments.CASP] = twenty(small_results, experiments.CASP, [1.0] * 20, 0.997)
+    assert outcome_of(small_results, changed, "an entropy bonus cannot") is Outcome.DIFFERS
+
+
+def test_settings_say_what_was_chosen_from_the_sweeps(small_run: Callable[[str], Findings]) -> None:
+    settings = small_run("tree").settings
+    chosen = settings[settings.index("Chosen") :]
+    assert all(word in chosen for word in ("coefficient", "alpha", "no gate", "learning rate", "at lr 1,", "at lr 5"))

@@ -1,4 +1,4 @@
-"""Proposition 3: enumeration, Monte Carlo, exact fractions, and bounds that hold and are attained."""
+"""Proposition 3: enumeration and exact fractions; shards, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megasharp.ops.distinct import expected_distinct, expected_distinct_bounds
+from megasharp.ops.distinct import expected_distinct
 
 
 def random_logp(seed: int, vocabulary: int, scale: float = 2.0) -> Tensor:
@@ -52,28 +52,3 @@ def test_parts_of_the_vocabulary_add_up() -> None:
     logp_V = random_logp(1, 12)
     parts = sum(expected_distinct(shard, 16) for shard in logp_V.split(5))
     torch.testing.assert_close(parts, expected_distinct(logp_V, 16))
-
-
-@pytest.mark.parametrize("samples", [1, 8, 256])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
-def test_bounds_hold_and_close_with_more_candidates(samples: int, scale: float) -> None:
-    logp_V = random_logp(2, 40, scale).sort(descending=True).values
-    exact = expected_distinct(logp_V, samples)
-    for candidates in (1, 3, 10, 40):
-        low, high = expected_distinct_bounds(logp_V[:candidates], samples)
-        missing = 1 - logp_V[:candidates].exp().sum()
-        assert low <= exact + 1e-9 and exact <= high + 1e-9 and high - low <= samples * missing + 1e-9
-    torch.testing.assert_close(low, exact, atol=1e-9, rtol=0)
-
-
-def test_lower_bound_is_attained_where_the_tail_repeats_the_last_candidate() -> None:
-    p_V = torch.tensor([0.5, 0.15, 0.15, 0.15, 0.05], dtype=torch.float64)
-    low, _ = expected_distinct_bounds(p_V[:2].log(), 6)
-    torch.testing.assert_close(low, expected_distinct(p_V.log(), 6))
-
-
-def test_upper_bound_is_approached_by_a_thin_tail() -> None:
-    head_V, tail = torch.tensor([0.6, 0.3], dtype=torch.float64), 200_000
-    logp_V = torch.cat([head_V, torch.full((tail,), 0.1 / tail, dtype=torch.float64)]).log()
-    _, high = expected_distinct_bounds(head_V.log(), 32)
-    torch.testing.assert_close(high, expected_distinct(logp_V, 32), atol=1e-3, rtol=0)
