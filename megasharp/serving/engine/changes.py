@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from megasharp.serving.engine import seams
-from megasharp.serving.engine.receive import check_not_older
+from megasharp.serving.engine.receive import refuse_older
 from megasharp.serving.engine.requests import Columns, check_request, columns_of
 from megasharp.serving.engine.sampler import EngineSampler
 from megasharp.serving.engine.settings import published
@@ -93,7 +93,7 @@ def _refuse_older_folders(manager: Any) -> None:
 
     def answer(self: Any, request: Any) -> Any:
         try:
-            check_not_older(request.weight_version, seams.get_serving().weight_version)
+            refuse_older(request.weight_version, seams.get_serving().weight_version)
         except ValueError as error:
             return seams.UpdateWeightFromDiskReqOutput(success=False, message=str(error), num_paused_requests=0)
         return update(self, request)

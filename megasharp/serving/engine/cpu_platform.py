@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 PLATFORM_NAME = "megasharp_cpu"
 
@@ -44,9 +45,7 @@ def _plain_cpu_platform() -> type:
             return MHATokenToKVPool
 
         def get_paged_allocator_cls(self) -> Any:
-            from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
-
-            return PagedTokenToKVPoolAllocator
+            return _paged_allocator()
 
         def is_pin_memory_available(self, device: Any = None) -> bool:
             return False
@@ -55,3 +54,44 @@ def _plain_cpu_platform() -> type:
             return "native"
 
     return PlainCpuPlatform
+
+
+def _paged_allocator() -> type:
+    """SGLang's allocator of pages, whose two kernels are Triton's, over SGLang's own plain form of them."""
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, alloc_extend_naive
+    from sglang.srt.utils import get_num_new_pages
+
+    class PlainPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
+        """int64 indices of token slots, on the CPU."""
+
+        free_pages: Tensor
+
+        def alloc_extend(
+            self,
+            prefix_lens: Tensor,
+            prefix_lens_cpu: Tensor,
+            seq_lens: Tensor,
+            seq_lens_cpu: Tensor,
+            last_loc: Tensor,
+            extend_num_tokens: int,
+            num_new_pages: int | None = None,
+        ) -> Tensor | None:
+            """Slots for the tokens past each request's prefix; None where pages are short."""
+            if num_new_pages is None:
+                num_new_pages = get_num_new_pages(
+                    seq_lens=seq_lens_cpu, page_size=self.page_size, prefix_lens=prefix_lens_cpu
+                )
+            if num_new_pages > len(self.free_pages):
+                self.merge_and_sort_free()
+            if num_new_pages > len(self.free_pages):
+                return None
+            slots = torch.empty(extend_num_tokens, dtype=torch.int64)
+            alloc_extend_naive(prefix_lens, seq_lens, last_loc, self.free_pages, slots, self.page_size, self.device)
+            self.free_pages = self.free_pages[num_new_pages:]
+            return slots
+
+        def alloc_decode(self, seq_lens: Tensor, seq_lens_cpu: Tensor, last_loc: Tensor) -> Tensor | None:
+            """One slot per request: its last token's."""
+            return self.alloc_extend(seq_lens - 1, seq_lens_cpu - 1, seq_lens, seq_lens_cpu, last_loc, len(seq_lens))
+
+    return PlainPagedAllocator

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from megasharp.serving.bucket import read_bucket, read_version
+from megasharp.serving.engine.seams import get_serving
 from megasharp.serving.engine.weights import known, slots_of
 
 _TIED_HEAD = "lm_head.weight"
@@ -41,7 +42,8 @@ def load_bucket(model: Any, payload: Sequence[tuple[str, Tensor]]) -> None:
     receipt = _receipts.get(model)
     if receipt is None or version > receipt.version:
         receipt = _Receipt(version)
-    _refuse_older(version, receipt.version)
+    refuse_older(version, receipt.version)
+    refuse_older(version, get_serving().weight_version)
     tensors = list(read_bucket(path))
     if known(model):
         _check_names(model, tensors)
@@ -52,15 +54,15 @@ def load_bucket(model: Any, payload: Sequence[tuple[str, Tensor]]) -> None:
     _receipts[model] = receipt
 
 
-def check_not_older(new: object, served: object) -> None:
-    """Raises ValueError where the version label `new` is an older number than `served`; labels may be anything."""
-    if isinstance(new, str) and isinstance(served, str) and new.isdecimal() and served.isdecimal():
-        _refuse_older(int(new), int(served))
+def refuse_older(version: object, served: object) -> None:
+    """Raises ValueError where `version` is an older number than `served`, or its label; other labels have no order."""
+    new, present = _number(version), _number(served)
+    if new is not None and present is not None and new < present:
+        raise ValueError(f"weights version {new} is older than {present}, which this engine has")
 
 
-def _refuse_older(new: int, served: int) -> None:
-    if new < served:
-        raise ValueError(f"weights version {new} is older than {served}, which this engine has")
+def _number(label: object) -> int | None:
+    return int(str(label)) if str(label).isdecimal() else None
 
 
 def _check_names(model: nn.Module, tensors: Sequence[tuple[str, Tensor]]) -> None:

@@ -9,7 +9,7 @@ What each is used for:
 - weights: `WeightUpdater` and `SchedulerWeightUpdaterManager` receive updates, `WeightChecker` answers checksums; the
   parallel layers say how a parameter is cut over ranks.
 - launch: `ServerArgs`, `launch_server` and the two processes' functions. `server.py` comes before this file.
-`cpu_platform.py` has three more imports of its own, and says why.
+`cpu_platform.py` has imports of its own, and says why.
 """
 
 from __future__ import annotations

@@ -1,0 +1,309 @@
+"""One real engine for a test: its process, plain HTTP to it, tiny random models, and transformers as the oracle.
+
+Of megasharp only the bucket files and the small program that ties an engine's life to the test's are used here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from megasharp.serving.client import child
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHON = REPOSITORY / ".venv-fleet" / "bin" / "python"
+KEY = "a key for tests"
+VOCABULARY = 320
+LOADER = "megasharp.serving.engine.receive.load_bucket"
+_START_S = 300.0
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.1,
+    "bos_token_id": 0,
+    "eos_token_id": VOCABULARY - 1,
+    "pad_token_id": None,
+}
+_CONFIGS = {
+    "policy3": Qwen3Config(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=False,
+        **_COMMON,
+    ),
+    # Deeper than the policy, tied, and with half its key-value heads.
+    "memory3": Qwen3Config(
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=True,
+        **_COMMON,
+    ),
+    "policy2": Qwen2Config(
+        hidden_size=128,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+        **_COMMON,
+    ),
+    "memory2": Qwen2Config(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        **_COMMON,
+    ),
+}
+
+
+def make_model(folder: Path, name: str, seed: int = 0) -> PreTrainedModel:
+    """A random model of one of the shapes above in float32, also written to `folder`."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(_CONFIGS[name], dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Biases and norms start out alike otherwise, and a mix-up would not show.
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def tensors_of(model: PreTrainedModel, prefix: str = "") -> list[tuple[str, Tensor]]:
+    """Every weight once, under its Hugging Face name."""
+    return [(prefix + name, parameter.detach().clone()) for name, parameter in model.named_parameters()]
+
+
+@dataclass
+class Engine:
+    """A running engine and the calls that tests make."""
+
+    port: int
+    log: Path
+    tp: int
+
+    def call(self, path: str, body: object = None, key: str = KEY) -> tuple[int, Any]:
+        """Status and JSON (or text) of one request."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
+        request.add_header("Authorization", f"Bearer {key}")
+        if body is not None:
+            request.add_header("Content-Type", "application/json")
+            request.data = json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return response.status, _parsed(response.read())
+        except urllib.error.HTTPError as error:
+            return error.code, _parsed(error.read())
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sequence[dict[str, Any]], **fields: Any
+    ) -> list[dict[str, Any]]:
+        body = {
+            "input_ids": [list(prompt) for prompt in prompts],
+            "sampling_params": list(sampling),
+            "return_logprob": True,
+            **fields,
+        }
+        status, answer = self.call("/generate", body)
+        assert status == 200, answer
+        return answer
+
+    def do(self, path: str, body: object) -> str:
+        """A call that must succeed; returns its message."""
+        status, answer = self.call(path, body)
+        assert status == 200 and (not isinstance(answer, dict) or answer.get("success", True)), answer
+        return str(answer)
+
+    def flush(self) -> None:
+        """Forget cached prefixes, now: with a time limit SGLang would also wait for requests that are paused."""
+        deadline = time.monotonic() + 20
+        while self.call("/flush_cache", {})[0] != 200:
+            assert time.monotonic() < deadline, "the cache cannot be flushed"
+            time.sleep(0.1)
+
+    def load_bucket(self, path: Path, version: int | None = None) -> tuple[int, Any]:
+        body: dict[str, Any] = {
+            "serialized_named_tensors": [_path_payload(path)] * self.tp,
+            "load_format": LOADER,
+            "flush_cache": False,
+        }
+        return self.call(
+            "/update_weights_from_tensor", body if version is None else {**body, "weight_version": str(version)}
+        )
+
+    def checksums(self) -> list[dict[str, str]]:
+        """By tensor, as each rank has it."""
+        status, answer = self.call("/weights_checker", {"action": "checksum"})
+        assert status == 200, answer
+        return [rank["checksums"] for rank in answer["ranks"]]
+
+
+@contextmanager
+def running(folder: Path, model: Path, memory: Path | None, **keys: Any) -> Iterator[Engine]:
+    """An engine of these models until the block ends; `keys` are further keys of its config file."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    small = {"max_total_tokens": 4096, "max_running_requests": 16, "skip_tokenizer_init": True}
+    config = {
+        "model": str(model),
+        "memory": None if memory is None else str(memory),
+        "host": "127.0.0.1",
+        "port": port,
+        "api_key": KEY,
+        "device": "cpu",
+        "dtype": "float32",
+        "tp": 1,
+        **keys,
+        "sglang": {**small, **keys.get("sglang", {})},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path, log = folder / "engine.json", folder / "engine.log"
+    path.write_text(json.dumps(config))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(PYTHON), child.__file__, str(os.getpid()), str(PYTHON), "-m", "megasharp.serving.engine", str(path)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    engine = Engine(port, log, config["tp"])
+    try:
+        _wait(engine, process)
+        yield engine
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(engine: Engine, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, engine.log.read_text()[-3000:]
+        try:
+            if engine.call("/health")[0] == 200:
+                return
+        except OSError:
+            time.sleep(0.3)
+    raise AssertionError(f"no engine within {_START_S} s: {engine.log.read_text()[-3000:]}")
+
+
+@dataclass
+class Logps:
+    """What the closed form says of every next token, [T, V] each, in float64."""
+
+    sampler: Tensor
+    policy: Tensor
+    memory: Tensor | None
+
+
+@torch.no_grad()
+def closed_form(
+    policy: PreTrainedModel,
+    memory: PreTrainedModel | None,
+    tokens: Sequence[int],
+    sampling: dict[str, Any],
+) -> Logps:
+    """Log-probs after each of `tokens`, written out: softmax((z_p - mu z_m) / T), guard, top-k, top-p."""
+    temperature = sampling.get("temperature", 1.0) or 1.0
+    custom = sampling.get("custom_params") or {}
+    ids = torch.tensor([list(tokens)])
+    z_policy = policy(ids).logits[0].double()
+    z_memory = None if memory is None else memory(ids).logits[0].double()
+    own = (z_policy / temperature).log_softmax(-1)
+    z = z_policy.clone()
+    if z_memory is not None and "mu" in custom:
+        z -= custom["mu"] * z_memory
+        if "plausible" in custom:
+            p = own.exp()
+            z[p < custom["plausible"] * p.amax(-1, keepdim=True)] = float("-inf")
+    sampler = (z / temperature).softmax(-1)
+    if sampling.get("temperature", 1.0) > 0:
+        sampler = torch.stack([_cut(row, sampling.get("top_k", -1), sampling.get("top_p", 1.0)) for row in sampler])
+    return Logps(sampler.log(), own, None if z_memory is None else (z_memory / temperature).log_softmax(-1))
+
+
+def _cut(p: Tensor, top_k: int, top_p: float) -> Tensor:
+    order = sorted(range(len(p)), key=lambda token: (-p[token].item(), token))
+    order = order[:top_k] if top_k > 0 else order
+    total, mass, kept = float(p[order].sum()), 0.0, []
+    for token in order:
+        if mass >= top_p * total:
+            break
+        kept.append(token)
+        mass += float(p[token])
+    result = torch.zeros_like(p)
+    result[kept] = p[kept] / mass
+    return result
+
+
+def errors(
+    answer: dict[str, Any],
+    prompt: Sequence[int],
+    sampling: dict[str, Any],
+    policy: PreTrainedModel,
+    memory: PreTrainedModel | None,
+    start: int = 0,
+    end: int | None = None,
+) -> dict[str, float]:
+    """The largest difference of each kind of log-prob from the closed form, over response tokens `[start, end)`."""
+    drawn, meta = answer["output_ids"], answer["meta_info"]
+    want = closed_form(policy, memory, [*prompt, *drawn], sampling)
+    rows, tokens = torch.arange(len(prompt) - 1, len(prompt) + len(drawn) - 1), torch.tensor(drawn)
+    pairs = {"sampler": (meta["sampler_logprob"], want.sampler), "policy": (meta["policy_logprob"], want.policy)}
+    if want.memory is not None:
+        pairs["memory"] = (meta["memory_logprob"], want.memory)
+    assert all(len(got) == len(drawn) for got, _ in pairs.values()), meta
+    return {
+        name: float((torch.tensor(got).double() - table[rows, tokens])[start:end].abs().max())
+        for name, (got, table) in pairs.items()
+    }
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode("utf-8", "replace")
+
+
+class _Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[list[int]]]:
+        return torch.ByteTensor, (list(str(self.path).encode()),)
+
+
+def _path_payload(path: Path) -> str:
+    return base64.b64encode(pickle.dumps([("bucket", _Path(path))])).decode()

@@ -1,0 +1,173 @@
+"""An engine's config file: what is passed on to SGLang, and what is refused before it starts. No SGLang here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megasharp.errors import UserError
+from megasharp.serving.client.api import BUCKET_LOADER
+from megasharp.serving.engine.config import LOADER, EngineConfig, check_config, check_host, cpu_binding, read_config
+from megasharp.serving.engine.version import PINNED, check_version
+
+# Some fields of SGLang's ServerArgs with their values where nothing is said.
+FLAGS = {
+    "page_size": None,
+    "max_running_requests": None,
+    "cuda_graph_max_bs_decode": None,
+    "cuda_graph_bs_decode": None,
+    "dp_size": 1,
+    "pp_size": 1,
+    "speculative_algorithm": None,
+    "host": "127.0.0.1",
+    "tp_size": 1,
+}
+NETWORK = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 22,
+    "hidden_size": 64,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def model(folder: Path, **changes: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(NETWORK | changes))
+    return str(folder)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "model": model(tmp_path / "policy"),
+        "memory": model(tmp_path / "memory"),
+        "host": "127.0.0.1",
+        "port": 30000,
+        "api_key": "k3y",
+        "device": "cpu",
+        "dtype": "float32",
+        "tp": 1,
+        "sglang": {"page_size": 16},
+    }
+
+
+def check(keys: dict[str, Any]) -> EngineConfig:
+    config = EngineConfig(**keys)
+    check_config(config, FLAGS.keys(), FLAGS)
+    return config
+
+
+def test_flags_pass_through(keys: dict[str, Any]) -> None:
+    args = check(keys).server_args()
+    assert args["page_size"] == 16 and args["attention_backend"] == "torch_native"
+    assert json.loads(args["json_model_override_args"]) == {"architectures": ["Qwen3WithMemory"]}
+    assert args["max_running_requests"] == check(keys).settings().max_rows
+    assert args["custom_weight_loader"] == [LOADER] == [BUCKET_LOADER]
+
+
+def test_own_flags_win_over_our_defaults(keys: dict[str, Any]) -> None:
+    config = check({**keys, "sglang": {"max_running_requests": 7}})
+    assert config.server_args()["max_running_requests"] == config.settings().max_rows == 7
+
+
+def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
+    args = check({**keys, "device": "cuda", "deterministic": True}).server_args()
+    assert "attention_backend" not in args and args["enable_deterministic_inference"]
+    assert args["cuda_graph_max_bs_decode"] == args["max_running_requests"] == 256
+    plain = check({**keys, "device": "cuda", "memory": None}).server_args()
+    assert not {"json_model_override_args", "max_running_requests", "enable_deterministic_inference"} & plain.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sglang": {"page_sise": 16}}, "did you mean page_size"),
+        ({"sglang": {"host": "0.0.0.0"}}, "set by the engine's key host"),
+        ({"sglang": {"tp_size": 2}}, "set by the engine's key tp"),
+        ({"sglang": {"dp_size": 2}}, "start more engines"),
+        ({"sglang": {"pp_size": 2}}, "pipeline"),
+        ({"sglang": {"speculative_algorithm": "EAGLE"}}, "verified without"),
+        ({"sglang": {"max_running_requests": 8, "cuda_graph_max_bs_decode": 16}}, "have room"),
+        ({"sglang": {"max_running_requests": 8, "cuda_graph_bs_decode": [1, 9]}}, "have room"),
+        ({"api_key": ""}, "api_key"),
+        ({"device": "tpu"}, "device is tpu"),
+        ({"memory": "/nowhere"}, "no config.json"),
+        ({"tp": 3}, "does not divide"),
+    ],
+)
+def test_refusals(keys: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check({**keys, **changes})
+
+
+def test_refused_flags_may_say_their_default(keys: dict[str, Any]) -> None:
+    check({**keys, "sglang": {"dp_size": 1, "pp_size": 1, "speculative_algorithm": None}})
+    check({**keys, "memory": None, "sglang": {"pp_size": 2}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 23}, "vocabulary of 23, the policy of 22"),
+        ({"head_dim": 64}, "heads of size 64"),
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"num_key_value_heads": 4}, "multiple of the memory's"),
+        ({"num_key_value_heads": 1, "num_attention_heads": 3}, "cannot be shared"),
+    ],
+)
+def test_memory_networks_that_do_not_fit(keys: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    model(Path(keys["memory"]), **changes)
+    with pytest.raises(UserError, match=words):
+        check(keys)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.1.2.3", "192.168.7.7", "::1", "fd00::7"])
+def test_private_addresses(host: str) -> None:
+    check_host(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "8.8.8.8", "2001:4860:4860::8888", ""])
+def test_public_addresses_are_refused(host: str) -> None:
+    with pytest.raises(UserError, match="public address"):
+        check_host(host)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "JSON"),
+        ("[]", "not a JSON object"),
+        ('{"modell": "x"}', "unknown key modell; did you mean model"),
+        ('{"model": "x"}', "key host is missing"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "engine.json").write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_config(tmp_path / "engine.json")
+
+
+def test_types(tmp_path: Path, keys: dict[str, Any]) -> None:
+    path = tmp_path / "engine.json"
+    for name, value in (("port", "30000"), ("tp", True), ("deterministic", 1), ("sglang", []), ("model", None)):
+        path.write_text(json.dumps({**keys, name: value}))
+        with pytest.raises(UserError, match=f"{name} is"):
+            read_config(path)
+    path.write_text(json.dumps({**keys, "memory": None}))
+    assert read_config(path).memory is None
+
+
+def test_more_ranks_than_cores_share_them() -> None:
+    assert len(cpu_binding(1000).split("|")) == 1000
+
+
+def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.5.23")
+    with pytest.raises(UserError, match=rf"sglang 0.5.23, but megasharp needs exactly {PINNED}"):
+        check_version()
