@@ -46,9 +46,9 @@ def print_findings(study: Study, findings: Findings, console: Console) -> None:
     """Show settings, tables and claims."""
     console.print(f"[bold]{study.name}[/bold]: {escape(study.title)} (arXiv {study.paper})")
     console.print(findings.settings, markup=False)
-    for table in findings.tables:
-        console.print(_grid(table))
-    console.print(_claims(findings.claims))
+    for grid in (*map(_grid, findings.tables), _claims(findings.claims)):
+        console.print()
+        console.print(grid)
 
 
 def _grid(table: Table) -> Grid:
