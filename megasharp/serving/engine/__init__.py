@@ -3,4 +3,7 @@
 `server.py` starts one engine; `config.py` says what its config file holds and what is refused. `seams.py` names all of
 SGLang that is used from inside, which moves between its versions: hence one exact version (`version.py`). `changes.py`
 is the list of what is changed in SGLang's processes.
+
+Run and compared with transformers on a CPU. What concerns CUDA (graphs, FlashAttention-3's plans, sleep and wake) was
+read from SGLang's source and has not run.
 """

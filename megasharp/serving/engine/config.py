@@ -4,7 +4,7 @@
      "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false}
 
 `memory` may be null; `sglang`, `memory` and `deterministic` may be left out. `sglang` takes any field of the installed
-ServerArgs that is not set by another key. Imports no sglang; the caller hands in the names of those fields.
+ServerArgs that is not set by another key. Imports no sglang.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class EngineConfig:
         return args | dict(self.sglang)
 
     def _composite_args(self) -> dict[str, Any]:
-        [name] = _architectures(self.model)
+        composite = COMPOSITES[_model_config(self.model).architectures[0]]
         args = {
-            "json_model_override_args": json.dumps({"architectures": [COMPOSITES[name]]}),
+            "json_model_override_args": json.dumps({"architectures": [composite]}),
             "max_running_requests": self._rows(),
         }
         # The buffer of memory logits has a row for each request of the largest batch, captured ones included.
@@ -151,11 +151,8 @@ def read_config(path: Path) -> EngineConfig:
     return EngineConfig(**raw)
 
 
-def check_config(config: EngineConfig, flags: Collection[str], defaults: Mapping[str, Any]) -> None:
-    """Raises UserError for what cannot be served, or must not.
-
-    `flags` are the installed ServerArgs' field names, `defaults` the values they have where they are not set.
-    """
+def check_config(config: EngineConfig) -> None:
+    """Raises UserError for what cannot be served, or must not, the `sglang` table left aside."""
     check_host(config.host)
     if not config.api_key:
         raise UserError("api_key is empty; an engine takes requests with a key only")
@@ -164,9 +161,23 @@ def check_config(config: EngineConfig, flags: Collection[str], defaults: Mapping
     for folder in (config.model, config.memory):
         if folder is not None and not (Path(folder) / "config.json").is_file():
             raise UserError(f"{folder} is no model: it has no config.json")
-    _check_flags(config, flags, defaults)
     if config.memory is not None:
-        _check_memory(config)
+        _check_memory(config, config.memory)
+
+
+def check_flags(config: EngineConfig, defaults: Mapping[str, Any]) -> None:
+    """Raises UserError for flags in the `sglang` table that do not exist or must not be set.
+
+    `defaults` are the installed ServerArgs' fields with the values they have where they are not set.
+    """
+    refused = _REFUSED if config.memory is None else {**_REFUSED, **_REFUSED_WITH_MEMORY}
+    for name, value in config.sglang.items():
+        if name in _OURS:
+            raise UserError(f"sglang.{name} is set by the engine's key {_OURS[name]}; leave it out")
+        if name not in defaults:
+            raise UserError(f"sglang.{name} is no flag of the installed SGLang{_nearest(name, defaults)}")
+        if name in refused and value != defaults[name]:
+            raise UserError(f"sglang.{name} {value!r} is refused: {refused[name]}")
 
 
 def check_host(host: str) -> None:
@@ -188,21 +199,8 @@ def cpu_binding(tp: int) -> str:
     return "|".join(str(cores[rank % len(cores)]) for rank in range(tp))
 
 
-def _check_flags(config: EngineConfig, flags: Collection[str], defaults: Mapping[str, Any]) -> None:
-    refused = _REFUSED if config.memory is None else {**_REFUSED, **_REFUSED_WITH_MEMORY}
-    for name, value in config.sglang.items():
-        if name in _OURS:
-            raise UserError(f"sglang.{name} is set by the engine's key {_OURS[name]}; leave it out")
-        if name not in flags:
-            raise UserError(f"sglang.{name} is no flag of the installed SGLang{_nearest(name, flags)}")
-        if name in refused and value != defaults[name]:
-            raise UserError(f"sglang.{name} {value!r} is refused: {refused[name]}")
-
-
-def _check_memory(config: EngineConfig) -> None:
-    assert config.memory is not None
-    policy, memory = (_model_config(folder) for folder in (config.model, config.memory))
-    check_pair(policy, memory, config.tp)
+def _check_memory(config: EngineConfig, memory: str) -> None:
+    check_pair(_model_config(config.model), _model_config(memory), config.tp)
     captured = config.sglang.get("cuda_graph_max_bs_decode") or 0
     if max(captured, *(config.sglang.get("cuda_graph_bs_decode") or [0])) > config.settings().max_rows:
         raise UserError(
@@ -213,11 +211,6 @@ def _check_memory(config: EngineConfig) -> None:
 
 def _model_config(folder: str) -> SimpleNamespace:
     return SimpleNamespace(**json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
-
-
-def _architectures(folder: str) -> list[str]:
-    names: list[str] = _model_config(folder).architectures
-    return names
 
 
 def _fits(value: object, wanted: str) -> bool:

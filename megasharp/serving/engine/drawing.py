@@ -2,7 +2,7 @@
 
 The order is that of `megasharp.rollout.inprocess.sampling`: the memory's logits times mu are subtracted, the guard bars
 tokens by the policy's own probabilities, the difference is divided by the temperature, and top-k, then top-p, cut what
-comes out. top-p is a share of what top-k left, which SGLang's own sampler does not renormalise.
+comes out. top-p is a share of what top-k left, which SGLang's own sampling does not renormalise.
 """
 
 from __future__ import annotations

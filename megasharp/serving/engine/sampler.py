@@ -1,13 +1,10 @@
 """Drawing tokens in an engine, and the log-probs that come back with them.
 
-The order is that of `megasharp.rollout.inprocess.sampling`: the memory's logits times mu are subtracted, the guard bars
-tokens by the policy's own probabilities, the difference is divided by the temperature, and top-k, then top-p, cut what
-comes out. top-p is a share of what top-k left, which SGLang's own sampling does not renormalise.
-
 Every token returns with `sampler_logprob` (of the distribution it was drawn from), `policy_logprob` and, in an engine
 with a memory network, `memory_logprob`, all at the sampling temperature. SGLang's own `output_token_logprobs` are after
 the subtraction and before top-k and top-p. Greedy is temperature 0, as everywhere in megasharp: log-probs are then at
-temperature 1.
+temperature 1. A request for SGLang's sampling mask makes SGLang cut its batch, and `sampler_logprob` is then before the
+cut.
 
 The subtraction is not part of the model's forward, and so outside the CUDA graph: mu is each request's own.
 """

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from megasharp.errors import UserError
-from megasharp.serving.engine.config import EngineConfig, check_config, cpu_binding
+from megasharp.serving.engine.config import EngineConfig, check_config, check_flags, cpu_binding
 from megasharp.serving.engine.cpu_platform import PLATFORM_NAME
 from megasharp.serving.engine.settings import EngineSettings
 from megasharp.serving.engine.torchvision_ops import define_missing_ops
@@ -23,11 +23,11 @@ define_missing_ops()
 def serve(config: EngineConfig) -> None:
     """Serve until the process is told to end. Raises UserError for what is refused before SGLang starts."""
     check_version()
+    check_config(config)
     prepare(config.settings(), config.device, config.tp)
     from megasharp.serving.engine import seams
 
-    flags = {each.name: each.default for each in seams.record_fields(seams.ServerArgs)}
-    check_config(config, flags.keys(), flags)
+    check_flags(config, {each.name: each.default for each in seams.record_fields(seams.ServerArgs)})
     seams.launch_server(
         seams.ServerArgs(**config.server_args()),
         run_scheduler_process_func=run_scheduler,

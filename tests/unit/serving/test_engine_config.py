@@ -10,7 +10,15 @@ import pytest
 
 from megasharp.errors import UserError
 from megasharp.serving.client.api import BUCKET_LOADER
-from megasharp.serving.engine.config import LOADER, EngineConfig, check_config, check_host, cpu_binding, read_config
+from megasharp.serving.engine.config import (
+    LOADER,
+    EngineConfig,
+    check_config,
+    check_flags,
+    check_host,
+    cpu_binding,
+    read_config,
+)
 from megasharp.serving.engine.version import PINNED, check_version
 
 # Some fields of SGLang's ServerArgs with their values where nothing is said.
@@ -58,7 +66,8 @@ def keys(tmp_path: Path) -> dict[str, Any]:
 
 def check(keys: dict[str, Any]) -> EngineConfig:
     config = EngineConfig(**keys)
-    check_config(config, FLAGS.keys(), FLAGS)
+    check_config(config)
+    check_flags(config, FLAGS)
     return config
 
 

@@ -5,6 +5,9 @@ updates. The memory's attention layers are numbered after the policy's, and `end
 SGLang's paged key-value pool. So one page table, one radix tree and one allocator serve both networks, and prefix
 reuse, chunked prefill, retraction and flushing keep them in step by themselves.
 
+SGLang's sleep drops both networks' weights and its wake brings none back: an update after it must bring both, and
+`receive.py` holds it to that.
+
 The memory's logits go to a buffer (`memory_logits.py`); the sampler subtracts them.
 """
 
