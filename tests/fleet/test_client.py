@@ -40,6 +40,14 @@ WATCH = WatchSettings(probe_every=2.0, suspect_every=0.5)
 TOLERANCE = 5e-5
 
 
+# An engine that may map no more than this: less than its libraries and its pool of tokens take.
+LITTLE_MEMORY = (
+    "import resource, runpy\n"
+    "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+    "runpy.run_module('megasharp.serving.engine', run_name='__main__')"
+)
+
+
 def settings(folder: Path, memory: bool = False) -> FleetSettings:
     # Two engines share the machine with the tests: small pools start sooner.
     flags = {"max_total_tokens": 4096, "max_running_requests": 32}
@@ -236,7 +244,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     [
         ({"model": MEMORY.parent / "no_such_model"}, "it cannot load the model"),
         ({"sglang": {"max_total_token": 4096}}, "max_total_token is no flag"),
-        ({"sglang": {"mem_fraction_static": 1e-9, "max_total_tokens": None}}, "it lacks memory"),
+        ({"command": ("-c", LITTLE_MEMORY)}, "it lacks memory"),
     ],
 )
 def test_engines_that_do_not_start(tmp_path: Path, change: dict[str, object], reason: str) -> None:
@@ -254,7 +262,7 @@ def test_a_taken_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         monkeypatch.setattr(launch.HeldPort, "__enter__", lambda port: take(port, other.getsockname()[1]))
-        with pytest.raises(UserError, match=r"of 2 did not start: its port is taken"):
+        with pytest.raises(UserError, match=r"of 2 did not start: its port is taken \(its server has ended\)"):
             launch.launch(settings(tmp_path))
     assert_nothing_is_left(tmp_path)
 

@@ -33,11 +33,19 @@ _TAIL_LINES = 8
 _TAIL_BYTES = 16_384
 # What an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
 _UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_NO_PORT = "error while attempting to bind on address"
 # What a log says, and what it means to the user; the first that is found rules.
 _REASONS = (
     (("address already in use", "eaddrinuse", "port is already in use"), "its port is taken"),
     (
-        ("out of memory", "not enough memory", "cannot allocate memory", "mem_fraction_static", "mem-fraction-static"),
+        (
+            "out of memory",
+            "not enough memory",
+            "allocate memory",
+            "memoryerror",
+            "mem_fraction_static",
+            "mem-fraction-static",
+        ),
         "it lacks memory; lower rollout.sglang.mem_fraction_static or max_total_tokens, or use a smaller model",
     ),
     (
@@ -230,12 +238,17 @@ def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
     waiting = list(engines)
     while waiting:
         for engine in waiting:
-            ended = engine.exit_reason()
+            ended = engine.exit_reason() or _cannot_listen(engine)
             if ended is not None or time.monotonic() > deadline:
                 raise UserError(_start_failure(engine, len(engines), ended or f"no answer within {limit:g} s"))
         waiting = [engine for engine in waiting if not _answers(engine.api)]
         if waiting:
             time.sleep(_POLL_S)
+
+
+def _cannot_listen(engine: EngineProcess) -> str | None:
+    """SGLang's server ends without its port, but its process stays: its other threads and children go on."""
+    return "its server has ended" if _NO_PORT in _read_tail(engine.log) else None
 
 
 def _answers(api: EngineApi) -> bool:

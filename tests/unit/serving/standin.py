@@ -209,6 +209,11 @@ def main(path: str) -> None:
     if start == "exit" and config["sglang"]["index"] == "1":
         print("Traceback ...\nOSError: [Errno 98] Address already in use", flush=True)
         sys.exit(1)
+    if start == "portless":
+        print(
+            "[Errno 98] error while attempting to bind on address ('127.0.0.1', 1): address already in use", flush=True
+        )
+        time.sleep(3600)
     if start == "silent":
         print("loading forever", flush=True)
         time.sleep(3600)

@@ -77,6 +77,14 @@ def test_one_that_never_answers_ends_in_bounded_time(tmp_path: Path, groups: lis
     assert not any(map(running, groups))
 
 
+def test_one_whose_server_ended_while_its_process_stays(tmp_path: Path, groups: list[int]) -> None:
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"engine 0 of 1 did not start: its port is taken \(its server has ended\)"):
+        launch(settings(tmp_path, 1, start="portless"))
+    assert time.monotonic() - started < 10
+    assert not any(map(running, groups))
+
+
 def test_no_python(tmp_path: Path) -> None:
     wrong = replace(settings(tmp_path), python=tmp_path / "bin" / "python")
     with pytest.raises(UserError, match=r"rollout\.python: .*bin/python does not exist; build .* `make fleet`"):
