@@ -99,10 +99,10 @@ Stats = Mapping[str, Tensor]
 
 
 class Ramp(Section):
-    """A coefficient that goes from `start` to `end` over the first `steps` training steps, then stays at `end`."""
+    """A coefficient, never negative, that goes from `start` to `end` over `steps` training steps, then stays there."""
 
-    start: float
-    end: float
+    start: float = Field(ge=0.0)
+    end: float = Field(ge=0.0)
     steps: int = Field(ge=1)
     shape: Literal["linear", "cosine"] = "linear"
 

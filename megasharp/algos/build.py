@@ -32,31 +32,32 @@ def build_recipe(
     reduction: Reduction | None,
     constant: float,
     mini_batches: int,
+    key: str = "recipe.methods",
 ) -> Recipe:
-    """Build and check a recipe; `params` are the user's tables by method name.
+    """Build and check a recipe; `params` are the user's tables by method name, `key` is what messages call the list.
 
     `constant` is the run's response limit in tokens: the horizon of `token_sum_over_constant`, and what methods are
     told by `Method.within`.
     The estimator goes first, the others keep the order in which they are named.
     Raises UserError, naming the methods, for one that is unknown or a combination that is not possible.
     """
-    _check_names(names)
+    _check_names(names, key)
     members = _unfolded(names)
     if not any(_fills(name, "surrogate") for name in members):
         members[DEFAULT_SURROGATE] = _Member(DEFAULT_SURROGATE, {})
-    _check_exclusive(members)
+    _check_exclusive(members, key)
     methods = {name: _made(name, member, params.get(name)).within(int(constant)) for name, member in members.items()}
-    _check_pairs(methods, members)
+    _check_pairs(methods, members, key)
     ordered = dict(sorted(methods.items(), key=lambda item: not _fills(item[0], "advantages")))
-    return Recipe(ordered, reduction or _prescribed(names, members), constant, mini_batches)
+    return Recipe(ordered, reduction or _prescribed(names, members, key), constant, mini_batches)
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str], key: str) -> None:
     for name in names:
         if name not in METHODS:
-            raise UserError(f"recipe.methods: unknown method {name!r}; known are: {', '.join(METHODS)}")
+            raise UserError(f"{key}: unknown method {name!r}; known are: {', '.join(METHODS)}")
     if len(set(names)) < len(names):
-        raise UserError(f"recipe.methods: a method is named twice in [{', '.join(names)}]")
+        raise UserError(f"{key}: a method is named twice in [{', '.join(names)}]")
 
 
 def _fills(name: str, hook: str) -> bool:
@@ -91,36 +92,34 @@ def _made(name: str, member: _Member, chosen: MethodParams | None) -> Method[Any
     return METHODS[name](METHODS[name].Params(**values))
 
 
-def _check_exclusive(members: Mapping[str, _Member]) -> None:
+def _check_exclusive(members: Mapping[str, _Member], key: str) -> None:
     for hook in EXCLUSIVE_HOOKS:
         filling = [member.label(name) for name, member in members.items() if _fills(name, hook)]
         role = _ROLES[hook]
         if len(filling) > 1:
-            raise UserError(f"recipe.methods: {filling[0]} and {filling[1]} are both the {role}; keep one")
+            raise UserError(f"{key}: {filling[0]} and {filling[1]} are both the {role}; keep one")
         if not filling:
             choices = [name for name in METHODS if _fills(name, hook)]
-            raise UserError(f"recipe.methods: no {role} in [{', '.join(members)}]; add one of: {', '.join(choices)}")
+            raise UserError(f"{key}: no {role} in [{', '.join(members)}]; add one of: {', '.join(choices)}")
 
 
-def _check_pairs(methods: Mapping[str, Method[Any]], members: Mapping[str, _Member]) -> None:
+def _check_pairs(methods: Mapping[str, Method[Any]], members: Mapping[str, _Member], key: str) -> None:
     for name, method in methods.items():
         for other, its in methods.items():
             reason = None if name == other else method.refuses(other, its)
             if reason is not None:
                 pair = f"{members[name].label(name)} and {members[other].label(other)}"
-                raise UserError(f"recipe.methods: {pair} cannot be combined: {reason}")
+                raise UserError(f"{key}: {pair} cannot be combined: {reason}")
 
 
-def _prescribed(names: Sequence[str], members: Mapping[str, _Member]) -> Reduction:
+def _prescribed(names: Sequence[str], members: Mapping[str, _Member], key: str) -> Reduction:
     """The reduction that the named methods prescribe, else the one of what they bring, else the token mean."""
     for among in (names, list(members)):
         found = {name: METHODS[name].reduction for name in among if METHODS[name].reduction is not None}
         if len(set(found.values())) > 1:
             first = next(iter(found))
             second = next(name for name in found if found[name] is not found[first])
-            raise UserError(
-                f"recipe.methods: {first!r} and {second!r} prescribe different reductions: set recipe.reduction"
-            )
+            raise UserError(f"{key}: {first!r} and {second!r} prescribe different reductions: set recipe.reduction")
         chosen = next(iter(found.values()), None)
         if chosen is not None:
             return chosen

@@ -23,6 +23,8 @@ from megasharp.algos.base import Method, MethodParams, Reduction
 from megasharp.algos.bypass import Bypass
 from megasharp.algos.casp import CaSP
 from megasharp.algos.clip import ClipParams
+from megasharp.algos.clip_cov import ClipCov
+from megasharp.algos.forking_tokens import ForkingTokens
 from megasharp.algos.truncated_is import TruncatedIS
 from megasharp.ops.segment import segment_broadcast, segment_mean
 from megasharp.types import TokenInputs
@@ -49,6 +51,8 @@ class GSPO(Method[GSPOParams]):
             return (
                 f"a response has one ratio, lambda_top1 is on single tokens; set recipe.{name}.penalty_on to advantage"
             )
+        if isinstance(other, ForkingTokens | ClipCov):
+            return "a response has one ratio and one clip, the mask is on single tokens"
         if isinstance(other, Bypass):
             return "a response has one ratio, the difference to the sampler is of single tokens"
         return None

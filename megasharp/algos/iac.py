@@ -25,13 +25,15 @@ unweighted, [ds, iac] weighs it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, TokenMetric, TokenMetrics
+from megasharp.algos.negative_only import NegativeOnly
+from megasharp.algos.nsr import NSR
 from megasharp.ops.segment import segment_broadcast, segment_sum
 from megasharp.types import TokenInputs
 
@@ -51,6 +53,9 @@ class IAC(Method[IACParams]):
     paper = "2601.15609"
     status = "derived: the formula is lost in the text, forms as options"
     Params = IACParams
+
+    def refuses(self, name: str, other: Method[Any]) -> str | None:
+        return "there is no positive advantage to calibrate" if isinstance(other, NSR | NegativeOnly) else None
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
         positive_T = (x.mask_T > 0) & (x.correct_T > 0) & (adv_T > 0)

@@ -10,9 +10,10 @@ shifts the loss. All are zero where the two policies agree. Public GRPO configur
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric, TokenMetrics, settled
@@ -24,7 +25,7 @@ LOG_RATIO_BOUND = 20.0
 class KLParams(MethodParams):
     """`coefficient` multiplies the estimate `form`."""
 
-    coefficient: float | Ramp = 0.001
+    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = 0.001
     form: Literal["k1", "k2", "k3"] = "k3"
 
 

@@ -12,16 +12,20 @@ micro-batch and the log-probs the current ones; here they are of the whole optim
 Equal covariances at the boundary are chosen among by a draw, so the number is exact. Degenerate cases: on the first
 optimizer step after a rollout rho is 1 and the penalty has no gradient, so with one mini-batch per rollout this is the
 unclipped policy gradient; a step in which all advantages are equal still picks its share, by the draw. A factor that
-another method puts on the surrogate (`forking_tokens`, `truncated_is`, CaSP's on the advantage) is on the penalty too.
+another method puts on the surrogate (`forking_tokens`, `truncated_is`) is on the penalty too.
 """
 
 from __future__ import annotations
+
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Ramp, Stats, TokenMetric, TokenMetrics, settled
+from megasharp.algos.bypass import Bypass
+from megasharp.algos.casp import CaSP
 from megasharp.algos.covariance import covariance, covariance_means, draw_threshold, share_of
 from megasharp.algos.ratio import bounded, ratio_metrics
 from megasharp.types import TokenInputs
@@ -31,7 +35,7 @@ class KLCovParams(MethodParams):
     """`share` of all tokens that is penalised, and the penalty's `coefficient`."""
 
     share: float = Field(default=0.002, gt=0.0, le=1.0)
-    coefficient: float | Ramp = 1.0
+    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = 1.0
 
 
 class KLCov(Method[KLCovParams]):
@@ -43,6 +47,11 @@ class KLCov(Method[KLCovParams]):
 
     def needs(self) -> Needs:
         return Needs(old_logp=OldLogp.BEFORE_STEP, draw=True)
+
+    def refuses(self, name: str, other: Method[Any]) -> str | None:
+        if isinstance(other, CaSP) and other.params.lambda_top1 != 1.0:
+            return f"lambda_top1 would change the penalty's ratio or weight too; set recipe.{name}.lambda_top1 to 1"
+        return "the penalty is to the old policy, the ratio to the sampler" if isinstance(other, Bypass) else None
 
     def prepare(self, adv_T: Tensor, x: TokenInputs) -> Stats:
         means = covariance_means(adv_T, x)

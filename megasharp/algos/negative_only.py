@@ -10,10 +10,13 @@ negative advantage has no policy gradient, penalties remain.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, TokenMetric, TokenMetrics
+from megasharp.algos.psr import PSR
 from megasharp.types import TokenInputs
 
 
@@ -21,6 +24,9 @@ class NegativeOnly(Method[MethodParams]):
     """Advantages that are not negative become zero."""
 
     paper = "2510.04028"
+
+    def refuses(self, name: str, other: Method[Any]) -> str | None:
+        return "it has no negative advantage, so nothing would train" if isinstance(other, PSR) else None
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
         negative_T = adv_T < 0

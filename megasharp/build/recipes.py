@@ -18,14 +18,18 @@ def build_recipes(config: RunConfig, where: str) -> RecipeSchedule:
     untils = [stage.until for stage in config.recipe.schedule]
     if any(later <= earlier for earlier, later in pairwise(untils)):
         raise UserError(f"{where}: recipe.schedule: each `until` must be above the one before it, found {untils}")
-    stages = [(stage.until, _recipe(config, stage.methods)) for stage in config.recipe.schedule]
-    return RecipeSchedule(stages, _recipe(config, config.recipe.methods))
+    stages = [
+        (stage.until, _recipe(config, stage.methods, f"{where}: recipe.schedule[{number}].methods"))
+        for number, stage in enumerate(config.recipe.schedule)
+    ]
+    return RecipeSchedule(stages, _recipe(config, config.recipe.methods, f"{where}: recipe.methods"))
 
 
-def _recipe(config: RunConfig, methods: Sequence[str]) -> Recipe:
+def _recipe(config: RunConfig, methods: Sequence[str], key: str) -> Recipe:
     return build_recipe(
         methods,
         config.recipe.params(),
+        key=key,
         reduction=config.recipe.chosen_reduction(),
         constant=float(config.data.max_response_tokens),
         mini_batches=config.recipe.mini_batches,
@@ -48,4 +52,4 @@ def resolved(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
 
 
 def _all_set(params: MethodParams) -> MethodParams:
-    return type(params)(**dict(params))
+    return type(params).model_validate(params.model_dump())

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_serializer, model_validator
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, Reduction
@@ -114,6 +114,17 @@ class RecipeBase(Section):
     def params(self) -> Mapping[str, MethodParams]:
         """Every built method's parameter table, by name."""
         return {name: getattr(self, name) for name in METHODS}
+
+    @model_serializer(mode="wrap")
+    def _tables_as_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A method's table holds only what was set in it: a default written out would override a bundle's value."""
+        tree: dict[str, Any] = handler(self)
+        for name, params in self.params().items():
+            written = params.model_dump(mode="json", exclude_unset=True)
+            tree.pop(name, None)
+            if written:
+                tree[name] = written
+        return tree
 
     def chosen_reduction(self) -> Reduction | None:
         """The reduction set by hand, or None to let the methods prescribe it."""

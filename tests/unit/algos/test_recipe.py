@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megasharp.algos import METHODS
-from megasharp.algos.base import MemoryNeed, MethodParams, Needs, OldLogp, Reduction
+from megasharp.algos.base import MemoryNeed, MethodParams, Needs, OldLogp, Ramp, Reduction
 from megasharp.algos.build import build_recipe
 from megasharp.algos.clip import Clip
 from megasharp.algos.grpo import GRPO, GRPOParams
@@ -173,3 +173,26 @@ DENOMINATORS = Denominators(tokens=50.0, sequences=7.0, constant=8.0)
 def loss_of(recipe: Recipe, micro: MicroBatch, x=None):
     stats = recipe.prepare(MiniBatch(((micro,),), DENOMINATORS))
     return recipe.loss(micro, x or micro.inputs, DENOMINATORS, stats)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["grpo", "kl_cov", "casp"], "'kl_cov' and 'casp' cannot be combined: lambda_top1"),
+        (["grpo", "kl_cov", "bypass"], "'kl_cov' and 'bypass' cannot be combined"),
+        (["grpo", "gspo", "forking_tokens"], "'gspo' and 'forking_tokens' cannot be combined"),
+        (["grpo", "clip_cov", "gspo"], "'gspo' and 'clip_cov' cannot be combined"),
+        (["psr", "negative_only"], "'negative_only' and 'psr' cannot be combined: .* nothing would train"),
+        (["nsr", "iac"], "'iac' and 'nsr' cannot be combined"),
+        (["grpo", "negative_only", "iac"], "'iac' and 'negative_only' cannot be combined"),
+    ],
+)
+def test_pairs_without_sense_are_refused_naming_both(names: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(*names, reduction=Reduction.TOKEN_MEAN)
+
+
+def test_ends_of_a_ramp_keep_the_bounds_of_the_number() -> None:
+    for bad in ({"start": -1.0, "end": 0.0}, {"start": 0.0, "end": float("nan")}):
+        with pytest.raises(ValueError, match=r"start|end"):
+            KLParams(coefficient=Ramp(steps=3, **bad))

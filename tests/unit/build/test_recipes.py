@@ -39,7 +39,7 @@ def test_stages_must_come_in_order(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_a_stage_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown method 'nope'"):
+    with pytest.raises(UserError, match=r"^run.yaml: recipe.schedule\[0\].methods: unknown method 'nope'"):
         build_recipes(config(tmp_path, schedule=[{"until": 4, "methods": ["nope"]}]), "run.yaml")
 
 
@@ -68,6 +68,11 @@ def test_resolved_shows_what_takes_effect_and_reads_back_the_same(tmp_path: Path
 
 def test_a_table_that_differs_between_stages_stays_as_written(tmp_path: Path) -> None:
     written = config(tmp_path, methods=["dapo"], schedule=[{"until": 3, "methods": ["grpo"]}], kl={"coefficient": 0.5})
-    stored = resolved(written, build_recipes(written, "run.yaml")).recipe.params()
-    assert stored["clip"].model_fields_set == set()
-    assert stored["kl"] == KLParams(coefficient=0.5)
+    recipes = build_recipes(written, "run.yaml")
+    stored = resolved(written, recipes)
+    assert stored.recipe.params()["clip"].model_fields_set == set()
+    assert stored.recipe.params()["kl"] == KLParams(coefficient=0.5)
+    (tmp_path / "stored.yaml").write_text(dump_yaml(stored))
+    reread = build_recipes(load_run(tmp_path / "stored.yaml"), "stored.yaml")
+    for before, after in zip(recipes.all, reread.all, strict=True):
+        assert {n: m.params for n, m in after.methods.items()} == {n: m.params for n, m in before.methods.items()}
