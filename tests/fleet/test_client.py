@@ -40,7 +40,7 @@ WATCH = WatchSettings(probe_every=2.0, suspect_every=0.5)
 TOLERANCE = 5e-5
 
 
-# An engine that may map no more than this: less than its libraries and its pool of tokens take.
+# An engine that may map no more than this: enough for its libraries, too little for its pool of tokens.
 LITTLE_MEMORY = (
     "import resource, runpy\n"
     "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
@@ -244,7 +244,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     [
         ({"model": MEMORY.parent / "no_such_model"}, "it cannot load the model"),
         ({"sglang": {"max_total_token": 4096}}, "max_total_token is no flag"),
-        ({"command": ("-c", LITTLE_MEMORY)}, "it lacks memory"),
+        ({"command": ("-c", LITTLE_MEMORY), "sglang": {"max_total_tokens": 4_000_000}}, "it lacks memory"),
     ],
 )
 def test_engines_that_do_not_start(tmp_path: Path, change: dict[str, object], reason: str) -> None:
