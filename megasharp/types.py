@@ -117,7 +117,9 @@ class Completion:
 
     `sampler_logp` is what the token was drawn with (after the memory's subtraction and truncation); `policy_logp` and,
     where the engine holds a memory network, `memory_logp` are each network's own over the whole vocabulary. All three
-    are at the sampling temperature.
+    are at the sampling temperature. `argmax_moved` (bool) and `calibration_kl` (nats) say what the memory did to the
+    distribution that each token came from, before truncation: whether its likeliest token is another one than the
+    policy's, and KL(calibrated || policy). None where nothing was subtracted.
 
     Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
     `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.
@@ -130,6 +132,8 @@ class Completion:
     version_spans: tuple[VersionSpan, ...]
     finish_reason: FinishReason
     seed: int
+    argmax_moved: Tensor | None = None
+    calibration_kl: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megasharp.errors import UserError
 from megasharp.serving.client import launch
-from megasharp.serving.client.fleet import Fleet, FleetOptions
+from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
 from megasharp.serving.client.transport import SyncSettings
@@ -65,7 +65,7 @@ def settings(folder: Path, memory: bool = False) -> FleetSettings:
 @contextmanager
 def running(folder: Path, sync: SyncSettings, memory: bool = False) -> Iterator[tuple[Fleet, list[str]]]:
     told: list[str] = []
-    fleet = Fleet(settings(folder, memory), FleetOptions(watch=WATCH, sync=sync), told.append)
+    fleet = start_fleet(settings(folder, memory), FleetOptions(watch=WATCH, sync=sync), told.append)
     processes = [psutil.Process(member.process.pid) for member in fleet.members.all]
     family = [*processes, *(child for process in processes for child in process.children(recursive=True))]
     assert len(family) >= 6, "each engine has a scheduler and a detokenizer of its own"

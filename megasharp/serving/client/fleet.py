@@ -1,14 +1,16 @@
-"""A fleet of SGLang engines on this machine; satisfies `megasharp.protocols.Engine`."""
+"""A fleet of SGLang engines that answer as one engine; satisfies `megasharp.protocols.Engine`."""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from megasharp.errors import UserError
 from megasharp.protocols import NamedTensors
 from megasharp.serving.client.api import EngineFailed, Refused
+from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.health import Answered
 from megasharp.serving.client.launch import FleetSettings, launch, stop, vocabulary
 from megasharp.serving.client.members import Members, WatchSettings
@@ -36,12 +38,15 @@ class Fleet:
 
     A prompt that no engine takes (empty, too long) gets aborted completions. An engine that is lost is left out from
     then on, and its unfinished prompts go to the others. `tell` gets a line about each such event.
-    The constructor starts the engines; call it from a thread that lives as long as the fleet.
-    Raises UserError when an engine does not start.
+    `engines` have started, and the fleet ends them. Raises UserError when one of them fails meanwhile.
     """
 
     def __init__(
-        self, settings: FleetSettings, options: FleetOptions | None = None, tell: Callable[[str], None] = _silent
+        self,
+        engines: Sequence[EngineHandle],
+        settings: FleetSettings,
+        options: FleetOptions | None = None,
+        tell: Callable[[str], None] = _silent,
     ) -> None:
         options = options or FleetOptions()
         self._settings = settings
@@ -50,14 +55,14 @@ class Fleet:
         self._closed = False
         self._vocabulary = vocabulary(settings.model)
         self._bucket_mb = options.sync.bucket_mb
-        self._processes = launch(settings)
+        self._engines = engines
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
         atexit.register(self.close)
-        self._members = Members(self._processes, options.watch, tell)
+        self._members = Members(engines, options.watch, tell)
         try:
             self._transport = make_transport(self._members, options.sync, settings.tp)
             self._router = LeastLoaded(self._members, options.router)
-            self._prompt_limit = min(process.api.prompt_limit() for process in self._processes)
+            self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
             self._members.start_watching()
         except EngineFailed as error:
             self.close()
@@ -87,7 +92,7 @@ class Fleet:
         self._closed = True
         atexit.unregister(self.close)
         self._members.end_watching()
-        stop(self._processes)
+        stop(self._engines)
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         """Sample every request; the outer list follows `requests`, the inner one each request's seeds.
@@ -106,15 +111,23 @@ class Fleet:
             for number, request in enumerate(requests)
         ]
 
-    def load_weights(self, version: int, tensors: NamedTensors) -> None:
-        """Push all weights of policy version `version` to every engine, in one pass over `tensors`.
+    @contextmanager
+    def updating(self, version: int) -> Iterator[None]:
+        """Bring all weights of policy version `version` to the engines inside; they serve them from the end on.
 
-        An engine that fails is left out. Raises UserError when none is left, or when one says that it serves another
-        version afterwards. After any error no engine serves until a push succeeds.
+        Nothing is sampled inside. An engine that fails is left out. Raises UserError when none is left, or when one says
+        that it serves another version afterwards. After any error no engine serves until an update succeeds.
         """
         if self._closed:
             raise RuntimeError("the fleet was closed")
         with self._members.pushing(version):
+            yield
+            self._confirm(version)
+        self._version = version
+
+    def load_weights(self, version: int, tensors: NamedTensors) -> None:
+        """Push all weights of policy version `version` to every engine, in one pass over `tensors`."""
+        with self.updating(version):
             try:
                 self._transport.begin(version)
                 for bucket in buckets(tensors, self._bucket_mb):
@@ -123,8 +136,6 @@ class Fleet:
             except BaseException:
                 self._transport.abandon()
                 raise
-            self._confirm(version)
-        self._version = version
 
     def _confirm(self, version: int) -> None:
         """Every engine that is left says itself that it serves `version`."""
@@ -181,6 +192,16 @@ class Fleet:
         why = self._obstacle(request) if outcome is None else _why(outcome)
         self._tell(f"request {number} got no samples: {why}")
         return aborted(request.seeds, sampling)
+
+
+def start_fleet(
+    settings: FleetSettings, options: FleetOptions | None = None, tell: Callable[[str], None] = _silent
+) -> Fleet:
+    """Start engines on this machine and make a fleet of them; call it from a thread that lives as long as the fleet.
+
+    Raises UserError when an engine does not start.
+    """
+    return Fleet(launch(settings), settings, options, tell)
 
 
 def _why(outcome: Outcome) -> str:

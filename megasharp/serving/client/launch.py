@@ -23,6 +23,7 @@ from pathlib import Path
 from megasharp.errors import UserError
 from megasharp.serving.client import child
 from megasharp.serving.client.api import EngineApi, EngineFailed
+from megasharp.serving.client.handle import EngineHandle
 
 ENGINE_MODULE = "megasharp.serving.engine"
 _LOOPBACK = "127.0.0.1"
@@ -80,7 +81,7 @@ class FleetSettings:
 
 
 class EngineProcess:
-    """One running engine: its API, its log and its process group."""
+    """An engine on this machine; satisfies `EngineHandle`."""
 
     def __init__(self, index: int, api: EngineApi, log: Path, process: subprocess.Popen[bytes]) -> None:
         self.index = index
@@ -154,7 +155,7 @@ def launch(settings: FleetSettings) -> list[EngineProcess]:
     return engines
 
 
-def stop(engines: Sequence[EngineProcess], limit: float = _STOP_S) -> None:
+def stop(engines: Sequence[EngineHandle], limit: float = _STOP_S) -> None:
     """End all engines, those that do not end within `limit` seconds by force; returns when all are gone."""
     for engine in engines:
         engine.ask_to_end()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from megasharp.errors import UserError
 from megasharp.serving.client.api import EngineFailed
+from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.health import Answered, Condition, Doubted, Event, Health, Lost, Missed, Wanted, after
-from megasharp.serving.client.launch import EngineProcess
 
 _EXIT_POLL_S = 0.5
 
@@ -37,7 +37,7 @@ class WatchSettings:
 class Member:
     """One engine with what is known of it. Its fields change only under the lock of its `Members`."""
 
-    def __init__(self, process: EngineProcess) -> None:
+    def __init__(self, process: EngineHandle) -> None:
         self.process = process
         self.health = Health()
         self.requests = 0
@@ -56,7 +56,7 @@ class Members:
     requests that wait for it fail instead of waiting out their time limit.
     """
 
-    def __init__(self, processes: Sequence[EngineProcess], watch: WatchSettings, tell: Callable[[str], None]) -> None:
+    def __init__(self, processes: Sequence[EngineHandle], watch: WatchSettings, tell: Callable[[str], None]) -> None:
         self.all = [Member(process) for process in processes]
         self._watch = watch
         self._tell = tell

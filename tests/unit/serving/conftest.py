@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from megasharp.serving.client.fleet import Fleet, FleetOptions
+from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
 from megasharp.serving.client.router import RouterSettings
@@ -81,7 +81,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         shared.mkdir(exist_ok=True)
         (tmp_path / "config.json").write_text('{"vocab_size": 60}')
         options = FleetOptions(watch, router or RouterSettings(), sync or SyncSettings(folder=shared))
-        fleet = Fleet(settings(tmp_path, engines, memory, tp, **behaviour), options, told.append)
+        fleet = start_fleet(settings(tmp_path, engines, memory, tp, **behaviour), options, told.append)
         made.append(fleet)
         return StandIns(fleet, told)
 
