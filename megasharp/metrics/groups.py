@@ -35,6 +35,10 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
       included.
     - `rollout/truncated`: share of responses that met the length limit.
     - `rollout/sampler_policy_gap`: mean over tokens of |sampler log-prob - policy log-prob|, in nats.
+    - `memory/argmax_moved`, `memory/responses_moved`: shares of sampled tokens, and of responses with at least one,
+      before which the calibrated distribution's likeliest token was another one than the policy's;
+      `memory/calibration_kl`: mean over tokens of KL(calibrated || policy), in nats. Only where a memory network took
+      part in sampling.
     """
     responses = [response for group in groups for response in group.responses]
     if not responses:
@@ -44,6 +48,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_group_figures(groups),
         **_dropped_figures(groups),
         **_rollout_figures(responses),
+        **_memory_figures(responses),
     }
 
 
@@ -121,3 +126,16 @@ def _sampler_policy_gap(responses: Sequence[Response]) -> float:
     sampler_T = torch.cat([response.completion.sampler_logp for response in responses])
     policy_T = torch.cat([response.completion.policy_logp for response in responses])
     return float((sampler_T.double() - policy_T.double()).abs().mean())
+
+
+def _memory_figures(responses: Sequence[Response]) -> dict[str, float]:
+    completions = [response.completion for response in responses]
+    moved = [c.argmax_moved.double() for c in completions if c.argmax_moved is not None and c.argmax_moved.numel()]
+    kl = [c.calibration_kl.double() for c in completions if c.calibration_kl is not None]
+    if not moved:
+        return {}
+    return {
+        "memory/argmax_moved": float(torch.cat(moved).mean()),
+        "memory/responses_moved": sum(bool(moved_T.any()) for moved_T in moved) / len(moved),
+        "memory/calibration_kl": float(torch.cat(kl).mean()),
+    }

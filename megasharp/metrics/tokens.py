@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megasharp.ops.segment import segment_mean, segment_sum
-from megasharp.types import Mean, Metrics, TokenInputs
+from megasharp.types import Maximum, Mean, Metrics, TokenInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,24 @@ def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
       probable token; `candidates/lambda_sample`: the same of the sampled token (2510.14807 equation 2).
     - `candidates/top1_rate`: share of sampled tokens that are the most probable one.
     - `policy/sampler_gap`: mean |log-prob now - log-prob of the sampler|, in nats.
+    - `policy/engine_gap`, `policy/engine_gap_max`: mean and largest |log-prob before the update - the engine's record
+      of the policy's own|, in nats.
     """
-    assert x.logp_T is not None and x.entropy_T is not None and x.sampler_logp_T is not None
+    assert x.logp_T is not None and x.entropy_T is not None
+    assert x.sampler_logp_T is not None and x.policy_logp_T is not None
     kept = x.mask_T > 0
     logp_T, entropy_T = x.logp_T.detach()[kept], x.entropy_T.detach()[kept]
     correct_T = x.correct_T[kept] > 0
     responses = _Responses(x, kept)
+    engine_gap_T = (x.before_T[kept] - x.policy_logp_T[kept]).abs()
     return {
         "entropy/policy": _mean(entropy_T),
         "entropy/response_mean": responses.mean(entropy_T),
         "entropy/correct": _mean(entropy_T[correct_T]),
         "entropy/incorrect": _mean(entropy_T[~correct_T]),
         "policy/sampler_gap": _mean((logp_T - x.sampler_logp_T[kept]).abs()),
+        "policy/engine_gap": _mean(engine_gap_T),
+        **({"policy/engine_gap_max": Maximum(float(engine_gap_T.max()))} if engine_gap_T.numel() else {}),
         **_candidate_metrics(x, kept, responses, candidates),
     }
 

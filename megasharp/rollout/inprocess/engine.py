@@ -18,7 +18,7 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
 from megasharp.rollout.inprocess.composite import Composite
 from megasharp.rollout.inprocess.generation import Samples, generate_batch
-from megasharp.rollout.inprocess.sampling import check_sampling
+from megasharp.rollout.inprocess.sampling import Draw, check_sampling
 from megasharp.rollout.inprocess.vocabulary import check_same_vocabulary
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
 
@@ -151,32 +151,35 @@ class InProcessEngine:
 
     def _completions(self, samples: Samples, seeds: Sequence[int]) -> list[Completion]:
         """Copies made outside inference mode: training may save them for a backward pass."""
-        self._check_finite(samples)
-        tokens, sampler, policy = (
-            part.cpu() for part in (samples.tokens_SU, samples.sampler_logp_SU, samples.policy_logp_SU)
-        )
-        memory = None if samples.memory_logp_SU is None else samples.memory_logp_SU.cpu()
+        self._check_finite(samples.drawn)
+        drawn = samples.drawn.apply(Tensor.cpu)
         return [
-            Completion(
-                tokens=tokens[row, :length].clone(),
-                sampler_logp=sampler[row, :length].clone(),
-                policy_logp=policy[row, :length].clone(),
-                memory_logp=None if memory is None else memory[row, :length].clone(),
-                version_spans=(VersionSpan(self._version, 0, length),),
-                finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-                seed=seed,
-            )
+            self._completion(drawn.apply(lambda values: values[row, :length].clone()), length, stopped, seed)  # noqa: B023
             for row, (length, stopped, seed) in enumerate(
                 zip(samples.lengths_S.tolist(), samples.stopped_S.tolist(), seeds, strict=True)
             )
         ]
 
-    def _check_finite(self, samples: Samples) -> None:
+    def _completion(self, drawn: Draw, length: int, stopped: bool, seed: int) -> Completion:
+        memory = drawn.memory
+        return Completion(
+            tokens=drawn.tokens_S,
+            sampler_logp=drawn.sampler_logp_S,
+            policy_logp=drawn.policy_logp_S,
+            memory_logp=None if memory is None else memory.logp_S,
+            version_spans=(VersionSpan(self._version, 0, length),),
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            seed=seed,
+            argmax_moved=None if memory is None else memory.argmax_moved_S,
+            calibration_kl=None if memory is None else memory.kl_S,
+        )
+
+    def _check_finite(self, drawn: Draw) -> None:
         """The networks before the sampler: it is not finite wherever one of them is not."""
         advice = f"(weights version {self._version}); resume from an earlier checkpoint with a lower"
-        if not bool(samples.policy_logp_SU.isfinite().all()):
+        if not bool(drawn.policy_logp_S.isfinite().all()):
             raise UserError(f"the policy's logits are not finite {advice} learning rate")
-        if samples.memory_logp_SU is not None and not bool(samples.memory_logp_SU.isfinite().all()):
+        if drawn.memory is not None and not bool(drawn.memory.logp_S.isfinite().all()):
             raise UserError(f"the memory network's logits are not finite {advice} learning rate of the memory")
-        if not bool(samples.sampler_logp_SU.isfinite().all()):
+        if not bool(drawn.sampler_logp_S.isfinite().all()):
             raise UserError("policy logits - sampling.memory_mu * memory logits are not finite; lower memory_mu")

@@ -54,14 +54,10 @@ class Model(Protocol[Cache]):
 class Samples:
     """Drawn tokens of S rows over U steps; row `s` counts up to `lengths_S[s]`.
 
-    `tokens_SU` int64, the log-probs float32 (`memory_logp_SU` None without a memory network), `lengths_S` int64,
-    `stopped_S` bool.
+    `drawn` holds [S, U] wherever a `Draw` of one step holds [S]; `lengths_S` int64, `stopped_S` bool.
     """
 
-    tokens_SU: Tensor
-    sampler_logp_SU: Tensor
-    policy_logp_SU: Tensor
-    memory_logp_SU: Tensor | None
+    drawn: Draw
     lengths_S: Tensor
     stopped_S: Tensor
 
@@ -123,14 +119,7 @@ class _Log:
     def samples(self) -> Samples:
         """Everything, as [S, U]."""
         drawn = join(self._draws, partial(torch.stack, dim=1))
-        return Samples(
-            drawn.tokens_S,
-            drawn.sampler_logp_S,
-            drawn.policy_logp_S,
-            drawn.memory_logp_S,
-            self._lengths_S,
-            self._stopped_S,
-        )
+        return Samples(drawn, self._lengths_S, self._stopped_S)
 
     def _spread(self, values: Tensor) -> Tensor:
         spread = values.new_zeros(self._lengths_S.shape)

@@ -44,32 +44,58 @@ class Logits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MemoryDraw:
+    """What a memory network had to do with one token per row, [S] each.
+
+    `logp_S` float32 is its own log-prob of the token. Of the distributions before and after its subtraction (and the
+    guard), before truncation: `argmax_moved_S` bool, whether their likeliest tokens differ, and `kl_S` float32,
+    KL(calibrated || policy) in nats.
+    """
+
+    logp_S: Tensor
+    argmax_moved_S: Tensor
+    kl_S: Tensor
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> MemoryDraw:
+        """Every tensor changed alike."""
+        return MemoryDraw(change(self.logp_S), change(self.argmax_moved_S), change(self.kl_S))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One token per row: `tokens_S` int64; the log-probs float32, `memory_logp_S` None without a memory network."""
+    """One token per row: `tokens_S` int64; the log-probs float32; `memory` None without a memory network."""
 
     tokens_S: Tensor
     sampler_logp_S: Tensor
     policy_logp_S: Tensor
-    memory_logp_S: Tensor | None = None
+    memory: MemoryDraw | None = None
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> Draw:
         """Every tensor changed alike."""
-        memory_S = None if self.memory_logp_S is None else change(self.memory_logp_S)
-        return Draw(change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S), memory_S)
+        memory = None if self.memory is None else self.memory.apply(change)
+        return Draw(change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S), memory)
 
 
 def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Draw:
     """Draws put together tensor by tensor, along S or along a new dimension, as `combine` does it.
 
-    Either all of them come with a memory network's log-probs or none.
+    Either all of them come with a memory network or none.
     """
-    memory = [part.memory_logp_S for part in draws if part.memory_logp_S is not None]
+    memory = [part.memory for part in draws if part.memory is not None]
     assert len(memory) in (0, len(draws))
     return Draw(
         combine([part.tokens_S for part in draws]),
         combine([part.sampler_logp_S for part in draws]),
         combine([part.policy_logp_S for part in draws]),
-        combine(memory) if memory else None,
+        _join_memory(memory, combine) if memory else None,
+    )
+
+
+def _join_memory(parts: Sequence[MemoryDraw], combine: Callable[[list[Tensor]], Tensor]) -> MemoryDraw:
+    return MemoryDraw(
+        combine([part.logp_S for part in parts]),
+        combine([part.argmax_moved_S for part in parts]),
+        combine([part.kl_S for part in parts]),
     )
 
 
@@ -113,8 +139,16 @@ def _draw_block(logits: Logits, uniform_S: Tensor, sampling: SamplingParams) -> 
     memory_SV = None if logits.memory_SV is None else _log_probs(logits.memory_SV, sampling)
     sampler_SV = policy_SV if sampling.memory_mu is None else _calibrated(policy_SV, memory_SV, sampling)
     tokens_S, sampler_S = _choose(sampler_SV, uniform_S, sampling)
-    memory_S = None if memory_SV is None else _at(memory_SV, tokens_S).float()
-    return Draw(tokens_S, sampler_S.float(), _at(policy_SV, tokens_S).float(), memory_S)
+    memory = None if memory_SV is None else _memory_draw(memory_SV, policy_SV, sampler_SV, tokens_S)
+    return Draw(tokens_S, sampler_S.float(), _at(policy_SV, tokens_S).float(), memory)
+
+
+def _memory_draw(memory_SV: Tensor, policy_SV: Tensor, calibrated_SV: Tensor, tokens_S: Tensor) -> MemoryDraw:
+    moved_S = calibrated_SV.argmax(dim=-1) != policy_SV.argmax(dim=-1)
+    # What the guard bars has probability zero, and zero times minus infinity is none of the sum.
+    terms_SV = calibrated_SV.exp() * (calibrated_SV - policy_SV)
+    kl_S = terms_SV.masked_fill_(calibrated_SV == float("-inf"), 0.0).sum(dim=-1)
+    return MemoryDraw(_at(memory_SV, tokens_S).float(), moved_S, kl_S.float())
 
 
 def _log_probs(logits_SV: Tensor, sampling: SamplingParams) -> Tensor:

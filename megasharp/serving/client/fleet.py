@@ -115,8 +115,8 @@ class Fleet:
     def updating(self, version: int) -> Iterator[None]:
         """Bring all weights of policy version `version` to the engines inside; they serve them from the end on.
 
-        Nothing is sampled inside. An engine that fails is left out. Raises UserError when none is left, or when one says
-        that it serves another version afterwards. After any error no engine serves until an update succeeds.
+        Nothing is sampled inside. An engine that fails is left out. Raises UserError when none is left, or when one
+        says that it serves another version afterwards. After any error no engine serves until an update succeeds.
         """
         if self._closed:
             raise RuntimeError("the fleet was closed")

@@ -89,6 +89,8 @@ def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
         version_spans=spans,
         finish_reason=_FINISH[meta["finish_reason"]["type"]],
         seed=seed,
+        argmax_moved=_figures(meta["argmax_moved"], count).bool() if with_memory else None,
+        calibration_kl=_figures(meta["calibration_kl"], count) if with_memory else None,
     )
 
 
@@ -101,6 +103,13 @@ def _logp(whose: str, values: Sequence[float | None], count: int, version: int) 
             f"{whose} logits are not finite (weights version {version}); "
             "resume from an earlier checkpoint with a lower learning rate"
         )
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _figures(values: Sequence[float], count: int) -> Tensor:
+    """Float32 [T]."""
+    if len(values) != count:
+        raise ValueError(f"{count} tokens with {len(values)} figures of the memory's part in them")
     return torch.tensor(values, dtype=torch.float32)
 
 

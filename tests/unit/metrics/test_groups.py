@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
+import torch
 
 from megasharp.metrics.groups import group_metrics
 from megasharp.types import FinishReason, Outcome
@@ -77,3 +79,16 @@ def test_all_infra_has_no_mean_reward(make_response, make_group):
 
 def test_no_groups_have_no_figures():
     assert group_metrics([]) == {}
+
+
+def test_what_the_memory_network_did_to_the_sampling(make_response, make_group):
+    def sampled(moved, kl):
+        response = make_response(Outcome.WRONG, length=len(moved))
+        parts = {"argmax_moved": torch.tensor(moved), "calibration_kl": torch.tensor(kl)}
+        return dataclasses.replace(response, completion=dataclasses.replace(response.completion, **parts))
+
+    figures = group_metrics([make_group(sampled([True, False, True], [0.5, 0.0, 0.25]), sampled([False], [0.25]))])
+    assert figures["memory/argmax_moved"] == 2 / 4
+    assert figures["memory/responses_moved"] == 1 / 2
+    assert figures["memory/calibration_kl"] == pytest.approx(1.0 / 4)
+    assert not any(name.startswith("memory/") for name in group_metrics([make_group(make_response(Outcome.WRONG))]))

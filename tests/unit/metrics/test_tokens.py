@@ -41,6 +41,7 @@ def inputs(seed: int) -> TokenInputs:
         num_sequences=4,
         logp_T=values(),
         sampler_logp_T=values(),
+        policy_logp_T=values(),
         entropy_T=values().abs(),
         topn_logp_TN=values(2),
         is_top1_T=(torch.arange(tokens) % 3 == 0).double(),
@@ -70,6 +71,8 @@ def test_against_loops() -> None:
             "entropy/correct": statistics.fmean(by_response(x, x.entropy_T)[0]),
             "entropy/incorrect": statistics.fmean(chain(*by_response(x, x.entropy_T)[1:])),
             "policy/sampler_gap": pooled(x, (x.logp_T - x.sampler_logp_T).abs()),
+            "policy/engine_gap": pooled(x, (x.logp_T - x.policy_logp_T).abs()),
+            "policy/engine_gap_max": max(chain(*by_response(x, (x.logp_T - x.policy_logp_T).abs()))),
             "candidates/lambda_1": response_mean(x, x.topn_logp_TN[:, 0]),
             "candidates/lambda_2": response_mean(x, x.topn_logp_TN[:, 1]),
             "candidates/lambda_sample": response_mean(x, x.logp_T),
@@ -77,6 +80,12 @@ def test_against_loops() -> None:
         },
         rel=1e-12,
     )
+
+
+def test_the_engines_gap_is_to_the_policy_before_the_update() -> None:
+    x = inputs(0)
+    x = dataclasses.replace(x, old_logp_T=x.policy_logp_T - 0.25)
+    assert token_metrics(x, 1)["policy/engine_gap"].value == pytest.approx(0.25, rel=1e-12)
 
 
 def test_micro_batches_add_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributions import Categorical, kl_divergence
 
 from megasharp.rollout.inprocess import sampling as module
 from megasharp.rollout.inprocess.sampling import Logits, draw
@@ -51,4 +52,32 @@ def test_blocks_do_not_change_the_draw(monkeypatch: pytest.MonkeyPatch, params: 
     assert torch.equal(whole.tokens_S, parts.tokens_S)
     assert torch.equal(whole.sampler_logp_S, parts.sampler_logp_S)
     assert torch.equal(whole.policy_logp_S, parts.policy_logp_S)
-    assert torch.equal(whole.memory_logp_S, parts.memory_logp_S)
+    assert whole.memory is not None and parts.memory is not None
+    assert torch.equal(whole.memory.logp_S, parts.memory.logp_S)
+    assert torch.equal(whole.memory.argmax_moved_S, parts.memory.argmax_moved_S)
+    assert torch.equal(whole.memory.kl_S, parts.memory.kl_S)
+
+
+@pytest.mark.parametrize("plausible", [None, 0.3])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_what_the_memory_does_to_the_distribution(plausible: float | None, temperature: float) -> None:
+    """Against torch's own distributions in float64; truncation has no part in it."""
+    generator = torch.Generator().manual_seed(3)
+    policy, memory = (torch.randn(40, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    params = SamplingParams(1, temperature, top_k=2, memory_mu=0.8, plausible=plausible)
+    found = draw(Logits(policy, memory), torch.arange(40), 0, params).memory
+    assert found is not None
+    difference = (policy - 0.8 * memory) / temperature
+    if plausible is not None:
+        share = (policy / temperature).softmax(-1)
+        difference[share < plausible * share.amax(-1, keepdim=True)] = -1e9
+    before, after = Categorical(logits=policy / temperature), Categorical(logits=difference)
+    want = torch.stack(
+        [
+            kl_divergence(Categorical(logits=a), Categorical(logits=b))
+            for a, b in zip(after.logits, before.logits, strict=True)
+        ]
+    )
+    torch.testing.assert_close(found.kl_S.double(), want, atol=1e-6, rtol=0)
+    assert found.argmax_moved_S.equal(after.probs.argmax(-1) != before.probs.argmax(-1))
+    assert found.argmax_moved_S.any() and not found.argmax_moved_S.all()

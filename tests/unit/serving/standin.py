@@ -126,6 +126,7 @@ class Handler(BaseHTTPRequestHandler):
             mu = sampling["custom_params"]["mu"]
             meta |= {"sampler_logprob": [-mu] * count, "policy_logprob": [mark] * count}
             meta["memory_logprob"] = [None if self.state.behaviour.get("nan") else -9.0] * count
+            meta["argmax_moved"], meta["calibration_kl"] = [1.0] * count, [0.25] * count
         return {"output_ids": drawn, "meta_info": meta}
 
     def abort_request(self, body: dict) -> tuple[int, object]:

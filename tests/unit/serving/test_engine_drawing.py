@@ -63,7 +63,8 @@ def test_same_tokens_and_log_probs_as_in_process(sampling: SamplingParams) -> No
     assert tokens.equal(want.tokens_S)
     torch.testing.assert_close(logp, want.sampler_logp_S, atol=2e-6, rtol=0)
     torch.testing.assert_close(logp_at(policy, tokens, temperature[:, 0]), want.policy_logp_S, atol=2e-6, rtol=0)
-    torch.testing.assert_close(logp_at(memory, tokens, temperature[:, 0]), want.memory_logp_S, atol=2e-6, rtol=0)
+    assert want.memory is not None
+    torch.testing.assert_close(logp_at(memory, tokens, temperature[:, 0]), want.memory.logp_S, atol=2e-6, rtol=0)
 
 
 def test_draws_without_seeds_follow_the_weights() -> None:

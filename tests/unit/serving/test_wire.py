@@ -66,7 +66,11 @@ def test_the_answer() -> None:
 
 def test_the_answer_of_an_engine_with_a_memory() -> None:
     meta = {"sampler_logprob": [-1.0, -2.0], "policy_logprob": [-3.0, -4.0], "memory_logprob": [-5.0, -6.0]}
+    meta |= {"argmax_moved": [0.0, 1.0], "calibration_kl": [0.125, 0.5]}
     [found] = completions([item(**meta)], (1,), WITH_MEMORY)
+    assert found.argmax_moved is not None and found.calibration_kl is not None
+    assert found.argmax_moved.tolist() == [False, True]
+    assert found.calibration_kl.tolist() == [0.125, 0.5]
     assert found.memory_logp is not None
     assert [x.tolist() for x in (found.sampler_logp, found.policy_logp, found.memory_logp)] == [
         [-1.0, -2.0],
@@ -74,7 +78,7 @@ def test_the_answer_of_an_engine_with_a_memory() -> None:
         [-5.0, -6.0],
     ]
     [unasked] = completions([item(**meta)], (1,), PLAIN)
-    assert unasked.memory_logp is None
+    assert unasked.memory_logp is unasked.argmax_moved is unasked.calibration_kl is None
     assert unasked.policy_logp.tolist() == [-3.0, -4.0]
 
 
