@@ -127,6 +127,11 @@ class RankLearner:
         self._reference: list[Tensor] | None = None
         self.set_reference()
 
+    @property
+    def place(self) -> Place:
+        """Where this rank stands; says which ranks export weights, and of which pipeline stage."""
+        return self._place
+
     def _on_device(self) -> AbstractContextManager[None]:
         return megatron_device(self._device)
 

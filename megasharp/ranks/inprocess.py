@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,10 @@ class OneRank:
     def call(self, learner: str, method: str, *args: object) -> list[Any]:
         """The one rank's result."""
         return [getattr(self._rank.learners[learner], method)(*args)]
+
+    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
+        """The one rank's result."""
+        return [function(self._rank.learners[learner], *args)]
 
     def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
         """The one rank's items."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +22,13 @@ class Ranks(Protocol):
 
     def call(self, learner: str, method: str, *args: object) -> list[Any]:
         """Call `<method>(*args)` of the named learner's part everywhere; results in rank order."""
+        ...
+
+    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Call `function(<the named learner's part>, *args)` everywhere; results in rank order.
+
+        The function must be one of a module, and its arguments and results must pickle: ranks may be other processes.
+        """
         ...
 
     def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
@@ -64,6 +71,10 @@ class RanksLearner:
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole Hugging Face tensors, each once."""
         return self._ranks.stream(self._name, "export_weights")
+
+    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Call a module's `function(learner, *args)` on every rank, with its part of this learner; in rank order."""
+        return self._ranks.apply(self._name, function, *args)
 
     def save(self, folder: Path) -> None:
         """Write all ranks' shards into `folder`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -41,6 +42,10 @@ class MemoryNetwork:
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole Hugging Face tensors, each once."""
         return self._learner.export_weights()
+
+    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Call a module's `function(learner, *args)` on every rank, with its part of the memory; in rank order."""
+        return self._learner.apply(function, *args)
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer into the empty folder `folder`."""

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -76,6 +76,11 @@ class ProcessRanks:
         """Every rank's result, in rank order."""
         self._send(Call(learner, method, args), method)
         return self._collect(method)
+
+    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Every rank's result, in rank order."""
+        self._send(Call(learner, function, args), function.__name__)
+        return self._collect(function.__name__)
 
     def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
         """Items of all ranks as they arrive."""

@@ -9,11 +9,11 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -42,11 +42,18 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call a method of this rank's part of a learner; None in its place ends the rank."""
+    """Call a method of this rank's part of a learner, or a function on that part; None in its place ends the rank."""
 
     learner: str
-    method: str
+    what: str | Callable[..., Any]
     args: tuple[object, ...]
+
+    def carry_out(self, rank: Rank) -> object:
+        """What the call returns on this rank."""
+        learner = rank.learners[self.learner]
+        if isinstance(self.what, str):
+            return cast(object, getattr(learner, self.what)(*self.args))
+        return cast(object, self.what(learner, *self.args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ def _answer_calls(rank: Rank, connection: Connection) -> None:
         if request is None:
             rank.close()
             return
-        result = getattr(rank.learners[request.learner], request.method)(*request.args)
+        result = request.carry_out(rank)
         if inspect.isgenerator(result):
             for name, tensor in cast("Iterator[tuple[str, Tensor]]", result):
                 _send(connection, Item(name, tensor.cpu()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +193,9 @@ class GatheredRanks:
 
     def call(self, learner: str, method: str, *args: object) -> list[Any]:
         return self._gather(getattr(self.rank.learners[learner], method)(*args))
+
+    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
+        return self._gather(function(self.rank.learners[learner], *args))
 
     def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
         # Copies: what a rank yields may share memory with its weights, which the next step changes.

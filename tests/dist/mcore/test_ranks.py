@@ -20,7 +20,7 @@ from policies import CPU, LAYOUTS, by_sequence, packed, ragged_sequences, recipe
 from torch import Tensor
 
 from megasharp.errors import UserError
-from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.rank import POLICY
 from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import Ranks, RanksLearner
@@ -99,6 +99,19 @@ def test_processes_do_what_one_rank_does(folder: str, tmp_path: Path) -> None:
     assert split.logp.keys() == inside.logp.keys() and split.weights.keys() == inside.weights.keys()
     for flat, logp_T in inside.logp.items():
         torch.testing.assert_close(split.logp[flat], logp_T, atol=1e-5, rtol=0)
+
+
+def place_of(part: RankLearner, offset: int) -> tuple[int, bool]:
+    return part.place.pp + offset, part.place.exports
+
+
+def test_a_function_runs_on_every_rank(folder: str, tmp_path: Path) -> None:
+    inside = OneRank(values(folder, "tp1"), CPU)
+    assert RanksLearner(inside).apply(place_of, 5) == [(5, True)]
+    inside.close()
+    ranks = ProcessRanks(values(folder, "tp2pp2"), CPU, tmp_path / "logs")
+    assert RanksLearner(ranks).apply(place_of, 5) == [(5, True), (5, False), (6, True), (6, False)]
+    ranks.close()
 
 
 @pytest.mark.parametrize("victim", [0, 1])
