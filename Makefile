@@ -9,7 +9,11 @@ ifdef TORCH_INDEX_URL
 TORCH_INDEX := --index-url $(TORCH_INDEX_URL)
 endif
 
-.PHONY: quickstart test test-unit test-long test-other-megatron bench clean
+FLEET := .venv-fleet
+FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
+FLEET_SET := megasharp/serving/engine/constraints.txt
+
+.PHONY: quickstart fleet test test-unit test-long test-fleet test-other-megatron bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,11 +30,23 @@ $(VENV)/.bench: $(VENV)/.base
 	$(PIP) install -q --no-build-isolation -c constraints.txt -e '.[bench]'
 	touch $@
 
+# The engines' own Python on a machine without a GPU: SGLang's exact pins never meet the trainer's.
+$(FLEET)/.built: pyproject.toml $(FLEET_SET)
+	$(PYTHON) -m venv $(FLEET)
+	$(FLEET_PIP) install -q --upgrade pip setuptools
+	$(FLEET_PIP) install -q $(TORCH) $(TORCH_INDEX)
+	$(FLEET_PIP) install -q -c $(FLEET_SET) --group fleet-cpu
+	$(FLEET_PIP) install -q --no-deps --group fleet-cpu-alone
+	$(FLEET_PIP) install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+fleet: $(VENV)/.base $(FLEET)/.built
+
 quickstart: $(VENV)/.base
 	$(BIN)/megasharp train examples/quickstart/run.yaml
 
 # Tests are many small computations and ranks that share the cores: more threads only get into each other's way.
-test test-unit test-other-megatron: export OMP_NUM_THREADS = 1
+test test-unit test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
@@ -43,7 +59,11 @@ test-unit: $(VENV)/.test
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long -m long
+	$(MAKE) test-fleet
 	$(MAKE) test-other-megatron
+
+test-fleet: $(VENV)/.test $(FLEET)/.built
+	$(BIN)/python -m pytest tests/fleet -m long
 
 test-other-megatron: $(VENV)/.test
 	$(BIN)/python tools/test_other_megatron.py 0.19.2
@@ -52,4 +72,4 @@ bench: $(VENV)/.bench
 	$(BIN)/python tools/bench_cpu.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(FLEET) build dist *.egg-info
