@@ -25,6 +25,8 @@ from megasharp.types import Completion, SamplingParams
 # The function in the engine that reads a bucket file; the server lists it among its --custom-weight-loader.
 BUCKET_LOADER = "megasharp.serving.engine.receive.load_bucket"
 InFlight = Literal["retract", "in_place"]
+# What an engine can give back of its device's memory while it sleeps, in SGLang's words.
+Memory = Literal["weights", "kv_cache"]
 _CONTROL_S = 60.0
 _WEIGHTS_S = 600.0
 _FLUSH_S = 20.0
@@ -118,6 +120,14 @@ class EngineApi:
     def flush(self) -> Refused | None:
         """Forget every cached prefix; the server waits a moment for requests that have just ended."""
         return self._do(f"/flush_cache?timeout={_FLUSH_S}", {})
+
+    def release(self, kinds: Sequence[Memory]) -> None:
+        """Free this memory of the device; the engine must be idle, and its contents are lost."""
+        self._expect_success(self._call("POST", "/release_memory_occupation", {"tags": list(kinds)}, _CONTROL_S))
+
+    def resume(self, kinds: Sequence[Memory]) -> None:
+        """Take this memory again; weights must be pushed before they are used."""
+        self._expect_success(self._call("POST", "/resume_memory_occupation", {"tags": list(kinds)}, _CONTROL_S))
 
     def begin_update(self) -> Refused | None:
         """Open a weight update: tensors sent outside one are refused."""

@@ -63,6 +63,7 @@ class Members:
         self._changed = threading.Condition()
         self._ended = threading.Event()
         self._pushing = False
+        self._asleep = False
         # Counts what makes the answers of probes under way worthless: starts and ends of weight pushes.
         self._epoch = 0
         self._threads = [
@@ -87,7 +88,7 @@ class Members:
         With `epoch`, the event counts only where no push of weights began or ended since then, or is under way.
         """
         with self._changed:
-            if epoch is not None and (epoch != self._epoch or self._pushing):
+            if epoch is not None and (epoch != self._epoch or self._quiet):
                 return
             before = member.health
             member.health = after(before, event, self._watch.dead_after)
@@ -179,6 +180,16 @@ class Members:
             self._epoch += 1
             self._changed.notify_all()
 
+    def let_sleep(self, asleep: bool) -> None:
+        """Whether engines sleep: probes, which sample a token, then have no say and are not sent."""
+        with self._changed:
+            self._asleep = asleep
+            self._epoch += 1
+
+    @property
+    def _quiet(self) -> bool:
+        return self._pushing or self._asleep
+
     def probe(self, member: Member) -> None:
         """Ask one engine how it is, and note what it says."""
         epoch = self._epoch
@@ -202,6 +213,6 @@ class Members:
                 return
             suspect = member.health.condition is Condition.SUSPECT
             if time.monotonic() - probed >= (self._watch.suspect_every if suspect else self._watch.probe_every):
-                if not self._pushing:
+                if not self._quiet:
                     self.probe(member)
                 probed = time.monotonic()
