@@ -17,6 +17,14 @@ class RankDied(Exception):
     """A rank of the learner ended or raised; the message names the rank and says where its log is."""
 
 
+class NotSampled(Exception):
+    """No engine samples this request, and asking again does not help; the message says why."""
+
+
+class EnginesLost(NotSampled):
+    """Several engines failed over this request; others may sample it."""
+
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # The last one is all that torch's file writer says when a write falls short.
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large", "unexpected pos")

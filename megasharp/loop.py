@@ -1,8 +1,7 @@
 """The program: one page of verbs. Which back-end carries a verb out, and which methods train, is not known here.
 
-    prompts = stream.take(n)                 data        cursor            -> list[Prompt]
-    groups  = rollouts.collect(prompts)      rollout     Prompt            -> list[Group]   (verified)
-    groups  = recipe.select(groups)          algos       dropped ones are replaced by further prompts, where asked
+    groups  = rollouts.collect(stream, order) rollout    prompts           -> list[Group]   (verified)
+              recipe.select(groups)          algos       within it: dropped ones are replaced, where asked
     samples = recipe.advantages(groups)      algos       rewards           -> list[Sequence]
     batch   = pack(samples, layout)          batching    samples           -> micro-batches + GLOBAL denominators
     batch   = learner.annotate(batch, needs) mcore       old / reference log-probs and entropies, only where needed
@@ -12,7 +11,8 @@
     version = sync.push(learner, memory)     sync        HF-named weights  -> engines; version + 1
     if due(step): checkpoint / evaluate      checkpoint, evals
 
-Everything is strictly on-policy: a step's groups are sampled by the weights that the step before it pushed.
+A step's groups are sampled by the weights that the step before it pushed, unless the rollouts may run ahead: how far is
+bounded, and `max_staleness: 0` is strictly on-policy.
 """
 
 from __future__ import annotations
@@ -30,21 +30,14 @@ from megasharp.metrics.clock import StageClock
 from megasharp.metrics.flatten import flatten
 from megasharp.metrics.groups import group_metrics
 from megasharp.protocols import Learner, WeightSource
-from megasharp.rollout.collect import MemoryUse
-from megasharp.rollout.fill import fill
-from megasharp.types import Group, Mean, Metrics, Prompt, StepStats
-
-
-class Stream(Protocol):
-    """Endless prompts."""
-
-    def take(self, count: int) -> list[Prompt]: ...
+from megasharp.rollout.order import Collected, Order, PromptSource
+from megasharp.types import Group, Mean, Metrics, StepStats
 
 
 class Rollouts(Protocol):
-    """Samples and verifies."""
+    """Samples, verifies and selects."""
 
-    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]: ...
+    def collect(self, source: PromptSource, order: Order) -> Collected: ...
 
 
 class Recipes(Protocol):
@@ -95,7 +88,7 @@ class Parts:
     The last three are told what happened: after a step, to save, and to evaluate.
     """
 
-    stream: Stream
+    stream: PromptSource
     rollouts: Rollouts
     recipes: Recipes
     layout: PackLayout
@@ -136,7 +129,8 @@ def run(parts: Parts, plan: Plan, standing: Standing) -> None:
 def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
     """One step: returns its groups, its figures and the learner's report."""
     clock, recipe = parts.clock, parts.recipes.at(step)
-    groups = _groups(parts, plan, recipe, step)
+    collected = _collect(parts, plan, recipe, step)
+    groups = collected.groups
     stats, update = _update(parts, recipe, groups, plan.seed + step)
     memory: Metrics = {}
     if parts.memory is not None:
@@ -147,18 +141,19 @@ def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[s
         _reset(parts.learner, plan)
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
-    values = group_metrics(groups) | flatten(update) | flatten(memory)
+    values = group_metrics(groups) | dict(collected.figures) | flatten(update) | flatten(memory)
     return groups, values | {"policy/skipped": float(stats.skipped), "policy/reset": float(reset)}, stats
 
 
-def _groups(parts: Parts, plan: Plan, recipe: Recipe, step: int) -> list[Group]:
-    """A step's groups, sampled in as many rounds as its recipe asks for."""
-
-    def collect(count: int, first: int) -> list[Group]:
-        prompts = parts.stream.take(count)
-        return recipe.select(parts.rollouts.collect(prompts, step, first, recipe.needs.memory))
-
-    return fill(collect, plan.prompts_per_step, recipe.needs.refill_rounds)
+def _collect(parts: Parts, plan: Plan, recipe: Recipe, step: int) -> Collected:
+    """A step's groups, sampled as its recipe asks."""
+    needs = recipe.needs
+    last = step == plan.steps
+    order = Order(step, plan.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last)
+    collected = parts.rollouts.collect(parts.stream, order)
+    for stage, seconds in collected.seconds.items():
+        parts.clock.add(stage, seconds)
+    return collected
 
 
 def _update(parts: Parts, recipe: Recipe, groups: Sequence[Group], seed: int) -> tuple[StepStats, Metrics]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -57,6 +58,26 @@ class Engine(WeightSink, Protocol):
 
     def close(self) -> None:
         """Free what the engine holds."""
+        ...
+
+
+class AsyncEngine(Engine, Protocol):
+    """An engine that samples many requests at once, each answered when it is done."""
+
+    @property
+    def retried(self) -> int:
+        """How many requests were sent again because an engine failed over them, since the start."""
+        ...
+
+    def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
+        """Sample one request; returns at once. The completions follow the request's seeds.
+
+        The future raises NotSampled where no engine samples the request, UserError for what ends the run.
+        """
+        ...
+
+    def abort(self, futures: Sequence[Future[list[Completion]]]) -> None:
+        """End these requests and wait until they are done: unfinished completions keep their tokens, and say ABORT."""
         ...
 
 

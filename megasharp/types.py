@@ -105,10 +105,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Sample `len(seeds)` completions of one prompt; each seed fixes its completion whatever else is in the batch."""
+    """Sample `len(seeds)` completions of one prompt; each seed fixes its completion whatever else is in the batch.
+
+    `begun` continues responses: for each seed the response tokens that were sampled earlier, which count towards
+    `SamplingParams.max_tokens`. The completions hold the new tokens only. Empty starts every response.
+    """
 
     tokens: tuple[int, ...]
     seeds: tuple[int, ...]
+    begun: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +139,15 @@ class Completion:
     seed: int
     argmax_moved: Tensor | None = None
     calibration_kl: Tensor | None = None
+
+    @classmethod
+    def unsampled(cls, seed: int, sampling: SamplingParams) -> Completion:
+        """What a request gets that could not be served: no tokens, and FinishReason.ABORT."""
+        tokens, empty = torch.empty(0, dtype=torch.int64), torch.empty(0)
+        if sampling.memory_mu is None:
+            return cls(tokens, empty, empty, None, (), FinishReason.ABORT, seed)
+        moved = torch.empty(0, dtype=torch.bool)
+        return cls(tokens, empty, empty, empty, (), FinishReason.ABORT, seed, moved, empty)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from megasharp.algos.schedule import RecipeSchedule
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.config.paths import find
-from megasharp.config.run import RunConfig
+from megasharp.config.run import RolloutConfig, RunConfig
 from megasharp.config.unbuilt import refuse_unbuilt
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, check_tokenizer
@@ -47,6 +47,7 @@ class Checked:
 def check(config: RunConfig, where: str) -> Checked:
     """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
     refuse_unbuilt(config, where)
+    check_collection(config.rollout, where)
     recipes = build_recipes(config, where)
     if config.recipe.mini_batches > config.data.prompts_per_step:
         raise UserError(
@@ -85,6 +86,22 @@ def check(config: RunConfig, where: str) -> Checked:
         layout=ParallelLayout(dp=config.policy.dp, tp=config.policy.tp, pp=config.policy.pp),
         memory=_check_memory(config, recipes, architecture, where),
     )
+
+
+def check_collection(rollout: RolloutConfig, where: str) -> None:
+    """Refuse keys of asynchronous collection that do not go together, or that an engine cannot follow."""
+    if rollout.engine == "inprocess":
+        for key in ("oversample", "max_staleness", "stragglers", "request_limit_s"):
+            if getattr(rollout, key) != RolloutConfig.model_fields[key].default:
+                raise UserError(
+                    f"{where}: rollout.{key} needs engines that sample while something else happens; "
+                    "set rollout.engine=sglang or leave this key at its default"
+                )
+    if rollout.stragglers == "keep" and rollout.max_staleness == 0:
+        raise UserError(
+            f"{where}: rollout.stragglers=keep lets responses go on under new weights, which rollout.max_staleness=0 "
+            "forbids; raise max_staleness or set stragglers=abort"
+        )
 
 
 def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architecture, where: str) -> MemoryFolder | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +13,16 @@ from megasharp.build.learners import learner_settings
 from megasharp.build.threads import cpu_threads
 from megasharp.config.run import RunConfig
 from megasharp.mcore.rank import MEMORY
-from megasharp.metrics.clock import StageClock
-from megasharp.protocols import Engine
+from megasharp.protocols import AsyncEngine, Engine
 from megasharp.ranks.learner import Ranks, RanksLearner
 from megasharp.ranks.memory import MemoryNetwork
 from megasharp.rewards import VERIFIERS
-from megasharp.rollout.collect import MemoryUse, Rollouts
+from megasharp.rollout.asynchronous import AsyncRollouts
+from megasharp.rollout.collect import Rollouts
+from megasharp.rollout.groups import GroupMaker
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.types import Group, Prompt, SamplingParams
+from megasharp.rollout.order import CollectionSettings
+from megasharp.types import SamplingParams
 
 CPU = torch.device("cpu")
 # oneDNN keeps code and scratch memory per matrix shape; rows in steps of 128 keep the shapes of a run few. Measured:
@@ -58,33 +59,27 @@ def make_learners(checked: Checked, logs: Path) -> Learners:
     return Learners(RanksLearner(ranks), memory)
 
 
-class TimedRollouts:
-    """Collection whose two halves are counted as stages of the run's clock."""
-
-    def __init__(self, rollouts: Rollouts, clock: StageClock) -> None:
-        self._rollouts = rollouts
-        self._clock = clock
-
-    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]:
-        """One group per prompt."""
-        groups = self._rollouts.collect(prompts, step, first, memory)
-        self._clock.add("rollout", self._rollouts.timing.rollout_seconds)
-        self._clock.add("reward", self._rollouts.timing.reward_seconds)
-        return groups
+def make_rollouts(checked: Checked, engine: Engine) -> Rollouts:
+    """Sampling and verification of training groups, round by round."""
+    return Rollouts(engine, _group_maker(checked))
 
 
-def make_rollouts(checked: Checked, engine: Engine, clock: StageClock) -> TimedRollouts:
-    """Sampling and verification of training groups."""
+def make_async_rollouts(checked: Checked, engine: AsyncEngine) -> AsyncRollouts:
+    """Sampling and verification of training groups as they become complete."""
+    rollout = checked.config.rollout
+    settings = CollectionSettings(rollout.oversample, rollout.max_staleness, rollout.stragglers)
+    return AsyncRollouts(engine, _group_maker(checked), settings)
+
+
+def _group_maker(checked: Checked) -> GroupMaker:
     config = checked.config
-    rollouts = Rollouts(
-        engine,
+    return GroupMaker(
         VERIFIERS,
         checked.tokenizer.decode_batch,
         sampling_params(config, checked.tokenizer.stop_token_ids),
         responses_per_prompt=config.data.responses_per_prompt,
         seed=config.seed,
     )
-    return TimedRollouts(rollouts, clock)
 
 
 def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> SamplingParams:

@@ -86,7 +86,9 @@ class _Run:
         stack.callback(self._learner.close)
         if found is not None:
             self._load(found[0])
-            checked.stream.restore(DataCursor(self._start.cursor_epoch, self._start.cursor_position))
+            cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
+            checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
+        self._rollouts = make_rollouts(checked, self._engine)
         # The first push brings the weights of the version the checkpoint was at.
         self._sync = InProcessSync(self._engine, self._start.policy_version - 1)
         self._log = MetricLog(
@@ -133,7 +135,7 @@ class _Run:
     def _parts(self) -> loop.Parts:
         return loop.Parts(
             stream=self._checked.stream,
-            rollouts=make_rollouts(self._checked, self._engine, self._clock),
+            rollouts=self._rollouts,
             recipes=self._checked.recipes,
             layout=pack_layout(self._checked),
             learner=self._learner,
@@ -169,12 +171,15 @@ class _Run:
         self._last = row
 
     def _checkpoint(self, step: int, skipped_in_a_row: int) -> None:
-        cursor = self._checked.stream.cursor
+        stream = self._checked.stream
+        untrained = [(prompt.epoch, prompt.position) for prompt in self._rollouts.pending()]
+        waiting = [(place.epoch, place.position) for place in stream.pending]
         state = RunState(
             step=step,
             policy_version=self._sync.version,
-            cursor_epoch=cursor.epoch,
-            cursor_position=cursor.position,
+            cursor_epoch=stream.cursor.epoch,
+            cursor_position=stream.cursor.position,
+            pending=(*untrained, *waiting),
             reference=REFERENCE if self._reference_moved(step) else str(self._checked.folder),
             skipped_in_a_row=skipped_in_a_row,
         )

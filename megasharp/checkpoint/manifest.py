@@ -20,7 +20,7 @@ class FileEntry(Section):
 
 
 class CursorEntry(Section):
-    """Where the data stream stood."""
+    """A place of the data stream."""
 
     epoch: int
     position: int
@@ -30,12 +30,14 @@ class Manifest(Section):
     """One checkpoint.
 
     `policy_version` is the engines' version of these weights; `reference` names where the reference policy came from;
+    `cursor` is where the data stream stood, `pending` the prompts before it that no step trained on.
     `files` maps each file, relative to the checkpoint, to its size and hash; `software` holds versions.
     """
 
     step: int
     policy_version: int
     cursor: CursorEntry
+    pending: list[CursorEntry] = []
     reference: str
     skipped_in_a_row: int
     files: dict[str, FileEntry]

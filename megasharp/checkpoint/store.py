@@ -25,7 +25,10 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a resumed run needs besides the learner's own shards; the defaults are a run's beginning."""
+    """What a resumed run needs besides the learner's own shards; the defaults are a run's beginning.
+
+    `pending` are the (epoch, position) of prompts before the cursor that were not trained on; they come first again.
+    """
 
     reference: str
     step: int = 0
@@ -33,6 +36,7 @@ class RunState:
     cursor_epoch: int = 0
     cursor_position: int = 0
     skipped_in_a_row: int = 0
+    pending: tuple[tuple[int, int], ...] = ()
 
 
 class CheckpointStore:
@@ -79,6 +83,7 @@ class CheckpointStore:
             step=state.step,
             policy_version=state.policy_version,
             cursor=CursorEntry(epoch=state.cursor_epoch, position=state.cursor_position),
+            pending=[CursorEntry(epoch=epoch, position=position) for epoch, position in state.pending],
             reference=state.reference,
             skipped_in_a_row=state.skipped_in_a_row,
             files=describe_files(partial),
@@ -159,4 +164,5 @@ def read_state(folder: Path) -> RunState:
         cursor_position=manifest.cursor.position,
         reference=manifest.reference,
         skipped_in_a_row=manifest.skipped_in_a_row,
+        pending=tuple((entry.epoch, entry.position) for entry in manifest.pending),
     )

@@ -74,7 +74,11 @@ class RewardConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How responses are sampled and by what."""
+    """How responses are sampled and by what.
+
+    `oversample` is the share of prompts sampled beyond those wanted. Stragglers, unfinished when enough groups are
+    there, are aborted between steps or kept in flight. A prompt's responses have `request_limit_s` seconds.
+    """
 
     engine: Literal["inprocess", "sglang"] = "inprocess"
     python: str | None = None
@@ -82,6 +86,9 @@ class RolloutConfig(Section):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0)
     max_staleness: int = Field(default=0, ge=0)
+    oversample: float = Field(default=0.0, ge=0.0, le=4.0)
+    stragglers: Literal["abort", "keep"] = "abort"
+    request_limit_s: float = Field(default=1800.0, gt=0.0)
     engines: int = Field(default=1, ge=1)
     tp: int = Field(default=1, ge=1)
     sglang: dict[str, int | float | bool | str | None] = {}

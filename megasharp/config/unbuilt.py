@@ -25,7 +25,6 @@ _UNBUILT: tuple[_Check, ...] = (
     ("reward.workers > 0", lambda c: c.reward.workers > 0),
     ("rollout.engine: sglang", lambda c: c.rollout.engine == "sglang"),
     ("rollout.python", lambda c: c.rollout.python is not None),
-    ("rollout.max_staleness > 0", lambda c: c.rollout.max_staleness > 0),
     ("rollout.engines > 1", lambda c: c.rollout.engines > 1),
     ("rollout.tp > 1", lambda c: c.rollout.tp > 1),
     ("rollout.sglang", lambda c: bool(c.rollout.sglang)),

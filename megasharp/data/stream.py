@@ -58,6 +58,7 @@ class PromptStream:
                 f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
             )
         self._seed = seed
+        self._pending: list[DataCursor] = []
         self._cursor = DataCursor(0, 0)
         self._order = self._shuffled(0)
 
@@ -70,13 +71,23 @@ class PromptStream:
         """Where the stream stands; `restore` of it continues with the same prompts."""
         return self._cursor
 
-    def restore(self, cursor: DataCursor) -> None:
-        """Go to `cursor`. Raises UserError if the data has no such prompt, so the file must be another."""
-        if not 0 <= cursor.position < len(self) or cursor.epoch < 0:
-            raise UserError(
-                f"data.path: cannot resume at prompt {cursor.position} of epoch {cursor.epoch}, the file has "
-                f"{len(self)} usable prompts; resume with the data file the run began with"
-            )
+    @property
+    def pending(self) -> tuple[DataCursor, ...]:
+        """Prompts before the cursor that `restore` was told of and that were not handed out since."""
+        return tuple(self._pending)
+
+    def restore(self, cursor: DataCursor, pending: Sequence[DataCursor] = ()) -> None:
+        """Go to `cursor`, but hand out the `pending` prompts first.
+
+        Raises UserError if the data has no such prompt, so the file must be another.
+        """
+        for place in (cursor, *pending):
+            if not 0 <= place.position < len(self) or place.epoch < 0:
+                raise UserError(
+                    f"data.path: cannot resume at prompt {place.position} of epoch {place.epoch}, the file has "
+                    f"{len(self)} usable prompts; resume with the data file the run began with"
+                )
+        self._pending = list(pending)
         self._cursor = cursor
         self._order = self._shuffled(cursor.epoch)
 
@@ -85,10 +96,16 @@ class PromptStream:
         return [self._next() for _ in range(count)]
 
     def _next(self) -> Prompt:
-        epoch, position = self._cursor.epoch, self._cursor.position
-        item, tokens = self._items[self._order[position]]
+        if self._pending:
+            place = self._pending.pop(0)
+            return self._prompt(place, self._shuffled(place.epoch))
+        prompt = self._prompt(self._cursor, self._order)
         self._advance()
-        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, epoch, position)
+        return prompt
+
+    def _prompt(self, place: DataCursor, order: Sequence[int]) -> Prompt:
+        item, tokens = self._items[order[place.position]]
+        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, place.epoch, place.position)
 
     def _advance(self) -> None:
         epoch, position = self._cursor.epoch, self._cursor.position + 1

@@ -19,7 +19,7 @@ from megasharp.evals.result import EvalResult, EvalSetting, ProblemResult, summa
 from megasharp.evals.suites import Suite
 from megasharp.protocols import Engine
 from megasharp.rewards import VERIFIERS, Verifier
-from megasharp.rollout.collect import judge, response_seed
+from megasharp.rollout.groups import judge, response_seed
 from megasharp.types import (
     Completion,
     FinishReason,

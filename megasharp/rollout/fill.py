@@ -33,6 +33,11 @@ def fill(collect: Collect, wanted: int, refill_rounds: int) -> list[Group]:
     return _without_surplus(groups, wanted)
 
 
+def most_refills(wanted: int, refill_rounds: int) -> int:
+    """No more prompts than this are sampled beyond the first `wanted`."""
+    return wanted * _MOST_PER_MISSING * refill_rounds
+
+
 def _kept(groups: list[Group]) -> int:
     return sum(group.dropped_reason is None for group in groups)
 

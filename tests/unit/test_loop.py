@@ -19,7 +19,7 @@ from megasharp.batching.pack import PackLayout
 from megasharp.errors import TrainingStopped
 from megasharp.metrics.clock import StageClock
 from megasharp.protocols import WeightSource
-from megasharp.rollout.collect import MemoryUse
+from megasharp.rollout.order import Collected, Order, PromptSource
 from megasharp.types import (
     Completion,
     FinishReason,
@@ -44,19 +44,23 @@ class StandIn:
         self.calls: list[str] = []
         self.saved: list[tuple[int, int]] = []
         self.evaluated: list[int] = []
-        self.mu: list[float | None] = []
+        self.orders: list[Order] = []
+        self.values: list[Mapping[str, float]] = []
         self.version = 0
         self._skipped = skipped
         self._steps = 0
 
     def take(self, count: int) -> list[Prompt]:
-        self.calls.append("take")
         return [Prompt(str(i), "t", "", (1, 2), TaskAnswer(), "s", 0, i) for i in range(count)]
 
-    def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]:
+    def collect(self, source: PromptSource, order: Order) -> Collected:
         self.calls.append("collect")
-        self.mu.append(None if memory is None else memory.mu)
-        return [Group(f"{step}-{p.id}", p, (_response(1.0), _response(0.0)), self.version) for p in prompts]
+        self.orders.append(order)
+        groups = [self.group(order.step, prompt) for prompt in source.take(order.wanted)]
+        return Collected(order.select(groups), {"rollout": 2.0, "reward": 0.5}, {"rollout/aborted": 3.0})
+
+    def group(self, step: int, prompt: Prompt) -> Group:
+        return Group(f"{step}-{prompt.id}", prompt, (_response(1.0), _response(0.0)), self.version)
 
     def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
         self.calls.append(f"observe {len(groups)}")
@@ -97,6 +101,7 @@ class StandIn:
 
     def after_step(self, step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
         self.calls.append(f"after {step}")
+        self.values.append(values)
 
     def checkpoint(self, step: int, skipped: int) -> None:
         self.saved.append((step, skipped))
@@ -112,7 +117,11 @@ def _response(reward: float) -> Response:
 
 
 def _run(
-    stand_in: StandIn, plan: loop.Plan, standing: loop.Standing | None = None, methods: Sequence[str] = ("grpo",)
+    stand_in: StandIn,
+    plan: loop.Plan,
+    standing: loop.Standing | None = None,
+    methods: Sequence[str] = ("grpo",),
+    clock: StageClock | None = None,
 ) -> None:
     parts = loop.Parts(
         stream=stand_in,
@@ -122,7 +131,7 @@ def _run(
         learner=stand_in,
         memory=stand_in if "dlc" in methods else None,
         sync=stand_in,
-        clock=StageClock(),
+        clock=clock or StageClock(),
         after_step=stand_in.after_step,
         checkpoint=stand_in.checkpoint,
         evaluate=stand_in.evaluate,
@@ -137,7 +146,7 @@ def _plan(steps: int, nan_limit: int = 3) -> loop.Plan:
 def test_verbs_come_in_the_order_of_the_page() -> None:
     stand_in = StandIn({})
     _run(stand_in, _plan(1))
-    assert stand_in.calls == ["take", "collect", "annotate", "step", "push", "after 1"]
+    assert stand_in.calls == ["collect", "annotate", "step", "push", "after 1"]
 
 
 def test_checkpoints_fall_due_and_the_last_step_always_writes_one() -> None:
@@ -188,11 +197,21 @@ def test_the_count_survives_a_resume() -> None:
 def test_with_dlc_the_sampler_is_told_mu_and_the_memory_observes_and_is_pushed() -> None:
     stand_in = StandIn({})
     _run(stand_in, _plan(1), methods=("grpo", "dlc"))
-    assert stand_in.mu == [0.2]
-    assert stand_in.calls == ["take", "collect", "annotate", "step", "observe 2", "push both", "after 1"]
+    assert stand_in.orders[0].memory is not None and stand_in.orders[0].memory.mu == 0.2
+    assert stand_in.calls == ["collect", "annotate", "step", "observe 2", "push both", "after 1"]
     plain = StandIn({})
     _run(plain, _plan(1))
-    assert plain.mu == [None]
+    assert plain.orders[0].memory is None
+
+
+def test_the_rollouts_are_told_what_the_step_wants_and_their_figures_and_seconds_are_kept() -> None:
+    stand_in, clock = StandIn({}), StageClock()
+    _run(stand_in, _plan(2), methods=("grpo", "dynamic_sampling"), clock=clock)
+    told = [(order.step, order.wanted, order.refill_rounds > 0, order.last) for order in stand_in.orders]
+    assert told == [(1, 2, True, False), (2, 2, True, True)]
+    assert [values["rollout/aborted"] for values in stand_in.values] == [3.0, 3.0]
+    seconds = clock.take()
+    assert (seconds["rollout"], seconds["reward"]) == (4.0, 1.0)
 
 
 def test_resets_fall_due_before_the_push() -> None:
@@ -209,9 +228,8 @@ def test_a_step_whose_groups_are_all_dropped_leaves_the_policy_alone() -> None:
     """Three such steps in a row end the run; nothing is packed or stepped, and no loss is told of."""
 
     class Uniform(StandIn):
-        def collect(self, prompts: Sequence[Prompt], step: int, first: int, memory: MemoryUse | None) -> list[Group]:
-            groups = super().collect(prompts, step, first, memory)
-            return [dataclasses.replace(group, responses=(_response(1.0), _response(1.0))) for group in groups]
+        def group(self, step: int, prompt: Prompt) -> Group:
+            return dataclasses.replace(super().group(step, prompt), responses=(_response(1.0), _response(1.0)))
 
         def after_step(self, step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
             assert values["policy/skipped"] == 1.0 and values["group/dropped_uniform"] > 0

@@ -27,7 +27,6 @@ UNBUILT = [
     "reward.workers=2",
     "rollout.engine=sglang",
     "rollout.python=/opt/python",
-    "rollout.max_staleness=1",
     "rollout.engines=2",
     "rollout.tp=2",
     "rollout.sglang={a: 1}",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from megasharp.errors import UserError
-from megasharp.rollout.collect import Rollouts, response_seed
+from megasharp.rollout.collect import Rollouts
+from megasharp.rollout.groups import GroupMaker, response_seed
+from megasharp.rollout.order import Collected, Order
 from megasharp.types import (
     Completion,
     FinishReason,
     GenerateRequest,
+    Group,
     Outcome,
     Prompt,
     SamplingParams,
@@ -60,33 +63,58 @@ def prompt(token: int, *, task: str = "echo", epoch: int = 0) -> Prompt:
     return Prompt(f"p{token}", task, "", (token,), Expected("t1"), "train.jsonl", epoch, token)
 
 
-def rollouts(seed: int = 3) -> Rollouts:
-    return Rollouts(ScriptedEngine(), {"echo": verifier}, decode, SamplingParams(max_tokens=4), 2, seed)
+class Prompts:
+    """Hands out what it was given."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self._prompts: Iterator[Prompt] = iter(prompts)
+
+    def take(self, count: int) -> list[Prompt]:
+        return [next(self._prompts) for _ in range(count)]
+
+
+def keep_all(groups: list[Group]) -> list[Group]:
+    return groups
+
+
+def collect(prompts: Sequence[Prompt], step: int = 0, seed: int = 3, **order: object) -> Collected:
+    maker = GroupMaker({"echo": verifier}, decode, SamplingParams(max_tokens=4), 2, seed)
+    asked = replace(Order(step, len(prompts), keep_all), **order)  # type: ignore[arg-type]
+    return Rollouts(ScriptedEngine(), maker).collect(Prompts(prompts), asked)
 
 
 def test_groups_follow_the_prompts_with_verdicts() -> None:
-    groups = rollouts().collect([prompt(1), prompt(2)], step=7, first=3, memory=None)
-    assert [group.id for group in groups] == ["step7-3", "step7-4"]
+    groups = collect([prompt(1), prompt(2)], step=7).groups
+    assert [group.id for group in groups] == ["step7-0", "step7-1"]
     assert [group.prompt.id for group in groups] == ["p1", "p2"]
     assert [group.policy_version for group in groups] == [5, 5]
     assert [[r.text for r in group.responses] for group in groups] == [["t1", "t1"], ["t2", "t2"]]
     assert [r.verdict.outcome for r in groups[1].responses] == [Outcome.WRONG] * 2
 
 
+def test_dropped_groups_are_replaced_round_by_round() -> None:
+    def select(groups: list[Group]) -> list[Group]:
+        return [replace(group, dropped_reason="odd" if group.prompt.position % 2 else None) for group in groups]
+
+    found = collect([prompt(n) for n in range(1, 8)], step=2, wanted=2, select=select, refill_rounds=1)
+    assert [group.id for group in found.groups] == ["step2-0", "step2-1", "step2-2", "step2-3"]
+    assert [group.dropped_reason for group in found.groups] == ["odd", None, "odd", None]
+
+
 def test_a_failing_verifier_is_an_error_verdict_on_one_line() -> None:
-    (group,) = rollouts().collect([prompt(3)], step=0, first=0, memory=None)
+    (group,) = collect([prompt(3)]).groups
     assert group.responses[0].verdict == Verdict(Outcome.ERROR, 0.0, None, "ZeroDivisionError: two lines")
 
 
 def test_an_aborted_response_is_infra_and_never_verified() -> None:
-    (group,) = rollouts().collect([prompt(9)], step=0, first=0, memory=None)
+    (group,) = collect([prompt(9)]).groups
     assert {r.verdict.outcome for r in group.responses} == {Outcome.INFRA}
 
 
 def test_seeds_depend_on_run_prompt_epoch_and_index_only() -> None:
     def seeds(run: int, what: Prompt, step: int, before: int) -> list[int]:
-        others = [prompt(2)] * before
-        return [r.completion.seed for r in rollouts(run).collect([*others, what], step, 0, None)[-1].responses]
+        groups = collect([*[prompt(2)] * before, what], step, run).groups
+        return [r.completion.seed for r in groups[-1].responses]
 
     first = seeds(3, prompt(1), 0, 0)
     assert seeds(3, prompt(1), 12, 4) == first
@@ -102,14 +130,9 @@ def test_seeds_do_not_change_between_versions_of_the_code() -> None:
 
 def test_an_unknown_task_is_refused_before_sampling() -> None:
     with pytest.raises(UserError, match="task chess, which has no verifier; known tasks: echo"):
-        rollouts().collect([prompt(1), prompt(2, task="chess")], step=0, first=0, memory=None)
+        collect([prompt(1), prompt(2, task="chess")])
 
 
-def test_timing_splits_sampling_from_verification() -> None:
-    collector = rollouts()
-    collector.collect([prompt(1)], step=0, first=0, memory=None)
-    assert collector.timing.rollout_seconds >= 0.02 > collector.timing.reward_seconds > 0.0
-
-
-def test_no_prompts_give_no_groups() -> None:
-    assert rollouts().collect([], step=0, first=0, memory=None) == []
+def test_seconds_split_sampling_from_verification() -> None:
+    seconds = collect([prompt(1)]).seconds
+    assert seconds["rollout"] >= 0.02 > seconds["reward"] > 0.0
