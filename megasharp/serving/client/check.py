@@ -1,0 +1,46 @@
+"""Asks the engines' own Python, before anything starts, whether it would start an engine as it is configured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from megasharp.errors import UserError
+from megasharp.serving.client.launch import ENGINE_MODULE, FleetSettings, engine_config, environment
+
+_LIMIT_S = 300.0
+# Nothing listens during a check.
+_NO_PORT = 1
+
+
+def check_engines(settings: FleetSettings) -> None:
+    """Raises UserError with the engine's own reason: another SGLang, unknown flags, networks that do not fit."""
+    if not settings.python.is_file():
+        raise UserError(
+            f"rollout.python: {settings.python} does not exist; build the engines' Python with `make fleet`"
+        )
+    with tempfile.TemporaryDirectory(prefix="megasharp-check-") as folder:
+        config = Path(folder) / "engine.json"
+        config.write_text(json.dumps(engine_config(settings, _NO_PORT, "check")), encoding="utf-8")
+        try:
+            ended = subprocess.run(
+                [str(settings.python.absolute()), "-m", ENGINE_MODULE, "--check", str(config)],
+                env=environment(settings, 0, os.environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"{settings.python} did not judge the engines' configuration in {_LIMIT_S:g} s") from error
+    if ended.returncode == 0:
+        return
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    last = lines[-1].removeprefix("error: ") if lines else f"exit code {ended.returncode}"
+    if "No module named" in last:
+        last = f"{last}; rollout.python must name a Python with SGLang and megasharp: `make fleet` builds one"
+    raise UserError(f"the engines' Python {settings.python}: {last}")

@@ -1,0 +1,46 @@
+"""The engines' Python is asked before anything starts; here Python programs stand in for it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from megasharp.errors import UserError
+from megasharp.serving.client.check import check_engines
+from megasharp.serving.client.launch import FleetSettings
+
+
+def stand_in(folder: Path, body: str) -> FleetSettings:
+    """Settings whose Python is a shell script."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return FleetSettings(python=python, model=folder, log_folder=folder / "logs", sglang={"page_size": 16})
+
+
+def test_what_passes(tmp_path: Path) -> None:
+    check_engines(stand_in(tmp_path, f'[ "$3" = --check ] && cp "$4" {tmp_path}/seen.json'))
+    assert '"page_size": 16' in (tmp_path / "seen.json").read_text()
+
+
+def test_the_engines_reason_is_the_users(tmp_path: Path) -> None:
+    settings = stand_in(tmp_path, 'echo "a warning" >&2; echo "error: sglang.page_sise is no flag" >&2; exit 2')
+    with pytest.raises(UserError, match=r"/python: sglang\.page_sise is no flag$"):
+        check_engines(settings)
+
+
+def test_a_python_without_our_package(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"No module named 'x'.*make fleet"):
+        check_engines(stand_in(tmp_path, "echo \"No module named 'x'\" >&2; exit 1"))
+
+
+def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere does not exist; build the engines' Python with `make fleet`"):
+        check_engines(FleetSettings(python=tmp_path / "nowhere", model=tmp_path, log_folder=tmp_path))
+
+
+def test_one_that_says_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="exit code 3"):
+        check_engines(stand_in(tmp_path, "exit 3"))
