@@ -64,6 +64,16 @@ class Sync(Protocol):
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int: ...
 
 
+class Phases(Protocol):
+    """Who has the devices that learner and engines may share: called before either is needed."""
+
+    def sampling(self) -> None: ...
+
+    def training(self) -> None: ...
+
+    def handover(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The numbers of the loop. Zero `evaluate_every` means only at the ends, zero `reset_every` never.
@@ -95,6 +105,7 @@ class Parts:
     learner: Learner
     memory: Memory | None
     sync: Sync
+    phases: Phases
     clock: StageClock
     after_step: Callable[[int, Sequence[Group], Mapping[str, float]], None]
     checkpoint: Callable[[int, int], None]
@@ -129,7 +140,11 @@ def run(parts: Parts, plan: Plan, standing: Standing) -> None:
 def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
     """One step: returns its groups, its figures and the learner's report."""
     clock, recipe = parts.clock, parts.recipes.at(step)
+    with clock.stage("phases"):
+        parts.phases.sampling()
     collected = _collect(parts, plan, recipe, step)
+    with clock.stage("phases"):
+        parts.phases.training()
     groups = collected.groups
     stats, update = _update(parts, recipe, groups, plan.seed + step)
     memory: Metrics = {}
@@ -139,6 +154,8 @@ def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[s
     reset = plan.reset_every > 0 and step % plan.reset_every == 0
     if reset:
         _reset(parts.learner, plan)
+    with clock.stage("phases"):
+        parts.phases.handover()
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
     values = group_metrics(groups) | dict(collected.figures) | flatten(update) | flatten(memory)

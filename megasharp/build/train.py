@@ -31,6 +31,7 @@ from megasharp.protocols import Engine
 from megasharp.report.curves import plot_training
 from megasharp.report.passk import plot_pass_at_k
 from megasharp.sync.inprocess import InProcessSync
+from megasharp.sync.phases import Apart
 from megasharp.types import Group
 
 Say = Callable[[str], None]
@@ -89,6 +90,7 @@ class _Run:
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
         self._rollouts = make_rollouts(checked, self._engine)
+        self._phases = Apart()
         # The first push brings the weights of the version the checkpoint was at.
         self._sync = InProcessSync(self._engine, self._start.policy_version - 1)
         self._log = MetricLog(
@@ -141,6 +143,7 @@ class _Run:
             learner=self._learner,
             memory=self._memory,
             sync=self._sync,
+            phases=self._phases,
             clock=self._clock,
             after_step=self._after_step,
             checkpoint=self._checkpoint,

@@ -42,6 +42,8 @@ class StandIn:
 
     def __init__(self, skipped: Mapping[int, int]) -> None:
         self.calls: list[str] = []
+        self.phase_at: list[tuple[str, str]] = []
+        self._phase = "training"
         self.saved: list[tuple[int, int]] = []
         self.evaluated: list[int] = []
         self.orders: list[Order] = []
@@ -50,11 +52,21 @@ class StandIn:
         self._skipped = skipped
         self._steps = 0
 
+    def sampling(self) -> None:
+        self._phase = "sampling"
+
+    def training(self) -> None:
+        self._phase = "training"
+
+    def handover(self) -> None:
+        self._phase = "handover"
+
     def take(self, count: int) -> list[Prompt]:
         return [Prompt(str(i), "t", "", (1, 2), TaskAnswer(), "s", 0, i) for i in range(count)]
 
     def collect(self, source: PromptSource, order: Order) -> Collected:
         self.calls.append("collect")
+        self.phase_at.append((self.calls[-1], self._phase))
         self.orders.append(order)
         groups = [self.group(order.step, prompt) for prompt in source.take(order.wanted)]
         return Collected(order.select(groups), {"rollout": 2.0, "reward": 0.5}, {"rollout/aborted": 3.0})
@@ -64,19 +76,23 @@ class StandIn:
 
     def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
         self.calls.append(f"observe {len(groups)}")
+        self.phase_at.append((self.calls[-1], self._phase))
         return {"memory/cross_entropy": Mean(1.5, 1.0)}
 
     def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
         self.calls.append("annotate")
+        self.phase_at.append((self.calls[-1], self._phase))
         return batch
 
     def step(self, batch: StepBatch, recipe: Recipe) -> StepStats:
         self.calls.append("step")
+        self.phase_at.append((self.calls[-1], self._phase))
         self._steps += 1
         return StepStats(0.0, 1.0, 1e-3, self._skipped.get(self._steps, 0))
 
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
         self.calls.append("push" if memory is None else "push both")
+        self.phase_at.append((self.calls[-1], self._phase))
         self.version += 1
         return self.version
 
@@ -131,6 +147,7 @@ def _run(
         learner=stand_in,
         memory=stand_in if "dlc" in methods else None,
         sync=stand_in,
+        phases=stand_in,
         clock=clock or StageClock(),
         after_step=stand_in.after_step,
         checkpoint=stand_in.checkpoint,
@@ -141,6 +158,19 @@ def _run(
 
 def _plan(steps: int, nan_limit: int = 3) -> loop.Plan:
     return loop.Plan(steps=steps, prompts_per_step=2, checkpoint_every=4, evaluate_every=3, nan_limit=nan_limit, seed=1)
+
+
+def test_each_verb_finds_the_devices_in_its_phase() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, loop.Plan(2, 2, 10, 0, 5, seed=0), methods=("grpo", "dlc"))
+    step = [
+        ("collect", "sampling"),
+        ("annotate", "training"),
+        ("step", "training"),
+        ("observe 2", "training"),
+        ("push both", "handover"),
+    ]
+    assert stand_in.phase_at == step + step
 
 
 def test_verbs_come_in_the_order_of_the_page() -> None:
