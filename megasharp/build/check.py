@@ -49,6 +49,8 @@ def check(config: RunConfig, where: str) -> Checked:
     refuse_unbuilt(config, where)
     check_collection(config.rollout, where)
     recipes = build_recipes(config, where)
+    if config.eval.with_memory and recipes.needs.memory is None:
+        raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
     if config.recipe.mini_batches > config.data.prompts_per_step:
         raise UserError(
             f"{where}: recipe.mini_batches={config.recipe.mini_batches} is more than "

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from megasharp import loop
+from megasharp.algos.base import MemoryNeed
 from megasharp.build.check import Checked
 from megasharp.build.parts import make_engine, make_learners, make_rollouts, pack_layout
 from megasharp.build.resume import check_resume
@@ -20,8 +21,9 @@ from megasharp.config.core import dump_yaml
 from megasharp.convert.hf_folder import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
 from megasharp.errors import UserError
-from megasharp.evals.evaluate import evaluate
+from megasharp.evals.evaluate import WITH_MEMORY, evaluate
 from megasharp.evals.result import EvalResult, save
+from megasharp.evals.suites import Suite
 from megasharp.files import write_text
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
@@ -169,9 +171,19 @@ class _Run:
             dropped = {name.removeprefix("group/dropped_"): n for name, n in values.items() if "group/dropped_" in name}
             reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in dropped.items())
             self._progress.note(f"step {step}: every group was dropped ({reasons}); the policy was not updated")
+        self._watch_gap(step, values)
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
         self._tokens += tokens
         self._last = row
+
+    def _watch_gap(self, step: int, values: Mapping[str, float]) -> None:
+        limit, gap = self._checked.config.guard.engine_gap, values.get("policy/engine_gap", 0.0)
+        if limit is not None and gap > limit:
+            self._progress.note(
+                f"step {step}: the engine's log-probs are {gap:.3g} nats off the learner's on average "
+                f"(guard.engine_gap is {limit:g}): it samples another policy than the one that is trained; look at "
+                "sync.verify, rollout.max_staleness and the dtypes of both"
+            )
 
     def _checkpoint(self, step: int, skipped_in_a_row: int) -> None:
         stream = self._checked.stream
@@ -217,26 +229,33 @@ class _Run:
             write_hf_folder(folder / "hf_export", self._checked.folder, self._learner.export_weights())
 
     def _evaluate(self, step: int, only_missing: bool = False) -> None:
-        config = self._checked.config
+        self._phases.sampling()
+        memory = self._checked.recipes.at(max(step, 1)).needs.memory if self._checked.config.eval.with_memory else None
+        uses = [(None, "")] if memory is None else [(None, ""), (memory, WITH_MEMORY)]
         for suite in self._checked.suites:
-            if only_missing and (self._folder.evals(step) / f"{suite.name}.json").exists():
-                continue
-            with self._clock.stage("eval"):
-                result = evaluate(
-                    self._engine,
-                    suite,
-                    self._checked.tokenizer,
-                    n=config.eval.n,
-                    ks=config.eval.k,
-                    temperature=config.eval.temperature,
-                    max_tokens=config.data.max_response_tokens,
-                    seed=config.seed,
-                    label=config.name,
-                    step=step,
-                )
-                save(result, self._folder.evals(step))
-            self._log.write(step, result.figures())
-            self._progress.note(f"step {step}: {_eval_line(result)}")
+            for use, ending in uses:
+                if not (only_missing and (self._folder.evals(step) / f"{suite.name}{ending}.json").exists()):
+                    self._evaluate_suite(step, suite, use)
+
+    def _evaluate_suite(self, step: int, suite: Suite, memory: MemoryNeed | None) -> None:
+        config = self._checked.config
+        with self._clock.stage("eval"):
+            result = evaluate(
+                self._engine,
+                suite,
+                self._checked.tokenizer,
+                n=config.eval.n,
+                ks=config.eval.k,
+                temperature=config.eval.temperature,
+                max_tokens=config.data.max_response_tokens,
+                seed=config.seed,
+                label=config.name,
+                step=step,
+                memory=memory,
+            )
+            save(result, self._folder.evals(step))
+        self._log.write(step, result.figures())
+        self._progress.note(f"step {step}: {_eval_line(result)}")
 
     def _finish(self) -> None:
         root = self._folder.root

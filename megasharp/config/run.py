@@ -152,7 +152,7 @@ else:
 class SyncConfig(Section):
     """How weights travel from the learner to the engines."""
 
-    transport: Literal["auto", "inprocess", "ipc", "nccl", "gloo", "disk"] = "auto"
+    transport: Literal["auto", "inprocess", "shared_memory", "ipc", "nccl", "gloo", "disk"] = "auto"
     verify: bool = False
     in_flight: Literal["retract", "in_place"] = "retract"
     bucket_mb: int = Field(default=512, ge=1)
@@ -179,7 +179,10 @@ class CheckpointConfig(Section):
 
 
 class EvalConfig(Section):
-    """Periodic evaluation: `n` samples per problem, unbiased pass@k for every k in `k` (all k <= n)."""
+    """Periodic evaluation: `n` samples per problem, unbiased pass@k for every k in `k` (all k <= n).
+
+    The policy alone is sampled; `with_memory` evaluates each suite a second time with DLC's subtraction.
+    """
 
     every: int = Field(default=25, ge=0)
     at_start: bool = True
@@ -187,6 +190,7 @@ class EvalConfig(Section):
     n: int = Field(default=64, ge=1)
     k: list[int] = [1, 4, 16, 64]
     temperature: float = Field(default=1.0, ge=0.0)
+    with_memory: bool = False
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvalConfig:
@@ -208,9 +212,13 @@ class LogConfig(Section):
 
 
 class GuardConfig(Section):
-    """When the run protects itself: non-finite steps in a row, gradient spikes, a stage's time in seconds."""
+    """When the run protects itself: non-finite steps in a row, gradient spikes, a stage's time in seconds.
+
+    Above `engine_gap`, a step's mean distance in nats of the learner's log-probs from the engine's, the run says so.
+    """
 
     nan_limit: int = Field(default=5, ge=1)
+    engine_gap: float | None = Field(default=0.1, gt=0.0)
     spike_sigma: float | None = Field(default=None, gt=0.0)
     stage_timeout_s: float | None = Field(default=None, gt=0.0)
 

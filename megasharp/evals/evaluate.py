@@ -20,6 +20,7 @@ from megasharp.evals.suites import Suite
 from megasharp.protocols import Engine
 from megasharp.rewards import VERIFIERS, Verifier
 from megasharp.rollout.groups import judge, response_seed
+from megasharp.rollout.order import MemoryUse
 from megasharp.types import (
     Completion,
     FinishReason,
@@ -32,6 +33,8 @@ from megasharp.types import (
 
 # Samples asked of the engine at once: enough to keep it busy, few enough that their tensors stay small.
 CHUNK_SAMPLES = 8192
+# A suite's figures under DLC's sampling stand beside the policy's own, under the suite's name and this.
+WITH_MEMORY = "+memory"
 
 
 class Tokenizer(Protocol):
@@ -141,6 +144,7 @@ def evaluate(
     label: str = "",
     step: int | None = None,
     greedy: bool = True,
+    memory: MemoryUse | None = None,
     verifiers: Mapping[str, Verifier] = VERIFIERS,
     chunk_samples: int = CHUNK_SAMPLES,
 ) -> EvalResult:
@@ -149,7 +153,8 @@ def evaluate(
     `max_tokens` bounds a response, `label` and `step` name the model in the result. At most `chunk_samples`
     samples are in memory at once. A verifier that raises counts as the outcome ERROR; an INFRA outcome is not
     counted as a sample, and a problem left with fewer than max(ks) samples is left out (and counted in
-    `left_out`).
+    `left_out`). With `memory`, its logits are subtracted as in training rollouts, and the result is named
+    after the suite and `WITH_MEMORY`: a figure of its own beside the policy's.
 
     Raises:
         UserError: some k is not in 1..n, the task has no verifier, infra failures left no problem to score,
@@ -161,6 +166,10 @@ def evaluate(
     judge = _Judge(tokenizer, _verifier(suite, verifiers))
     source = _Source(engine, suite, [tokenizer.encode(item.text) for item in suite.items], seed, chunk_samples)
     sampling = SamplingParams(max_tokens, temperature, stop_token_ids=tokenizer.stop_token_ids)
+    name = suite.name
+    if memory is not None:
+        sampling = replace(sampling, memory_mu=memory.mu, plausible=memory.plausible)
+        name += WITH_MEMORY
     start = time.perf_counter()
     tallies = [_Tally() for _ in suite.items]
     for problem, completion in source.samples(n, sampling):
@@ -170,7 +179,7 @@ def evaluate(
             tallies[problem].greedy = judge.verdict(completion, suite.items[problem].answer).outcome
     return summarize(
         [_row(item.id, tally) for item, tally in zip(suite.items, tallies, strict=True)],
-        EvalSetting(suite.name, label, step, n, tuple(ks), temperature, seed),
+        EvalSetting(name, label, step, n, tuple(ks), temperature, seed),
         seconds=time.perf_counter() - start,
     )
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from megasharp.algos.base import MemoryNeed
 from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
 from megasharp.evals.evaluate import evaluate, sample_seed
@@ -124,6 +125,17 @@ def test_sampling_parameters_reach_the_engine():
     without = RuleEngine()
     assert run(without, greedy=False).greedy_accuracy is None
     assert len(without.calls) == 1
+
+
+def test_a_memory_network_takes_part_under_a_name_of_its_own():
+    engine = RuleEngine()
+    result = run(engine, memory=MemoryNeed("folder", None, 0.3, 0.05))
+    assert {(s.memory_mu, s.plausible) for _, s in engine.calls} == {(0.3, 0.05)}
+    assert result.suite == "tiny+memory"
+    assert "eval/tiny+memory/distinct_correct" in result.figures()
+    plain = RuleEngine()
+    assert run(plain).suite == "tiny"
+    assert {s.memory_mu for _, s in plain.calls} == {None}
 
 
 def test_infra_failures_are_not_samples():
