@@ -41,12 +41,13 @@ def _joined(earlier_T: Tensor | None, later_T: Tensor | None) -> Tensor | None:
 
 def _spans(earlier: Completion, later: Completion) -> tuple[VersionSpan, ...]:
     offset = earlier.tokens.numel()
-    spans = list(earlier.version_spans)
-    for span in later.version_spans:
-        start, end = span.start + offset, span.end + offset
-        if spans and spans[-1].version == span.version and spans[-1].end == start:
-            start = spans.pop().start
-        spans.append(VersionSpan(span.version, start, end))
+    moved = (VersionSpan(span.version, span.start + offset, span.end + offset) for span in later.version_spans)
+    spans: list[VersionSpan] = []
+    for span in (*earlier.version_spans, *moved):
+        if spans and spans[-1].version == span.version and spans[-1].end == span.start:
+            spans[-1] = replace(spans[-1], end=span.end)
+        else:
+            spans.append(span)
     return tuple(spans)
 
 

@@ -1,0 +1,370 @@
+"""Asynchronous collection over a stand-in engine: whole groups, refills, stragglers, staleness, losses, resumes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from megasharp.data.stream import PromptStream
+from megasharp.data.tasks import TaskItem
+from megasharp.errors import UserError
+from megasharp.rewards.countdown import CountdownAnswer
+from megasharp.rollout.asynchronous import AsyncRollouts, prompts_at_once
+from megasharp.rollout.groups import GroupMaker
+from megasharp.rollout.order import Collected, CollectionSettings, Order
+from megasharp.types import Completion, FinishReason, Group, Outcome, Prompt, SamplingParams, TaskAnswer, Verdict
+from tests.unit.rollout.standin_engine import Delay, StandInEngine, length, token
+
+SAMPLING = SamplingParams(max_tokens=12)
+QUICK = 0.0005
+
+
+class Prompts:
+    """Prompts 0, 1, 2, ... of which `taken` were handed out."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, count: int) -> list[Prompt]:
+        numbers = range(self.taken, self.taken + count)
+        self.taken += count
+        return [Prompt(f"p{n}", "echo", "", (n,), TaskAnswer(), "s", 0, n) for n in numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Mu:
+    mu: float = 0.5
+    plausible: float | None = None
+
+
+def right(text: str, answer: TaskAnswer) -> Verdict:
+    return Verdict(Outcome.CORRECT, 1.0, text)
+
+
+def rollouts(engine: StandInEngine, **settings: object) -> AsyncRollouts:
+    maker = GroupMaker({"echo": right}, lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
+    return AsyncRollouts(engine, maker, CollectionSettings(**settings))  # type: ignore[arg-type]
+
+
+def keep_all(groups: list[Group]) -> list[Group]:
+    return groups
+
+
+def dropping(which: Callable[[int], bool]) -> Callable[[list[Group]], list[Group]]:
+    def select(groups: list[Group]) -> list[Group]:
+        return [replace(g, dropped_reason="no" if which(g.prompt.position) else None) for g in groups]
+
+    return select
+
+
+def order(step: int = 1, wanted: int = 4, **fields: object) -> Order:
+    return replace(Order(step, wanted, keep_all), **fields)  # type: ignore[arg-type]
+
+
+def numbers(found: Collected, kept: bool = True) -> list[int]:
+    """The positions of a step's prompts, of kept groups or of dropped ones."""
+    return [g.prompt.position for g in found.groups if (g.dropped_reason is None) is kept]
+
+
+def pending(collector: AsyncRollouts) -> list[int]:
+    return [prompt.position for prompt in collector.pending()]
+
+
+def check_whole(group: Group, oldest: int) -> None:
+    """Every response has all its tokens, each once, with versions that may train now."""
+    assert len(group.responses) == 3
+    for response in group.responses:
+        completion = response.completion
+        expected = length(completion.seed, SAMPLING.max_tokens)
+        assert completion.finish_reason is FinishReason.STOP
+        assert completion.tokens.tolist() == [token(completion.seed, i) for i in range(expected)]
+        assert versions_of(completion) == [-int(value) for value in completion.policy_logp]
+        assert oldest <= min(versions_of(completion)) and max(versions_of(completion)) <= group.policy_version
+
+
+def versions_of(completion: Completion) -> list[int]:
+    spans = completion.version_spans
+    assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
+    assert spans[-1].end == completion.tokens.numel()
+    return [span.version for span in spans for _ in range(span.start, span.end)]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"oversample": 0.6},
+        {"oversample": 0.6, "max_staleness": 1},
+        {"max_staleness": 1, "stragglers": "keep"},
+        {"oversample": 1.0, "max_staleness": 2, "stragglers": "keep"},
+    ],
+)
+def test_every_step_is_full_and_no_prompt_is_lost_or_trained_twice(settings: dict[str, object], seed: int) -> None:
+    """Under random delays, with dropped groups and lost engines, over several pushes of weights."""
+    chance = random.Random(seed)
+    paces = [chance.choice([0.0001, 0.001, 0.004]) for _ in range(500)]
+    lose = {n: chance.choice([1, 1, 2]) for n in range(500) if chance.random() < 0.1}
+    given_up = {n for n, times in lose.items() if times == 2}
+    dropped = {n for n in range(500) if chance.random() < 0.3}
+    engine, source = StandInEngine(lambda n: paces[n], lose), Prompts()
+    collector = rollouts(engine, **settings)
+    seen: list[int] = []
+    for step in range(1, 8):
+        found = collector.collect(
+            source, order(step, select=dropping(dropped.__contains__), refill_rounds=3, last=step == 7)
+        )
+        assert len(numbers(found)) == 4
+        assert numbers(found) == sorted(numbers(found)) and [g.id for g in found.groups] == sorted(
+            (g.id for g in found.groups), key=lambda name: int(name.partition("-")[2])
+        )
+        for group in found.groups:
+            assert group.policy_version == engine.version
+            if group.prompt.position in given_up:
+                assert {r.verdict.outcome for r in group.responses} <= {Outcome.INFRA, Outcome.CORRECT}
+            else:
+                check_whole(group, engine.version - int(str(settings.get("max_staleness", 0))))
+        seen += numbers(found) + numbers(found, kept=False)
+        engine.version += 1
+    assert len(seen) == len(set(seen))
+    assert sorted([*seen, *pending(collector)]) == list(range(source.taken))
+    assert engine.running == set()
+
+
+def test_without_oversampling_a_step_is_what_the_prompts_order_says_whatever_finishes_first() -> None:
+    def step(delay: Delay) -> list[tuple[str, int, str | None]]:
+        collector = rollouts(StandInEngine(delay))
+        found = collector.collect(Prompts(), order(select=dropping(lambda n: n in (0, 3, 4)), refill_rounds=2))
+        assert pending(collector) == []
+        return [(g.id, g.prompt.position, g.dropped_reason) for g in found.groups]
+
+    reasons = ["no", None, None, "no", "no", None, None]
+    expected = [(f"step1-{n}", n, reason) for n, reason in enumerate(reasons)]
+    assert step(lambda n: QUICK * (1 + n)) == step(lambda n: QUICK * max(1, 8 - n)) == expected
+
+
+@pytest.mark.parametrize(("rounds", "sampled"), [(0, 4), (1, 4 + 16)])
+def test_refills_are_bounded(rounds: int, sampled: int) -> None:
+    source = Prompts()
+    found = rollouts(StandInEngine(lambda _: QUICK)).collect(
+        source, order(select=dropping(lambda _: True), refill_rounds=rounds)
+    )
+    assert numbers(found, kept=False) == list(range(sampled))
+    assert source.taken == sampled
+
+
+def test_oversampled_prompts_stand_in_for_dropped_ones() -> None:
+    found = rollouts(StandInEngine(lambda _: QUICK), oversample=0.5).collect(
+        Prompts(), order(select=dropping(lambda n: n in (1, 2)))
+    )
+    assert numbers(found) == [0, 3, 4, 5]
+
+
+def test_a_dropped_group_is_replaced_while_others_are_still_sampled() -> None:
+    engine = StandInEngine(lambda n: 0.03 if n == 0 else QUICK)
+    rollouts(engine).collect(Prompts(), order(wanted=2, select=dropping(lambda n: n == 1), refill_rounds=1))
+    # Prompt 2 was asked for before prompt 0, which is the slowest, was done: all three before the end.
+    assert [request.tokens for request in engine.asked] == [(0,), (1,), (2,)]
+    slow = StandInEngine(lambda n: 0.03 if n in (0, 2) else QUICK)
+    began = time.monotonic()
+    rollouts(slow).collect(Prompts(), order(wanted=2, select=dropping(lambda n: n == 1), refill_rounds=1))
+    longest = max(length(s, 12) for request in slow.asked for s in request.seeds) * 0.03
+    assert time.monotonic() - began < 1.6 * longest, "the slow prompts were not sampled together"
+
+
+def slow_first(seconds: float = 0.05) -> Delay:
+    return lambda n: seconds if n in (0, 2) else QUICK
+
+
+def test_stragglers_are_aborted_thrown_away_and_first_in_the_next_step() -> None:
+    engine, source = StandInEngine(slow_first()), Prompts()
+    collector = rollouts(engine, oversample=0.5)
+    first = collector.collect(source, order(1))
+    assert numbers(first) == [1, 3, 4, 5]
+    assert [group.id for group in first.groups] == ["step1-1", "step1-3", "step1-4", "step1-5"]
+    assert (pending(collector), engine.running) == ([0, 2], set())
+    assert first.figures["rollout/aborted"] == 2
+    engine.version = 1
+    engine._delay = lambda _: QUICK
+    asked = len(engine.asked)
+    second = collector.collect(source, order(2))
+    assert [(r.tokens, r.begun) for r in engine.asked[asked : asked + 2]] == [((0,), ()), ((2,), ())]
+    assert len(numbers(second)) == 4
+    for group in second.groups:
+        check_whole(group, oldest=1)
+    assert second.figures["rollout/continued"] == second.figures["rollout/staleness_max"] == 0
+
+
+def test_partial_responses_are_continued_by_the_next_weights() -> None:
+    engine, source = StandInEngine(slow_first(0.02)), Prompts()
+    collector = rollouts(engine, oversample=0.5, max_staleness=1)
+    assert numbers(collector.collect(source, order(1))) == [1, 3, 4, 5]
+    assert engine.running == set()
+    engine.version = 1
+    engine._delay = lambda n: QUICK if n in (0, 2) else 0.02
+    second = collector.collect(source, order(2, wanted=2))
+    assert numbers(second) == [0, 2]
+    spans = [versions_of(r.completion) for g in second.groups for r in g.responses]
+    assert any(set(versions) == {0, 1} for versions in spans), "nothing was continued"
+    for group in second.groups:
+        check_whole(group, oldest=0)
+    assert second.figures["rollout/continued"] == 2
+    assert second.figures["rollout/staleness_max"] == 1
+    assert 0 < second.figures["rollout/staleness_mean"] < 1
+    total = sum(len(versions) for versions in spans)
+    assert second.figures["rollout/staleness_mean"] == sum(v.count(0) for v in spans) / total
+
+
+def test_a_prompt_whose_oldest_token_is_too_old_is_sampled_anew() -> None:
+    engine, source = StandInEngine(lambda n: 0.02 if n == 0 else QUICK), Prompts()
+    collector = rollouts(engine, oversample=0.5, max_staleness=1)
+    dropped = 0.0
+    for step in range(1, 4):
+        engine.version = step
+        found = collector.collect(source, order(step, wanted=2))
+        dropped += found.figures["rollout/stale_dropped"]
+        if 0 in numbers(found):
+            break
+        assert pending(collector)[0] == 0
+    assert dropped >= 1 or 0 in numbers(found)
+    engine.version = 9
+    engine._delay = lambda _: QUICK
+    late = collector.collect(source, order(9, wanted=3))
+    for group in late.groups:
+        check_whole(group, oldest=9)
+    assert late.figures["rollout/staleness_max"] == 0
+
+
+def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns() -> None:
+    engine, source = StandInEngine(lambda n: 0.01 if n == 0 else QUICK), Prompts()
+    collector = rollouts(engine, oversample=0.5, max_staleness=1, stragglers="keep")
+    first = collector.collect(source, order(1))
+    assert 0 not in numbers(first)
+    assert len(pending(collector)) == 6 and pending(collector)[0] == 0
+    assert len(engine.asked) == source.taken == 4 + 6
+    assert first.figures["rollout/aborted"] == 0
+    wait_until(lambda: engine.running == set())
+    engine.version = 1
+    asked = len(engine.asked)
+    second = collector.collect(source, order(2, last=True))
+    assert engine.asked[asked:] == [], "everything was sampled ahead"
+    assert len(numbers(second)) == 4 and numbers(second)[0] == 0
+    assert second.figures["rollout/staleness_mean"] == 1.0
+    assert second.figures["rollout/continued"] == 6
+    assert engine.running == set()
+
+
+def test_sampled_ahead_but_too_old_after_all() -> None:
+    engine, source = StandInEngine(lambda _: QUICK), Prompts()
+    collector = rollouts(engine, max_staleness=1, stragglers="keep")
+    collector.collect(source, order(1))
+    wait_until(lambda: engine.running == set())
+    engine.version = 2
+    found = collector.collect(source, order(2, last=True))
+    assert found.figures["rollout/stale_dropped"] == 4
+    assert found.figures["rollout/staleness_max"] == 0
+    assert numbers(found) == [4, 5, 6, 7]
+
+
+def test_partial_responses_of_another_sampling_are_sampled_anew() -> None:
+    """Tokens with a memory's log-probs and tokens without make no response."""
+    engine, source = StandInEngine(slow_first()), Prompts()
+    collector = rollouts(engine, oversample=0.5, max_staleness=3)
+    collector.collect(source, order(1))
+    engine._delay = lambda _: QUICK
+    found = collector.collect(source, order(2, memory=Mu()))
+    assert found.figures["rollout/continued"] == 0
+    for group in found.groups:
+        for response in group.responses:
+            assert response.completion.memory_logp is not None
+            assert response.completion.memory_logp.numel() == response.length
+
+
+def test_a_prompt_over_which_engines_were_lost_is_asked_for_once_more() -> None:
+    engine = StandInEngine(lambda _: QUICK, lose={1: 1, 2: 5})
+    found = rollouts(engine).collect(Prompts(), order())
+    assert numbers(found) == [0, 1, 2, 3]
+    outcomes = [{r.verdict.outcome for r in group.responses} for group in found.groups]
+    assert outcomes == [{Outcome.CORRECT}, {Outcome.CORRECT}, {Outcome.INFRA}, {Outcome.CORRECT}]
+    assert [c.completion.finish_reason for c in found.groups[2].responses] == [FinishReason.ABORT] * 3
+    assert [r.tokens for r in engine.asked].count((2,)) == 2
+    assert found.figures["rollout/retried"] == 2
+
+
+def test_requests_that_the_engine_itself_sent_again_count_by_step() -> None:
+    class Retrying(StandInEngine):
+        def submit(self, *args):  # type: ignore[no-untyped-def]
+            self.retried += 1
+            return super().submit(*args)
+
+    engine, source = Retrying(lambda _: QUICK), Prompts()
+    engine.retried = 100
+    collector = rollouts(engine)
+    assert [collector.collect(source, order(step)).figures["rollout/retried"] for step in (1, 2)] == [4, 4]
+
+
+def test_a_refused_prompt_is_an_outcome_but_engines_that_refuse_all_are_a_mistake() -> None:
+    found = rollouts(StandInEngine(lambda _: QUICK, refuse=[2])).collect(Prompts(), order())
+    assert {r.verdict.outcome for r in found.groups[2].responses} == {Outcome.INFRA}
+    with pytest.raises(UserError, match="sampled none of 4 prompts; the first: prompt 0 is not for me"):
+        rollouts(StandInEngine(lambda _: QUICK, refuse=range(9))).collect(Prompts(), order())
+
+
+def test_an_on_policy_step_never_takes_other_tokens() -> None:
+    engine = StandInEngine(lambda _: 0.01)
+    collector = rollouts(engine)
+    real = engine.submit
+
+    def late(*args):  # type: ignore[no-untyped-def]
+        engine.version = -1
+        return real(*args)
+
+    engine.submit = late  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="an on-policy step got tokens of an earlier version"):
+        collector.collect(Prompts(), order(wanted=1))
+
+
+@pytest.mark.parametrize(("wanted", "share", "runs"), [(10, 0.1, 11), (10, 0.11, 12), (3, 0.0, 3), (30, 0.1, 33)])
+def test_how_many_prompts_run(wanted: int, share: float, runs: int) -> None:
+    assert prompts_at_once(wanted, share) == runs
+
+
+def test_a_resumed_run_trains_on_every_prompt_once() -> None:
+    """Stopped after any step, with oversampling: what was in flight comes first again."""
+    items = [TaskItem(f"i{n}", "echo", str(n), CountdownAnswer((n,), n), "s") for n in range(200)]
+
+    class Numbers:
+        def encode(self, text: str) -> tuple[int, ...]:
+            return (int(text),)
+
+    def stream() -> PromptStream:
+        return PromptStream(items, Numbers(), 4, seed=3)
+
+    chance = random.Random(0)
+    paces = [chance.choice([0.0001, 0.003]) for _ in items]
+    trained: list[str] = []
+    source, collector = stream(), rollouts(StandInEngine(lambda n: paces[n]), oversample=1.0, max_staleness=1)
+    for step in range(1, 7):
+        trained += [group.prompt.id for group in collector.collect(source, order(step)).groups]
+        if step in (2, 4):
+            untrained = [(p.epoch, p.position) for p in collector.pending()]
+            waiting = [(place.epoch, place.position) for place in source.pending]
+            cursor = source.cursor
+            source = stream()
+            source.restore(cursor, [type(cursor)(*place) for place in (*untrained, *waiting)])
+            collector = rollouts(StandInEngine(lambda n: paces[n]), oversample=1.0, max_staleness=1)
+    assert len(trained) == len(set(trained)) == 24
+    in_order = [prompt.id for prompt in stream().take(source.cursor.position)]
+    rest = [prompt.id for prompt in collector.pending()] + [in_order[place.position] for place in source.pending]
+    assert sorted(trained + rest) == sorted(in_order)
