@@ -48,9 +48,10 @@ class Doubted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The process ended, or what the engine holds can no longer be known."""
+    """The process ended by itself (`ended`), or what the engine holds can no longer be known."""
 
     reason: str
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,16 @@ Event = Answered | Missed | Doubted | Lost | Wanted
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One engine's state. `missed` counts the probes missed in a row; `reason` says why it is suspect or dead."""
+    """One engine's state. `missed` counts the probes missed in a row; `reason` says why it is suspect or dead.
+
+    `ended`: its process ended by itself.
+    """
 
     condition: Condition = Condition.STARTING
     wanted: int = -1
     missed: int = 0
     reason: str = ""
+    ended: bool = False
 
     @property
     def serving(self) -> bool:
@@ -88,8 +93,8 @@ def after(health: Health, event: Event, dead_after: int) -> Health:
     if not health.alive:
         return health
     match event:
-        case Lost(reason):
-            return replace(health, condition=Condition.DEAD, reason=reason)
+        case Lost(reason, ended):
+            return replace(health, condition=Condition.DEAD, reason=reason, ended=ended)
         case Answered(version):
             condition = Condition.SERVING if version == health.wanted else Condition.STALE
             return replace(health, condition=condition, missed=0, reason="")

@@ -101,7 +101,7 @@ class Members:
     def report_failure(self, member: Member, error: EngineFailed) -> None:
         """A call to the engine failed: it is dead if its process ended, suspect otherwise."""
         ended = member.process.exit_reason()
-        self.observe(member, Lost(ended) if ended is not None else Doubted(str(error)))
+        self.observe(member, Lost(ended, ended=True) if ended is not None else Doubted(str(error)))
 
     def alive(self) -> list[Member]:
         """Engines that are not given up."""
@@ -114,10 +114,12 @@ class Members:
             return [member for member in self.all if member.health.serving]
 
     def describe(self, member: Member) -> str:
-        """Why an engine is in the state that it is in, where its log is, and the log's last lines."""
+        """Why an engine is in the state that it is in, and where its log is; how that ends, where the process ended."""
         health = member.health
         why = f" ({health.reason})" if health.reason else ""
-        return f"{health.condition.value}{why}; see {member.process.log}; last lines: {member.process.tail()}"
+        # One that refused said why; what else its log holds would only hide that.
+        last = f"; last lines: {member.process.tail()}" if health.ended else ""
+        return f"{health.condition.value}{why}; see {member.process.log}{last}"
 
     def none_left(self) -> UserError:
         """The error for a fleet in which no engine can serve: names each engine's fate."""
@@ -209,7 +211,7 @@ class Members:
         while not self._ended.wait(_EXIT_POLL_S) and member.health.alive:
             ended = member.process.exit_reason()
             if ended is not None:
-                self.observe(member, Lost(ended))
+                self.observe(member, Lost(ended, ended=True))
                 return
             suspect = member.health.condition is Condition.SUSPECT
             if time.monotonic() - probed >= (self._watch.suspect_every if suspect else self._watch.probe_every):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from megasharp.serving.client.api import EngineApi, EngineFailed
+from megasharp.serving.client.api import EngineApi, EngineFailed, Refused
 from megasharp.serving.client.health import Lost
 from megasharp.serving.client.members import Member, Members
 
@@ -41,7 +41,7 @@ class Sleeper:
         self._each("wake", lambda api: api.resume(("kv_cache",)))
         self._members.let_sleep(False)
 
-    def _each(self, what: str, action: Callable[[EngineApi], object]) -> None:
+    def _each(self, what: str, action: Callable[[EngineApi], Refused | None]) -> None:
         """Raises UserError when no engine is left."""
         taking = self._members.alive()
         if not taking:
@@ -51,10 +51,12 @@ class Sleeper:
         if not self._members.alive():
             raise self._members.none_left()
 
-    def _one(self, member: Member, what: str, action: Callable[[EngineApi], object]) -> None:
+    def _one(self, member: Member, what: str, action: Callable[[EngineApi], Refused | None]) -> None:
         try:
-            answer = action(member.process.api)
+            refused = action(member.process.api)
         except EngineFailed as error:
-            answer = member.process.exit_reason() or error
-        if answer is not None:
-            self._members.observe(member, Lost(f"{what}: {getattr(answer, 'message', answer)}"))
+            ended = member.process.exit_reason()
+            self._members.observe(member, Lost(f"{what}: {ended or error}", ended=ended is not None))
+            return
+        if refused is not None:
+            self._members.observe(member, Lost(f"{what}: refused: {refused.message}"))
