@@ -25,7 +25,7 @@ from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.rank import POLICY, Rank
 
 _PR_SET_PDEATHSIG = 1
-_COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
     _die_with_parent(worker.parent)
     # An interrupt goes to the whole terminal group; the driver decides when ranks end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _redirect_output(worker.log)
+    redirect_output(worker.log)
     torch.set_num_threads(worker.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
@@ -95,7 +95,7 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
             store=store,
             rank=worker.rank,
             world_size=world,
-            timeout=_COLLECTIVE_TIMEOUT,
+            timeout=COLLECTIVE_TIMEOUT,
         )
         rank = Rank(settings, worker.device)
         _send(connection, Returned(None))
@@ -126,7 +126,7 @@ def _send(connection: Connection, message: Returned | Item | Failed) -> None:
     connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
-def _redirect_output(log: str) -> None:
+def redirect_output(log: str) -> None:
     """Both streams of this process into its log file, libraries' included."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)

@@ -1,0 +1,318 @@
+"""Ray itself: one of our own on this machine, or the cluster that RAY_ADDRESS names; and the slots reserved in it.
+
+Always with Ray's token. Our own has a token nobody else knows, listens on the loopback interface only, has its own
+ports and folder, no dashboard and no usage reports, and ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from megasharp.cluster.capacity import NodeCapacity, check_capacity
+from megasharp.cluster.layout import Layout
+from megasharp.cluster.slots import Slots, reserve
+from megasharp.errors import UserError, one_line
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MEBIBYTE = 1 << 20
+_SMALLEST_STORE = 80 * _MEBIBYTE
+_STOP_S = 15.0
+_NEWS_S = 2.0
+# Ray's sockets lie below its folder, and the kernel takes paths of at most 107 bytes.
+_LONGEST_TEMPORARY = 24
+_TOKEN_REFUSED = ("InvalidAuthToken", "Unauthenticated", "AuthenticationError")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Which Ray. `address` ("host:port") and RAY_ADDRESS name a cluster to join; with neither, one is started here.
+
+    For one that is started: its CPUs and GPUs (None: what Ray finds) and the size of its object store. `start_limit_s`
+    bounds the wait for either.
+    """
+
+    address: str | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    object_store_bytes: int = 512 * _MEBIBYTE
+    start_limit_s: float = 60.0
+
+
+class RaySession:
+    """A connection to Ray; one per process. Closing it ends a Ray that we started, and leaves one that we joined."""
+
+    def __init__(self, settings: SessionSettings) -> None:
+        address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
+        self.started = address == "local"
+        self.address = address
+        self._stack = _Undo()
+        _refuse_a_second_one()
+        try:
+            if self.started:
+                self._start(settings)
+            else:
+                self._join(address, settings.start_limit_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, settings: SessionSettings) -> None:
+        folder = _temporary_folder()
+        self._stack.add(lambda: shutil.rmtree(folder, ignore_errors=True))
+        self._stack.add(_set_environment(_own_environment(settings.start_limit_s)))
+        self._stack.add(lambda: _end(folder))
+        options = {
+            "num_cpus": settings.cpus,
+            "num_gpus": settings.gpus,
+            "object_store_memory": _object_store(settings.object_store_bytes),
+            "include_dashboard": False,
+            "_temp_dir": str(folder),
+        }
+        try:
+            self.address = _init("local", options)
+        except Exception as error:
+            raise UserError(
+                f"cluster.backend: ray: Ray did not start on this machine: {one_line(error)}; is there room in "
+                f"{folder.parent} and in /dev/shm?"
+            ) from error
+
+    def _join(self, address: str, limit: float) -> None:
+        host = _host(address)
+        loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host in _LOOPBACK else {}
+        self._stack.add(_set_environment({"RAY_AUTH_MODE": "token", **_quiet(), **loopback}))
+        _ask(address, limit)
+        self._stack.add(_shutdown)
+        try:
+            self.address = _init(address, {})
+        except Exception as error:
+            raise UserError(f"cannot join the Ray cluster at {address}: {one_line(error)}") from error
+
+    def nodes(self) -> list[NodeCapacity]:
+        """The living nodes, with what is free on each now."""
+        ray: Any = importlib.import_module("ray")
+        free: Mapping[str, Mapping[str, float]] = ray._private.state.available_resources_per_node()
+        found = []
+        for node in ray.nodes():
+            if node["Alive"]:
+                all_, left = node["Resources"], free.get(node["NodeID"], {})
+                found.append(
+                    NodeCapacity(
+                        address=node["NodeManagerAddress"],
+                        cpus=all_.get("CPU", 0.0),
+                        free_cpus=left.get("CPU", 0.0),
+                        gpus=all_.get("GPU", 0.0),
+                        free_gpus=left.get("GPU", 0.0),
+                    )
+                )
+        return found
+
+    def reserve(self, layout: Layout, limit_s: float = 60.0) -> Slots:
+        """Reserve all slots, or raise UserError within `limit_s`: what the cluster lacks is not waited for."""
+        self._check(layout)
+        return reserve(layout, limit_s)
+
+    def _check(self, layout: Layout) -> None:
+        """What was given back a moment ago is reported as free a moment later."""
+        deadline = time.monotonic() + _NEWS_S
+        while True:
+            try:
+                return check_capacity(layout, self.nodes())
+            except UserError:
+                if time.monotonic() > deadline or all(_idle(node) for node in self.nodes()):
+                    raise
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """Leave Ray, and end it and everything in it when it is ours; harmless when it is closed."""
+        self._stack.undo()
+
+    def __enter__(self) -> RaySession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _idle(node: NodeCapacity) -> bool:
+    return (node.free_cpus, node.free_gpus) == (node.cpus, node.gpus)
+
+
+class _Undo:
+    """What is to be undone, last first, each once."""
+
+    def __init__(self) -> None:
+        self._actions: list[Any] = []
+
+    def add(self, action: Any) -> None:
+        self._actions.append(action)
+
+    def undo(self) -> None:
+        while self._actions:
+            self._actions.pop()()
+
+
+def _refuse_a_second_one() -> None:
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        raise UserError("this process is connected to Ray already; close that connection first (ray.shutdown())")
+
+
+def _init(address: str, options: Mapping[str, Any]) -> str:
+    """`ray.init` that leaves the process's signal handlers and logging alone; returns the cluster's address."""
+    ray: Any = importlib.import_module("ray")
+    # Ray read this variable when it was first imported, which may be long ago.
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
+    _read_environment_again()
+    with _same_signal_handlers():
+        context = ray.init(address=address, configure_logging=False, log_to_driver=False, **options)
+    return str(context.address_info["gcs_address"])
+
+
+def _read_environment_again() -> None:
+    """Ray keeps its configuration and token from the first look; a second session has others."""
+    raylet: Any = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _same_signal_handlers() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; how a run ends is not Ray's to decide."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _own_environment(limit: float) -> dict[str, str]:
+    """Ray is told through its environment, which all of its processes inherit."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_gcs_server_port_wait_time_s": str(int(limit)),
+        # Ray's own name for "loopback only"; otherwise it listens on every interface.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        # It would end our ranks for the memory that others use.
+        "RAY_memory_monitor_refresh_ms": "0",
+        # Every actor of ours gets a fresh process; idle ones in reserve only cost the start.
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        **_quiet(),
+    }
+
+
+def _quiet() -> dict[str, str]:
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # An actor without a GPU keeps what it inherited; engines get theirs by name.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def _set_environment(values: Mapping[str, str]) -> Any:
+    """Set variables; returns what puts the old ones back."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+
+    def put_back() -> None:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    return put_back
+
+
+def _temporary_folder() -> Path:
+    usual = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="ms-ray-", dir=usual if len(usual) <= _LONGEST_TEMPORARY else "/tmp"))
+
+
+def _object_store(wanted: int) -> int:
+    """At most half of what shared memory has left: beyond it Ray would use files and say so on the screen."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return max(_SMALLEST_STORE, wanted)
+    return max(_SMALLEST_STORE, min(wanted, free // 2))
+
+
+def _host(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        raise UserError(f"RAY_ADDRESS = {address}: give host:port of the cluster's head, or unset it to start Ray here")
+    return host.strip("[]")
+
+
+def _ask(address: str, limit: float) -> None:
+    """Ask the cluster for its nodes from a process that can be ended: Ray itself may wait for ever for an answer."""
+    command = [sys.executable, "-c", _QUESTION, address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        text, answered = done.stdout + done.stderr, done.returncode == 0
+    except subprocess.TimeoutExpired as error:
+        text, answered = _text(error.stdout) + _text(error.stderr), False
+    if any(word in text for word in _TOKEN_REFUSED):
+        raise UserError(
+            f"the Ray cluster at {address} does not take our token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
+            f"token that the cluster was started with (RAY_AUTH_MODE=token there)"
+        )
+    if not answered:
+        raise UserError(
+            f"no Ray cluster answers at {address} within {limit:g} s; check RAY_ADDRESS, or unset it to start Ray here"
+        )
+
+
+_QUESTION = "import sys, ray; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info()"
+
+
+def _text(output: bytes | str | None) -> str:
+    return output.decode("utf-8", "replace") if isinstance(output, bytes) else output or ""
+
+
+def _shutdown() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _end(folder: Path) -> None:
+    """End our own Ray, and see that nothing of it is left: its servers, its workers and what those started."""
+    family = _family(folder)
+    _shutdown()
+    _, left = psutil.wait_procs(family, timeout=_STOP_S)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=_STOP_S)
+
+
+def _family(folder: Path) -> list[psutil.Process]:
+    """Ray's servers are children of this process that name their folder; the rest are theirs."""
+    family: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            if str(folder) in " ".join(child.cmdline()):
+                family += [child, *child.children(recursive=True)]
+    return family
