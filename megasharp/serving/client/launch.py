@@ -26,7 +26,7 @@ from megasharp.serving.client.api import EngineApi, EngineFailed
 from megasharp.serving.client.handle import EngineHandle
 
 ENGINE_MODULE = "megasharp.serving.engine"
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _STOP_S = 10.0
 _POLL_S = 0.2
 _PROBE_S = 10.0
@@ -34,6 +34,8 @@ _TAIL_LINES = 8
 _TAIL_BYTES = 16_384
 # What an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
 _UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+# Ray's token is among these: an engine has no business with the cluster.
+_UNWANTED_PREFIX = "RAY_"
 _NO_PORT = "error while attempting to bind on address"
 # What a log says, and what it means to the user; the first that is found rules.
 _REASONS = (
@@ -134,11 +136,8 @@ def launch(settings: FleetSettings) -> list[EngineProcess]:
 
     Raises UserError, with every engine stopped, when one does not start: which, why, its log and its last lines.
     """
-    if not settings.python.is_file():
-        raise UserError(
-            f"rollout.python: {settings.python} does not exist; build the engines' Python with `make fleet`"
-        )
-    key = secrets.token_urlsafe(32)
+    check_python(settings)
+    key = new_key()
     engines: list[EngineProcess] = []
     try:
         with ExitStack() as stack:
@@ -147,12 +146,25 @@ def launch(settings: FleetSettings) -> list[EngineProcess]:
             # All ports are chosen before any is let go, so no two engines get the same.
             ports = [stack.enter_context(HeldPort()) for _ in range(settings.engines)]
             for index, port in enumerate(ports):
-                engines.append(_start(settings, index, port.number, key, folder))
+                engines.append(start_one(settings, index, port.number, key, folder))
             _wait_for_all(engines, settings.start_limit_s)
     except BaseException:
         stop(engines)
         raise
     return engines
+
+
+def check_python(settings: FleetSettings) -> None:
+    """Raise UserError when this machine lacks the engines' Python."""
+    if not settings.python.is_file():
+        raise UserError(
+            f"rollout.python: {settings.python} does not exist; build the engines' Python with `make fleet`"
+        )
+
+
+def new_key() -> str:
+    """A key that every call of a run's engines needs."""
+    return secrets.token_urlsafe(32)
 
 
 def stop(engines: Sequence[EngineHandle], limit: float = _STOP_S) -> None:
@@ -167,15 +179,15 @@ def stop(engines: Sequence[EngineHandle], limit: float = _STOP_S) -> None:
 
 
 class HeldPort:
-    """A free port of the loopback interface, kept from other programs that ask the system for a free one.
+    """A free port of one of this machine's addresses, kept from other programs that ask the system for a free one.
 
     It is bound, not listened on, and both sides allow reuse, which uvicorn does: so the engine can take it over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = LOOPBACK) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((_LOOPBACK, 0))
+        self._socket.bind((address, 0))
         self.number: int = self._socket.getsockname()[1]
 
     def __enter__(self) -> HeldPort:
@@ -187,7 +199,7 @@ class HeldPort:
 
 def environment(settings: FleetSettings, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of engine `index`."""
-    kept = {name: value for name, value in inherited.items() if name.upper() not in _UNWANTED}
+    kept = {name: value for name, value in inherited.items() if not _unwanted(name.upper())}
     # Models are folders; nothing is to be fetched.
     kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     if settings.device == "cpu":
@@ -199,12 +211,16 @@ def environment(settings: FleetSettings, index: int, inherited: Mapping[str, str
     return kept
 
 
-def engine_config(settings: FleetSettings, port: int, key: str) -> dict[str, object]:
+def _unwanted(name: str) -> bool:
+    return name in _UNWANTED or name.startswith(_UNWANTED_PREFIX)
+
+
+def engine_config(settings: FleetSettings, port: int, key: str, address: str = LOOPBACK) -> dict[str, object]:
     """What `python -m megasharp.serving.engine` reads."""
     return {
         "model": str(settings.model.absolute()),
         "memory": None if settings.memory is None else str(settings.memory.absolute()),
-        "host": _LOOPBACK,
+        "host": address,
         "port": port,
         "api_key": key,
         "device": settings.device,
@@ -215,9 +231,12 @@ def engine_config(settings: FleetSettings, port: int, key: str) -> dict[str, obj
     }
 
 
-def _start(settings: FleetSettings, index: int, port: int, key: str, folder: Path) -> EngineProcess:
+def start_one(
+    settings: FleetSettings, index: int, port: int, key: str, folder: Path, address: str = LOOPBACK
+) -> EngineProcess:
+    """Start engine `index`, which will listen on `port` of this machine's `address`; its config goes to `folder`."""
     config = folder / f"engine_{index}.json"
-    config.write_text(json.dumps(engine_config(settings, port, key)), encoding="utf-8")
+    config.write_text(json.dumps(engine_config(settings, port, key, address)), encoding="utf-8")
     log = settings.log_folder / f"engine_{index}.log"
     settings.log_folder.mkdir(parents=True, exist_ok=True)
     # Not resolved: a virtual environment's Python is a link, and knows its packages by its own path.
@@ -231,7 +250,7 @@ def _start(settings: FleetSettings, index: int, port: int, key: str, folder: Pat
             env=environment(settings, index, os.environ),
             start_new_session=True,
         )
-    return EngineProcess(index, EngineApi(_LOOPBACK, port, key), log, process)
+    return EngineProcess(index, EngineApi(address, port, key), log, process)
 
 
 def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
@@ -239,20 +258,21 @@ def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
     waiting = list(engines)
     while waiting:
         for engine in waiting:
-            ended = engine.exit_reason() or _cannot_listen(engine)
+            ended = start_problem(engine)
             if ended is not None or time.monotonic() > deadline:
-                raise UserError(_start_failure(engine, len(engines), ended or f"no answer within {limit:g} s"))
-        waiting = [engine for engine in waiting if not _answers(engine.api)]
+                raise UserError(start_failure(engine, len(engines), ended or f"no answer within {limit:g} s"))
+        waiting = [engine for engine in waiting if not answers(engine.api)]
         if waiting:
             time.sleep(_POLL_S)
 
 
-def _cannot_listen(engine: EngineProcess) -> str | None:
-    """SGLang's server ends without its port, but its process stays: its other threads and children go on."""
-    return "its server has ended" if _NO_PORT in _read_tail(engine.log) else None
+def start_problem(engine: EngineProcess) -> str | None:
+    """How an engine that has not answered yet has ended; None while it may still start."""
+    # SGLang's server ends without its port, but its process stays: its other threads and children go on.
+    return engine.exit_reason() or ("its server has ended" if _NO_PORT in _read_tail(engine.log) else None)
 
 
-def _answers(api: EngineApi) -> bool:
+def answers(api: EngineApi) -> bool:
     """Whether it is up and takes our key: a stranger on the port does not."""
     try:
         return api.healthy(_PROBE_S) and api.version(_PROBE_S) >= -1
@@ -260,7 +280,8 @@ def _answers(api: EngineApi) -> bool:
         return False
 
 
-def _start_failure(engine: EngineProcess, total: int, ended: str) -> str:
+def start_failure(engine: EngineProcess, total: int, ended: str) -> str:
+    """The message for an engine that did not start: which, why, its log and its last lines."""
     reason = _reason(_read_tail(engine.log))
     why = f"{reason} ({ended})" if reason else ended
     return (
