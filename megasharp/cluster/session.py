@@ -179,6 +179,8 @@ def _init(address: str, options: Mapping[str, Any]) -> str:
     # Ray read this variable when it was first imported, which may be long ago.
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
     _read_environment_again()
+    # Ray would print paragraphs about a worker that ended; who it was and what it means is ours to say, in one line.
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
     with _same_signal_handlers():
         context = ray.init(address=address, configure_logging=False, log_to_driver=False, **options)
     return str(context.address_info["gcs_address"])

@@ -1,0 +1,150 @@
+"""Engines on the nodes of a Ray cluster: a thin actor starts and watches each; the driver speaks HTTP to the engine.
+
+An engine ends with its actor, and so with its slots, with the driver and with Ray.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from megasharp.cluster.engine_actor import EngineActor, NotStarted, Started
+from megasharp.cluster.slots import Slots
+from megasharp.errors import UserError, one_line
+from megasharp.serving.client.api import EngineApi
+from megasharp.serving.client.launch import FleetSettings, answers, new_key, stop
+
+_POLL_S = 0.2
+# An actor answers at once; one that does not is on a node in trouble.
+_ANSWER_S = 10.0
+_GONE = "its Ray actor, or its node, is gone"
+
+
+class ClusterEngine:
+    """An engine that an actor runs; satisfies `EngineHandle`. `log` is a path on the engine's node."""
+
+    def __init__(self, index: int, api: EngineApi, log: Path, actor: Any) -> None:
+        self.index = index
+        self.api = api
+        self.log = log
+        self.actor = actor
+        self._ended: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How messages call this engine."""
+        return f"engine {self.index}"
+
+    def exit_reason(self) -> str | None:
+        """How its process ended; None while it runs, and while its node does not say."""
+        if self._ended is None:
+            with suppress(GetTimeoutError):
+                self._ended = self._ask("exit_reason", _GONE)
+        return self._ended
+
+    def tail(self) -> str:
+        """The log's last lines on one line."""
+        try:
+            return self._ask("tail", f"(on {self.api.host}, which cannot be asked)") or ""
+        except GetTimeoutError:
+            return f"(on {self.api.host}, which does not answer)"
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the engine, by its actor; returns at once."""
+        if self._ended is None:
+            self.actor.ask_to_end.remote()
+
+    def kill(self) -> None:
+        """End the engine's process group, then its actor; harmless when they are gone."""
+        with suppress(GetTimeoutError):
+            self._ended = self._ended or self._ask("kill", _GONE)
+        self._ended = self._ended or "it was stopped"
+        if ray.is_initialized():
+            ray.kill(self.actor, no_restart=True)
+
+    def _ask(self, method: str, gone: str) -> str | None:
+        if not ray.is_initialized():
+            return gone
+        try:
+            answer: str | None = ray.get(getattr(self.actor, method).remote(), timeout=_ANSWER_S)
+        except RayActorError:
+            return gone
+        return answer
+
+
+def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngine]:
+    """Start all engines in their slots and wait until all answer.
+
+    `settings.gpus` is filled in from the slots. Raises UserError, with every engine stopped, when one does not start.
+    """
+    layout, seats = slots.layout, slots.seats
+    assert layout.engines == settings.engines, "the layout was made for another number of engines"
+    places = [layout.of_engine(index) for index in range(settings.engines)]
+    gpus = [[gpu for slot in place if (gpu := seats[slot].gpu) is not None] for place in places]
+    settings = replace(settings, gpus=gpus if layout.gpu else (), log_folder=settings.log_folder.absolute())
+    key = new_key()
+    addresses = [seats[place[0]].node for place in places]
+    actors = [
+        slots.actor(EngineActor, place[0], settings, index, address, key)
+        for index, (place, address) in enumerate(zip(places, addresses, strict=True))
+    ]
+    try:
+        engines = _started(actors, addresses, key, settings)
+    except BaseException:
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        raise
+    try:
+        _wait_for_all(engines, settings.start_limit_s)
+    except BaseException:
+        stop(engines)
+        raise
+    return engines
+
+
+def _started(actors: Sequence[Any], addresses: Sequence[str], key: str, settings: FleetSettings) -> list[ClusterEngine]:
+    """The engines' processes, which do not answer yet."""
+    answered: list[Started | NotStarted]
+    try:
+        answered = ray.get([actor.start.remote() for actor in actors], timeout=settings.start_limit_s)
+    except RayError as error:
+        raise UserError(f"the engines' Ray actors did not start: {one_line(error)}") from error
+    engines = []
+    for index, (actor, address, answer) in enumerate(zip(actors, addresses, answered, strict=True)):
+        if isinstance(answer, NotStarted):
+            raise UserError(f"engine {index} of {settings.engines} did not start on {address}: {answer.text}")
+        log = settings.log_folder / f"engine_{index}.log"
+        engines.append(ClusterEngine(index, EngineApi(address, answer.port, key), log, actor))
+    return engines
+
+
+def _wait_for_all(engines: Sequence[ClusterEngine], limit: float) -> None:
+    deadline = time.monotonic() + limit
+    waiting = list(engines)
+    while waiting:
+        late = f"no answer within {limit:g} s" if time.monotonic() > deadline else None
+        for engine in waiting:
+            problem = _problem(engine, late)
+            if problem is not None:
+                raise UserError(problem)
+        answered = [engine for engine in waiting if answers(engine.api)]
+        for engine in answered:
+            engine.actor.settled.remote()
+        waiting = [engine for engine in waiting if engine not in answered]
+        if waiting:
+            time.sleep(_POLL_S)
+
+
+def _problem(engine: ClusterEngine, late: str | None) -> str | None:
+    try:
+        problem: str | None = ray.get(engine.actor.problem.remote(late), timeout=_ANSWER_S)
+    except RayError:
+        return f"{engine.name} did not start: {_GONE}; all engines are stopped; its log is {engine.log}"
+    return problem
