@@ -59,12 +59,14 @@ class Joiner:
         for part in parts:
             self._data.append(part.data)
             if part.last:
-                whole = torch.from_numpy(np.concatenate(self._data))
+                whole = torch.empty(part.shape, dtype=part.dtype)
+                np.concatenate(self._data, out=_bytes_of(whole))
                 self._data = []
-                yield part.name, whole.view(part.dtype).reshape(part.shape)
+                yield part.name, whole
 
 
 def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """A contiguous CPU tensor's own memory; of any other tensor, a copy's."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return data
