@@ -44,7 +44,7 @@ _COMMON: dict[str, Any] = {
 _CONFIGS = {
     "policy3": Qwen3Config(
         hidden_size=64,
-        intermediate_size=96,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -55,7 +55,7 @@ _CONFIGS = {
     # Deeper than the policy, tied, and with half its key-value heads.
     "memory3": Qwen3Config(
         hidden_size=48,
-        intermediate_size=80,
+        intermediate_size=96,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=1,
@@ -65,7 +65,7 @@ _CONFIGS = {
     ),
     "policy2": Qwen2Config(
         hidden_size=128,
-        intermediate_size=96,
+        intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -108,6 +108,7 @@ class Engine:
     port: int
     log: Path
     tp: int
+    device: str
 
     def call(self, path: str, body: object = None, key: str = KEY) -> tuple[int, Any]:
         """Status and JSON (or text) of one request."""
@@ -166,7 +167,7 @@ class Engine:
 
 
 @contextmanager
-def running(folder: Path, model: Path, memory: Path | None, **keys: Any) -> Iterator[Engine]:
+def running(folder: Path, model: Path, memory: Path | None, python: Path = PYTHON, **keys: Any) -> Iterator[Engine]:
     """An engine of these models until the block ends; `keys` are further keys of its config file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -191,13 +192,13 @@ def running(folder: Path, model: Path, memory: Path | None, **keys: Any) -> Iter
     environment.pop("PYTHONPATH", None)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(PYTHON), child.__file__, str(os.getpid()), str(PYTHON), "-m", "megasharp.serving.engine", str(path)],
+            [str(python), child.__file__, str(os.getpid()), str(python), "-m", "megasharp.serving.engine", str(path)],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
         )
-    engine = Engine(port, log, config["tp"])
+    engine = Engine(port, log, config["tp"], config["device"])
     try:
         _wait(engine, process)
         yield engine
@@ -225,6 +226,12 @@ class Logps:
     sampler: Tensor
     policy: Tensor
     memory: Tensor | None
+    moved: Tensor
+    """[T]: whether the likeliest token of the calibrated distribution is another than the policy's."""
+    kl: Tensor
+    """[T]: KL(calibrated || policy) before top-k and top-p."""
+    margin: Tensor
+    """[T]: by how much the likeliest token leads, in the distribution where it leads by less."""
 
 
 @torch.no_grad()
@@ -248,9 +255,16 @@ def closed_form(
             p = own.exp()
             z[p < custom["plausible"] * p.amax(-1, keepdim=True)] = float("-inf")
     sampler = (z / temperature).softmax(-1)
+    leads = torch.stack([table.topk(2).values for table in (own, (z / temperature).log_softmax(-1))])
+    effect = {
+        "moved": own.argmax(-1) != sampler.argmax(-1),
+        "kl": torch.xlogy(sampler, sampler).sum(-1) - (sampler * own).sum(-1),
+        "margin": (leads[..., 0] - leads[..., 1]).amin(0),
+    }
     if sampling.get("temperature", 1.0) > 0:
         sampler = torch.stack([_cut(row, sampling.get("top_k", -1), sampling.get("top_p", 1.0)) for row in sampler])
-    return Logps(sampler.log(), own, None if z_memory is None else (z_memory / temperature).log_softmax(-1))
+    z_memory = None if z_memory is None else (z_memory / temperature).log_softmax(-1)
+    return Logps(sampler.log(), own, z_memory, **effect)
 
 
 def _cut(p: Tensor, top_k: int, top_p: float) -> Tensor:
@@ -276,7 +290,10 @@ def errors(
     start: int = 0,
     end: int | None = None,
 ) -> dict[str, float]:
-    """The largest difference of each kind of log-prob from the closed form, over response tokens `[start, end)`."""
+    """The largest difference of each figure from the closed form, over response tokens `[start, end)`.
+
+    A wrong `argmax_moved` counts 1, where no two tokens are too close to say.
+    """
     drawn, meta = answer["output_ids"], answer["meta_info"]
     want = closed_form(policy, memory, [*prompt, *drawn], sampling)
     rows, tokens = torch.arange(len(prompt) - 1, len(prompt) + len(drawn) - 1), torch.tensor(drawn)
@@ -284,10 +301,15 @@ def errors(
     if want.memory is not None:
         pairs["memory"] = (meta["memory_logprob"], want.memory)
     assert all(len(got) == len(drawn) for got, _ in pairs.values()), meta
-    return {
+    found = {
         name: float((torch.tensor(got).double() - table[rows, tokens])[start:end].abs().max())
         for name, (got, table) in pairs.items()
     }
+    if want.memory is not None:
+        found["kl"] = float((torch.tensor(meta["calibration_kl"]).double() - want.kl[rows])[start:end].abs().max())
+        wrong = (torch.tensor(meta["argmax_moved"]).bool() != want.moved[rows]) & (want.margin[rows] > 1e-4)
+        found["argmax"] = float(wrong[start:end].any())
+    return found
 
 
 def _parsed(raw: bytes) -> Any:
@@ -306,4 +328,4 @@ class _Path:
 
 
 def _path_payload(path: Path) -> str:
-    return base64.b64encode(pickle.dumps([("bucket", _Path(path))])).decode()
+    return base64.b64encode(pickle.dumps([("file", _Path(path))])).decode()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import VOCABULARY, Engine, closed_form, errors, make_model, running, tensors_of
+from engines import PYTHON, VOCABULARY, closed_form, errors, make_model
+from parity import CASES, SETUPS, Pair, pair_of, prompt_of
 from transformers import PreTrainedModel
 
 from megasharp.ops.uniform import seeds_to_int64
@@ -24,161 +26,48 @@ from megasharp.types import SamplingParams
 pytestmark = pytest.mark.long
 
 TOLERANCE = 1e-5
-TRUNCATED = [{"top_p": 0.7}, {"top_k": 9}, {"top_k": 20, "top_p": 0.6}, {}]
+WITH_MEMORY, PLAIN, RANKS = "Qwen3 + Qwen3", "Qwen3", "Qwen3 + Qwen2, tp 2"
 
 
-class Pair:
-    """An engine with the models it is to match."""
-
-    def __init__(self, engine: Engine, folder: Path, policy: PreTrainedModel, memory: PreTrainedModel | None) -> None:
-        self.engine = engine
-        self.folder = folder
-        self.policy = policy
-        self.memory = memory
-        self.version = 0
-
-    def check(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Generate, and compare every log-prob of every token."""
-        answers = self.engine.generate(prompts, sampling)
-        for answer, prompt, each in zip(answers, prompts, sampling, strict=True):
-            found = errors(answer, prompt, each, self.policy, self.memory)
-            assert max(found.values()) <= TOLERANCE, (found, each, len(prompt))
-        return answers
-
-    def sent(self) -> list[tuple[str, torch.Tensor]]:
-        return tensors_of(self.policy) + ([] if self.memory is None else tensors_of(self.memory, "memory."))
-
-    def push(self, *, flush: bool = True) -> None:
-        """Send both models through bucket files, as one new version; `flush` forgets what the old ones cached."""
-        self.version += 1
-        tensors = self.sent()
-        half = len(tensors) // 2
-        self.engine.do("/begin_weight_update", {})
-        for number, part in enumerate((tensors[:half], tensors[half:], [])):
-            path = self.folder / f"bucket-{self.version}-{number}"
-            write_bucket(path, self.version, part, checksums=True)
-            status, answer = self.engine.load_bucket(path, None if part else self.version)
-            assert status == 200 and answer["success"], answer
-        self.engine.do("/end_weight_update", {})
-        if flush:
-            self.engine.flush()
-
-    def assert_checksums(self) -> None:
-        want = {name: checksum(tensor) for name, tensor in self.sent()}
-        for rank in self.engine.checksums():
-            assert rank == want
+@pytest.fixture(scope="module", params=SETUPS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """One engine at a time."""
+    with pair_of(tmp_path_factory.mktemp("engine"), request.param) as started:
+        yield started
 
 
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCABULARY), k=length)
+@pytest.mark.parametrize("case", CASES)
+def test_parity(pair: Pair, case: str) -> None:
+    assert CASES[case](pair) <= TOLERANCE
 
 
-def sampling_of(mu: float | None = None, length: int = 20, **fields: Any) -> dict[str, Any]:
-    custom = {} if mu is None else {"custom_params": {"mu": mu}}
-    return {"temperature": 0.8, "max_new_tokens": length, "ignore_eos": True, **custom, **fields}
+def check(pair: Pair, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    error, answers = pair.measure(prompts, sampling)
+    assert error <= TOLERANCE
+    return answers
 
 
-def pair(folder: Path, policy: str, memory: str | None, **keys: Any) -> Iterator[Pair]:
-    models = [make_model(folder / "policy", policy, seed=1), memory and make_model(folder / "memory", memory, seed=2)]
-    with running(folder, folder / "policy", folder / "memory" if memory else None, **keys) as engine:
-        yield Pair(engine, folder, *models)
-
-
-@pytest.fixture(scope="module")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Qwen3 with a Qwen3 memory whose key-value head stands in the pool twice; page size 1, overlapped steps."""
-    yield from pair(tmp_path_factory.mktemp("qwen3"), "policy3", "memory3")
-
-
-@pytest.fixture(scope="module")
-def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Qwen2 with a Qwen3 memory; pages of 16, prefill in chunks of 64, steps one after the other."""
-    flags = {"page_size": 16, "chunked_prefill_size": 64, "disable_overlap_schedule": True}
-    yield from pair(tmp_path_factory.mktemp("qwen2"), "policy2", "memory3", sglang=flags)
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Qwen3 with a Qwen2 memory over two ranks, seeds honoured."""
-    yield from pair(tmp_path_factory.mktemp("tp2"), "policy3", "memory2", tp=2, deterministic=True)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Qwen2 without a memory."""
-    yield from pair(tmp_path_factory.mktemp("plain"), "policy2", None)
-
-
-def check_ragged(pair: Pair) -> None:
-    lengths, mus = (3, 33, 7, 150, 1, 90), (0.0, 0.25, 1.0, 0.5, 0.7, None)
-    prompts = [prompt_of(length, seed) for seed, length in enumerate(lengths)]
-    pair.check(prompts, [sampling_of(mu, 5 + 4 * row) for row, mu in enumerate(mus)])
-
-
-def test_prefill_and_decode_with_each_requests_own_mu(qwen3: Pair) -> None:
-    check_ragged(qwen3)
-
-
-def test_qwen2_policy_in_pages_chunks_and_single_steps(qwen2: Pair) -> None:
-    check_ragged(qwen2)
-    qwen2.check([prompt_of(700, 5), prompt_of(10, 6)], [sampling_of(0.6), sampling_of(0.2)])
-
-
-def test_two_ranks(two_ranks: Pair) -> None:
-    check_ragged(two_ranks)
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
-def test_cached_prefixes_are_both_networks(name: str, request: pytest.FixtureRequest) -> None:
-    pair: Pair = request.getfixturevalue(name)
-    prompt = prompt_of(64, 11)
-    [first] = pair.check([prompt], [sampling_of(0.5, 40)])
-    longer = [[*prompt, *first["output_ids"], *prompt_of(5, 12)], [*prompt, *prompt_of(9, 13)]]
-    answers = pair.check(longer, [sampling_of(0.9), sampling_of(0.1)])
-    assert all(answer["meta_info"]["cached_tokens"] >= 60 for answer in answers)
-
-
-def test_prompts_log_probs_stay_the_policys(qwen3: Pair) -> None:
-    prompt = prompt_of(40, 3)
-    [answer] = qwen3.engine.generate([prompt], [sampling_of(0.5)], logprob_start_len=0)
-    got = torch.tensor([entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]).double()
-    want = closed_form(qwen3.policy, None, prompt, {}).policy
-    rows = torch.arange(len(prompt) - len(got) - 1, len(prompt) - 1)
-    assert float((got - want[rows, torch.tensor(prompt)[rows + 1]]).abs().max()) <= TOLERANCE
-
-
-def test_greedy_takes_the_largest_difference(qwen3: Pair) -> None:
-    """Alone, and in a batch with requests that sample."""
-    greedy = sampling_of(0.6, temperature=0.0)
-    for others in ([], [sampling_of(0.3)]):
-        prompts = [prompt_of(12, seed) for seed in range(1 + len(others))]
-        answer = qwen3.check(prompts, [greedy, *others])[0]
-        table = closed_form(qwen3.policy, qwen3.memory, [*prompts[0], *answer["output_ids"]], greedy).sampler
-        assert table[11:-1].argmax(-1).tolist() == answer["output_ids"]
-
-
-def test_truncation_cuts_the_calibrated_distribution(qwen3: Pair) -> None:
-    """In one batch, untruncated requests among them."""
-    prompts = [prompt_of(10, seed) for seed in range(len(TRUNCATED))]
-    qwen3.check(prompts, [sampling_of(0.5, **fields) for fields in TRUNCATED])
-
-
-def test_guard_bars_what_the_policy_finds_implausible(qwen3: Pair) -> None:
+@pytest.mark.parametrize("pair", [WITH_MEMORY], indirect=True)
+def test_guard_bars_what_the_policy_finds_implausible(pair: Pair) -> None:
     custom = [{"mu": 0.8, "plausible": 0.2}, {"mu": 0.0, "plausible": 0.5}, {"mu": 0.8}, {"mu": 0.5, "plausible": 1.0}]
     prompts = [prompt_of(10, seed) for seed in range(len(custom))]
-    answers = qwen3.check(prompts, [sampling_of(custom_params=each) for each in custom])
+    answers = check(pair, prompts, [pair.sampling(custom_params=each) for each in custom])
     # Only the likeliest token is as likely as itself.
     assert max(abs(value) for value in answers[-1]["meta_info"]["sampler_logprob"]) <= TOLERANCE
+    assert not any(answers[-1]["meta_info"]["argmax_moved"])
+    moved = [sum(answer["meta_info"]["argmax_moved"]) for answer in answers]
+    assert moved[2] > 0, "a mu of 0.8 changes the likeliest token now and then"
 
 
-def test_empirical_distribution(qwen3: Pair) -> None:
+@pytest.mark.parametrize("pair", [WITH_MEMORY], indirect=True)
+def test_empirical_distribution(pair: Pair) -> None:
     """Drawn tokens against the closed form by Pearson's chi-square, and far from the policy's own distribution."""
-    prompt, sampling, draws = prompt_of(6, 21), sampling_of(0.7, 1, top_p=0.95), 4000
-    answers = qwen3.engine.generate([prompt] * draws, [sampling] * draws)
+    prompt, sampling, draws = prompt_of(6, 21), pair.sampling(0.7, 1, top_p=0.95), 4000
+    answers = pair.engine.generate([prompt] * draws, [sampling] * draws)
     counts = torch.bincount(
         torch.tensor([answer["output_ids"][0] for answer in answers]), minlength=VOCABULARY
     ).double()
-    table = closed_form(qwen3.policy, qwen3.memory, prompt, sampling)
+    table = closed_form(pair.policy, pair.memory, prompt, sampling)
     want = table.sampler[-1].exp() * draws
     assert float(counts[want == 0].sum()) == 0
     kept = want >= 5
@@ -191,123 +80,81 @@ def test_empirical_distribution(qwen3: Pair) -> None:
     assert float(((counts - policy) ** 2 / policy).sum()) > 10 * freedom
 
 
-def test_plain_engine(plain: Pair) -> None:
-    prompts = [prompt_of(length, length) for length in (4, 50, 9, 17)]
-    plain.check(prompts, [sampling_of(**fields) for fields in TRUNCATED])
-    plain.check(prompts[:1], [sampling_of(temperature=0.0)])
-    plain.push()
-    plain.assert_checksums()
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen2", "two_ranks"])
-def test_updates_of_both_networks(name: str, request: pytest.FixtureRequest) -> None:
-    """From bucket files and from a folder; every tensor then has the checksum of what was sent, on every rank."""
-    pair: Pair = request.getfixturevalue(name)
-    pair.assert_checksums()
-    kinds = {"qwen3": ("policy3", "memory3"), "qwen2": ("policy2", "memory3"), "two_ranks": ("policy3", "memory2")}
-    pair.policy, pair.memory = (make_model(pair.folder / "next", kind, seed=7) for kind in kinds[name])
-    pair.push()
-    pair.assert_checksums()
-    [answer] = pair.check([prompt_of(20, 1)], [sampling_of(0.5)])
-    assert answer["meta_info"]["weight_versions"] == [{"version": str(pair.version), "start": 0, "end": 20}]
-    pair.policy, pair.memory = (make_model(pair.folder / "later", kind, seed=8) for kind in kinds[name])
-    pair.version += 1
-    folder = write_folder(pair)
-    body = {"model_path": str(folder), "flush_cache": True, "weight_version": str(pair.version)}
-    pair.engine.do("/update_weights_from_disk", body)
-    pair.assert_checksums()
-    pair.check([prompt_of(20, 2)], [sampling_of(0.5)])
-
-
-def write_folder(pair: Pair) -> Path:
-    """Both networks in one checkpoint."""
-    from safetensors.torch import save_file
-
-    folder = pair.folder / f"version-{pair.version}"
-    folder.mkdir()
-    (folder / "config.json").write_text((pair.folder / "policy" / "config.json").read_text())
-    save_file({name: tensor.contiguous() for name, tensor in pair.sent()}, folder / "model.safetensors")
-    return folder
-
-
-@pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_update_while_a_request_is_in_flight(qwen3: Pair, mode: str) -> None:
-    """Retracting is exact: old weights before the switch, new ones with a cache of their own after it."""
-    prompt, sampling = prompt_of(9, 31), sampling_of(0.5, 300)
-    answers: list[dict[str, Any]] = []
-    old_policy, old_memory, old_version = qwen3.policy, qwen3.memory, qwen3.version
-    thread = threading.Thread(target=lambda: answers.extend(qwen3.engine.generate([prompt], [sampling])))
-    thread.start()
-    time.sleep(0.4)
-    qwen3.engine.do("/pause_generation", {"mode": mode})
-    qwen3.policy = make_model(qwen3.folder / "next", "policy3", seed=40 + len(mode))
-    qwen3.memory = make_model(qwen3.folder / "next", "memory3", seed=50 + len(mode))
-    qwen3.push(flush=mode == "retract")
-    qwen3.engine.do("/continue_generation", {"torch_empty_cache": False})
-    thread.join(timeout=120)
-    [answer] = answers
-    first, second = answer["meta_info"]["weight_versions"]
-    assert second["version"] == str(qwen3.version) and first["version"] in ("default", str(old_version))
-    switch = first["end"]
-    assert 0 < switch < 300
-    before = errors(answer, prompt, sampling, old_policy, old_memory, end=switch)
-    assert max(before.values()) <= TOLERANCE
-    after = errors(answer, prompt, sampling, qwen3.policy, qwen3.memory, start=switch)
-    if mode == "retract":
-        assert answer["meta_info"]["num_retractions"] == 1
-        assert max(after.values()) <= TOLERANCE
-    else:
-        assert answer["meta_info"]["num_retractions"] == 0
-        assert max(after.values()) > 1e-2, "the new weights read a cache of the old ones"
-    qwen3.engine.flush()
-
-
-def test_seeds_fix_the_tokens_and_are_the_in_process_engines(two_ranks: Pair) -> None:
+@pytest.mark.parametrize("pair", [RANKS, "Qwen2, tp 2"], indirect=True)
+def test_seeds_fix_the_tokens_and_are_the_in_process_engines(pair: Pair) -> None:
     """In any batch; the oracle draws from transformers' logits with the in-process engine's own function."""
     prompt, seeds = prompt_of(8, 41), (5, -3, 2**63 - 1)
-    sampling = [sampling_of(0.5, 12, sampling_seed=seed) for seed in seeds]
-    together = two_ranks.check([prompt] * 3, sampling)
-    alone = [two_ranks.check([prompt, prompt_of(30, 42)], [each, sampling_of(0.1, 3)])[0] for each in sampling]
+    sampling = [pair.sampling(0.5, 12, sampling_seed=seed) for seed in seeds]
+    together = check(pair, [prompt] * 3, sampling)
+    alone = [check(pair, [prompt, prompt_of(30, 42)], [each, pair.sampling(0.1, 3)])[0] for each in sampling]
     assert [a["output_ids"] for a in together] == [a["output_ids"] for a in alone]
     for seed, answer in zip(seeds, together, strict=True):
-        assert answer["output_ids"] == drawn_in_process(two_ranks, prompt, seed, 12)
+        assert answer["output_ids"] == drawn_in_process(pair, prompt, seed, 12)
 
 
 @torch.no_grad()
 def drawn_in_process(pair: Pair, prompt: list[int], seed: int, length: int) -> list[int]:
-    assert pair.memory is not None
-    sampling = SamplingParams(length, temperature=0.8, memory_mu=0.5)
+    sampling = SamplingParams(length, temperature=0.8, memory_mu=0.5 if pair.memory else None)
     tokens = list(prompt)
     for position in range(length):
         ids = torch.tensor([tokens])
-        logits = Logits(pair.policy(ids).logits[:, -1], pair.memory(ids).logits[:, -1])
+        logits = Logits(pair.policy(ids).logits[:, -1], pair.memory(ids).logits[:, -1] if pair.memory else None)
         tokens.append(int(draw_inprocess(logits, seeds_to_int64([seed]), position, sampling).tokens_S))
     return tokens[len(prompt) :]
 
 
-def test_sampling_mistakes_are_answers(qwen3: Pair, plain: Pair) -> None:
-    for custom in (
+@pytest.mark.parametrize("pair", [RANKS], indirect=True)
+def test_what_a_continued_response_is_without_begun(pair: Pair) -> None:
+    """Its numbers start anew at the continued prompt's end, so `begun` is what makes the parity case pass."""
+    prompt, seed = prompt_of(15, 61), {"sampling_seed": 77}
+    [whole] = pair.engine.generate([prompt], [pair.sampling(0.5, 24, **seed)])
+    [rest] = pair.engine.generate([[*prompt, *whole["output_ids"][:9]]], [pair.sampling(0.5, 15, **seed)])
+    assert rest["output_ids"] != whole["output_ids"][9:]
+
+
+@pytest.mark.parametrize("pair", [PLAIN], indirect=True)
+def test_without_the_deterministic_mode_seeds_do_not_count(pair: Pair) -> None:
+    """The log-probs are as exact as with it; the tokens are drawn anew each time."""
+    asked = [pair.sampling(None, 40, sampling_seed=5)] * 2
+    one, two = check(pair, [prompt_of(8, 41)] * 2, asked)
+    assert one["output_ids"] != two["output_ids"]
+
+
+@pytest.mark.parametrize("pair", [WITH_MEMORY], indirect=True)
+def test_mistakes_in_a_request_are_answers(pair: Pair) -> None:
+    mistakes: tuple[dict[str, object], ...] = (
         {"mu": "0.5"},
-        {"mu": float("1e400")},
+        {"mu": 1e30},
         {"mu": -1},
         {"mu": True},
         {"plausible": 0},
+        {"begun": -1},
+        {"begun": 10**30},
         {"nu": 1},
         {"mu": [1]},
-    ):
+    )
+    for custom in mistakes:
         body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2, "custom_params": custom}}
-        status, answer = qwen3.engine.call("/generate", body)
+        status, answer = pair.engine.call("/generate", body)
         assert status == 400 and "custom_params" in str(answer), (custom, answer)
+    assert pair.engine.call("/model_info", key="another key")[0] == 401
+    check(pair, [[1, 2]], [pair.sampling(0.5)])
+
+
+@pytest.mark.parametrize("pair", [PLAIN], indirect=True)
+def test_a_mu_needs_a_memory_and_a_sleep_its_key(pair: Pair) -> None:
     body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2, "custom_params": {"mu": 0.5}}}
-    status, answer = plain.engine.call("/generate", body)
+    status, answer = pair.engine.call("/generate", body)
     assert status == 400 and "holds none" in str(answer)
-    assert qwen3.engine.call("/model_info", key="another key")[0] == 401
-    qwen3.check([[1, 2]], [sampling_of(0.5)])
+    status, answer = pair.engine.call("/release_memory_occupation", {})
+    assert status == 400 and "sleep: true" in str(answer)
+    check(pair, [[1, 2]], [pair.sampling()])
 
 
-def test_weights_that_do_not_fit_change_nothing(qwen3: Pair) -> None:
-    qwen3.push()
-    named = dict(qwen3.sent())
+@pytest.mark.parametrize("pair", [WITH_MEMORY], indirect=True)
+def test_weights_that_do_not_fit_change_nothing(pair: Pair) -> None:
+    pair.push()
+    named = dict(pair.sent())
     name = "model.layers.1.self_attn.k_proj.weight"
     other = torch.randn_like(named[name])
     bad = {
@@ -317,21 +164,114 @@ def test_weights_that_do_not_fit_change_nothing(qwen3: Pair) -> None:
         "checksum": [(name, other)],
         "not complete": [],
     }
-    qwen3.engine.do("/begin_weight_update", {})
+    pair.engine.do("/begin_weight_update", {})
     for word, tensors in bad.items():
-        path = qwen3.folder / f"bad-{word}".replace(" ", "-")
-        write_bucket(path, qwen3.version - 1 if word == "older" else qwen3.version + 1, tensors, checksums=True)
+        path = pair.folder / f"bad-{word}".replace(" ", "-")
+        stamp = pair.stamp(pair.version - 1 if word == "older" else pair.version + 1)
+        write_bucket(path, stamp, tensors, [checksum(tensor) for _, tensor in tensors])
         if word == "checksum":
             raw = bytearray(path.read_bytes())
             raw[-1] ^= 1
             path.write_bytes(raw)
-        status, answer = qwen3.engine.load_bucket(path)
+        status, answer = pair.engine.load_bucket(path)
         assert status == 400 and word in answer["message"], (word, answer)
-    assert qwen3.engine.load_bucket(qwen3.folder / "absent")[0] == 400
-    qwen3.engine.do("/end_weight_update", {})
-    qwen3.assert_checksums()
-    body = {"model_path": str(qwen3.folder / "policy"), "weight_version": str(qwen3.version - 1)}
-    status, answer = qwen3.engine.call("/update_weights_from_disk", body)
+    assert pair.engine.load_bucket(pair.folder / "absent")[0] == 400
+    pair.engine.do("/end_weight_update", {})
+    pair.assert_checksums()
+    body = {"model_path": str(pair.folder / "policy"), "weight_version": str(pair.version - 1)}
+    status, answer = pair.engine.call("/update_weights_from_disk", body)
     assert status == 400 and "older" in json.dumps(answer)
-    qwen3.assert_checksums()
-    qwen3.check([prompt_of(5, 51)], [sampling_of(0.5)])
+    pair.assert_checksums()
+    check(pair, [prompt_of(5, 51)], [pair.sampling(0.5)])
+
+
+@pytest.mark.parametrize("pair", [WITH_MEMORY], indirect=True)
+def test_sleep_and_wake(pair: Pair) -> None:
+    """On a CPU nothing is given back; the calls, their order and what is refused are those of a GPU."""
+    engine, prompt, greedy = pair.engine, prompt_of(30, 71), pair.sampling(0.5, temperature=0.0)
+    [before] = check(pair, [prompt], [greedy])
+    assert engine.call("/resume_memory_occupation", {})[0] == 400
+    assert engine.call("/release_memory_occupation", {"tags": ["weights", "kv_cache"]})[0] == 200
+    status, answer = engine.call("/generate", {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}})
+    assert status == 503 and "sleeps" in str(answer)
+    started = time.monotonic()
+    assert engine.call("/health")[0] == 200 and time.monotonic() - started < 10
+    for path, body in (
+        ("/release_memory_occupation", {"tags": ["weights"]}),
+        ("/resume_memory_occupation", {"tags": ["cuda_graph"]}),
+        ("/weights_checker", {"action": "checksum"}),
+        ("/begin_weight_update", {}),
+    ):
+        status, answer = engine.call(path, body)
+        assert status == 400 and "sleep" in str(answer), (path, answer)
+    assert engine.call("/resume_memory_occupation", {"tags": ["weights"]})[0] == 200
+    pair.push(flush=False)
+    assert engine.call("/generate", {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}})[0] == 503
+    assert engine.call("/resume_memory_occupation", {"tags": ["kv_cache"]})[0] == 200
+    [after] = check(pair, [prompt], [greedy])
+    assert after["output_ids"] == before["output_ids"] and after["meta_info"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("pair", [WITH_MEMORY], indirect=True)
+def test_sleep_while_a_request_is_in_flight(pair: Pair) -> None:
+    """Refused while it has a cache; once retracted it waits, and goes on after the wake."""
+    engine, prompt, sampling = pair.engine, prompt_of(9, 72), pair.sampling(0.5, 900)
+    answers: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: answers.extend(engine.generate([prompt], [sampling])))
+    thread.start()
+    time.sleep(0.5)
+    engine.do("/pause_generation", {"mode": "in_place"})
+    status, answer = engine.call("/release_memory_occupation", {})
+    assert status == 400 and "in flight" in str(answer)
+    engine.do("/continue_generation", {"torch_empty_cache": False})
+    engine.do("/pause_generation", {"mode": "retract"})
+    assert engine.call("/release_memory_occupation", {})[0] == 200
+    assert engine.call("/continue_generation", {"torch_empty_cache": False})[0] == 503
+    assert engine.call("/resume_memory_occupation", {})[0] == 200
+    engine.do("/continue_generation", {"torch_empty_cache": False})
+    thread.join(timeout=120)
+    [answer] = answers
+    assert answer["meta_info"]["num_retractions"] == 1
+    assert max(errors(answer, prompt, sampling, pair.policy, pair.memory).values()) <= TOLERANCE
+
+
+REFUSALS: dict[str, dict[str, Any]] = {
+    "a pipeline would have to cut both networks": {"sglang": {"pp_size": 2}},
+    "verified without the memory's subtraction": {"sglang": {"speculative_algorithm": "EAGLE"}},
+    "is flashmla, but SGLang's only one on a CPU is torch_native": {"sglang": {"attention_backend": "flashmla"}},
+    "did you mean page_size": {"sglang": {"page_sise": 16}},
+    "page_size is '16': Expected `int | null`": {"sglang": {"page_size": "16"}},
+    "it must be one of": {"device": "cuda", "memory": None, "sglang": {"attention_backend": "fa5"}},
+    "attention_backend flashmla is not known to serve a memory": {
+        "device": "cuda",
+        "sglang": {"attention_backend": "flashmla"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("networks")
+    kinds: dict[str, str] = {"model": "policy3", "memory": "memory3"}
+    networks: dict[str, PreTrainedModel] = {key: make_model(folder / key, kind) for key, kind in kinds.items()}
+    return {key: str(folder / key) for key in networks}
+
+
+def checked(tmp_path: Path, networks: dict[str, str], **keys: Any) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "engine.json"
+    basic = {"host": "127.0.0.1", "port": 1, "api_key": "k", "device": "cpu", "dtype": "float32", "tp": 1}
+    path.write_text(json.dumps({**networks, **basic, **keys}))
+    command = [str(PYTHON), "-m", "megasharp.serving.engine", "--check", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_check_refuses_in_one_line(tmp_path: Path, networks: dict[str, str], words: str) -> None:
+    done = checked(tmp_path, networks, **REFUSALS[words])
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_check_passes_a_good_config(tmp_path: Path, networks: dict[str, str]) -> None:
+    done = checked(tmp_path, networks, sglang={"page_size": 16, "max_running_requests": 4})
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,7 @@
-"""`python -m megasharp.serving.engine CONFIG.json`: one engine, until it is told to end."""
+"""`python -m megasharp.serving.engine [--check] CONFIG.json`: one engine, until it is told to end.
+
+With `--check` nothing starts: the exit code says whether the config is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,27 @@ from pathlib import Path
 
 from megasharp.errors import UserError
 from megasharp.serving.engine.config import read_config
-from megasharp.serving.engine.server import serve
+
+CHECK = "--check"
 
 
 def main(arguments: list[str]) -> int:
     """The exit code: 2, with one line on stderr, for what the user can mend."""
-    if len(arguments) != 1:
-        print("usage: python -m megasharp.serving.engine CONFIG.json", file=sys.stderr)
+    *options, path = arguments or [""]
+    if not path or options not in ([], [CHECK]):
+        print(f"usage: python -m megasharp.serving.engine [{CHECK}] CONFIG.json", file=sys.stderr)
         return 2
     try:
-        serve(read_config(Path(arguments[0])))
+        config = read_config(Path(path))
+        if options:
+            from megasharp.serving.engine.check import check
+
+            check(config)
+        else:
+            # It brings torch with it, for which a refusal need not wait.
+            from megasharp.serving.engine.server import serve
+
+            serve(config)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,15 +1,17 @@
 """One engine's config file, checked: what SGLang is started with, and what is refused before it is.
 
     {"model": "/runs/7/policy", "memory": "/runs/7/memory", "host": "127.0.0.1", "port": 30000, "api_key": "k3y",
-     "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false}
+     "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false, "sleep": false}
 
-`memory` may be null; `sglang`, `memory` and `deterministic` may be left out. `sglang` takes any field of the installed
-ServerArgs that is not set by another key. Imports no sglang.
+`memory` may be null; `sglang`, `memory`, `deterministic` and `sleep` may be left out. `sglang` takes any field of the
+installed ServerArgs that is not set by another key. `sleep`: the engine can give its GPU's memory back for a while; its
+weights are gone then, and must be sent anew. Imports no sglang.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import ipaddress
 import json
 import os
@@ -21,10 +23,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from megasharp.errors import UserError
-from megasharp.serving.engine.pairing import COMPOSITES, check_pair
+from megasharp.serving.engine.flags import Flag
+from megasharp.serving.engine.pairing import ATTENTION_KEYS, COMPOSITES, check_attention, check_pair
 from megasharp.serving.engine.settings import EngineSettings
 
 LOADER = "megasharp.serving.engine.receive.load_bucket"
+# SGLang rounds the MLP's width up to a multiple of this many columns per rank.
+_CPU_WIDTH = 32
 _DEFAULT_ROWS = {"cpu": 64, "cuda": 256}
 _TYPES = {"int": int, "str": str, "bool": bool}
 # Fields of ServerArgs that a key of ours sets.
@@ -37,6 +42,7 @@ _OURS = {
     "dtype": "dtype",
     "tp_size": "tp",
     "enable_deterministic_inference": "deterministic",
+    "enable_memory_saver": "sleep",
     "json_model_override_args": "memory",
     "custom_weight_loader": "(the engine's own weight loader)",
 }
@@ -76,11 +82,17 @@ class EngineConfig:
     tp: int
     memory: str | None = None
     deterministic: bool = False
+    sleep: bool = False
     sglang: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> EngineSettings:
         """What SGLang's processes must know."""
         return EngineSettings(memory=self.memory, max_rows=self._rows(), deterministic=self.deterministic)
+
+    @property
+    def loses_weights(self) -> bool:
+        """Whether the weights are gone when the engine wakes."""
+        return self.sleep and self.device != "cpu" and not self.sglang.get("enable_weights_cpu_backup")
 
     def server_args(self) -> dict[str, Any]:
         """Keyword arguments of SGLang's ServerArgs."""
@@ -100,6 +112,8 @@ class EngineConfig:
         if self.deterministic and self.device != "cpu":
             # Kernels whose sums do not depend on the batch; a CPU has none.
             args["enable_deterministic_inference"] = True
+        if self.sleep and self.device != "cpu":
+            args["enable_memory_saver"] = True
         if self.memory is not None:
             args |= self._composite_args()
         return args | dict(self.sglang)
@@ -161,23 +175,30 @@ def check_config(config: EngineConfig) -> None:
     for folder in (config.model, config.memory):
         if folder is not None and not (Path(folder) / "config.json").is_file():
             raise UserError(f"{folder} is no model: it has no config.json")
+    if config.device == "cpu":
+        _check_cpu(config)
+    elif config.sleep:
+        _check_sleep(config)
     if config.memory is not None:
         _check_memory(config, config.memory)
 
 
-def check_flags(config: EngineConfig, defaults: Mapping[str, Any]) -> None:
-    """Raises UserError for flags in the `sglang` table that do not exist or must not be set.
+def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
+    """Raises UserError for what stands in the `sglang` table and does not exist, does not fit or must not be set.
 
-    `defaults` are the installed ServerArgs' fields with the values they have where they are not set.
+    `flags` are those of the installed SGLang.
     """
     refused = _REFUSED if config.memory is None else {**_REFUSED, **_REFUSED_WITH_MEMORY}
     for name, value in config.sglang.items():
         if name in _OURS:
             raise UserError(f"sglang.{name} is set by the engine's key {_OURS[name]}; leave it out")
-        if name not in defaults:
-            raise UserError(f"sglang.{name} is no flag of the installed SGLang{_nearest(name, defaults)}")
-        if name in refused and value != defaults[name]:
+        if name not in flags:
+            raise UserError(f"sglang.{name} is no flag of the installed SGLang{_nearest(name, flags)}")
+        if name in refused and value != flags[name].default:
             raise UserError(f"sglang.{name} {value!r} is refused: {refused[name]}")
+        fault = flags[name].fault(value)
+        if fault is not None:
+            raise UserError(f"sglang.{name} is {value!r}: {fault}")
 
 
 def check_host(host: str) -> None:
@@ -199,8 +220,37 @@ def cpu_binding(tp: int) -> str:
     return "|".join(str(cores[rank % len(cores)]) for rank in range(tp))
 
 
+def _check_cpu(config: EngineConfig) -> None:
+    for name in ATTENTION_KEYS:
+        if config.sglang.get(name) not in (None, "torch_native"):
+            raise UserError(
+                f"sglang.{name} is {config.sglang[name]}, but SGLang's only one on a CPU is torch_native; leave it out"
+            )
+    # What SGLang would pad on a CPU, and on a CPU only, would be no checkpoint's shape in updates and checksums.
+    for folder in filter(None, (config.model, config.memory)):
+        network = _model_config(folder)
+        width, heads = getattr(network, "intermediate_size", 0), getattr(network, "num_key_value_heads", config.tp)
+        if width % (_CPU_WIDTH * config.tp):
+            raise UserError(f"{folder} has intermediate_size {width}; on a CPU it must divide by 32 x tp ({config.tp})")
+        if heads % config.tp:
+            raise UserError(f"{folder} has {heads} key-value heads; on a CPU tp ({config.tp}) must divide them")
+
+
+def _check_sleep(config: EngineConfig) -> None:
+    if importlib.util.find_spec("torch_memory_saver") is None:
+        raise UserError("sleep needs the package torch-memory-saver in the engines' Python, which lacks it")
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "expandable_segments:true" in os.environ.get(name, "").lower():
+            raise UserError(f"sleep does not work with expandable_segments:True in {name}; unset it for the engines")
+    if config.sglang.get("weight_cache_mode", "off") != "off":
+        raise UserError("sleep is refused with sglang.weight_cache_mode: the weights are another process's")
+
+
 def _check_memory(config: EngineConfig, memory: str) -> None:
-    check_pair(_model_config(config.model), _model_config(memory), config.tp)
+    policy_config, memory_config = _model_config(config.model), _model_config(memory)
+    check_pair(policy_config, memory_config, config.tp)
+    chosen = {name: config.sglang.get(name) for name in ATTENTION_KEYS}
+    check_attention(SimpleNamespace(**chosen), policy_config, memory_config)
     captured = config.sglang.get("cuda_graph_max_bs_decode") or 0
     if max(captured, *(config.sglang.get("cuda_graph_bs_decode") or [0])) > config.settings().max_rows:
         raise UserError(

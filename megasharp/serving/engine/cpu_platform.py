@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PLATFORM_NAME = "megasharp_cpu"
-
 
 def activate() -> str | None:
     """Where SGLang finds the platform's class; None where CUDA is there, which SGLang's own platform serves."""

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from megasharp.serving.engine.requests import Columns
 
+# Elements of a [rows, vocabulary] block in float32 that is worked on at a time: 64 MiB.
+_BLOCK_ELEMENTS = 1 << 24
+
 
 def subtract_memory(logits_SV: Tensor, memory_SV: Tensor, columns: Columns, temperatures_S1: Tensor) -> None:
     """In place: the policy's logits become policy - mu * memory, -inf where the guard bars a token.
@@ -26,6 +29,26 @@ def subtract_memory(logits_SV: Tensor, memory_SV: Tensor, columns: Columns, temp
     logits_SV.sub_((columns.mu_S[:, None] * memory_SV).to(logits_SV.dtype))
     if barred_SV is not None:
         logits_SV.masked_fill_(barred_SV, float("-inf"))
+
+
+def calibration(policy_SV: Tensor, calibrated_SV: Tensor, temperature_S: Tensor) -> tuple[Tensor, Tensor]:
+    """What the subtraction did to each row, from the logits [S, V] before it and after it and the guard.
+
+    Returns `argmax_moved` float32 [S], 1.0 where the likeliest token is another one, and `calibration_kl` float32 [S],
+    KL(calibrated || policy) in nats at the temperature, over the whole vocabulary.
+    """
+    moved_S = (policy_SV.argmax(dim=-1) != calibrated_SV.argmax(dim=-1)).float()
+    step = max(1, _BLOCK_ELEMENTS // policy_SV.shape[1])
+    blocks = zip(*(torch.split(each, step) for each in (policy_SV, calibrated_SV, temperature_S)), strict=True)
+    return moved_S, torch.cat([_kl(*block) for block in blocks])
+
+
+def _kl(policy_SV: Tensor, calibrated_SV: Tensor, temperature_S: Tensor) -> Tensor:
+    policy_SV = (policy_SV.float() / temperature_S[:, None]).log_softmax(dim=-1)
+    calibrated_SV = (calibrated_SV.float() / temperature_S[:, None]).log_softmax(dim=-1)
+    # A barred token counts for nothing, not for 0 times infinity.
+    gain_SV = (calibrated_SV - policy_SV).masked_fill_(calibrated_SV == float("-inf"), 0.0)
+    return (calibrated_SV.exp_() * gain_SV).sum(dim=-1).clamp_(min=0.0)
 
 
 def truncate(probs_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from megasharp.errors import UserError
 COMPOSITES = {"Qwen2ForCausalLM": "Qwen2WithMemory", "Qwen3ForCausalLM": "Qwen3WithMemory"}
 # What each attention back-end asks of the memory's query heads beside the policy's.
 _ANY, _NOT_MORE, _EQUAL = "any number of", "not more", "as many"
+ATTENTION_KEYS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _BACKENDS = {"torch_native": _ANY, "fa3": _ANY, "triton": _NOT_MORE, "flashinfer": _EQUAL}
 
 
@@ -56,19 +57,21 @@ def kv_repeats(policy: Any, memory: Any, tp: int) -> int:
 def check_attention(kernels: Any, policy: Any, memory: Any) -> None:
     """Raises UserError where SGLang's attention back-end plans with the policy's heads in a way that the memory breaks.
 
-    `kernels` has the resolved `attention_backend`, and `prefill_` and `decode_attention_backend`, which may be None.
+    `kernels` has each of `ATTENTION_KEYS`; None where SGLang has not chosen yet, or another one counts.
     """
     ours, theirs = policy.num_attention_heads, memory.num_attention_heads
-    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-    for backend in {getattr(kernels, name) for name in names} - {None}:
+    for name in ATTENTION_KEYS:
+        backend = getattr(kernels, name)
+        if backend is None:
+            continue
         rule = _BACKENDS.get(backend)
         if rule is None:
             raise UserError(
-                f"sglang.attention_backend {backend} is not known to serve a memory network; use {', '.join(_BACKENDS)}"
+                f"sglang.{name} {backend} is not known to serve a memory network; use {', '.join(_BACKENDS)}"
             )
         if (rule == _EQUAL and theirs != ours) or (rule == _NOT_MORE and theirs > ours):
             raise UserError(
-                f"sglang.attention_backend {backend} needs {rule} query heads in the memory network ({theirs}) "
+                f"sglang.{name} {backend} needs {rule} query heads in the memory network ({theirs}) "
                 f"{'as' if rule == _EQUAL else 'than'} in the policy ({ours}); use fa3"
             )
 

@@ -1,10 +1,11 @@
 """Drawing tokens in an engine, and the log-probs that come back with them.
 
 Every token returns with `sampler_logprob` (of the distribution it was drawn from), `policy_logprob` and, in an engine
-with a memory network, `memory_logprob`, all at the sampling temperature. SGLang's own `output_token_logprobs` are after
-the subtraction and before top-k and top-p. Greedy is temperature 0, as everywhere in megasharp: log-probs are then at
-temperature 1. A request for SGLang's sampling mask makes SGLang cut its batch, and `sampler_logprob` is then before the
-cut.
+with a memory network, `memory_logprob`, all at the sampling temperature; there also with `argmax_moved` and
+`calibration_kl` (`drawing.calibration`), which are 0 for a request without a mu. SGLang's own `output_token_logprobs`
+are after the subtraction and before top-k and top-p. Greedy is temperature 0, as everywhere in megasharp: log-probs are
+then at temperature 1. A request for SGLang's sampling mask makes SGLang cut its batch, and `sampler_logprob` is then
+before the cut.
 
 The subtraction is not part of the model's forward, and so outside the CUDA graph: mu is each request's own.
 """
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from megasharp.ops.uniform import uniforms
-from megasharp.serving.engine.drawing import at, draw, logp_at, subtract_memory, truncate
+from megasharp.serving.engine.drawing import at, calibration, draw, logp_at, subtract_memory, truncate
 from megasharp.serving.engine.memory_logits import held
 from megasharp.serving.engine.requests import Columns
 from megasharp.serving.engine.seams import Sampler
@@ -47,16 +48,17 @@ class EngineSampler(Sampler):  # type: ignore[misc]
         memory_SV = held(logits_SV.shape[0])
         columns = self._columns = sampling_info.megasharp
         self._drawn_logp_S = None
-        policy_SV = logits_SV
+        # SGLang works in place from here on.
+        policy_SV = logits_SV.clone() if return_logprob and memory_SV is not None else logits_SV
         if memory_SV is not None and columns is not None:
-            # SGLang works in place from here on.
-            policy_SV = logits_SV.clone() if return_logprob else logits_SV
             subtract_memory(logits_SV, memory_SV, columns, sampling_info.temperatures)
+        values = _of_calibration(policy_SV, logits_SV, sampling_info) if policy_SV is not logits_SV else {}
         tokens_S: Tensor = super().forward(
             logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions
         )
         if return_logprob:
-            self._report(logits_output, sampling_info, policy_SV, memory_SV, tokens_S)
+            values |= self._log_probs(logits_output, sampling_info, policy_SV, memory_SV, tokens_S)
+            logits_output.customized_info = {name: OnHost(value) for name, value in values.items()}
         return tokens_S
 
     def _sample_from_probs(
@@ -82,19 +84,19 @@ class EngineSampler(Sampler):  # type: ignore[misc]
         self._drawn_logp_S = torch.where(_greedy(sampling_info), at(probs, tokens_S).log(), drawn_S)
         return tokens_S.int(), None
 
-    def _report(
+    def _log_probs(
         self, logits_output: Any, sampling_info: Any, policy_SV: Tensor, memory_SV: Tensor | None, tokens_S: Tensor
-    ) -> None:
+    ) -> dict[str, Tensor]:
         own_S = logits_output.next_token_logprobs
         values = {"sampler_logprob": own_S if self._drawn_logp_S is None else self._drawn_logp_S}
         if memory_SV is None:
             # Before truncation, and nothing was subtracted.
             values["policy_logprob"] = own_S
         else:
-            temperature_S = torch.where(_greedy(sampling_info), 1.0, sampling_info.temperatures.view(-1))
+            temperature_S = _temperature(sampling_info)
             values["policy_logprob"] = logp_at(policy_SV, tokens_S, temperature_S)
             values["memory_logprob"] = logp_at(memory_SV, tokens_S, temperature_S)
-        logits_output.customized_info = {name: OnHost(value) for name, value in values.items()}
+        return values
 
 
 class OnHost:
@@ -113,6 +115,16 @@ class OnHost:
         if self._rows is None:
             self._rows = self._host_S.tolist()
         return self._rows[row]
+
+
+def _of_calibration(policy_SV: Tensor, calibrated_SV: Tensor, sampling_info: Any) -> dict[str, Tensor]:
+    moved_S, kl_S = calibration(policy_SV, calibrated_SV, _temperature(sampling_info))
+    return {"argmax_moved": moved_S, "calibration_kl": kl_S}
+
+
+def _temperature(sampling_info: Any) -> Tensor:
+    """float32 [S], at which log-probs are told: 1 for greedy."""
+    return torch.where(_greedy(sampling_info), 1.0, sampling_info.temperatures.view(-1))
 
 
 def _greedy(sampling_info: Any) -> Tensor:

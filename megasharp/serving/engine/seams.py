@@ -9,12 +9,15 @@ What each is used for:
 - weights: `WeightUpdater` and `SchedulerWeightUpdaterManager` receive updates, `WeightChecker` answers checksums; the
   parallel layers say how a parameter is cut over ranks.
 - launch: `ServerArgs`, `launch_server` and the two processes' functions. `server.py` comes before this file.
-`cpu_platform.py` has imports of its own, and says why.
+- requests: `TokenizerManager` is the server's side of the scheduler; health checks are requests whose names start with
+  `HEALTH_CHECK_RID_PREFIX`; a `HTTPException` is answered with its status.
+`cpu_platform.py` and `arguments.py` have imports of their own, and say why.
 """
 
 from __future__ import annotations
 
-from sglang.srt.arg_groups.arg_utils import record_fields
+from fastapi import HTTPException
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.distributed import tensor_model_parallel_all_gather
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.entrypoints.http_server import launch_server
@@ -27,6 +30,7 @@ from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
 from sglang.srt.managers.scheduler import run_scheduler_process
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
@@ -36,14 +40,17 @@ from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from sglang.srt.runtime_context import get_exec, get_parallel, get_serving
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.weight_checker import ChecksumInfo, WeightChecker, overall_checksum
+
+from megasharp.serving.engine.arguments import ServerArgs
 
 __all__ = [
     "CaptureHiddenMode",
     "ChecksumInfo",
     "DefaultModelLoader",
     "Engine",
+    "HEALTH_CHECK_RID_PREFIX",
+    "HTTPException",
     "LogitsMetadata",
     "MergedColumnParallelLinear",
     "QKVParallelLinear",
@@ -56,6 +63,7 @@ __all__ = [
     "SamplingParams",
     "SchedulerWeightUpdaterManager",
     "ServerArgs",
+    "TokenizerManager",
     "UpdateWeightFromDiskReqOutput",
     "VocabParallelEmbedding",
     "WeightChecker",
@@ -66,7 +74,6 @@ __all__ = [
     "get_serving",
     "launch_server",
     "overall_checksum",
-    "record_fields",
     "register_sampler_backend",
     "run_detokenizer_process",
     "run_scheduler_process",

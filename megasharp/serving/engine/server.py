@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import entry_points
 from typing import Any
 
-from megasharp.errors import UserError
 from megasharp.serving.engine.config import EngineConfig, check_config, check_flags, cpu_binding
-from megasharp.serving.engine.cpu_platform import PLATFORM_NAME
+from megasharp.serving.engine.flags import installed_flags
 from megasharp.serving.engine.settings import EngineSettings
+from megasharp.serving.engine.sleeping import Sleep
 from megasharp.serving.engine.torchvision_ops import define_missing_ops
-from megasharp.serving.engine.version import check_version
+from megasharp.serving.engine.version import PLATFORM_NAME, check_installed
 
 _MODELS = "megasharp.serving.engine.models"
-_PLATFORMS = "sglang.srt.platforms"
 
 # Now: a child imports this module to find its function, and then SGLang to read the function's arguments.
 define_missing_ops()
@@ -22,12 +20,13 @@ define_missing_ops()
 
 def serve(config: EngineConfig) -> None:
     """Serve until the process is told to end. Raises UserError for what is refused before SGLang starts."""
-    check_version()
+    check_installed(config.device)
     check_config(config)
     prepare(config.settings(), config.device, config.tp)
-    from megasharp.serving.engine import seams
+    check_flags(config, installed_flags())
+    from megasharp.serving.engine import seams, server_changes
 
-    check_flags(config, {each.name: each.default for each in seams.record_fields(seams.ServerArgs)})
+    server_changes.apply(Sleep(able=config.sleep, loses_weights=config.loses_weights))
     seams.launch_server(
         seams.ServerArgs(**config.server_args()),
         run_scheduler_process_func=run_scheduler,
@@ -37,18 +36,10 @@ def serve(config: EngineConfig) -> None:
 
 
 def prepare(settings: EngineSettings, device: str, tp: int) -> None:
-    """Set this process, and through its environment its children, up for SGLang; before SGLang's first import.
-
-    Raises UserError where SGLang would not find our CPU platform.
-    """
+    """Set this process, and through its environment its children, up for SGLang; before SGLang's first import."""
     settings.publish()
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = _MODELS
     if device == "cpu":
-        if PLATFORM_NAME not in {each.name for each in entry_points(group=_PLATFORMS)}:
-            raise UserError(
-                "the engines' Python does not have megasharp installed as a package; "
-                "run `pip install --no-deps --no-build-isolation -e .` with it, or `make fleet`"
-            )
         os.environ["SGLANG_PLATFORM"] = PLATFORM_NAME
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", cpu_binding(tp))
         # With more threads than free cores GNU OpenMP spins: decoding fell from 440 to 18 tokens/s.

@@ -1,4 +1,4 @@
-"""The one version of SGLang that the seams were read from and are tested with."""
+"""What the engines' Python must hold: the one version of SGLang that the seams were read from, and megasharp itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from importlib import metadata
 from megasharp.errors import UserError
 
 PINNED = "0.5.21"
+# The CPU platform's name in megasharp's packaging, by which SGLang finds it.
+PLATFORM_NAME = "megasharp_cpu"
+_PLATFORMS = "sglang.srt.platforms"
+
+
+def check_installed(device: str) -> None:
+    """Raises UserError where an engine on `device` lacks something that `make fleet` installs."""
+    check_version()
+    if device == "cpu" and PLATFORM_NAME not in {each.name for each in metadata.entry_points(group=_PLATFORMS)}:
+        raise UserError(
+            "the engines' Python does not have megasharp installed as a package; "
+            "run `pip install --no-deps --no-build-isolation -e .` with it, or `make fleet`"
+        )
 
 
 def check_version() -> None:

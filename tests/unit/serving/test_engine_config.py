@@ -19,10 +19,16 @@ from megasharp.serving.engine.config import (
     cpu_binding,
     read_config,
 )
+from megasharp.serving.engine.flags import Flag
 from megasharp.serving.engine.version import PINNED, check_version
 
+
+def whole_number(value: object) -> str | None:
+    return None if isinstance(value, int) else "expected `int`"
+
+
 # Some fields of SGLang's ServerArgs with their values where nothing is said.
-FLAGS = {
+DEFAULTS = {
     "page_size": None,
     "max_running_requests": None,
     "cuda_graph_max_bs_decode": None,
@@ -32,11 +38,18 @@ FLAGS = {
     "speculative_algorithm": None,
     "host": "127.0.0.1",
     "tp_size": 1,
+    "attention_backend": None,
+    "prefill_attention_backend": None,
+    "enable_memory_saver": False,
+    "weight_cache_mode": "off",
+    "enable_weights_cpu_backup": False,
 }
+FLAGS = {name: Flag(default) for name, default in DEFAULTS.items()} | {"page_size": Flag(None, whole_number)}
 NETWORK = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 22,
     "hidden_size": 64,
+    "intermediate_size": 128,
     "head_dim": 32,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -106,12 +119,44 @@ def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
         ({"api_key": ""}, "api_key"),
         ({"device": "tpu"}, "device is tpu"),
         ({"memory": "/nowhere"}, "no config.json"),
-        ({"tp": 3}, "does not divide"),
+        ({"tp": 3, "device": "cuda"}, "does not divide"),
+        ({"tp": 4}, r"2 key-value heads; on a CPU tp \(4\)"),
+        ({"tp": 3}, "intermediate_size 128; on a CPU"),
+        ({"sglang": {"page_size": "16"}}, "page_size is '16': expected `int`"),
+        ({"sglang": {"enable_memory_saver": True}}, "set by the engine's key sleep"),
+        ({"sglang": {"attention_backend": "triton"}}, "attention_backend is triton, but .* a CPU is torch_native"),
+        ({"memory": None, "sglang": {"prefill_attention_backend": "fa3"}}, "prefill_attention_backend is fa3"),
+        ({"device": "cuda", "sglang": {"attention_backend": "flashmla"}}, "attention_backend flashmla is not known"),
+        ({"device": "cuda", "sleep": True}, "torch-memory-saver"),
     ],
 )
 def test_refusals(keys: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         check({**keys, **changes})
+
+
+def test_attention_of_unequal_heads(keys: dict[str, Any]) -> None:
+    model(Path(keys["memory"]), num_attention_heads=8)
+    for backend, words in (("triton", "not more query heads"), ("flashinfer", "as many query heads")):
+        with pytest.raises(UserError, match=words):
+            check({**keys, "device": "cuda", "sglang": {"attention_backend": backend}})
+    check({**keys, "device": "cuda", "sglang": {"attention_backend": "fa3"}})
+
+
+def test_sleep(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    config = check({**keys, "device": "cuda", "sleep": True})
+    assert config.server_args()["enable_memory_saver"] and config.loses_weights
+    backed_up = check({**keys, "device": "cuda", "sleep": True, "sglang": {"enable_weights_cpu_backup": True}})
+    assert not backed_up.loses_weights
+    on_cpu = check({**keys, "sleep": True})
+    assert "enable_memory_saver" not in on_cpu.server_args() and not on_cpu.loses_weights
+    with pytest.raises(UserError, match="weight_cache_mode"):
+        check({**keys, "device": "cuda", "sleep": True, "sglang": {"weight_cache_mode": "read"}})
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    with pytest.raises(UserError, match="expandable_segments"):
+        check({**keys, "device": "cuda", "sleep": True})
 
 
 def test_refused_flags_may_say_their_default(keys: dict[str, Any]) -> None:

@@ -1,0 +1,265 @@
+"""What an engine returns against transformers in float32: the cases, each measured as its largest absolute error.
+
+The long tests hold every case to 1e-5; `tools/parity_table.py` prints the figures.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from engines import VOCABULARY, Engine, closed_form, errors, make_model, running, tensors_of
+from transformers import PreTrainedModel
+
+from megasharp.serving.bucket import Stamp, checksum, new_stamp, write_bucket
+
+TRUNCATED = ({"top_p": 0.7}, {"top_k": 9}, {"top_k": 20, "top_p": 0.6}, {})
+_PAGES = {"page_size": 16, "chunked_prefill_size": 64, "disable_overlap_schedule": True}
+# Name of a setup: policy, memory and further keys of the engine's config. Page size 1 and overlapped steps are SGLang's
+# defaults; `pages` has pages of 16, prefill in chunks of 64 and one step after the other.
+SETUPS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    "Qwen3": ("policy3", None, {}),
+    "Qwen3, pages": ("policy3", None, {"sglang": _PAGES}),
+    "Qwen2, tp 2": ("policy2", None, {"tp": 2, "deterministic": True}),
+    "Qwen3 + Qwen3": ("policy3", "memory3", {"sleep": True}),
+    "Qwen3 + Qwen3, tp 2": ("policy3", "memory3", {"tp": 2, "deterministic": True}),
+    "Qwen2 + Qwen3, pages": ("policy2", "memory3", {"sglang": _PAGES}),
+    "Qwen3 + Qwen2, tp 2": ("policy3", "memory2", {"tp": 2, "deterministic": True}),
+}
+
+
+class Pair:
+    """An engine with the models it is to match."""
+
+    def __init__(self, engine: Engine, folder: Path, policy: str, memory: str | None) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.version = 0
+        self._kinds = (policy, memory)
+        self.use(1)
+
+    def use(self, seed: int) -> None:
+        """From now on the engine is to match other weights."""
+        policy, memory = self._kinds
+        self.policy, self.memory = models(self.folder / "policy", self.folder / "memory", policy, memory, seed)
+
+    def measure(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> tuple[float, list[dict[str, Any]]]:
+        """Generate, and compare every figure of every token: the largest error, and the answers."""
+        answers = self.engine.generate(prompts, sampling)
+        found = [
+            max(errors(answer, prompt, each, self.policy, self.memory).values())
+            for answer, prompt, each in zip(answers, prompts, sampling, strict=True)
+        ]
+        return max(found), answers
+
+    def sampling(self, mu: float | None = None, length: int = 20, **fields: Any) -> dict[str, Any]:
+        """Sampling at temperature 0.8; `mu` counts only where there is a memory network."""
+        custom = {} if mu is None or self.memory is None else {"custom_params": {"mu": mu}}
+        return {"temperature": 0.8, "max_new_tokens": length, "ignore_eos": True, **custom, **fields}
+
+    def sent(self) -> list[tuple[str, torch.Tensor]]:
+        return tensors_of(self.policy) + ([] if self.memory is None else tensors_of(self.memory, "memory."))
+
+    def stamp(self, version: int) -> Stamp:
+        return new_stamp(version, None if self.memory is None else version)
+
+    def push(self, *, flush: bool = True) -> None:
+        """Send all weights through bucket files, as one new version; `flush` forgets what the old ones cached."""
+        self.version += 1
+        stamp, tensors = self.stamp(self.version), self.sent()
+        half = len(tensors) // 2
+        self.engine.do("/begin_weight_update", {})
+        for number, part in enumerate((tensors[:half], tensors[half:], [])):
+            path = self.folder / f"bucket-{self.version}-{number}"
+            write_bucket(path, stamp, part, [checksum(tensor) for _, tensor in part])
+            status, answer = self.engine.load_bucket(path, None if part else self.version)
+            assert status == 200 and answer["success"], answer
+        self.engine.do("/end_weight_update", {})
+        if flush:
+            self.engine.flush()
+
+    def load_folder(self) -> None:
+        """Have the engine read all weights from one checkpoint, as one new version."""
+        from safetensors.torch import save_file
+
+        self.version += 1
+        folder = self.folder / f"version-{self.version}"
+        folder.mkdir()
+        (folder / "config.json").write_text((self.folder / "policy" / "config.json").read_text())
+        save_file({name: tensor.contiguous() for name, tensor in self.sent()}, folder / "model.safetensors")
+        body = {"model_path": str(folder), "flush_cache": True, "weight_version": str(self.version)}
+        self.engine.do("/update_weights_from_disk", body)
+
+    def assert_checksums(self) -> None:
+        want = {name: checksum(tensor) for name, tensor in self.sent()}
+        for rank in self.engine.checksums():
+            assert rank == want
+
+
+def models(
+    policy_folder: Path, memory_folder: Path, policy: str, memory: str | None, seed: int
+) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    return make_model(policy_folder, policy, seed), make_model(memory_folder, memory, seed + 1) if memory else None
+
+
+@contextmanager
+def pair_of(folder: Path, setup: str, **overrides: Any) -> Iterator[Pair]:
+    """One of the setups, running; `overrides` are keys of its config file, and the engines' `python`."""
+    policy, memory, keys = SETUPS[setup]
+    models(folder / "policy", folder / "memory", policy, memory, 1)
+    flags = {**keys.get("sglang", {}), **overrides.pop("sglang", {})}
+    memory_folder = folder / "memory" if memory else None
+    with running(folder, folder / "policy", memory_folder, **{**keys, **overrides, "sglang": flags}) as engine:
+        yield Pair(engine, folder, policy, memory)
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCABULARY), k=length)
+
+
+def prefill_and_decode(pair: Pair) -> float:
+    """Six requests of different lengths in one batch, each with its own mu."""
+    lengths, mus = (3, 33, 7, 150, 1, 90), (0.0, 0.25, 1.0, 0.5, 0.7, None)
+    prompts = [prompt_of(length, seed) for seed, length in enumerate(lengths)]
+    return pair.measure(prompts, [pair.sampling(mu, 5 + 4 * row) for row, mu in enumerate(mus)])[0]
+
+
+def long_prompt(pair: Pair) -> float:
+    return pair.measure([prompt_of(700, 5), prompt_of(10, 6)], [pair.sampling(0.6), pair.sampling(0.2)])[0]
+
+
+def cached_prefixes(pair: Pair) -> float:
+    """A prompt and its response, and then two prompts that begin with them."""
+    prompt = prompt_of(64, 11)
+    first, [answer] = pair.measure([prompt], [pair.sampling(0.5, 40)])
+    longer = [[*prompt, *answer["output_ids"], *prompt_of(5, 12)], [*prompt, *prompt_of(9, 13)]]
+    second, answers = pair.measure(longer, [pair.sampling(0.9), pair.sampling(0.1)])
+    assert all(each["meta_info"]["cached_tokens"] >= 60 for each in answers)
+    return max(first, second)
+
+
+def prompts_log_probs(pair: Pair) -> float:
+    """They are the policy's own at temperature 1, whatever mu."""
+    prompt = prompt_of(40, 3)
+    [answer] = pair.engine.generate([prompt], [pair.sampling(0.5)], logprob_start_len=0)
+    got = torch.tensor([entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:]]).double()
+    want = closed_form(pair.policy, None, prompt, {}).policy
+    rows = torch.arange(len(prompt) - len(got) - 1, len(prompt) - 1)
+    assert len(got) > 30
+    return float((got - want[rows, torch.tensor(prompt)[rows + 1]]).abs().max())
+
+
+def greedy(pair: Pair) -> float:
+    """Alone, and in a batch with a request that samples; the tokens must be the likeliest of the closed form."""
+    asked, found = pair.sampling(0.6, temperature=0.0), []
+    for others in ([], [pair.sampling(0.3)]):
+        prompts = [prompt_of(12, seed) for seed in range(1 + len(others))]
+        error, [answer, *_] = pair.measure(prompts, [asked, *others])
+        table = closed_form(pair.policy, pair.memory, [*prompts[0], *answer["output_ids"]], asked).sampler
+        assert table[11:-1].argmax(-1).tolist() == answer["output_ids"]
+        found.append(error)
+    return max(found)
+
+
+def truncation(pair: Pair) -> float:
+    """top-k and top-p cut the calibrated distribution; an untruncated request in the same batch."""
+    prompts = [prompt_of(10, seed) for seed in range(len(TRUNCATED))]
+    return pair.measure(prompts, [pair.sampling(0.5, **fields) for fields in TRUNCATED])[0]
+
+
+def continued(pair: Pair) -> float:
+    """A response that was cut off and goes on in a second request; with seeds, it is the uninterrupted one."""
+    prompt, seed = prompt_of(15, 61), {"sampling_seed": 77}
+    whole, [uninterrupted] = pair.measure([prompt], [pair.sampling(0.5, 24, **seed)])
+    [first] = pair.engine.generate([prompt], [pair.sampling(0.5, 9, **seed)])
+    asked = pair.sampling(0.5, 15, **seed)
+    asked["custom_params"] = {**asked.get("custom_params", {}), "begun": 9}
+    second, [rest] = pair.measure([[*prompt, *first["output_ids"]]], [asked])
+    if SEEDED in pair.engine.log.with_name("engine.json").read_text():
+        assert first["output_ids"] + rest["output_ids"] == uninterrupted["output_ids"]
+        for name in ("sampler_logprob", "policy_logprob"):
+            one, two = uninterrupted["meta_info"][name][9:], rest["meta_info"][name]
+            whole = max(whole, float((torch.tensor(one) - torch.tensor(two)).abs().max()))
+    return max(whole, second)
+
+
+SEEDED = '"deterministic": true'
+
+
+def tensor_update(pair: Pair) -> float:
+    """Bucket files; every tensor then has the checksum of what was sent, on every rank."""
+    pair.assert_checksums()
+    pair.use(7)
+    pair.push()
+    pair.assert_checksums()
+    error, [answer] = pair.measure([prompt_of(20, 1)], [pair.sampling(0.5)])
+    assert answer["meta_info"]["weight_versions"] == [{"version": str(pair.version), "start": 0, "end": 20}]
+    return error
+
+
+def disk_update(pair: Pair) -> float:
+    pair.use(8 + pair.version)
+    pair.load_folder()
+    pair.assert_checksums()
+    return pair.measure([prompt_of(20, 2)], [pair.sampling(0.5)])[0]
+
+
+def retracted(pair: Pair) -> float:
+    """An update in flight: old weights before the switch, new ones with a cache of their own after it."""
+    answer, before, after = _update_in_flight(pair, "retract")
+    assert answer["meta_info"]["num_retractions"] == 1
+    return max(before, after)
+
+
+def updated_in_place(pair: Pair) -> float:
+    """Tokens before the switch; those after it are of new weights over a cache of the old ones, and nobody's."""
+    answer, before, after = _update_in_flight(pair, "in_place")
+    assert answer["meta_info"]["num_retractions"] == 0
+    assert after > 1e-2
+    pair.engine.flush()
+    return before
+
+
+def _update_in_flight(pair: Pair, mode: str) -> tuple[dict[str, Any], float, float]:
+    length = 300 if pair.engine.tp > 1 else 900
+    prompt, sampling = prompt_of(9, 31), pair.sampling(0.5, length)
+    answers: list[dict[str, Any]] = []
+    old_policy, old_memory = pair.policy, pair.memory
+    thread = threading.Thread(target=lambda: answers.extend(pair.engine.generate([prompt], [sampling])))
+    thread.start()
+    time.sleep(0.5)
+    pair.engine.do("/pause_generation", {"mode": mode})
+    pair.use(40 + pair.version)
+    pair.push(flush=mode == "retract")
+    pair.engine.do("/continue_generation", {"torch_empty_cache": False})
+    thread.join(timeout=120)
+    [answer] = answers
+    first, second = answer["meta_info"]["weight_versions"]
+    assert second["version"] == str(pair.version) and first["version"] != second["version"]
+    switch = first["end"]
+    assert 0 < switch < length
+    before = errors(answer, prompt, sampling, old_policy, old_memory, end=switch)
+    after = errors(answer, prompt, sampling, pair.policy, pair.memory, start=switch)
+    return answer, max(before.values()), max(after.values())
+
+
+# The last ones change the weights.
+CASES: dict[str, Callable[[Pair], float]] = {
+    "prefill and decode, ragged batch and mu": prefill_and_decode,
+    "700-token prompt": long_prompt,
+    "cached prefixes": cached_prefixes,
+    "log-probs of the prompt": prompts_log_probs,
+    "greedy": greedy,
+    "top-k, top-p": truncation,
+    "interrupted and continued": continued,
+    "update from tensors": tensor_update,
+    "update from disk": disk_update,
+    "update in flight, retract": retracted,
+    "update in flight, in place": updated_in_place,
+}

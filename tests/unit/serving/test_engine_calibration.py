@@ -1,0 +1,66 @@
+"""What the engine tells of the memory's subtraction, and of responses that go on, against float64 written out."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from megasharp.serving.engine import drawing
+from megasharp.serving.engine.drawing import calibration, subtract_memory
+from megasharp.serving.engine.requests import check_request, columns_of
+
+ROWS, VOCABULARY = 50, 30
+
+
+def request(custom: dict[str, float] | None, prompt: int = 3) -> Any:
+    params = SimpleNamespace(custom_params=custom, sampling_seed=None)
+    return SimpleNamespace(sampling_params=params, origin_input_ids=[0] * prompt)
+
+
+@pytest.mark.parametrize("block", [1 << 24, 4 * VOCABULARY])
+def test_argmax_and_kl(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "_BLOCK_ELEMENTS", block)
+    generator = torch.Generator().manual_seed(1)
+    policy, memory = (2 * torch.randn(ROWS, VOCABULARY, generator=generator) for _ in range(2))
+    custom = [{"mu": 0.1 * row, "plausible": 0.05} if row % 2 else {"mu": 0.1 * row} for row in range(ROWS)]
+    temperature = torch.linspace(0.4, 1.6, ROWS)
+    calibrated = policy.clone()
+    subtract_memory(calibrated, memory, columns_of([request(each) for each in custom], "cpu"), temperature[:, None])
+    moved, kl = calibration(policy, calibrated, temperature)
+    assert {0.0, 1.0} == set(moved.tolist())
+    for row, each in enumerate(custom):
+        p = [math.exp(z / float(temperature[row])) for z in policy[row].tolist()]
+        c = [
+            math.exp((z - each["mu"] * m) / float(temperature[row]))
+            if p[token] >= each.get("plausible", 0) * max(p)
+            else 0
+            for token, (z, m) in enumerate(zip(policy[row].tolist(), memory[row].tolist(), strict=True))
+        ]
+        want = sum(x / sum(c) * math.log(x / sum(c) / (y / sum(p))) for x, y in zip(c, p, strict=True) if x)
+        assert float(kl[row]) == pytest.approx(want, abs=2e-5)
+        assert bool(moved[row]) == (c.index(max(c)) != p.index(max(p)))
+
+
+def test_without_a_mu_nothing_has_changed() -> None:
+    policy = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(2))
+    moved, kl = calibration(policy, policy.clone(), torch.ones(4))
+    assert moved.tolist() == kl.tolist() == [0.0] * 4
+
+
+def test_begun_tokens_are_no_prompt() -> None:
+    columns = columns_of([request({"begun": 4}, 10), request(None, 10), request({"mu": 0.5, "begun": 0}, 7)], "cpu")
+    assert columns.prompt_S.tolist() == [6, 10, 7]
+
+
+def test_begun_is_a_number_of_tokens() -> None:
+    check_request({"begun": 3}, has_memory=False)
+    check_request({"begun": 0, "mu": 1e6}, has_memory=True)
+    for bad in ({"begun": -1}, {"begun": 1.5}, {"begun": True}, {"begun": 2**31}, {"begun": 2, "mu": 1e7}):
+        with pytest.raises(ValueError, match="custom_params"):
+            check_request(bad, has_memory=True)
+    with pytest.raises(ValueError, match="mu needs a memory network"):
+        check_request({"begun": 3, "mu": 0.5}, has_memory=False)
