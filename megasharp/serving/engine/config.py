@@ -226,14 +226,16 @@ def _check_cpu(config: EngineConfig) -> None:
             raise UserError(
                 f"sglang.{name} is {config.sglang[name]}, but SGLang's only one on a CPU is torch_native; leave it out"
             )
-    # What SGLang would pad on a CPU, and on a CPU only, would be no checkpoint's shape in updates and checksums.
-    for folder in filter(None, (config.model, config.memory)):
-        network = _model_config(folder)
-        width, heads = getattr(network, "intermediate_size", 0), getattr(network, "num_key_value_heads", config.tp)
-        if width % (_CPU_WIDTH * config.tp):
-            raise UserError(f"{folder} has intermediate_size {width}; on a CPU it must divide by 32 x tp ({config.tp})")
-        if heads % config.tp:
-            raise UserError(f"{folder} has {heads} key-value heads; on a CPU tp ({config.tp}) must divide them")
+    # What SGLang pads on a CPU, and there only, would be no checkpoint's shape in updates and checksums.
+    policy = _model_config(config.model)
+    width, heads = getattr(policy, "intermediate_size", 0), getattr(policy, "num_key_value_heads", config.tp)
+    if width % (_CPU_WIDTH * config.tp):
+        raise UserError(
+            f"{config.model} has intermediate_size {width}; on a CPU it must be a multiple of "
+            f"{_CPU_WIDTH} x tp ({config.tp})"
+        )
+    if heads % config.tp:
+        raise UserError(f"{config.model} has {heads} key-value heads; on a CPU tp ({config.tp}) must divide them")
 
 
 def _check_sleep(config: EngineConfig) -> None:

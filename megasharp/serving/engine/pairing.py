@@ -86,6 +86,10 @@ def _check_network(whose: str, config: Any, tp: int) -> None:
         raise UserError(f"the {whose} has sliding-window attention, which does not share a cache with another network")
     if config.num_attention_heads % tp:
         raise UserError(f"the {whose} has {config.num_attention_heads} query heads, which tp={tp} does not divide")
+    if config.intermediate_size % tp:
+        raise UserError(
+            f"the {whose} has an intermediate_size of {config.intermediate_size}, which tp={tp} does not divide"
+        )
 
 
 def _architecture(config: Any) -> str:

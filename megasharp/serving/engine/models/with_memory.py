@@ -6,7 +6,7 @@ SGLang's paged key-value pool. So one page table, one radix tree and one allocat
 reuse, chunked prefill, retraction and flushing keep them in step by themselves.
 
 SGLang's sleep drops both networks' weights and its wake brings none back: an update after it must bring both, and
-`receive.py` holds it to that.
+`sleeping.py` keeps requests out until it has come.
 
 The memory's logits go to a buffer (`memory_logits.py`); the sampler subtracts them.
 """
