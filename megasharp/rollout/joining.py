@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from megasharp.types import Completion, Group, VersionSpan
+from megasharp.types import Completion, FinishReason, Group, SamplingParams, VersionSpan
 
 
 def join(earlier: Completion, later: Completion) -> Completion:
@@ -33,6 +33,17 @@ def join(earlier: Completion, later: Completion) -> Completion:
         argmax_moved=_joined(earlier.argmax_moved, later.argmax_moved),
         calibration_kl=_joined(earlier.calibration_kl, later.calibration_kl),
     )
+
+
+def ended(response: Completion, sampling: SamplingParams) -> Completion:
+    """The response, with its own end in place of an abort that came after its last token."""
+    if response.finish_reason is not FinishReason.ABORT or not response.tokens.numel():
+        return response
+    if int(response.tokens[-1]) in sampling.stop_token_ids:
+        return replace(response, finish_reason=FinishReason.STOP)
+    if response.tokens.numel() >= sampling.max_tokens:
+        return replace(response, finish_reason=FinishReason.LENGTH)
+    return response
 
 
 def _joined(earlier_T: Tensor | None, later_T: Tensor | None) -> Tensor | None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from megasharp.errors import EnginesLost, NotSampled
 from megasharp.protocols import AsyncEngine
-from megasharp.rollout.joining import join, oldest_version
+from megasharp.rollout.joining import ended, join, oldest_version
 from megasharp.types import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams
 
 
@@ -86,19 +86,22 @@ class PromptWork:
             raise NotSampled(str(error)) from error
         still_open = []
         for index, part in zip(self._open, parts, strict=True):
-            self._append(index, part)
-            if aborted and part.finish_reason is FinishReason.ABORT:
+            reason = self._append(index, part, self._sampling)
+            if aborted and reason is FinishReason.ABORT:
                 still_open.append(index)
         self._open = still_open
 
     def _give_up(self, sampling: SamplingParams) -> None:
         for index in self._open:
-            self._append(index, Completion.unsampled(self._request.seeds[index], sampling))
+            self._append(index, Completion.unsampled(self._request.seeds[index], sampling), sampling)
         self._open = []
 
-    def _append(self, index: int, part: Completion) -> None:
+    def _append(self, index: int, part: Completion, sampling: SamplingParams) -> FinishReason:
+        """Join what was sampled now to what there was; returns how the response ended."""
         earlier = self._completions[index]
-        self._completions[index] = part if earlier is None else join(earlier, part)
+        joined = ended(part if earlier is None else join(earlier, part), sampling)
+        self._completions[index] = joined
+        return joined.finish_reason
 
     def discard(self) -> None:
         """Throw away what was sampled; the prompt is to be sampled anew."""

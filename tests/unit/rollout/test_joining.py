@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from megasharp.rollout.joining import join, oldest_version, staleness
+from megasharp.rollout.joining import ended, join, oldest_version, staleness
 from megasharp.types import (
     Completion,
     FinishReason,
@@ -63,6 +63,19 @@ def test_parts_without_tokens() -> None:
     ended = join(begun, nothing)
     assert ended.finish_reason is FinishReason.ABORT
     assert ended.tokens is begun.tokens and ended.version_spans == begun.version_spans
+
+
+def test_an_abort_after_the_last_token_is_no_abort() -> None:
+    """SGLang does not look at the token that it samples while it ends a request."""
+    sampling = SamplingParams(max_tokens=4, stop_token_ids=(2,))
+
+    def reason(length: int, given: FinishReason = FinishReason.ABORT) -> FinishReason:
+        return ended(part(0, [1] * length, given), sampling).finish_reason
+
+    assert reason(3) is FinishReason.STOP, "its last token is 2"
+    assert reason(4) is FinishReason.LENGTH
+    assert reason(2) is reason(0) is FinishReason.ABORT
+    assert reason(2, FinishReason.LENGTH) is FinishReason.LENGTH
 
 
 def test_what_was_not_sampled_has_the_memorys_fields_where_one_was_asked_for() -> None:
