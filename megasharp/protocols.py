@@ -40,7 +40,7 @@ class WeightSink(Protocol):
         ...
 
 
-class Engine(WeightSink, Protocol):
+class Engine(Protocol):
     """Anything that samples."""
 
     @property

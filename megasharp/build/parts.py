@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 ROW_MULTIPLE = 128
 
 
-def make_engine(folder: Path, dtype: torch.dtype = torch.float32, memory_folder: Path | None = None) -> Engine:
+def make_engine(folder: Path, dtype: torch.dtype = torch.float32, memory_folder: Path | None = None) -> InProcessEngine:
     """The in-process engine for a Hugging Face folder's architecture, or a policy's and a memory's; no weights yet."""
     return InProcessEngine(folder, dtype=dtype, device=CPU, memory_folder=memory_folder)
 

@@ -132,6 +132,11 @@ class RankLearner:
         """Where this rank stands; says which ranks export weights, and of which pipeline stage."""
         return self._place
 
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's weights are."""
+        return self._device
+
     def _on_device(self) -> AbstractContextManager[None]:
         return megatron_device(self._device)
 
@@ -184,10 +189,13 @@ class RankLearner:
             gate=DEFAULT_QUANTILE if needs.gate is None else needs.gate,
         )
 
-    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """This stage's whole Hugging Face tensors on the ranks that export; every rank must iterate to the end."""
+    def export_weights(self, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """This stage's whole Hugging Face tensors on the ranks that export, or `everywhere`.
+
+        Every rank must iterate to the end.
+        """
         with self._on_device():
-            exported = export_stage(self._model, self._family, self._arch, self._place)
+            exported = export_stage(self._model, self._family, self._arch, self._place, everywhere)
         # The generator runs between the caller's own work, which must not see the routed device calls.
         while True:
             with self._on_device():

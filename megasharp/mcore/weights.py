@@ -38,17 +38,20 @@ def load_hf(model: GPTModel, reader: HFReader, family: Family, arch: Architectur
 
 
 @torch.no_grad()
-def export_stage(model: GPTModel, family: Family, arch: Architecture, place: Place) -> Iterator[tuple[str, Tensor]]:
-    """Yield this stage's weights as whole Hugging Face tensors, on the ranks where `place.exports`.
+def export_stage(
+    model: GPTModel, family: Family, arch: Architecture, place: Place, everywhere: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield this stage's weights as whole Hugging Face tensors, on the ranks where `place.exports`, or `everywhere`.
 
     Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.
+    Everywhere, all ranks must and do.
     """
-    if place.dp:
+    if place.dp and not everywhere:
         return
     group = parallel_state.get_tensor_model_parallel_group()
     for name, parameter in global_parameters(model):
         shards = _gather_shards(parameter, group)
-        if place.exports:
+        if place.exports or everywhere:
             yield from hf_tensors(family, arch, name, shards)
 
 

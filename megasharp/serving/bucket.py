@@ -1,13 +1,16 @@
-"""The file in which weights travel from the trainer to an engine on the same machine.
+"""Buckets of weights: what the trainer says of them and how their bytes lie, in a file or in one flat tensor.
 
-Layout: 8 bytes, little-endian, the length of the header; the header, JSON; zeros up to a multiple of 64; the tensors'
-bytes, each starting at a multiple of 64. The header:
+Every bucket has a header, JSON:
 
-    {"version": 12, "tensors": [{"name": "lm_head.weight", "dtype": "float32", "shape": [22, 128], "offset": 0,
-                                 "nbytes": 11264, "sha256": "9f86..."}]}
+    {"version": 12, "memory_version": 3, "push": "5be1f0c9", "tensors": [{"name": "lm_head.weight", "dtype": "float32",
+     "shape": [22, 128], "offset": 0, "nbytes": 11264, "sha256": "9f86..."}]}
 
-`offset` counts from the first tensor's byte, `version` is the weights' version that the tensors belong to, `sha256` is
-there only where the sender was asked for it. Both sides use this module, so it imports torch and nothing else.
+`version` is the policy version that the tensors belong to, `memory_version` the memory network's, null in a push that
+carries none of its weights. `push` names the attempt: buckets of different attempts never add up to one version.
+`offset` counts from the first tensor's byte, in multiples of 64; `sha256` is there only where the sender was asked.
+
+A file holds 8 bytes, little-endian, with the length of the header; the header; zeros up to a multiple of 64; the
+tensors' bytes. Trainer and engine both use this module, so it imports torch and nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,16 +28,20 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
+# The header of a push that travels as a Hugging Face folder: a file in it, with every tensor of the push.
+FOLDER_HEADER = "megasharp.json"
 _LENGTH_BYTES = 8
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8)
 }
 
+Named = Sequence[tuple[str, Tensor]]
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one tensor lies in a bucket file; `offset` in bytes from the first tensor's."""
+    """Where one tensor lies in a bucket; `offset` in bytes from the first tensor's."""
 
     name: str
     dtype: str
@@ -43,31 +51,109 @@ class Entry:
     sha256: str | None = None
 
 
-def write_bucket(path: Path, version: int, tensors: Sequence[tuple[str, Tensor]], *, checksums: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Which push a bucket belongs to; `memory_version` is None where no weights of the memory network are pushed."""
+
+    version: int
+    memory_version: int | None
+    push: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a bucket says of itself; without tensors it closes the push."""
+
+    stamp: Stamp
+    tensors: tuple[Entry, ...] = ()
+
+    def to_json(self) -> str:
+        """The header as the module's docstring has it."""
+        return json.dumps({**asdict(self.stamp), "tensors": [_described(entry) for entry in self.tensors]})
+
+
+def new_stamp(version: int, memory_version: int | None) -> Stamp:
+    """The stamp of an attempt that begins now."""
+    return Stamp(version, memory_version, secrets.token_hex(4))
+
+
+def parse_header(text: str | bytes) -> Header:
+    """Undo `Header.to_json`. Raises ValueError for anything else."""
+    try:
+        raw = json.loads(text)
+        entries = tuple(Entry(**{**item, "shape": tuple(item["shape"])}) for item in raw.pop("tensors"))
+        stamp = Stamp(**raw)
+        # What was written by something else must not get far.
+        int(stamp.version), int(stamp.memory_version or 0), stamp.push.isalnum(), [_DTYPES[e.dtype] for e in entries]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError("this is not a header of weights") from error
+    return Header(stamp, entries)
+
+
+def laid_out(tensors: Named, digests: Sequence[str] | None = None) -> tuple[Entry, ...]:
+    """Where the tensors lie, one after another; `digests` are their SHA-256, if they are to be compared."""
+    entries, offset = [], 0
+    for number, (name, tensor) in enumerate(tensors):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        assert dtype in _DTYPES, (name, dtype)
+        digest = None if digests is None else digests[number]
+        entries.append(Entry(name, dtype, tuple(tensor.shape), offset, tensor.nbytes, digest))
+        offset += _rounded(tensor.nbytes)
+    return tuple(entries)
+
+
+def flattened(tensors: Named) -> tuple[tuple[Entry, ...], Tensor]:
+    """The tensors as one uint8 tensor on their device, and where each lies in it."""
+    entries = laid_out(tensors)
+    flat = torch.zeros(flat_size(entries), dtype=torch.uint8, device=tensors[0][1].device if tensors else None)
+    for entry, (_, tensor) in zip(entries, tensors, strict=True):
+        flat[entry.offset : entry.offset + entry.nbytes] = _bytes_of(tensor)
+    return entries, flat
+
+
+def flat_size(entries: Sequence[Entry]) -> int:
+    """Bytes of the tensor that `flattened` gives."""
+    return entries[-1].offset + _rounded(entries[-1].nbytes) if entries else 0
+
+
+def unflattened(entries: Sequence[Entry], data: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Undo `flattened`: views of `data`, uint8 [bytes].
+
+    Raises ValueError where the bytes end too soon, and for a tensor whose checksum differs.
+    """
+    for entry in entries:
+        raw = data[entry.offset : entry.offset + entry.nbytes]
+        if raw.numel() != entry.nbytes:
+            raise ValueError(f"the bytes end inside tensor {entry.name}")
+        if entry.sha256 is not None and checksum(raw) != entry.sha256:
+            raise ValueError(f"tensor {entry.name} does not have the checksum that was sent with it")
+        yield entry.name, raw.view(_DTYPES[entry.dtype]).view(entry.shape)
+
+
+def write_bucket(path: Path, stamp: Stamp, tensors: Named, digests: Sequence[str] | None = None) -> None:
     """Write CPU tensors to the new file `path`, readable by this user only.
 
     Raises OSError where the file cannot be written whole (a full /dev/shm), and then leaves none behind.
     """
-    raw = [_bytes_of(tensor) for _, tensor in tensors]
-    entries = _entries(tensors, raw, checksums)
-    header = json.dumps({"version": version, "tensors": [_as_json(entry) for entry in entries]}).encode()
+    entries = laid_out(tensors, digests)
+    header = Header(stamp, entries).to_json().encode()
     file = open(path, "xb", opener=_private)  # noqa: SIM115 (what was there before must not be removed below)
     try:
         with file:
             file.write(len(header).to_bytes(_LENGTH_BYTES, "little"))
             file.write(header)
             start = _pad(file)
-            for entry, data in zip(entries, raw, strict=True):
+            for entry, (_, tensor) in zip(entries, tensors, strict=True):
                 assert _pad(file) == start + entry.offset
-                file.write(data.numpy().data)
+                file.write(_bytes_of(tensor).numpy().data)
     except OSError:
         path.unlink(missing_ok=True)
         raise
 
 
-def read_version(path: Path) -> int:
-    """The weights' version that a bucket file belongs to. Raises ValueError for a file that is no bucket."""
-    return int(_header(path)[0]["version"])
+def read_header(path: Path) -> Header:
+    """The header of a bucket file. Raises ValueError for a file that is no bucket."""
+    return _header(path)[0]
 
 
 def read_bucket(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -76,21 +162,16 @@ def read_bucket(path: Path) -> Iterator[tuple[str, Tensor]]:
     Raises ValueError for a file that is no bucket or is cut off, and for a tensor whose checksum differs.
     """
     header, start = _header(path)
-    size = path.stat().st_size
-    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    for item in header["tensors"]:
-        entry = Entry(**{**item, "shape": tuple(item["shape"])})
-        raw = data[start + entry.offset : start + entry.offset + entry.nbytes]
-        if raw.numel() != entry.nbytes:
-            raise ValueError(f"{path}: the file ends inside tensor {entry.name}")
-        if entry.sha256 is not None and checksum(raw) != entry.sha256:
-            raise ValueError(f"{path}: tensor {entry.name} does not have the checksum that was sent with it")
-        yield entry.name, raw.view(_DTYPES[entry.dtype]).view(entry.shape)
+    data = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    try:
+        yield from unflattened(header.tensors, data[start:])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def checksum(tensor: Tensor) -> str:
-    """SHA-256 of a CPU tensor's bytes, in hexadecimal."""
-    return hashlib.sha256(_bytes_of(tensor).numpy().data).hexdigest()
+    """SHA-256 of a tensor's bytes, in hexadecimal."""
+    return hashlib.sha256(_bytes_of(tensor).cpu().numpy().data).hexdigest()
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
@@ -98,34 +179,22 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _entries(tensors: Sequence[tuple[str, Tensor]], raw: Sequence[Tensor], checksums: bool) -> list[Entry]:
-    entries, offset = [], 0
-    for (name, tensor), data in zip(tensors, raw, strict=True):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        assert dtype in _DTYPES, (name, dtype)
-        digest = checksum(data) if checksums else None
-        entries.append(Entry(name, dtype, tuple(tensor.shape), offset, data.numel(), digest))
-        offset += _rounded(data.numel())
-    return entries
-
-
-def _as_json(entry: Entry) -> dict[str, object]:
-    fields: dict[str, object] = {name: getattr(entry, name) for name in Entry.__slots__}
+def _described(entry: Entry) -> dict[str, Any]:
+    fields = asdict(entry)
     if entry.sha256 is None:
         del fields["sha256"]
     return fields
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
+def _header(path: Path) -> tuple[Header, int]:
     """The header, and where the first tensor's bytes start."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         # A wrong length must not become an allocation of petabytes.
         text = file.read(min(length, path.stat().st_size))
     try:
-        header = json.loads(text)
-        int(header["version"]), list(header["tensors"])
-    except (ValueError, KeyError, TypeError) as error:
+        header = parse_header(text)
+    except ValueError as error:
         raise ValueError(f"{path}: this is not a file of weights") from error
     return header, _rounded(_LENGTH_BYTES + length)
 

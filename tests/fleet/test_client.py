@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,8 @@ from megasharp.serving.client import launch
 from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
-from megasharp.serving.client.transport import SyncSettings
+from megasharp.sync.fleet import FleetSync, make_transport
+from megasharp.sync.settings import SyncSettings
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
 
 pytestmark = pytest.mark.long
@@ -63,9 +65,9 @@ def settings(folder: Path, memory: bool = False) -> FleetSettings:
 
 
 @contextmanager
-def running(folder: Path, sync: SyncSettings, memory: bool = False) -> Iterator[tuple[Fleet, list[str]]]:
+def running(folder: Path, memory: bool = False) -> Iterator[tuple[Fleet, list[str]]]:
     told: list[str] = []
-    fleet = start_fleet(settings(folder, memory), FleetOptions(watch=WATCH, sync=sync), told.append)
+    fleet = start_fleet(settings(folder, memory), FleetOptions(watch=WATCH), told.append)
     processes = [psutil.Process(member.process.pid) for member in fleet.members.all]
     family = [*processes, *(child for process in processes for child in process.children(recursive=True))]
     assert len(family) >= 6, "each engine has a scheduler and a detokenizer of its own"
@@ -87,9 +89,9 @@ def model(folder: Path, scale: float) -> PreTrainedModel:
     return network  # type: ignore[no-any-return]
 
 
-def named(network: PreTrainedModel, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def named(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in network.named_parameters():
-        yield prefix + name, parameter.detach()
+        yield name, parameter.detach()
 
 
 @torch.no_grad()
@@ -120,14 +122,27 @@ def worst(found: list[list[Completion]], policy: PreTrainedModel) -> float:
     return max((at(logits(policy, r, c), c) - c.policy_logp).abs().max().item() for r, c in pairs)
 
 
+class Source:
+    """A learner whose weights are a network's of transformers."""
+
+    def __init__(self, tensors: Callable[[], Iterator[tuple[str, Tensor]]]) -> None:
+        self.export_weights = tensors
+
+
+def push(fleet: Fleet, version: int, *networks: PreTrainedModel, **settings: object) -> None:
+    """Push these networks, the policy first, as `version`."""
+    how = SyncSettings(**{"bucket_mb": 1, **settings})  # type: ignore[arg-type]
+    sources = [Source(partial(named, network)) for network in networks]
+    FleetSync(fleet, make_transport(fleet, how), version - 1, version - 1).push(*sources)
+
+
 @pytest.mark.parametrize("kind", ["shared_memory", "disk"])
 def test_policy_and_memory_follow_every_push(tmp_path: Path, kind: str) -> None:
-    sync = SyncSettings(transport=kind, bucket_mb=1, verify=True, folder=tmp_path / "sync")  # type: ignore[arg-type]
     sampling = replace(SAMPLING, memory_mu=0.6)
-    with running(tmp_path, sync, memory=True) as (fleet, _):
+    with running(tmp_path, memory=True) as (fleet, _):
         for version, scale in ((0, 1.0), (1, 1.15)):
             policy, memory = model(POLICY, scale), model(MEMORY, 2 - scale)
-            fleet.load_weights(version, chain_of(policy, memory))
+            push(fleet, version, policy, memory, transport=kind, verify=True, folder=tmp_path / "sync")
             assert fleet.version == version
             found = fleet.generate(REQUESTS, sampling)
             check_samples(found, REQUESTS, version)
@@ -135,11 +150,6 @@ def test_policy_and_memory_follow_every_push(tmp_path: Path, kind: str) -> None:
                 for completion in completions:
                     check_dlc(request, completion, policy, memory)
     assert list((tmp_path / "sync").iterdir()) == []
-
-
-def chain_of(policy: PreTrainedModel, memory: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    yield from named(policy)
-    yield from named(memory, "memory.")
 
 
 def check_dlc(
@@ -156,7 +166,7 @@ def check_dlc(
 
 
 def test_bad_prompts_are_outcomes_of_their_own(tmp_path: Path) -> None:
-    with running(tmp_path, SyncSettings()) as (fleet, told):
+    with running(tmp_path) as (fleet, told):
         bad = [(), (5,) * 100_000, (5,) * 63, (5,) * 50]
         requests = [REQUESTS[0], *(GenerateRequest(tokens, (1, 2)) for tokens in bad), REQUESTS[1]]
         found = fleet.generate(requests, SAMPLING)
@@ -179,8 +189,8 @@ def scheduler(fleet: Fleet) -> int:
 @pytest.mark.parametrize("victim", [leader, scheduler])
 def test_an_engine_killed_while_it_samples(tmp_path: Path, victim: Callable[[Fleet], int]) -> None:
     policy = model(POLICY, 1.0)
-    with running(tmp_path, SyncSettings()) as (fleet, told):
-        fleet.load_weights(3, named(policy))
+    with running(tmp_path) as (fleet, told):
+        push(fleet, 3, policy)
         threading.Timer(0.5, os.kill, (victim(fleet), signal.SIGKILL)).start()
         started = time.monotonic()
         for _ in range(4):
@@ -190,32 +200,12 @@ def test_an_engine_killed_while_it_samples(tmp_path: Path, victim: Callable[[Fle
         assert time.monotonic() - started < 120
         assert [member.health.condition.value for member in fleet.members.all] == ["dead", "serving"]
         assert told[0].startswith("engine 0 is lost")
-        fleet.load_weights(4, named(policy))
+        push(fleet, 4, policy)
         check_samples(fleet.generate(REQUESTS, SAMPLING), REQUESTS, 4)
 
 
-def test_an_engine_killed_in_a_push(tmp_path: Path) -> None:
-    policy = model(POLICY, 1.1)
-    with running(tmp_path, SyncSettings(bucket_mb=1)) as (fleet, told):
-        fleet.load_weights(3, named(model(POLICY, 1.0)))
-
-        def killing() -> Iterator[tuple[str, Tensor]]:
-            for number, pair in enumerate(named(policy)):
-                if number == 30:
-                    os.kill(leader(fleet), signal.SIGKILL)
-                yield pair
-
-        started = time.monotonic()
-        fleet.load_weights(4, killing())
-        assert time.monotonic() - started < 60
-        assert told[0].startswith("engine 0 is lost: dead (its process was killed by SIGKILL)") or "load of" in told[0]
-        found = fleet.generate(REQUESTS, SAMPLING)
-        check_samples(found, REQUESTS, 4)
-        assert worst(found, policy) < TOLERANCE
-
-
 def test_both_engines_killed_while_idle_and_after(tmp_path: Path) -> None:
-    with running(tmp_path, SyncSettings()) as (fleet, told):
+    with running(tmp_path) as (fleet, told):
         os.kill(leader(fleet), signal.SIGKILL)
         check_samples(fleet.generate(REQUESTS, SAMPLING), REQUESTS, -1)
         deadline = time.monotonic() + 10
@@ -225,17 +215,6 @@ def test_both_engines_killed_while_idle_and_after(tmp_path: Path) -> None:
         os.kill(fleet.members.all[1].process.pid, signal.SIGKILL)
         with pytest.raises(UserError, match=r"no engine is left to sample with: engine 0 is dead .*engine 1 is dead"):
             fleet.generate(REQUESTS, SAMPLING)
-        assert not fleet.healthy()
-
-
-def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    def unfit() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in named(model(POLICY, 1.0)):
-            yield name, tensor[:-1] if name == "model.norm.weight" else tensor
-
-    with running(tmp_path, SyncSettings()) as (fleet, _):
-        with pytest.raises(UserError, match=r"no engine is left that takes weights.*model\.norm\.weight"):
-            fleet.load_weights(1, unfit())
         assert not fleet.healthy()
 
 

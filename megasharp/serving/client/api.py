@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from megasharp.errors import one_line
+from megasharp.serving.bucket import Entry
 from megasharp.serving.client.wire import MalformedAnswer, completions, generate_body, version_number
 from megasharp.types import Completion, SamplingParams
 
@@ -60,6 +61,18 @@ class _Answer:
             return json.loads(self.text)
         except ValueError as error:
             raise EngineFailed(f"the answer is no JSON: {self.text[:200]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeat:
+    """Where and as what an engine joins a group: at `host`:`port`, its ranks from `offset` on, of `world`."""
+
+    name: str
+    backend: str
+    host: str
+    port: int
+    offset: int
+    world: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +150,63 @@ class EngineApi:
         """Close the weight update."""
         return self._do("/end_weight_update", {}, _WEIGHTS_S)
 
-    def load_bucket(self, path: Path, ranks: int, version: int | None) -> Refused | None:
-        """Load a file of `megasharp.serving.bucket` that the engine's machine can read, on each of its `ranks`.
+    def load_file(self, path: Path, ranks: int) -> Refused | None:
+        """Load a file of `megasharp.serving.bucket` that the engine's machine can read, on each of its `ranks`."""
+        return self._load([_payload([("file", AsBytes(str(path)))])] * ranks, None)
+
+    def load_handles(self, payloads: Sequence[str]) -> Refused | None:
+        """Load a bucket from memory that its sender shares: for each rank a pickle of its header and a handle."""
+        return self._load(payloads, None)
+
+    def announce(self, header: str, ranks: int, version: int | None = None) -> Refused | None:
+        """Say by its header what the next broadcast brings; one without tensors closes the push.
 
         `version` labels the weights from now on; None leaves the label.
         """
-        body: dict[str, Any] = {
-            "serialized_named_tensors": [_as_tensor_payload(str(path))] * ranks,
-            "load_format": BUCKET_LOADER,
+        return self._load([_payload([("announced", AsBytes(header))])] * ranks, version)
+
+    def _load(self, payloads: Sequence[str], version: int | None) -> Refused | None:
+        body = {"serialized_named_tensors": list(payloads), "load_format": BUCKET_LOADER, "flush_cache": False}
+        return self._do("/update_weights_from_tensor", _labelled(body, version), _WEIGHTS_S)
+
+    def join_group(self, seat: GroupSeat, limit: float) -> Refused | None:
+        """Have every rank of the engine join a group for broadcasts; returns when all of the group have come."""
+        body = {
+            "master_address": seat.host,
+            "master_port": seat.port,
+            "rank_offset": seat.offset,
+            "world_size": seat.world,
+            "group_name": seat.name,
+            "backend": seat.backend,
+        }
+        return self._do("/init_weights_update_group", body, limit)
+
+    def leave_group(self, name: str, limit: float) -> Refused | None:
+        """Have every rank leave a group; refused where it is in none of that name."""
+        return self._do("/destroy_weights_update_group", {"group_name": name}, limit)
+
+    def receive_broadcast(self, entries: Sequence[Entry], group: str, limit: float) -> Refused | None:
+        """Take part in one broadcast of the group, and load its tensors; they must have been announced."""
+        body = {
+            "names": [entry.name for entry in entries],
+            "dtypes": [entry.dtype for entry in entries],
+            "shapes": [list(entry.shape) for entry in entries],
+            "group_name": group,
+            "load_format": "flattened_bucket",
             "flush_cache": False,
         }
-        return self._do("/update_weights_from_tensor", _labelled(body, version), _WEIGHTS_S)
+        return self._do("/update_weights_from_distributed", body, limit)
+
+    def checksums(self) -> list[dict[str, str]] | Refused:
+        """SHA-256 of every whole tensor by its name, as each rank has it."""
+        answer = self._call("POST", "/weights_checker", {"action": "checksum"}, _WEIGHTS_S)
+        if answer.status == 400:
+            return Refused(_message(answer))
+        self._expect_success(answer)
+        try:
+            return [dict(rank["checksums"]) for rank in answer.json()["ranks"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFailed(f"/weights_checker names no checksums: {answer.text[:200]}") from error
 
     def load_folder(self, folder: Path, version: int) -> Refused | None:
         """Load all weights from a Hugging Face folder that the engine's machine can read."""
@@ -211,7 +270,7 @@ def _message(answer: _Answer) -> str:
     return " ".join(str(body or answer.text).split())[:500]
 
 
-class _Text:
+class AsBytes:
     """Pickles as a uint8 tensor of the text: SGLang reads these, but no memory handles of other process trees."""
 
     def __init__(self, text: str) -> None:
@@ -221,6 +280,6 @@ class _Text:
         return torch.ByteTensor, (list(self._text.encode()),)
 
 
-def _as_tensor_payload(path: str) -> str:
-    """A base64 pickle of `[("bucket", uint8 tensor)]`."""
-    return base64.b64encode(pickle.dumps([("bucket", _Text(path))])).decode("ascii")
+def _payload(named: Sequence[tuple[str, AsBytes]]) -> str:
+    """A base64 pickle of named tensors."""
+    return base64.b64encode(pickle.dumps(named)).decode("ascii")

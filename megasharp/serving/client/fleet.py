@@ -8,25 +8,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from megasharp.errors import UserError
-from megasharp.protocols import NamedTensors
 from megasharp.serving.client.api import EngineFailed, Refused
 from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.health import Answered
 from megasharp.serving.client.launch import FleetSettings, launch, stop, vocabulary
 from megasharp.serving.client.members import Members, WatchSettings
 from megasharp.serving.client.router import GivenUp, LeastLoaded, Outcome, RouterSettings
-from megasharp.serving.client.transport import SyncSettings, buckets, make_transport
 from megasharp.serving.client.wire import aborted
 from megasharp.types import Completion, GenerateRequest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How a fleet is watched, fed and kept up to date."""
+    """How a fleet is watched, watched and fed."""
 
     watch: WatchSettings = field(default_factory=WatchSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
-    sync: SyncSettings = field(default_factory=SyncSettings)
 
 
 def _silent(_: str) -> None:
@@ -54,13 +51,11 @@ class Fleet:
         self._version = -1
         self._closed = False
         self._vocabulary = vocabulary(settings.model)
-        self._bucket_mb = options.sync.bucket_mb
         self._engines = engines
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
         atexit.register(self.close)
         self._members = Members(engines, options.watch, tell)
         try:
-            self._transport = make_transport(self._members, options.sync, settings.tp)
             self._router = LeastLoaded(self._members, options.router)
             self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
             self._members.start_watching()
@@ -75,6 +70,11 @@ class Fleet:
     def version(self) -> int:
         """The policy version last pushed whole; -1 before the first."""
         return self._version
+
+    @property
+    def settings(self) -> FleetSettings:
+        """What the engines were started with."""
+        return self._settings
 
     @property
     def members(self) -> Members:
@@ -124,18 +124,6 @@ class Fleet:
             yield
             self._confirm(version)
         self._version = version
-
-    def load_weights(self, version: int, tensors: NamedTensors) -> None:
-        """Push all weights of policy version `version` to every engine, in one pass over `tensors`."""
-        with self.updating(version):
-            try:
-                self._transport.begin(version)
-                for bucket in buckets(tensors, self._bucket_mb):
-                    self._transport.send(bucket)
-                self._transport.end()
-            except BaseException:
-                self._transport.abandon()
-                raise
 
     def _confirm(self, version: int) -> None:
         """Every engine that is left says itself that it serves `version`."""

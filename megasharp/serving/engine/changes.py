@@ -4,7 +4,8 @@
 2. `SamplingBatchInfo`: its three methods meant for it, and the copy made for a forward, carry `requests.Columns`.
 3. `SamplingParams.verify`: also judges `custom_params`, in the server, where a mistake is an answer and not a crash.
 4. `WeightUpdater.update_weights_from_tensor`: a refusal of ours becomes (False, reason) instead of the engine's end.
-5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version's label.
+   `WeightUpdater.receive_weights_from_distributed`: refuses tensors that were not announced.
+5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version, and weights that do not fit.
 6. `WeightChecker._compute_checksum`: SHA-256 of whole tensors under their checkpoint's names. SGLang's own hashes its
    fused, cut tensors, with a hash of its own, and needs CUDA.
 """
@@ -12,12 +13,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from megasharp.serving.engine import seams
-from megasharp.serving.engine.receive import refuse_older
+from megasharp.serving.engine.receive import check_broadcast, check_folder
 from megasharp.serving.engine.requests import Columns, check_request, columns_of
 from megasharp.serving.engine.sampler import EngineSampler
 from megasharp.serving.engine.settings import published
@@ -35,7 +37,8 @@ def apply() -> None:
     _carry_columns(seams.SamplingBatchInfo)
     _judge_requests(seams.SamplingParams, published().memory is not None)
     _answer_refusals(seams.WeightUpdater)
-    _refuse_older_folders(seams.SchedulerWeightUpdaterManager)
+    _take_announced_only(seams.WeightUpdater)
+    _check_folders(seams.SchedulerWeightUpdaterManager)
     _name_checksums(seams.WeightChecker)
 
 
@@ -88,12 +91,24 @@ def _answer_refusals(updater: Any) -> None:
     updater.update_weights_from_tensor = answer
 
 
-def _refuse_older_folders(manager: Any) -> None:
+def _take_announced_only(updater: Any) -> None:
+    receive: Callable[..., Any] = updater.receive_weights_from_distributed
+
+    def answer(self: Any, *, names: Any, dtypes: Any, shapes: Any, **kwargs: Any) -> Any:
+        # What is raised here becomes (False, reason) one level up.
+        check_broadcast(self.get_model(), names, dtypes, shapes)
+        return receive(self, names=names, dtypes=dtypes, shapes=shapes, **kwargs)
+
+    updater.receive_weights_from_distributed = answer
+
+
+def _check_folders(manager: Any) -> None:
     update: Callable[[Any, Any], Any] = manager.update_weights_from_disk
 
     def answer(self: Any, request: Any) -> Any:
         try:
-            refuse_older(request.weight_version, seams.get_serving().weight_version)
+            model = self.tp_worker.model_runner.model
+            check_folder(model, Path(request.model_path), request.weight_version)
         except ValueError as error:
             return seams.UpdateWeightFromDiskReqOutput(success=False, message=str(error), num_paused_requests=0)
         return update(self, request)

@@ -16,7 +16,6 @@ from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
 from megasharp.serving.client.router import RouterSettings
-from megasharp.serving.client.transport import SyncSettings
 
 STANDIN = Path(__file__).with_name("standin.py")
 QUICK = WatchSettings(probe_every=0.3, suspect_every=0.1, probe_limit=1.0, dead_after=3, wait_limit=20.0)
@@ -70,17 +69,14 @@ def make(tmp_path: Path) -> Iterator[Make]:
         engines: int = 2,
         *,
         router: RouterSettings | None = None,
-        sync: SyncSettings | None = None,
         watch: WatchSettings = QUICK,
         memory: bool = False,
         tp: int = 1,
         **behaviour: object,
     ) -> StandIns:
         told: list[str] = []
-        shared = tmp_path / "shared"
-        shared.mkdir(exist_ok=True)
         (tmp_path / "config.json").write_text('{"vocab_size": 60}')
-        options = FleetOptions(watch, router or RouterSettings(), sync or SyncSettings(folder=shared))
+        options = FleetOptions(watch, router or RouterSettings())
         fleet = start_fleet(settings(tmp_path, engines, memory, tp, **behaviour), options, told.append)
         made.append(fleet)
         return StandIns(fleet, told)

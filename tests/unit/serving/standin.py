@@ -3,7 +3,8 @@
 Its tokens are a function of prompt and seed, and its log-probs name the engine that sampled them. How it misbehaves is
 said by the config's `sglang` table, or later by POST /standin, as {"<path>": "<deed>"}: `die` ends the process, `hang`
 never answers, `fail` answers 500, `refuse` answers 400 with success=false, `lie` answers 200 with success=false;
-{"delay": seconds} slows sampling, {"version": "7"} is what /model_info then claims. GET /standin says what it holds.
+{"delay": seconds} slows sampling, {"version": "7"} is what /model_info then claims,
+{"corrupt": {"<tensor>": "<sha256>"}} what /weights_checker does. GET /standin says what it holds.
 Of the standard library only, so that it starts at once; it reads bucket files by their description, not by our code.
 """
 
@@ -31,6 +32,9 @@ class State:
         self.version = "default"
         self.session = self.paused = False
         self.loaded: dict[str, str] = {}
+        self.announced: dict = {}
+        self.stamps: list[list] = []
+        self.groups: dict[str, list] = {}
         self.generated: list[int] = []
         self.aborted: set[str] = set()
         self.flushes = self.most_at_once = self.at_once = 0
@@ -82,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def described(self) -> dict:
         state = self.state
-        names = ("version", "loaded", "generated", "flushes", "session", "paused", "most_at_once")
+        names = ("version", "loaded", "stamps", "groups", "generated", "flushes", "session", "paused", "most_at_once")
         return {"pid": os.getpid(), "aborted": sorted(state.aborted), **{name: getattr(state, name) for name in names}}
 
     def health(self, _: object) -> tuple[int, object]:
@@ -160,9 +164,35 @@ class Handler(BaseHTTPRequestHandler):
             return 400, {"success": False, "message": "must run between begin and end"}
         payloads = body["serialized_named_tensors"]
         assert len(payloads) == self.state.config["tp"]
-        self.state.loaded |= read(path_in(payloads[0]))
+        kind, text = text_in(payloads[0])
+        if kind == "file":
+            self.state.loaded |= read(Path(text))
+        else:
+            assert kind == "announced"
+            self.state.announced = json.loads(text)
+            self.state.stamps.append(
+                [self.state.announced["version"], self.state.announced["memory_version"], "weight_version" in body]
+            )
         self.state.version = body.get("weight_version", self.state.version)
         return 200, {"success": True, "message": "Success"}
+
+    def init_weights_update_group(self, body: dict) -> tuple[int, object]:
+        self.state.groups[body["group_name"]] = [body["rank_offset"], body["world_size"], body["backend"]]
+        return 200, {"success": True, "message": "Success"}
+
+    def destroy_weights_update_group(self, body: dict) -> tuple[int, object]:
+        known = self.state.groups.pop(body["group_name"], None) is not None
+        return 200 if known else 400, {"success": known, "message": "The group to be destroyed does not exist."}
+
+    def update_weights_from_distributed(self, body: dict) -> tuple[int, object]:
+        assert self.state.session and body["group_name"] in self.state.groups
+        assert body["names"] == [each["name"] for each in self.state.announced["tensors"]]
+        self.state.loaded |= dict.fromkeys(body["names"], body["group_name"].split("-")[1])
+        return 200, {"success": True, "message": "Success"}
+
+    def weights_checker(self, _: dict) -> tuple[int, object]:
+        found = {**self.state.loaded, **self.state.behaviour.get("corrupt", {})}
+        return 200, {"success": True, "ranks": [{"checksums": found}] * self.state.config["tp"]}
 
     def update_weights_from_disk(self, body: dict) -> tuple[int, object]:
         for file in sorted(Path(body["model_path"]).glob("*.safetensors")):
@@ -181,12 +211,11 @@ def sampled(tokens: list[int], seed: int, count: int) -> list[int]:
     return [byte % VOCABULARY for byte in digest[:count]]
 
 
-def path_in(payload: str) -> Path:
-    """The file's name in a pickle of [("bucket", torch.ByteTensor(bytes))], read without torch."""
+def text_in(payload: str) -> tuple[str, str]:
+    """What a pickle of [(kind, torch.ByteTensor(bytes))] says, read without torch."""
     sys.modules.setdefault("torch", types.SimpleNamespace(ByteTensor=bytes))  # type: ignore[arg-type]
-    [(name, raw)] = pickle.loads(base64.b64decode(payload))
-    assert name == "bucket"
-    return Path(bytes(list(raw)).decode())
+    [(kind, raw)] = pickle.loads(base64.b64decode(payload))
+    return kind, bytes(list(raw)).decode()
 
 
 def read(path: Path) -> dict[str, str]:

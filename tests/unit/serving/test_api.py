@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from megasharp.serving.bucket import write_bucket
-from megasharp.serving.client.api import EngineApi, EngineFailed, EngineSlow, Refused
+from megasharp.serving.bucket import Header, Stamp, checksum, laid_out, write_bucket
+from megasharp.serving.client.api import EngineApi, EngineFailed, EngineSlow, GroupSeat, Refused
 from megasharp.types import SamplingParams
 from tests.unit.serving.standin import Handler, Server, State
 
@@ -49,18 +49,32 @@ def test_values(api: EngineApi, state: State) -> None:
 
 def test_a_whole_update(api: EngineApi, state: State, tmp_path: Path) -> None:
     path = tmp_path / "bucket"
-    write_bucket(path, 3, [("a", torch.ones(2))])
+    stamp = Stamp(3, None, "ab")
+    write_bucket(path, stamp, [("a", torch.ones(2))])
     assert api.pause("retract") is None
     assert state.paused
     assert api.begin_update() is None
-    assert api.load_bucket(path, 1, None) is None
+    assert api.load_file(path, 1) is None
     assert api.version() == -1
-    assert api.load_bucket(path, 1, 3) is None
+    assert api.announce(Header(stamp).to_json(), 1, 3) is None
     assert api.version() == 3
+    assert api.checksums() == [{"a": checksum(torch.ones(2))}]
     assert api.end_update() is None
     assert api.flush() is None
     assert api.proceed() is None
     assert (list(state.loaded), state.paused, state.session, state.flushes) == (["a"], False, False, 1)
+
+
+def test_a_broadcast(api: EngineApi, state: State) -> None:
+    entries = laid_out([("a", torch.ones(2)), ("b", torch.ones(3, 4))])
+    assert api.join_group(GroupSeat("sync-0-ab", "gloo", "127.0.0.1", 1234, 3, 5), 5.0) is None
+    assert state.groups == {"sync-0-ab": [3, 5, "gloo"]}
+    assert api.begin_update() is None
+    assert api.announce(Header(Stamp(3, 1, "ab"), entries).to_json(), 1) is None
+    assert api.receive_broadcast(entries, "sync-0-ab", 5.0) is None
+    assert (list(state.loaded), state.stamps) == (["a", "b"], [[3, 1, False]])
+    assert api.leave_group("sync-0-ab", 5.0) is None
+    assert api.leave_group("sync-0-ab", 5.0) == Refused("The group to be destroyed does not exist.")
 
 
 @pytest.mark.parametrize("deed", ["refuse", "lie"])
@@ -73,14 +87,14 @@ def test_refusals_are_values(api: EngineApi, state: State, tmp_path: Path, deed:
         api.flush(),
         api.begin_update(),
         api.end_update(),
-        api.load_bucket(tmp_path, 1, 1),
+        api.load_file(tmp_path, 1),
         api.load_folder(tmp_path, 1),
     )
     assert set(answers) == {Refused(f"told to {deed}")}
 
 
 def test_tensors_outside_an_update_are_refused(api: EngineApi, tmp_path: Path) -> None:
-    assert api.load_bucket(tmp_path, 1, 1) == Refused("must run between begin and end")
+    assert api.load_file(tmp_path, 1) == Refused("must run between begin and end")
 
 
 def test_a_prompt_that_is_refused(api: EngineApi) -> None:

@@ -251,7 +251,7 @@ def test_a_closed_fleet(make: Make) -> None:
     with pytest.raises(RuntimeError, match="closed"):
         stand_ins.fleet.generate(prompts(1), SAMPLING)
     with pytest.raises(RuntimeError, match="closed"):
-        stand_ins.fleet.load_weights(1, [])
+        stand_ins.fleet.updating(1).__enter__()
 
 
 def wait_until(condition: Callable[[], bool], limit: float = 10.0) -> None:

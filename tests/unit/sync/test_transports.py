@@ -1,4 +1,4 @@
-"""Pushing weights to stand-ins: what arrives, under which version, and engines that fail in the middle."""
+"""Pushing weights to stand-ins: what arrives, under which versions, and engines that fail in the middle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -15,45 +15,30 @@ import torch
 from torch import Tensor
 
 from megasharp.errors import UserError
-from megasharp.serving.bucket import checksum
-from megasharp.serving.client import transport
 from megasharp.serving.client.api import EngineApi
-from megasharp.serving.client.transport import SyncSettings, buckets
+from megasharp.sync import shared_memory
+from megasharp.sync.buckets import buckets, difference
+from megasharp.sync.fleet import FleetSync
 from megasharp.types import GenerateRequest, SamplingParams, VersionSpan
 from tests.unit.serving.conftest import Make
+from tests.unit.sync.conftest import Source, memory, source, sums, weights
 
 KINDS = ("shared_memory", "disk")
 DEEDS = ("fail", "refuse", "lie", "die")
+LOADS = {"shared_memory": "/update_weights_from_tensor", "disk": "/update_weights_from_disk"}
 SAMPLING = SamplingParams(max_tokens=4)
 REQUESTS = [GenerateRequest((number, 7), (number,)) for number in range(6)]
-
-
-def weights(seed: int = 0) -> list[tuple[str, Tensor]]:
-    """Some of a megabyte, so that one MiB per bucket makes several; with a memory network and a tied pair."""
-    generator = torch.Generator().manual_seed(seed)
-    named = [(f"layer.{n}.weight", torch.randn(300, 400, generator=generator)) for n in range(6)]
-    named += [("norm.weight", torch.randn(7, generator=generator).to(torch.bfloat16))]
-    named += [("tied.weight", named[0][1]), ("memory.norm.weight", torch.randn(3, generator=generator))]
-    return named
-
-
-def sums(named: list[tuple[str, Tensor]]) -> dict[str, str]:
-    return {name: checksum(tensor) for name, tensor in named}
-
-
-def sync(tmp_path: Path, kind: str, **more: object) -> SyncSettings:
-    shared = tmp_path / "shared"
-    shared.mkdir(exist_ok=True)
-    return SyncSettings(transport=kind, bucket_mb=1, folder=shared, **more)  # type: ignore[arg-type]
+MakeSync = Callable[..., FleetSync]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verify", [False, True])
-def test_every_tensor_reaches_every_engine(make: Make, tmp_path: Path, kind: str, verify: bool) -> None:
-    stand_ins = make(2, sync=sync(tmp_path, kind, verify=verify), tp=2)
-    for version in (0, 1, 7):
-        stand_ins.fleet.load_weights(version, iter(weights(version)))
-        assert stand_ins.fleet.version == version
+def test_every_tensor_reaches_every_engine(make: Make, sync: MakeSync, tmp_path: Path, kind: str, verify: bool) -> None:
+    stand_ins = make(2, tp=2)
+    pushing = sync(stand_ins, kind, verify=verify)
+    assert (pushing.version, pushing.memory_version) == (-1, -1)
+    for version in range(3):
+        assert pushing.push(source(version)) == version == pushing.version == stand_ins.fleet.version
         for index in (0, 1):
             holds = stand_ins.command(index)
             assert holds["loaded"] == sums(weights(version))
@@ -64,9 +49,24 @@ def test_every_tensor_reaches_every_engine(make: Make, tmp_path: Path, kind: str
     assert stand_ins.command(0)["flushes"] == 3
 
 
-def test_in_place_keeps_the_cache(make: Make, tmp_path: Path) -> None:
-    stand_ins = make(1, sync=sync(tmp_path, "shared_memory", in_flight="in_place"))
-    stand_ins.fleet.load_weights(1, weights())
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_memory_network_has_a_version_of_its_own(make: Make, sync: MakeSync, kind: str) -> None:
+    stand_ins = make(1)
+    pushing = sync(stand_ins, kind, version=6, memory_version=1, verify=True)
+    pushing.push(source(7), memory(2))
+    assert (pushing.version, pushing.memory_version) == (7, 2)
+    pushing.push(source(8))
+    assert (pushing.version, pushing.memory_version) == (8, 2)
+    holds = stand_ins.command(0)
+    assert holds["loaded"] == sums(weights(8)) | sums(list(memory(2).export_weights()), "memory.")
+    assert holds["version"] == "8"
+    if kind == "shared_memory":
+        assert holds["stamps"] == [[7, 2, True], [8, None, True]]
+
+
+def test_in_place_keeps_the_cache(make: Make, sync: MakeSync) -> None:
+    stand_ins = make(1)
+    sync(stand_ins, "shared_memory", in_flight="in_place").push(source())
     assert stand_ins.command(0)["flushes"] == 0
     assert stand_ins.fleet.healthy()
 
@@ -79,13 +79,13 @@ def test_in_place_keeps_the_cache(make: Make, tmp_path: Path) -> None:
     ],
 )
 def test_an_engine_that_fails_anywhere_in_a_push_is_left_out(
-    make: Make, tmp_path: Path, kind: str, path: str, deed: str
+    make: Make, sync: MakeSync, kind: str, path: str, deed: str
 ) -> None:
-    load = "/update_weights_from_tensor" if kind == "shared_memory" else "/update_weights_from_disk"
-    stand_ins = make(2, sync=sync(tmp_path, kind))
-    stand_ins.fleet.load_weights(0, weights(0))
-    stand_ins.command(1, {load if path == "load" else path: deed})
-    stand_ins.fleet.load_weights(1, weights(1))
+    stand_ins = make(2)
+    pushing = sync(stand_ins, kind)
+    pushing.push(source(0))
+    stand_ins.command(1, {LOADS[kind] if path == "load" else path: deed})
+    pushing.push(source(1))
     assert stand_ins.conditions() == ["serving", "dead"]
     assert any(line.startswith("engine 1 is lost") for line in stand_ins.told)
     assert stand_ins.command(0)["loaded"] == sums(weights(1))
@@ -94,35 +94,56 @@ def test_an_engine_that_fails_anywhere_in_a_push_is_left_out(
 
 
 @pytest.mark.parametrize("path", ["/pause_generation", "/end_weight_update"])
-def test_every_answer_is_checked(make: Make, tmp_path: Path, path: str) -> None:
-    stand_ins = make(2, sync=sync(tmp_path, "shared_memory"))
+def test_every_answer_is_checked(make: Make, sync: MakeSync, path: str) -> None:
+    stand_ins = make(2)
     stand_ins.command(0, {path: "lie"})
-    stand_ins.fleet.load_weights(1, weights(1))
+    sync(stand_ins, "shared_memory").push(source(1))
     assert stand_ins.conditions() == ["dead", "serving"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_engine_takes_the_weights(make: Make, tmp_path: Path, kind: str) -> None:
-    load = "/update_weights_from_tensor" if kind == "shared_memory" else "/update_weights_from_disk"
-    stand_ins = make(2, sync=sync(tmp_path, kind))
+def test_an_engine_that_holds_something_else(make: Make, sync: MakeSync, kind: str) -> None:
+    stand_ins = make(2)
+    stand_ins.command(1, {"corrupt": {"layer.3.weight": "0" * 64}})
+    sync(stand_ins, kind).push(source(1))
+    assert stand_ins.conditions() == ["serving", "serving"], "nobody asked"
+    sync(stand_ins, kind, version=0, verify=True).push(source(1))
+    assert stand_ins.conditions() == ["serving", "dead"]
+    assert "engine 1 is lost" in stand_ins.told[0]
+    assert "comparison of checksums: tensor layer.3.weight on rank 0 is not what was sent" in stand_ins.told[0]
+
+
+def test_what_counts_as_a_difference() -> None:
+    sent = {"a": "1", "lm_head.weight": "2"}
+    assert difference(sent, [{"a": "1", "lm_head.weight": "2", "memory.b": "3"}]) is None
+    assert difference(sent, [{"a": "1"}]) is None, "a tied model has no head"
+    assert "lm_head.weight on rank 1" in str(difference(sent, [{"a": "1"}, {"a": "1", "lm_head.weight": "3"}]))
+    assert difference(sent, [{"lm_head.weight": "2"}]) == "rank 0 holds no tensor a"
+    assert difference(sent, []) is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_engine_takes_the_weights(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
+    stand_ins = make(2)
     for index in (0, 1):
-        stand_ins.command(index, {load: "refuse"})
+        stand_ins.command(index, {LOADS[kind]: "refuse"})
+    pushing = sync(stand_ins, kind, version=2, memory_version=5)
     with pytest.raises(UserError) as raised:
-        stand_ins.fleet.load_weights(3, weights())
+        pushing.push(source(), memory())
     text = str(raised.value)
     assert "no engine is left that takes weights; load of weights failed" in text
     for index in (0, 1):
         assert f"engine {index}: dead (load of weights: refused: told to refuse)" in text
         assert f"engine_{index}.log" in text
     assert "\n" not in text
-    assert stand_ins.fleet.version == -1
+    assert (stand_ins.fleet.version, pushing.version, pushing.memory_version) == (-1, 2, 5)
     assert not stand_ins.fleet.healthy()
     assert list((tmp_path / "shared").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_in_the_middle_of_a_push(make: Make, tmp_path: Path, kind: str) -> None:
-    stand_ins = make(2, sync=sync(tmp_path, kind))
+def test_killed_in_the_middle_of_a_push(make: Make, sync: MakeSync, kind: str) -> None:
+    stand_ins = make(2)
     victim = stand_ins.fleet.members.all[0].process
 
     def slow() -> Iterator[tuple[str, Tensor]]:
@@ -132,56 +153,58 @@ def test_killed_in_the_middle_of_a_push(make: Make, tmp_path: Path, kind: str) -
                 time.sleep(0.2)
             yield named
 
-    stand_ins.fleet.load_weights(1, slow())
+    sync(stand_ins, kind).push(Source(slow))
     assert stand_ins.conditions() == ["dead", "serving"]
     assert "killed by SIGKILL" in stand_ins.told[0]
     assert stand_ins.command(1)["loaded"] == sums(weights(1))
 
 
-def test_an_engine_that_hangs_in_a_push(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_ins = make(2, sync=sync(tmp_path, "shared_memory"))
+def test_an_engine_that_hangs_in_a_push(make: Make, sync: MakeSync, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins = make(2)
     stand_ins.command(0, {"/begin_weight_update": "hang"})
     monkeypatch.setattr(EngineApi._do, "__defaults__", (1.0,))
-    stand_ins.fleet.load_weights(1, weights())
+    sync(stand_ins, "shared_memory").push(source())
     assert stand_ins.conditions() == ["dead", "serving"]
     assert "begin of the weight update: no answer to /begin_weight_update within 1 s" in stand_ins.told[0]
 
 
-def test_an_engine_that_says_another_version(make: Make) -> None:
+def test_an_engine_that_says_another_version(make: Make, sync: MakeSync) -> None:
     stand_ins = make(2)
     stand_ins.command(1, {"version": "4"})
     with pytest.raises(UserError, match="engine 1 serves weights version 4 after version 5 was pushed to it"):
-        stand_ins.fleet.load_weights(5, weights())
+        sync(stand_ins, "shared_memory", version=4).push(source())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_learner_that_fails_in_the_middle(make: Make, tmp_path: Path, kind: str) -> None:
+def test_a_learner_that_fails_in_the_middle(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
     """No engine serves what may be half of the weights; the next push mends it."""
-    stand_ins = make(2, sync=sync(tmp_path, kind))
-    stand_ins.fleet.load_weights(1, weights(1))
+    stand_ins = make(2)
+    pushing = sync(stand_ins, kind)
+    pushing.push(source(0))
 
     def broken() -> Iterator[tuple[str, Tensor]]:
         yield from weights(2)[:5]
         raise ArithmeticError("the learner broke")
 
     with pytest.raises(ArithmeticError):
-        stand_ins.fleet.load_weights(2, broken())
+        pushing.push(Source(broken))
     time.sleep(0.6)
     assert stand_ins.conditions() == ["stale", "stale"]
     assert not stand_ins.fleet.healthy()
-    assert stand_ins.fleet.version == 1
+    assert pushing.version == stand_ins.fleet.version == 0
     with pytest.raises(UserError, match="no engine is left to sample with: engine 0 is stale"):
         stand_ins.fleet.generate(REQUESTS, SAMPLING)
     assert list((tmp_path / "shared").iterdir()) == []
-    stand_ins.fleet.load_weights(2, weights(2))
+    assert pushing.push(source(2)) == 1
     assert stand_ins.fleet.healthy()
     assert stand_ins.command(1)["loaded"] == sums(weights(2))
     assert stand_ins.command(1)["paused"] is False
 
 
-def test_weights_and_samples_at_the_same_time(make: Make, tmp_path: Path) -> None:
+def test_weights_and_samples_at_the_same_time(make: Make, sync: MakeSync) -> None:
     """Requests that arrive in a push wait for it, and no request is lost."""
-    stand_ins = make(2, sync=sync(tmp_path, "shared_memory"), delay=0.05)
+    stand_ins = make(2, delay=0.05)
+    pushing = sync(stand_ins, "shared_memory")
     versions = []
     ended = threading.Event()
 
@@ -193,7 +216,7 @@ def test_weights_and_samples_at_the_same_time(make: Make, tmp_path: Path) -> Non
     thread = threading.Thread(target=sample)
     thread.start()
     for version in range(4):
-        stand_ins.fleet.load_weights(version, weights(version))
+        pushing.push(source(version))
     ended.set()
     thread.join(20)
     assert not thread.is_alive()
@@ -201,27 +224,29 @@ def test_weights_and_samples_at_the_same_time(make: Make, tmp_path: Path) -> Non
     assert max(versions) >= 2
 
 
-def test_full_shared_memory(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_ins = make(1, sync=sync(tmp_path, "shared_memory"))
+def test_full_shared_memory(make: Make, sync: MakeSync, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_ins = make(1)
+    pushing = sync(stand_ins, "shared_memory")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(transport, "write_bucket", full)
+    monkeypatch.setattr(shared_memory, "write_bucket", full)
     with pytest.raises(UserError, match=r"No space left on device.*lower sync\.bucket_mb \(1\)"):
-        stand_ins.fleet.load_weights(1, weights())
+        pushing.push(source())
     monkeypatch.undo()
-    stand_ins.fleet.load_weights(1, weights())
+    pushing.push(source())
     assert stand_ins.fleet.healthy()
 
 
-def test_orphans_of_killed_trainers_are_removed(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_orphans_of_killed_trainers_are_removed(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
     shared = tmp_path / "shared"
     dead, alive = shared / "megasharp-weights-999999999-ab", shared / f"megasharp-weights-{os.getpid()}-ab"
     for folder in (dead, alive):
         folder.mkdir(parents=True)
         (folder / "bucket").write_text("x")
-    make(1)
+    sync(make(1), kind)
     assert not dead.exists()
     assert (alive / "bucket").exists()
 
@@ -242,3 +267,11 @@ def test_a_tensor_above_the_limit_is_a_bucket_of_its_own() -> None:
     big = torch.zeros(3 << 18)
     assert [len(bucket) for bucket in buckets([("a", big[:1]), ("big", big), ("b", big[:1])], 1)] == [1, 1, 1]
     assert list(buckets([], 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"kind": "disk", "folder": None}, "needs a folder"), ({"kind": "nccl"}, "use gloo")]
+)
+def test_settings_that_do_not_fit(make: Make, sync: MakeSync, change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        sync(make(1), **change)

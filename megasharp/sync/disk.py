@@ -1,0 +1,66 @@
+"""Weights to engines that see the same folder: all buckets become files of one checkpoint, which they load whole."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from megasharp.errors import UserError, one_line
+from megasharp.protocols import WeightSource
+from megasharp.serving.bucket import FOLDER_HEADER, Entry, Header, laid_out, new_stamp
+from megasharp.sync.buckets import Bucket, Digests, buckets, in_dtype, joined, on_cpu
+from megasharp.sync.orphans import new_folder, remove_orphans
+from megasharp.sync.receivers import Receivers
+from megasharp.sync.settings import SyncSettings
+
+
+class Disk:
+    """Satisfies `Transport`. The engines sample on while the folder is written."""
+
+    def __init__(self, receivers: Receivers, settings: SyncSettings, dtype: torch.dtype) -> None:
+        if settings.folder is None:
+            raise UserError("sync.transport: disk needs a folder that engines can read")
+        self._receivers = receivers
+        self._settings = settings
+        self._dtype = dtype
+        self._parent = settings.folder
+        remove_orphans(self._parent)
+
+    def deliver(
+        self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
+    ) -> None:
+        """Push everything. Raises UserError when no engine is left, or the folder cannot be written."""
+        stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
+        mode = self._settings.in_flight
+        folder = new_folder(self._parent)
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+            tensors = on_cpu(in_dtype(joined(source, memory), self._dtype))
+            written: list[Entry] = []
+            for number, bucket in enumerate(buckets(tensors, self._settings.bucket_mb)):
+                _write(folder / f"model-{number:05d}.safetensors", bucket)
+                digests.of(bucket)
+                # Where a tensor lies is for the files to say; the header says what there is.
+                written += [replace(entry, offset=0) for entry in laid_out(bucket)]
+            (folder / FOLDER_HEADER).write_text(Header(stamp, tuple(written)).to_json())
+            self._receivers.each("pause", lambda api: api.pause(mode))
+            self._receivers.each("load of weights", lambda api: api.load_folder(folder, version))
+            self._receivers.compare(digests)
+            self._receivers.go_on(mode)
+        except BaseException:
+            self._receivers.release()
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(path: Path, bucket: Bucket) -> None:
+    try:
+        # Copies: the format refuses tensors that share memory, as tied weights do.
+        save_file({name: tensor.clone() for name, tensor in bucket}, path)
+    except Exception as error:
+        raise UserError(f"{path}: cannot write weights ({one_line(error)}); free space or mend the folder") from error

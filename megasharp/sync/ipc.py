@@ -1,0 +1,57 @@
+"""Weights to engines on the learner's own devices, through handles of its memory: nothing is copied between devices.
+
+Not measured on a GPU; on a CPU the handles are of files in /dev/shm.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from megasharp.protocols import WeightSource
+from megasharp.serving.bucket import new_stamp
+from megasharp.sync.buckets import Digests
+from megasharp.sync.ipc_rank import SharePlan, share
+from megasharp.sync.parts import only, ranked
+from megasharp.sync.receivers import Receivers
+from megasharp.sync.settings import SyncSettings
+
+
+class SharedHandles:
+    """Satisfies `Transport`; both networks must be `RankedSource`s over the same ranks, on the engines' machine."""
+
+    def __init__(self, receivers: Receivers, settings: SyncSettings, dtype: torch.dtype) -> None:
+        self._receivers = receivers
+        self._settings = settings
+        self._dtype = dtype
+
+    def deliver(
+        self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
+    ) -> None:
+        """Push everything. Raises UserError when no engine is left."""
+        stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
+        mode = self._settings.in_flight
+        try:
+            self._receivers.start(mode)
+            for prefix, part in ranked(source, memory):
+                there = {member.process.index: member for member in self._receivers.alive()}
+                plan = SharePlan(
+                    stamp=stamp,
+                    prefix=prefix,
+                    dtype=self._dtype,
+                    bucket_mb=self._settings.bucket_mb,
+                    verify=self._settings.verify,
+                    engines=tuple((number, member.process.api) for number, member in there.items()),
+                    tp=self._receivers.tp,
+                    limit_s=self._settings.limit_s,
+                )
+                sent = only(part.apply(share, plan))
+                for number, failure in sent.failures.items():
+                    reason = there[number].process.exit_reason() or failure.reason
+                    self._receivers.lose(there[number], f"load of weights: {reason}")
+                digests.by_name |= sent.digests
+            self._receivers.end(stamp)
+            self._receivers.compare(digests)
+            self._receivers.go_on(mode)
+        except BaseException:
+            self._receivers.release()
+            raise

@@ -1,0 +1,65 @@
+"""What a push asks of a learner whose ranks send for themselves; imports no learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from megasharp.protocols import MEMORY_PREFIX, WeightSource
+
+Answer = TypeVar("Answer")
+
+
+class Place(Protocol):
+    """Where a rank stands: its pipeline stage, and whether it speaks for that stage's weights."""
+
+    @property
+    def pp(self) -> int: ...
+
+    @property
+    def exports(self) -> bool: ...
+
+
+class RankPart(Protocol):
+    """One rank's part of a learner."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def export_weights(self, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """This stage's whole tensors, on the rank that exports or on every one; all of the stage iterate to the end."""
+        ...
+
+
+@runtime_checkable
+class RankedSource(WeightSource, Protocol):
+    """A learner over ranks."""
+
+    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Call a module's `function(part, *args)` on every rank; results in rank order."""
+        ...
+
+
+def ranked(source: WeightSource, memory: WeightSource | None) -> list[tuple[str, RankedSource]]:
+    """The networks of a push as such learners, each with the prefix of its names; the policy is the first."""
+    named = [("", source)] if memory is None else [("", source), (MEMORY_PREFIX, memory)]
+    for _, each in named:
+        assert isinstance(each, RankedSource), f"{type(each).__name__} has no ranks that could send"
+    return [(prefix, cast(RankedSource, each)) for prefix, each in named]
+
+
+def only(answers: Sequence[Answer | None]) -> Answer:
+    """The answer of the one rank that has one."""
+    [answer] = [answer for answer in answers if answer is not None]
+    return answer
+
+
+def stage_of(part: RankPart) -> int | None:
+    """The pipeline stage that a rank speaks for; None where it speaks for none."""
+    return part.place.pp if part.place.exports else None

@@ -1,0 +1,33 @@
+"""How a fleet's weights are pushed, as the user sets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from megasharp.serving.client.api import InFlight
+
+TransportName = Literal["shared_memory", "disk", "gloo", "nccl", "ipc"]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """How weights are pushed. With `verify` every push ends with a comparison of SHA-256 checksums of every tensor.
+
+    `bucket_mb` (MiB) bounds what is in flight at once. `folder` is where the transport writes: null for /dev/shm, and
+    required for disk. `in_flight` is what becomes of running requests: `retract` computes their cache again with the
+    new weights, `in_place` goes on with what they have. `host` is the address at which engines reach the learner's
+    ranks for a broadcast. A broadcast of one bucket may take `limit_s` seconds, its group's forming `join_s`, and an
+    engine `settle_s` to come out of a broadcast that failed.
+    """
+
+    transport: TransportName = "shared_memory"
+    bucket_mb: int = 512
+    verify: bool = False
+    in_flight: InFlight = "retract"
+    folder: Path | None = None
+    host: str = "127.0.0.1"
+    limit_s: float = 600.0
+    join_s: float = 60.0
+    settle_s: float = 20.0

@@ -1,0 +1,63 @@
+"""Weights to engines on this machine through memory: each bucket is one file in /dev/shm that all of them read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from megasharp.errors import UserError, one_line
+from megasharp.protocols import WeightSource
+from megasharp.serving.bucket import Stamp, new_stamp, write_bucket
+from megasharp.sync.buckets import Bucket, Digests, buckets, in_dtype, joined, on_cpu
+from megasharp.sync.orphans import new_folder, remove_orphans
+from megasharp.sync.receivers import Receivers
+from megasharp.sync.settings import SyncSettings
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class SharedMemory:
+    """Satisfies `Transport`. All engines read a bucket at the same time; then its file is removed."""
+
+    def __init__(self, receivers: Receivers, settings: SyncSettings, dtype: torch.dtype) -> None:
+        self._receivers = receivers
+        self._settings = settings
+        self._dtype = dtype
+        self._parent = settings.folder or _SHARED_MEMORY
+        remove_orphans(self._parent)
+
+    def deliver(
+        self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
+    ) -> None:
+        """Push everything. Raises UserError when no engine is left, or a bucket cannot be written."""
+        stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
+        folder = new_folder(self._parent)
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+            self._receivers.start(self._settings.in_flight)
+            tensors = on_cpu(in_dtype(joined(source, memory), self._dtype))
+            for bucket in buckets(tensors, self._settings.bucket_mb):
+                self._load(folder / "bucket", stamp, bucket, digests)
+            self._receivers.end(stamp)
+            self._receivers.compare(digests)
+            self._receivers.go_on(self._settings.in_flight)
+        except BaseException:
+            self._receivers.release()
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _load(self, path: Path, stamp: Stamp, bucket: Bucket, digests: Digests) -> None:
+        try:
+            write_bucket(path, stamp, bucket, digests.of(bucket))
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot write a bucket of weights ({one_line(error)}); lower sync.bucket_mb "
+                f"({self._settings.bucket_mb}), enlarge {self._parent}, or use sync.transport: disk"
+            ) from error
+        try:
+            self._receivers.each("load of weights", lambda api: api.load_file(path, self._receivers.tp))
+        finally:
+            path.unlink(missing_ok=True)
