@@ -188,6 +188,20 @@ def test_weights_that_do_not_fit_change_nothing(pair: Pair) -> None:
     check(pair, [prompt_of(5, 51)], [pair.sampling(0.5)])
 
 
+@pytest.mark.parametrize("pair", [PLAIN, WITH_MEMORY, RANKS], indirect=True)
+def test_weights_of_nan_are_seen_and_end_nothing(pair: Pair) -> None:
+    """The client tells the user by the log-probs, which JSON has as null."""
+    with torch.no_grad():
+        pair.policy.model.norm.weight.fill_(float("nan"))
+    pair.push()
+    sampling = [pair.sampling(0.5, 3, **fields) for fields in ({}, {"top_p": 0.5}, {"temperature": 0.0})]
+    for answer in pair.engine.generate([[1, 2]] * 3, sampling):
+        assert answer["meta_info"]["policy_logprob"] == [None] * 3
+    pair.use(3)
+    pair.push()
+    check(pair, [prompt_of(5, 52)], [pair.sampling(0.5)])
+
+
 @pytest.mark.parametrize("pair", [WITH_MEMORY], indirect=True)
 def test_sleep_and_wake(pair: Pair) -> None:
     """On a CPU nothing is given back; the calls, their order and what is refused are those of a GPU."""

@@ -1,4 +1,4 @@
-"""What an engine changes in SGLang, in each of its processes. Nothing else of SGLang is patched.
+"""What an engine changes in SGLang, in each of its processes; `server_changes.py` has what is changed in the server.
 
 1. `Sampler`: ours, registered under the built-in back-ends' names.
 2. `SamplingBatchInfo`: its three methods meant for it, and the copy made for a forward, carry `requests.Columns`.

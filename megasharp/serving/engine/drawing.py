@@ -67,13 +67,18 @@ def truncate(probs_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: Tensor
     return ranked_SV.masked_fill(cut_SV, 0.0), token_of_rank_SV
 
 
+def drawable(weights_SV: Tensor) -> Tensor:
+    """Weights of NaN become 1: torch ends the process rather than draw from them. Their log-probs tell of them."""
+    return torch.nan_to_num(weights_SV, nan=1.0)
+
+
 def draw(weights_SV: Tensor, uniform_S: Tensor | None) -> Tensor:
     """One column per row, int64 [S], with probability proportional to its weight.
 
     With `uniform_S` (float64 in [0, 1)), the first whose cumulative sum exceeds that share of the total.
     """
     if uniform_S is None:
-        return torch.multinomial(weights_SV, num_samples=1).squeeze(1)
+        return torch.multinomial(drawable(weights_SV), num_samples=1).squeeze(1)
     cumulative_SV = weights_SV.cumsum(dim=-1, dtype=torch.float64)
     column_S = torch.searchsorted(cumulative_SV, (uniform_S * cumulative_SV[:, -1])[:, None], right=True).squeeze(1)
     # Only rows of NaN get past the end; they are seen by their log-probs.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from megasharp.ops.uniform import uniforms
-from megasharp.serving.engine.drawing import at, calibration, draw, logp_at, subtract_memory, truncate
+from megasharp.serving.engine.drawing import at, calibration, draw, drawable, logp_at, subtract_memory, truncate
 from megasharp.serving.engine.memory_logits import held
 from megasharp.serving.engine.requests import Columns
 from megasharp.serving.engine.seams import Sampler
@@ -68,7 +68,7 @@ class EngineSampler(Sampler):  # type: ignore[misc]
         wants_mask = sampling_info.sampling_mask_batch_indices is not None
         if wants_mask or (simple_sampling_case and not self._deterministic):
             drawn: tuple[Tensor, Any] = super()._sample_from_probs(
-                probs, sampling_info, positions, simple_sampling_case
+                drawable(probs), sampling_info, positions, simple_sampling_case
             )
             return drawn
         uniform_S = None
