@@ -16,14 +16,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
+from megasharp.cluster import reaper
 from megasharp.cluster.capacity import NodeCapacity, check_capacity
 from megasharp.cluster.layout import Layout
 from megasharp.cluster.slots import Slots, reserve
@@ -34,8 +35,10 @@ _MEBIBYTE = 1 << 20
 _SMALLEST_STORE = 80 * _MEBIBYTE
 _STOP_S = 15.0
 _NEWS_S = 2.0
+_POLL_S = 0.1
 # Ray's sockets lie below its folder, and the kernel takes paths of at most 107 bytes.
 _LONGEST_TEMPORARY = 24
+_RAY_SETS = ("PYTHONBREAKPOINT",)
 _TOKEN_REFUSED = ("InvalidAuthToken", "Unauthenticated", "AuthenticationError")
 
 
@@ -74,7 +77,8 @@ class RaySession:
 
     def _start(self, settings: SessionSettings) -> None:
         folder = _temporary_folder()
-        self._stack.add(lambda: shutil.rmtree(folder, ignore_errors=True))
+        warden = _start_reaper(folder)
+        self._stack.add(lambda: _end_reaper(warden))
         self._stack.add(_set_environment(_own_environment(settings.start_limit_s)))
         self._stack.add(lambda: _end(folder))
         options = {
@@ -86,6 +90,7 @@ class RaySession:
         }
         try:
             self.address = _init("local", options)
+            _tell_reaper(warden, _family(folder))
         except Exception as error:
             raise UserError(
                 f"cluster.backend: ray: Ray did not start on this machine: {one_line(error)}; is there room in "
@@ -136,7 +141,7 @@ class RaySession:
             except UserError:
                 if time.monotonic() > deadline or all(_idle(node) for node in self.nodes()):
                     raise
-            time.sleep(0.1)
+            time.sleep(_POLL_S)
 
     def close(self) -> None:
         """Leave Ray, and end it and everything in it when it is ours; harmless when it is closed."""
@@ -233,7 +238,7 @@ def _quiet() -> dict[str, str]:
 
 def _set_environment(values: Mapping[str, str]) -> Any:
     """Set variables; returns what puts the old ones back."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ.get(name) for name in (*values, *_RAY_SETS)}
     os.environ.update(values)
 
     def put_back() -> None:
@@ -269,18 +274,19 @@ def _host(address: str) -> str:
 
 def _ask(address: str, limit: float) -> None:
     """Ask the cluster for its nodes from a process that can be ended: Ray itself may wait for ever for an answer."""
-    command = [sys.executable, "-c", _QUESTION, address]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        text, answered = done.stdout + done.stderr, done.returncode == 0
-    except subprocess.TimeoutExpired as error:
-        text, answered = _text(error.stdout) + _text(error.stderr), False
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([sys.executable, "-c", _QUESTION, address], stdout=output, stderr=output)
+        try:
+            code, text = _answer(process, output, limit)
+        finally:
+            process.kill()
+            process.wait()
     if any(word in text for word in _TOKEN_REFUSED):
         raise UserError(
             f"the Ray cluster at {address} does not take our token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
             f"token that the cluster was started with (RAY_AUTH_MODE=token there)"
         )
-    if not answered:
+    if code != 0:
         raise UserError(
             f"no Ray cluster answers at {address} within {limit:g} s; check RAY_ADDRESS, or unset it to start Ray here"
         )
@@ -289,8 +295,15 @@ def _ask(address: str, limit: float) -> None:
 _QUESTION = "import sys, ray; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info()"
 
 
-def _text(output: bytes | str | None) -> str:
-    return output.decode("utf-8", "replace") if isinstance(output, bytes) else output or ""
+def _answer(process: subprocess.Popen[bytes], output: IO[bytes], limit: float) -> tuple[int | None, str]:
+    """Exit code (None: not within `limit` seconds) and output; at once where a refused token shows: Ray would retry."""
+    deadline = time.monotonic() + limit
+    while True:
+        code = process.poll()
+        text = os.pread(output.fileno(), _MEBIBYTE, 0).decode("utf-8", "replace")
+        if code is not None or time.monotonic() > deadline or any(word in text for word in _TOKEN_REFUSED):
+            return code, text
+        time.sleep(_POLL_S)
 
 
 def _shutdown() -> None:
@@ -310,11 +323,31 @@ def _end(folder: Path) -> None:
     psutil.wait_procs(left, timeout=_STOP_S)
 
 
+def _start_reaper(folder: Path) -> subprocess.Popen[str]:
+    """Its own session: what interrupts the driver must not end it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", reaper.__name__, str(folder)], stdin=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def _tell_reaper(process: subprocess.Popen[str], family: Sequence[psutil.Process]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(reaper.described(family))
+    process.stdin.flush()
+
+
+def _end_reaper(process: subprocess.Popen[str]) -> None:
+    """It removes the folder too."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
 def _family(folder: Path) -> list[psutil.Process]:
     """Ray's servers are children of this process that name their folder; the rest are theirs."""
     family: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-            if str(folder) in " ".join(child.cmdline()):
+            if str(folder) in " ".join(child.cmdline()) and reaper.__name__ not in child.cmdline():
                 family += [child, *child.children(recursive=True)]
     return family

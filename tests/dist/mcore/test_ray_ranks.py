@@ -1,0 +1,205 @@
+"""Ranks as Ray actors, with a real Ray: the same results as child processes, deaths named, nothing left behind.
+
+Ray's own start takes seconds, so the tests share one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model, settings, weights_of
+
+from megasharp.cluster.layout import Needs, make_layout
+from megasharp.cluster.ranks import RayRanks
+from megasharp.cluster.session import RaySession, SessionSettings
+from megasharp.cluster.slots import Slots
+from megasharp.errors import RankDied, UserError
+from megasharp.mcore.learner import LearnerSettings, RankLearner
+from megasharp.mcore.rank import POLICY
+from megasharp.ranks.learner import Ranks, RanksLearner
+from megasharp.ranks.processes import ProcessRanks
+from megasharp.types import StepStats
+
+METHOD = recipe(("grpo", "kl"), mini_batches=2)
+LAYOUT = LAYOUTS["tp2"]
+TWO_RANKS = make_layout(Needs(world=2, tp=2, engines=0, engine_tp=1))
+CPUS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("models"), "qwen3-tied")
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[RaySession]:
+    before = dict(os.environ)
+    handler = signal.getsignal(signal.SIGTERM)
+    with RaySession(SessionSettings(cpus=CPUS, gpus=0)) as session:
+        family = psutil.Process().children(recursive=True)
+        assert len(family) > 2, "Ray's servers run"
+        assert signal.getsignal(signal.SIGTERM) is handler
+        yield session
+    assert [process for process in family if process.is_running()] == []
+    after = dict(os.environ)
+    assert {**after, "PYTEST_CURRENT_TEST": ""} == {**before, "PYTEST_CURRENT_TEST": ""}
+
+
+@pytest.fixture
+def slots(session: RaySession) -> Iterator[Slots]:
+    slots = session.reserve(TWO_RANKS)
+    yield slots
+    slots.close()
+
+
+def values(folder: str) -> dict[str, LearnerSettings]:
+    return {POLICY: settings(folder, LAYOUT, METHOD.needs, offload=("gradients",))}
+
+
+def two_steps(ranks: Ranks) -> tuple[list[StepStats], dict[str, torch.Tensor]]:
+    learner = RanksLearner(ranks)
+    batch = learner.annotate(packed(ragged_sequences(), LAYOUT, mini_batches=2), METHOD.annotation)
+    return [learner.step(batch, METHOD) for _ in range(2)], weights_of(learner)
+
+
+def test_actors_do_what_child_processes_do(folder: str, slots: Slots, tmp_path: Path) -> None:
+    children = ProcessRanks(values(folder), CPU, tmp_path / "children")
+    want, want_weights = two_steps(children)
+    children.close()
+    actors = RayRanks(values(folder), CPU, slots, tmp_path / "actors")
+    got, got_weights = two_steps(actors)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
+        assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-6)
+    assert got_weights.keys() == want_weights.keys()
+    for name, weight in want_weights.items():
+        torch.testing.assert_close(got_weights[name], weight, rtol=1e-6, atol=1e-7)
+    assert actors.apply(POLICY, isinstance, RankLearner) == [True, True]
+    processes = [psutil.Process(pid) for pid in actors.process_ids()]
+    with pytest.raises(RankDied, match=r"rank [01] failed in no_such_method: .*no_such_method"):
+        actors.call(POLICY, "no_such_method")
+    assert "AttributeError" in "".join(path.read_text() for path in (tmp_path / "actors").iterdir())
+    assert psutil.wait_procs(processes, timeout=10)[1] == [], "one rank's error ends all"
+    actors.close()
+
+
+def test_a_killed_actor_is_named_at_once(folder: str, slots: Slots, tmp_path: Path) -> None:
+    actors = RayRanks(values(folder), CPU, slots, tmp_path)
+    processes = [psutil.Process(pid) for pid in actors.process_ids()]
+    batch, one_step = packed(ragged_sequences(), LAYOUT, micro_batch_tokens=16), recipe()
+    actors.call(POLICY, "step", batch, one_step)
+    killer = threading.Timer(0.5, processes[1].kill)
+    killer.start()
+    with pytest.raises(RankDied, match=r"rank 1 ended in step; its log is .*rank_1\.log"):
+        while True:
+            actors.call(POLICY, "step", batch, one_step)
+    died = time.monotonic()
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    actors.close()
+    assert time.monotonic() - died < 15
+
+
+def test_a_users_mistake_arrives_as_such(slots: Slots, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no-such-folder does not exist"):
+        RayRanks(values(str(tmp_path / "no-such-folder")), CPU, slots, tmp_path)
+
+
+def test_what_does_not_fit_is_refused_before_anything_starts(session: RaySession) -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    started = time.monotonic()
+    with pytest.raises(UserError, match=rf"needs 4 CPUs free on one node .* 127\.0\.0\.1: [0-3] of {CPUS} CPUs"):
+        session.reserve(make_layout(Needs(2, 2, 2, 1, "disaggregated")))
+    assert time.monotonic() - started < 5
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def test_everything_listens_on_the_loopback_only(session: RaySession) -> None:
+    ports = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        # A worker of the test before may be on its way out.
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            ports |= {c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    assert len(ports) >= 4
+    assert {address.ip.removeprefix("::ffff:") for address in ports} == {"127.0.0.1"}
+
+
+def joining(address: str, token: str, limit: float = 60.0) -> str:
+    """What a process of its own says that joins the cluster."""
+    script = (
+        "import sys\n"
+        "from megasharp.cluster.session import RaySession, SessionSettings\n"
+        "from megasharp.errors import UserError\n"
+        "try:\n"
+        f"    with RaySession(SessionSettings({address!r}, start_limit_s={limit!r})) as session:\n"
+        "        print('joined', session.nodes())\n"
+        "except UserError as error:\n"
+        "    print('refused', error)\n"
+    )
+    environment = {**os.environ, "RAY_AUTH_TOKEN": token, "RAY_AUTH_TOKEN_PATH": os.devnull}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=150
+    )
+    return done.stdout
+
+
+def test_joining_takes_the_right_token(session: RaySession) -> None:
+    assert joining(session.address, os.environ["RAY_AUTH_TOKEN"]).startswith("joined [NodeCapacity(address='127.0.0.1'")
+    refused = joining(session.address, "0" * 64)
+    assert refused.startswith("refused") and "does not take our token" in refused and refused.count("\n") == 1
+
+
+def test_a_port_that_never_answers_is_given_up(session: RaySession) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert f"no Ray cluster answers at {address} within 4 s" in joining(address, "0" * 64, limit=4.0)
+
+
+DRIVER = """
+import time
+from pathlib import Path
+from megasharp.cluster.engine_actor import EngineActor
+from megasharp.cluster.layout import Needs, make_layout
+from megasharp.cluster.session import RaySession, SessionSettings
+from megasharp.serving.client.launch import FleetSettings
+import ray
+
+session = RaySession(SessionSettings(cpus=1, gpus=0))
+slots = session.reserve(make_layout(Needs(0, 1, 1, 1)))
+here = Path("/")
+actor = slots.actor(EngineActor, 0, FleetSettings(python=here, model=here, log_folder=here), 0, "127.0.0.1", "key")
+print(ray.get(actor.start.remote()).text, flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ray_ends_with_a_killed_driver(tmp_path: Path) -> None:
+    """It has a Ray of its own, beside the one of these tests."""
+    with driver(tmp_path) as process:
+        assert process.stdout is not None and "rollout.python" in process.stdout.readline()
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 5, "servers and an actor"
+        process.kill()
+        assert psutil.wait_procs(family, timeout=20)[1] == []
