@@ -138,6 +138,8 @@ _CPU_DEFAULTS: dict[str, Any] = {
     "grammar_backend": "none",
     "disable_cuda_graph": True,
     "skip_server_warmup": True,
+    # Its scheduler otherwise asks for work as fast as it can: an idle engine takes a core from the learner.
+    "sleep_on_idle": True,
     "mem_fraction_static": 0.3,
     "max_total_tokens": 16_384,
     "max_running_requests": _DEFAULT_ROWS["cpu"],
