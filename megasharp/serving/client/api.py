@@ -11,6 +11,7 @@ import base64
 import http.client
 import json
 import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 from megasharp.errors import one_line
 from megasharp.serving.bucket import Entry
 from megasharp.serving.client.wire import MalformedAnswer, completions, generate_body, version_number
-from megasharp.types import Completion, SamplingParams
+from megasharp.types import Completion, GenerateRequest, SamplingParams
 
 # The function in the engine that reads a bucket file; the server lists it among its --custom-weight-loader.
 BUCKET_LOADER = "megasharp.serving.engine.receive.load_bucket"
@@ -31,6 +32,7 @@ Memory = Literal["weights", "kv_cache"]
 _CONTROL_S = 60.0
 _WEIGHTS_S = 600.0
 _FLUSH_S = 20.0
+_FLUSH_AGAIN_S = 0.1
 # Bad request, too large, not processable: the request is at fault, not the engine.
 _REFUSALS = (400, 413, 422)
 
@@ -104,15 +106,15 @@ class EngineApi:
             raise EngineFailed(f"/server_info has no max_req_input_len: {str(info)[:200]}") from error
 
     def generate(
-        self, tokens: Sequence[int], seeds: Sequence[int], sampling: SamplingParams, ids: Sequence[str], limit: float
+        self, request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], limit: float
     ) -> list[Completion] | Refused:
-        """Sample one prompt `len(seeds)` times; `ids` are the samples' names for `abort`."""
-        answer = self._call("POST", "/generate", generate_body(tokens, seeds, sampling, ids), limit)
+        """Sample one prompt once for each seed; `ids` are the samples' names for `abort`."""
+        answer = self._call("POST", "/generate", generate_body(request, sampling, ids), limit)
         if answer.status in _REFUSALS:
             return Refused(_message(answer))
         self._expect_success(answer)
         try:
-            return completions(answer.json(), seeds, sampling)
+            return completions(answer.json(), request.seeds, sampling)
         except MalformedAnswer as error:
             raise EngineFailed(f"/generate: {error}") from error
 
@@ -131,8 +133,12 @@ class EngineApi:
         return self._do("/continue_generation", {"torch_empty_cache": False})
 
     def flush(self) -> Refused | None:
-        """Forget every cached prefix; the server waits a moment for requests that have just ended."""
-        return self._do(f"/flush_cache?timeout={_FLUSH_S}", {})
+        """Forget every cached prefix; requests that have just ended are waited for, paused ones may be there."""
+        # Not with a time limit of the server's own: then it would wait for the paused ones too, which never end.
+        deadline = time.monotonic() + _FLUSH_S
+        while (refused := self._do("/flush_cache", {})) is not None and time.monotonic() < deadline:
+            time.sleep(_FLUSH_AGAIN_S)
+        return refused
 
     def release(self, kinds: Sequence[Memory]) -> None:
         """Free this memory of the device; the engine must be idle, and its contents are lost."""

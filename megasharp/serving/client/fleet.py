@@ -1,26 +1,26 @@
-"""A fleet of SGLang engines that answer as one engine; satisfies `megasharp.protocols.Engine`."""
+"""A fleet of SGLang engines that answer as one engine; satisfies `megasharp.protocols.AsyncEngine`."""
 
 from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from megasharp.errors import UserError
-from megasharp.serving.client.api import EngineFailed, Refused
+from megasharp.errors import NotSampled, UserError
+from megasharp.serving.client.api import EngineFailed
 from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.health import Answered
 from megasharp.serving.client.launch import FleetSettings, launch, stop, vocabulary
 from megasharp.serving.client.members import Members, WatchSettings
-from megasharp.serving.client.router import GivenUp, LeastLoaded, Outcome, RouterSettings
-from megasharp.serving.client.wire import aborted
+from megasharp.serving.client.router import LeastLoaded, RouterSettings
 from megasharp.types import Completion, GenerateRequest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How a fleet is watched, watched and fed."""
+    """How a fleet is watched and fed."""
 
     watch: WatchSettings = field(default_factory=WatchSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
@@ -55,8 +55,8 @@ class Fleet:
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
         atexit.register(self.close)
         self._members = Members(engines, options.watch, tell)
+        self._router = LeastLoaded(self._members, options.router)
         try:
-            self._router = LeastLoaded(self._members, options.router)
             self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
             self._members.start_watching()
         except EngineFailed as error:
@@ -92,6 +92,7 @@ class Fleet:
         self._closed = True
         atexit.unregister(self.close)
         self._members.end_watching()
+        self._router.close()
         stop(self._engines)
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
@@ -102,14 +103,46 @@ class Fleet:
         when a token is outside the vocabulary, or when a memory network is asked for and the engines have none.
         """
         self._check(requests, sampling)
-        sent = [number for number, request in enumerate(requests) if self._obstacle(request) is None]
-        outcomes = self._router.generate([requests[number] for number in sent], sampling)
-        self._check_outcomes(outcomes)
-        by_number = dict(zip(sent, outcomes, strict=True))
+        sent = [request for request in requests if self._obstacle(request) is None]
+        futures = [self.submit(request, sampling) for request in requests]
+        try:
+            outcomes = [_outcome(future) for future in futures]
+        except BaseException:
+            self._router.drop(futures)
+            raise
+        refused = [outcome for outcome in outcomes if isinstance(outcome, NotSampled)]
+        # One prompt may be at fault; where every one is turned down, something else is.
+        if refused and len(refused) == len(sent):
+            raise UserError(f"the engines sampled none of {len(refused)} prompts; the first: {refused[0]}")
         return [
-            self._completions(number, request, by_number.get(number), sampling)
-            for number, request in enumerate(requests)
+            _unsampled(request, sampling) if isinstance(outcome, NotSampled) else outcome
+            for request, outcome in zip(requests, outcomes, strict=True)
         ]
+
+    @property
+    def retried(self) -> int:
+        """How many requests were sent again because an engine failed over them."""
+        return self._router.retried
+
+    def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
+        """Sample one request; returns at once. What `generate` says of errors holds for the future.
+
+        The future raises NotSampled where the engine refuses the request, EnginesLost where several failed over it.
+        """
+        self._check([request], sampling)
+        obstacle = self._obstacle(request)
+        if obstacle is not None:
+            self._tell(f"a prompt got no samples: {obstacle}")
+            future: Future[list[Completion]] = Future()
+            future.set_result(_unsampled(request, sampling))
+            return future
+        sent = self._router.submit(request, sampling)
+        sent.add_done_callback(self._tell_of_failure)
+        return sent
+
+    def abort(self, futures: Sequence[Future[list[Completion]]]) -> None:
+        """End these requests and wait until they are done: unfinished completions keep their tokens, and say ABORT."""
+        self._router.abort(futures)
 
     @contextmanager
     def updating(self, version: int) -> Iterator[None]:
@@ -152,7 +185,8 @@ class Fleet:
             )
         # SGLang does not look: an index out of range ends its scheduler, and the engine with it.
         for request in requests:
-            low, high = min(request.tokens, default=0), max(request.tokens, default=0)
+            tokens = [*request.tokens, *(token for begun in request.begun for token in begun)]
+            low, high = min(tokens, default=0), max(tokens, default=0)
             if low < 0 or (self._vocabulary is not None and high >= self._vocabulary):
                 raise UserError(
                     f"a prompt holds token ids {low}..{high}, but the model's vocabulary has {self._vocabulary}; "
@@ -163,23 +197,15 @@ class Fleet:
         """Why a prompt is not even sent, or None."""
         if not request.tokens:
             return "it is empty"
-        if len(request.tokens) >= self._prompt_limit:
-            return f"it has {len(request.tokens)} tokens, and the engines take fewer than {self._prompt_limit}"
+        length = len(request.tokens) + max(map(len, request.begun), default=0)
+        if length >= self._prompt_limit:
+            return f"it has {length} tokens, and the engines take fewer than {self._prompt_limit}"
         return None
 
-    def _check_outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        """One prompt may be at fault; where every one is turned down, something else is."""
-        if outcomes and all(isinstance(outcome, Refused | GivenUp) for outcome in outcomes):
-            raise UserError(f"the engines sampled none of {len(outcomes)} prompts; the first: {_why(outcomes[0])}")
-
-    def _completions(
-        self, number: int, request: GenerateRequest, outcome: Outcome | None, sampling: SamplingParams
-    ) -> list[Completion]:
-        if isinstance(outcome, list):
-            return outcome
-        why = self._obstacle(request) if outcome is None else _why(outcome)
-        self._tell(f"request {number} got no samples: {why}")
-        return aborted(request.seeds, sampling)
+    def _tell_of_failure(self, future: Future[list[Completion]]) -> None:
+        error = future.exception()
+        if isinstance(error, NotSampled):
+            self._tell(f"a prompt got no samples: {error}")
 
 
 def start_fleet(
@@ -192,11 +218,12 @@ def start_fleet(
     return Fleet(launch(settings), settings, options, tell)
 
 
-def _why(outcome: Outcome) -> str:
-    match outcome:
-        case Refused(message):
-            return f"the engine refused it: {message}"
-        case GivenUp(reason):
-            return f"it was given up after several engines failed: {reason}"
-        case _:
-            return "it was sampled"
+def _unsampled(request: GenerateRequest, sampling: SamplingParams) -> list[Completion]:
+    return [Completion.unsampled(seed, sampling) for seed in request.seeds]
+
+
+def _outcome(future: Future[list[Completion]]) -> list[Completion] | NotSampled:
+    try:
+        return future.result()
+    except NotSampled as error:
+        return error

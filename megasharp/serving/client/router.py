@@ -10,18 +10,25 @@ sample per request, knows nothing of weight versions, and answers 500 while it s
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from megasharp.errors import EnginesLost, NotSampled
 from megasharp.serving.client.api import EngineApi, EngineFailed, Refused
 from megasharp.serving.client.members import Member, Members
 from megasharp.types import Completion, GenerateRequest, SamplingParams
 
 # An engine answers an aborted request at its next step; on a CPU a long prefill may come first.
 _GRACE_S = 30.0
+# SGLang forgets an abort that overtakes its request, so a request is this old before it is aborted.
+_ABORT_S = 0.3
+_ABORTS_AT_ONCE = 32
+
+Answer = Future[list[Completion]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,62 +43,147 @@ class RouterSettings:
     attempts: int = 3
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A prompt that several engines were lost over."""
+class _Sending:
+    """One request on its way: what becomes of it, the engine where it is, and whether it is to end."""
 
-    reason: str
+    def __init__(self, request: GenerateRequest, sampling: SamplingParams) -> None:
+        self.request = request
+        self.sampling = sampling
+        self.answer: Answer = Future()
+        name = uuid.uuid4().hex
+        self.names = [f"{name}-{index}" for index in range(len(request.seeds))]
+        self._lock = threading.Lock()
+        self._api: EngineApi | None = None
+        self._sent = 0.0
+        self._ended = False
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens it may come to occupy."""
+        return len(self.request.tokens) + len(self.request.seeds) * self.sampling.max_tokens
 
-Outcome = list[Completion] | Refused | GivenUp
+    def unsampled(self) -> list[Completion]:
+        """The answer to a request that was ended before an engine had it."""
+        return [Completion.unsampled(seed, self.sampling) for seed in self.request.seeds]
+
+    def go_to(self, api: EngineApi) -> bool:
+        """Note where it is from now on; False where it is to end and need not go."""
+        with self._lock:
+            self._api, self._sent = api, time.monotonic()
+            return not self._ended
+
+    def forgo(self) -> None:
+        """It need not go out, or go out again; an engine that has it is not told."""
+        with self._lock:
+            self._ended = True
+
+    def leave(self) -> None:
+        """It is at no engine any more."""
+        with self._lock:
+            self._api = None
+
+    def settle(self, answer: list[Completion] | BaseException) -> None:
+        """Give the answer, unless there is one."""
+        with self._lock:
+            if self.answer.done():
+                return
+            if isinstance(answer, BaseException):
+                self.answer.set_exception(answer)
+            else:
+                self.answer.set_result(answer)
+
+    def end(self) -> None:
+        """Have it end where it is; an engine that has it is told, and answers with what it has."""
+        with self._lock:
+            self._ended = True
+            api, age = self._api, time.monotonic() - self._sent
+        if api is None:
+            self.settle(self.unsampled())
+        elif age >= _ABORT_S:
+            # An engine that does not take the abort does not answer the request either, and that is what counts.
+            with suppress(EngineFailed):
+                api.abort(self.names)
 
 
 class LeastLoaded:
-    """Sends prompts to the engines of a fleet."""
+    """Sends prompts to the engines of a fleet. `retried` counts those sent again because an engine failed."""
 
     def __init__(self, members: Members, settings: RouterSettings) -> None:
+        self.retried = 0
         self._members = members
         self._settings = settings
+        self._pool = ThreadPoolExecutor(len(members.all) * settings.at_once, thread_name_prefix="generate")
+        self._sendings: dict[Answer, _Sending] = {}
+        self._counting = threading.Lock()
 
-    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[Outcome]:
-        """What became of each request, in order. Raises UserError when no engine is left."""
-        if not requests:
-            return []
-        threads = min(len(requests), len(self._members.all) * self._settings.at_once)
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="generate")
+    def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Answer:
+        """Send a request. Its future raises NotSampled, EnginesLost, or UserError when no engine is left."""
+        sending = _Sending(request, sampling)
+        self._sendings[sending.answer] = sending
+        self._pool.submit(self._carry, sending)
+        return sending.answer
+
+    def abort(self, answers: Sequence[Answer]) -> None:
+        """End these requests; returns when all are answered. Requests that no engine has yet are answered at once."""
+        waiting = self._unanswered(answers)
+        while waiting:
+            with ThreadPoolExecutor(min(_ABORTS_AT_ONCE, len(waiting)), thread_name_prefix="abort") as pool:
+                list(pool.map(_Sending.end, waiting))
+            wait([sending.answer for sending in waiting], timeout=_ABORT_S)
+            waiting = [sending for sending in waiting if not sending.answer.done()]
+
+    def drop(self, answers: Sequence[Answer]) -> None:
+        """Send none of these requests that has not gone out yet; nobody waits for any."""
+        for sending in self._unanswered(answers):
+            sending.forgo()
+
+    def close(self) -> None:
+        """Take no more requests; those under way end with the engines."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _unanswered(self, answers: Sequence[Answer]) -> list[_Sending]:
+        found = [self._sendings.get(answer) for answer in answers]
+        return [sending for sending in found if sending is not None and not sending.answer.done()]
+
+    def _carry(self, sending: _Sending) -> None:
         try:
-            futures = [pool.submit(self._one, request, sampling) for request in requests]
-            return [future.result() for future in futures]
+            sending.settle(self._one(sending))
+        except BaseException as error:
+            sending.settle(error)
         finally:
-            # After an error the rest need not run, and those under way may wait for their time limit.
-            pool.shutdown(wait=False, cancel_futures=True)
+            del self._sendings[sending.answer]
 
-    def _one(self, request: GenerateRequest, sampling: SamplingParams) -> Outcome:
-        tokens = len(request.tokens) + len(request.seeds) * sampling.max_tokens
+    def _one(self, sending: _Sending) -> list[Completion]:
         reason = ""
-        for _ in range(self._settings.attempts):
-            with self._members.busy(tokens, self._settings.at_once) as member:
+        for attempt in range(self._settings.attempts):
+            with self._members.busy(sending.tokens, self._settings.at_once) as member:
                 try:
-                    return self._ask(member, request, sampling)
+                    if not sending.go_to(member.process.api):
+                        return sending.unsampled()
+                    return self._ask(member, sending)
                 except EngineFailed as error:
                     reason = f"{member.name}: {error}"
                     self._members.report_failure(member, error)
-        return GivenUp(reason)
+                finally:
+                    sending.leave()
+            with self._counting:
+                self.retried += attempt + 1 < self._settings.attempts
+        raise EnginesLost(f"it was given up after several engines failed: {reason}")
 
-    def _ask(self, member: Member, request: GenerateRequest, sampling: SamplingParams) -> list[Completion] | Refused:
+    def _ask(self, member: Member, sending: _Sending) -> list[Completion]:
         api, limit = member.process.api, self._settings.request_limit
-        name = uuid.uuid4().hex
-        ids = [f"{name}-{index}" for index in range(len(request.seeds))]
-        with _aborted_after(limit, api, ids):
-            return api.generate(request.tokens, request.seeds, sampling, ids, limit + _GRACE_S)
+        with _ended_after(limit, api, sending.names):
+            answer = api.generate(sending.request, sending.sampling, sending.names, limit + _GRACE_S)
+        if isinstance(answer, Refused):
+            raise NotSampled(f"the engine refused it: {answer.message}")
+        return answer
 
 
 @contextmanager
-def _aborted_after(limit: float, api: EngineApi, ids: Sequence[str]) -> Iterator[None]:
+def _ended_after(limit: float, api: EngineApi, names: Sequence[str]) -> Iterator[None]:
     def abort() -> None:
-        # An engine that does not take the abort does not answer the request either, and that is what counts.
         with suppress(EngineFailed):
-            api.abort(ids)
+            api.abort(names)
 
     timer = threading.Timer(limit, abort)
     timer.daemon = True

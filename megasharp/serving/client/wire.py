@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megasharp.errors import UserError
-from megasharp.types import Completion, FinishReason, SamplingParams, VersionSpan
+from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
 
 Json = Mapping[str, Any]
 # What SGLang calls the weights that an engine started with.
@@ -22,38 +22,41 @@ class MalformedAnswer(Exception):
     """An engine answered with something that is not what its API promises."""
 
 
-def generate_body(
-    tokens: Sequence[int], seeds: Sequence[int], sampling: SamplingParams, ids: Sequence[str]
-) -> dict[str, Any]:
-    """The body of POST /generate for `len(seeds)` samples of one prompt; `ids` name them for an abort.
+def generate_body(request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str]) -> dict[str, Any]:
+    """The body of POST /generate for one sample of a prompt for each seed; `ids` name them for an abort.
 
-    Seeds count only where the engine is in its deterministic mode.
+    Seeds count only where the engine is in its deterministic mode. What was begun earlier is to the engine the end of
+    the prompt; it is told how much that is, so that it draws what it would have drawn without the interruption.
     """
-    shared = _sampling(sampling)
+    begun = request.begun or ((),) * len(request.seeds)
     return {
         "rid": list(ids),
-        "input_ids": [list(tokens)] * len(seeds),
-        "sampling_params": [{**shared, "sampling_seed": seed} for seed in seeds],
+        "input_ids": [[*request.tokens, *tokens] for tokens in begun],
+        "sampling_params": [
+            {**_sampling(sampling, len(tokens)), "sampling_seed": seed}
+            for seed, tokens in zip(request.seeds, begun, strict=True)
+        ],
         "return_logprob": True,
         "stream": False,
     }
 
 
-def _sampling(sampling: SamplingParams) -> dict[str, Any]:
+def _sampling(sampling: SamplingParams, begun: int) -> dict[str, Any]:
     """SGLang's names; its top_k is -1 where ours is 0. Custom parameters are numbers only."""
     fields: dict[str, Any] = {
-        "max_new_tokens": sampling.max_tokens,
+        "max_new_tokens": sampling.max_tokens - begun,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "stop_token_ids": list(sampling.stop_token_ids),
         "skip_special_tokens": False,
     }
+    custom: dict[str, float] = {"begun": begun} if begun else {}
     if sampling.memory_mu is not None:
-        fields["custom_params"] = {"mu": float(sampling.memory_mu)}
+        custom["mu"] = float(sampling.memory_mu)
         if sampling.plausible is not None:
-            fields["custom_params"]["plausible"] = float(sampling.plausible)
-    return fields
+            custom["plausible"] = float(sampling.plausible)
+    return {**fields, "custom_params": custom} if custom else fields
 
 
 def completions(answer: object, seeds: Sequence[int], sampling: SamplingParams) -> list[Completion]:
@@ -73,6 +76,10 @@ def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
     meta: Json = item["meta_info"]
     tokens = torch.tensor(item["output_ids"], dtype=torch.int64)
     count = tokens.numel()
+    finish = _FINISH[meta["finish_reason"]["type"]]
+    if finish is FinishReason.ABORT and (not count or _needed(sampling) - meta.keys()):
+        # Aborted while it waited to be computed, or computed again: SGLang then answers without our figures.
+        return Completion.unsampled(seed, sampling)
     standard = [pair[0] for pair in meta.get("output_token_logprobs") or []]
     spans = tuple(_spans(meta, count))
     version = spans[-1].version if spans else -1
@@ -87,11 +94,18 @@ def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
         memory_logp=_logp("the memory network's", meta["memory_logprob"], count, version) if with_memory else None,
         sampler_logp=_logp("the sampler's", sampler, count, version),
         version_spans=spans,
-        finish_reason=_FINISH[meta["finish_reason"]["type"]],
+        finish_reason=finish,
         seed=seed,
         argmax_moved=_figures(meta["argmax_moved"], count).bool() if with_memory else None,
         calibration_kl=_figures(meta["calibration_kl"], count) if with_memory else None,
     )
+
+
+def _needed(sampling: SamplingParams) -> set[str]:
+    """What an answer must say of each token beyond SGLang's own."""
+    if sampling.memory_mu is not None:
+        return {"sampler_logprob", "policy_logprob", "memory_logprob", "argmax_moved", "calibration_kl"}
+    return {"sampler_logprob"} if sampling.top_p < 1.0 or sampling.top_k > 0 else set()
 
 
 def _logp(whose: str, values: Sequence[float | None], count: int, version: int) -> Tensor:
@@ -123,11 +137,3 @@ def _spans(meta: Json, count: int) -> list[VersionSpan]:
 def version_number(name: object) -> int:
     """The weights' version as we count it; -1 for those an engine started with. Raises ValueError for other names."""
     return -1 if name == _INITIAL_VERSION else int(str(name))
-
-
-def aborted(seeds: Sequence[int], sampling: SamplingParams) -> list[Completion]:
-    """What a prompt gets that could not be served: no tokens, and FinishReason.ABORT."""
-    empty = torch.empty(0)
-    memory = None if sampling.memory_mu is None else empty
-    tokens = torch.empty(0, dtype=torch.int64)
-    return [Completion(tokens, empty, empty, memory, (), FinishReason.ABORT, seed) for seed in seeds]

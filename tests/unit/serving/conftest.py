@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from megasharp.serving.client import api
 from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
@@ -30,10 +31,10 @@ class StandIns:
 
     def command(self, index: int, behaviour: dict[str, Any] | None = None) -> dict[str, Any]:
         """Change how stand-in `index` behaves from now on, or leave it; returns what it holds."""
-        api = self.fleet.members.all[index].process.api
+        server = self.fleet.members.all[index].process.api
         body = None if behaviour is None else json.dumps(behaviour).encode()
         request = urllib.request.Request(
-            f"http://{api.host}:{api.port}/standin", body, {"Authorization": f"Bearer {api.key}"}
+            f"http://{server.host}:{server.port}/standin", body, {"Authorization": f"Bearer {server.key}"}
         )
         with urllib.request.urlopen(request, timeout=5) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -59,6 +60,12 @@ def settings(folder: Path, engines: int = 2, memory: bool = False, tp: int = 1, 
         start_limit_s=20.0,
         command=(str(STANDIN),),
     )
+
+
+@pytest.fixture(autouse=True)
+def quick_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that will not flush its cache never will."""
+    monkeypatch.setattr(api, "_FLUSH_S", 0.2)
 
 
 @pytest.fixture

@@ -86,7 +86,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def described(self) -> dict:
         state = self.state
-        names = ("version", "loaded", "stamps", "groups", "generated", "flushes", "session", "paused", "most_at_once")
+        names = ("version", "loaded", "stamps", "groups", "generated", "flushes", "session", "paused")
+        names += ("at_once", "most_at_once")
         return {"pid": os.getpid(), "aborted": sorted(state.aborted), **{name: getattr(state, name) for name in names}}
 
     def health(self, _: object) -> tuple[int, object]:
@@ -109,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
             state.at_once += 1
             state.most_at_once = max(state.most_at_once, state.at_once)
         end = time.monotonic() + state.behaviour.get("delay", 0.0)
-        while time.monotonic() < end and not state.aborted & set(body["rid"]):
+        while time.monotonic() < end and not state.aborted >= set(body["rid"]):
             time.sleep(0.01)
         with state.lock:
             state.at_once -= 1
@@ -126,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
             "output_token_logprobs": [[mark, token, None] for token in drawn],
             "weight_versions": [{"version": self.state.version, "start": 0, "end": count}],
         }
-        if "custom_params" in sampling:
+        if "mu" in sampling.get("custom_params", {}):
             mu = sampling["custom_params"]["mu"]
             meta |= {"sampler_logprob": [-mu] * count, "policy_logprob": [mark] * count}
             meta["memory_logprob"] = [None if self.state.behaviour.get("nan") else -9.0] * count

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from megasharp.errors import UserError
-from megasharp.serving.client.wire import MalformedAnswer, aborted, completions, generate_body, version_number
-from megasharp.types import FinishReason, SamplingParams, VersionSpan
+from megasharp.serving.client.wire import MalformedAnswer, completions, generate_body, version_number
+from megasharp.types import FinishReason, GenerateRequest, SamplingParams, VersionSpan
 
 PLAIN = SamplingParams(max_tokens=8, temperature=0.7, stop_token_ids=(1,))
 WITH_MEMORY = SamplingParams(max_tokens=8, memory_mu=0.5)
@@ -26,7 +26,7 @@ def item(**meta: object) -> dict[str, Any]:
 
 
 def test_the_request() -> None:
-    body = generate_body((6, 20), (991, 992), PLAIN, ("a", "b"))
+    body = generate_body(GenerateRequest((6, 20), (991, 992)), PLAIN, ("a", "b"))
     shared = {
         "max_new_tokens": 8,
         "temperature": 0.7,
@@ -46,7 +46,7 @@ def test_the_request() -> None:
 
 def test_custom_parameters_are_numbers_and_only_where_asked() -> None:
     def custom(sampling: SamplingParams) -> object:
-        return generate_body((6,), (1,), sampling, ("a",))["sampling_params"][0].get("custom_params")
+        return generate_body(GenerateRequest((6,), (1,)), sampling, ("a",))["sampling_params"][0].get("custom_params")
 
     assert custom(PLAIN) is None
     assert custom(SamplingParams(8, memory_mu=0.0)) == {"mu": 0.0}
@@ -135,8 +135,28 @@ def test_versions() -> None:
     assert [version_number(name) for name in ("default", "0", "17", 3)] == [-1, 0, 17, 3]
 
 
-def test_aborted_completions() -> None:
-    plain, memory = aborted((1, 2), PLAIN), aborted((1,), WITH_MEMORY)
-    assert [(c.seed, c.tokens.numel(), c.memory_logp) for c in plain] == [(1, 0, None), (2, 0, None)]
-    assert memory[0].memory_logp is not None
-    assert memory[0].finish_reason is FinishReason.ABORT
+def test_a_continued_response_is_the_end_of_its_prompt_to_the_engine() -> None:
+    request = GenerateRequest((6, 20), (991, 992), ((4, 13, 5), ()))
+    body = generate_body(request, PLAIN, ("a", "b"))
+    assert body["input_ids"] == [[6, 20, 4, 13, 5], [6, 20]]
+    first, second = body["sampling_params"]
+    assert (first["max_new_tokens"], first["custom_params"]) == (5, {"begun": 3})
+    assert (second["max_new_tokens"], "custom_params" in second) == (8, False)
+    beside = generate_body(request, WITH_MEMORY, ("a", "b"))["sampling_params"]
+    assert [each["custom_params"] for each in beside] == [{"begun": 3, "mu": 0.5}, {"mu": 0.5}]
+
+
+@pytest.mark.parametrize("sampling", [WITH_MEMORY, SamplingParams(max_tokens=8, top_p=0.5)])
+def test_what_was_aborted_in_the_queue_comes_without_our_figures_and_counts_as_not_sampled(
+    sampling: SamplingParams,
+) -> None:
+    queued = item(finish_reason={"type": "abort", "message": "Abort in waiting queue"})
+    (completion,) = completions([queued], (7,), sampling)
+    assert (completion.finish_reason, completion.seed) == (FinishReason.ABORT, 7)
+    assert completion.tokens.numel() == completion.sampler_logp.numel() == 0
+    assert (completion.memory_logp is not None) is (sampling is WITH_MEMORY)
+
+
+def test_what_was_aborted_while_it_ran_keeps_its_tokens() -> None:
+    (completion,) = completions([item(finish_reason={"type": "abort"})], (7,), PLAIN)
+    assert (completion.finish_reason, completion.tokens.tolist()) == (FinishReason.ABORT, [4, 1])

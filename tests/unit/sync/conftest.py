@@ -15,6 +15,7 @@ from megasharp.sync.fleet import FleetSync, make_transport
 from megasharp.sync.settings import SyncSettings
 from tests.unit.serving.conftest import StandIns
 from tests.unit.serving.conftest import make as make
+from tests.unit.serving.conftest import quick_flush as quick_flush
 
 Named = list[tuple[str, Tensor]]
 

@@ -1,0 +1,265 @@
+"""Asynchronous collection over real engines: stragglers, responses continued by other weights, an engine's death.
+
+The oracle is transformers in float32, each token under the weights of the version that its span names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from engines import PYTHON, make_model, tensors_of
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from megasharp.rollout.asynchronous import AsyncRollouts
+from megasharp.rollout.groups import GroupMaker
+from megasharp.rollout.order import Collected, CollectionSettings, Order
+from megasharp.serving.client.api import InFlight
+from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
+from megasharp.serving.client.launch import FleetSettings
+from megasharp.serving.client.members import WatchSettings
+from megasharp.sync.fleet import FleetSync, make_transport
+from megasharp.sync.settings import SyncSettings
+from megasharp.types import FinishReason, Group, Outcome, Prompt, Response, SamplingParams, TaskAnswer, Verdict
+
+pytestmark = pytest.mark.long
+
+TOLERANCE = 1e-5
+# A few of 320 tokens end a response, so lengths differ widely. At 0 and 319 SGLang stops by itself: the model's config
+# and the tokenizer that it makes up for a folder without one say so.
+ENDS = (0, 71, 211, 319)
+SAMPLING = SamplingParams(max_tokens=300, stop_token_ids=ENDS, temperature=1.3)
+WANTED = 4
+SAMPLES = 3
+WATCH = WatchSettings(probe_every=2.0, suspect_every=0.5)
+
+
+class Weights:
+    """A learner that only has weights: version `v` is the first policy with matrices larger by 3% times `v % 4`."""
+
+    def __init__(self, first: PreTrainedModel) -> None:
+        self._network = first
+        self._first = {name: parameter.detach().clone() for name, parameter in first.named_parameters()}
+        self.version = -1
+
+    def at(self, version: int) -> PreTrainedModel:
+        """The network with the weights of this version."""
+        with torch.no_grad():
+            for name, parameter in self._network.named_parameters():
+                parameter.copy_(self._first[name] * (1 + 0.03 * (version % 4) * (parameter.ndim > 1)))
+        return self._network
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        self.version += 1
+        yield from tensors_of(self.at(self.version))
+
+
+class Prompts:
+    """Prompts 0, 1, 2, ... of five tokens."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, count: int) -> list[Prompt]:
+        numbers = range(self.taken, self.taken + count)
+        self.taken += count
+        return [Prompt(f"p{n}", "any", "", (7, 8 + n, 9, 10 + n, 11), TaskAnswer(), "s", 0, n) for n in numbers]
+
+
+class Run:
+    """A fleet with its weights and its collector; keeps what every step gave."""
+
+    def __init__(self, engines: Engines, sync: SyncSettings, **settings: object) -> None:
+        fleet, policy, _ = engines
+        maker = GroupMaker({"any": fine}, lambda rows: [""] * len(rows), SAMPLING, SAMPLES, seed=1)
+        self.fleet = fleet
+        self.weights = Weights(policy)
+        self.source = Prompts()
+        self.rollouts = AsyncRollouts(fleet, maker, CollectionSettings(**settings))  # type: ignore[arg-type]
+        self.seen: list[int] = []
+        self._sync = FleetSync(fleet, make_transport(fleet, sync), fleet.version)
+        self.weights.version = fleet.version
+        self.push()
+
+    def push(self) -> None:
+        self._sync.push(self.weights)
+
+    def step(self, number: int, last: bool = False) -> Collected:
+        found = self.rollouts.collect(self.source, Order(number, WANTED, lambda groups: groups, last=last))
+        assert len(found.groups) == WANTED
+        self.seen += [group.prompt.position for group in found.groups]
+        return found
+
+    def check_prompts(self) -> None:
+        """None was lost, none came twice."""
+        assert len(self.seen) == len(set(self.seen))
+        assert sorted([*self.seen, *self.pending()]) == list(range(self.source.taken))
+
+    def pending(self) -> list[int]:
+        return [prompt.position for prompt in self.rollouts.pending()]
+
+    def in_flight(self) -> int:
+        return sum(member.requests for member in self.fleet.members.all)
+
+
+def fine(text: str, answer: TaskAnswer) -> Verdict:
+    return Verdict(Outcome.CORRECT, 1.0, text)
+
+
+def versions_of(response: Response) -> list[int]:
+    """The version of every token; spans cover the response without a gap."""
+    spans = response.completion.version_spans
+    assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
+    assert spans[-1].end == response.length
+    return [span.version for span in spans for _ in range(span.start, span.end)]
+
+
+@torch.no_grad()
+def worst(weights: Weights, groups: list[Group]) -> float:
+    """The largest distance of a token's log-prob from the oracle's under the version that sampled it."""
+    distances = [0.0]
+    responses = [(group.prompt, response) for group in groups for response in group.responses]
+    for version in sorted({v for _, response in responses for v in versions_of(response)}):
+        network = weights.at(version)
+        for prompt, response in responses:
+            mine = torch.tensor([v == version for v in versions_of(response)])
+            tokens = response.completion.tokens
+            ids = torch.tensor([[*prompt.tokens, *tokens.tolist()]])
+            logits_TV = network(ids).logits[0, len(prompt.tokens) - 1 : -1].float()
+            logp_TV = (logits_TV / SAMPLING.temperature).log_softmax(-1)
+            off_T = (logp_TV.gather(1, tokens[:, None])[:, 0] - response.completion.policy_logp).abs()
+            distances += off_T[mine].tolist()
+    return max(distances)
+
+
+def check_whole(groups: list[Group]) -> None:
+    for response in (response for group in groups for response in group.responses):
+        ended = response.completion.tokens[-1].item() in ENDS
+        assert response.completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+        assert ended or response.length == SAMPLING.max_tokens
+        assert not set(response.completion.tokens[:-1].tolist()) & set(ENDS)
+
+
+Engines = tuple[Fleet, PreTrainedModel, list[str]]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Two engines for all tests: to start them takes longer than everything else. The last test kills one."""
+    folder = tmp_path_factory.mktemp("fleet")
+    told: list[str] = []
+    policy = make_model(folder / "policy", "policy3", seed=1)
+    settings = FleetSettings(
+        python=PYTHON,
+        model=folder / "policy",
+        log_folder=folder / "logs",
+        engines=2,
+        sglang={"max_total_tokens": 16384, "max_running_requests": 32},
+        start_limit_s=300.0,
+    )
+    fleet = start_fleet(settings, FleetOptions(watch=WATCH), told.append)
+    try:
+        yield fleet, policy, told
+    finally:
+        fleet.close()
+
+
+def test_on_policy_stragglers_are_aborted_and_come_first_in_the_next_step(
+    engines: Engines,
+) -> None:
+    run = Run(engines, SyncSettings(), oversample=1.0)
+    for number in range(1, 4):
+        before = run.pending()
+        found = run.step(number)
+        assert found.figures["rollout/aborted"] == len(run.pending()) == WANTED
+        assert run.in_flight() == 0
+        assert {v for g in found.groups for r in g.responses for v in versions_of(r)} == {run.fleet.version}
+        assert set(before) <= {*run.seen, *run.pending()}
+        check_whole(found.groups)
+        assert worst(run.weights, found.groups) < TOLERANCE
+        run.push()
+    run.check_prompts()
+
+
+def test_partial_responses_are_continued_by_the_next_weights(engines: Engines) -> None:
+    run = Run(engines, SyncSettings(), oversample=1.0, max_staleness=1)
+    two = 0
+    for number in range(1, 6):
+        found = run.step(number)
+        present = run.fleet.version
+        versions = [versions_of(r) for g in found.groups for r in g.responses]
+        assert {v for each in versions for v in each} <= {present - 1, present}
+        two += sum(len(set(each)) == 2 for each in versions)
+        assert run.in_flight() == 0
+        check_whole(found.groups)
+        assert worst(run.weights, found.groups) < TOLERANCE
+        run.push()
+    assert two > 0, "no response was continued"
+    run.check_prompts()
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_engines_go_on_while_weights_are_pushed(engines: Engines, mode: InFlight) -> None:
+    """What is in flight at a push is paused, gets its new tokens from the new weights, and trains in the next step."""
+    run = Run(engines, SyncSettings(in_flight=mode), oversample=0.5, max_staleness=1, stragglers="keep")
+    two = 0
+    for number in range(1, 6):
+        found, present = run.step(number, last=number == 5), run.fleet.version
+        if number < 5:
+            run.push()
+        versions = [versions_of(r) for g in found.groups for r in g.responses]
+        assert {v for each in versions for v in each} <= {present - 1, present}
+        two += sum(len(set(each)) == 2 for each in versions)
+        check_whole(found.groups)
+        # In place, new tokens are sampled from what the old weights cached: no version's own log-probs.
+        assert mode == "in_place" or worst(run.weights, found.groups) < TOLERANCE
+    assert two > 0, "nothing was in flight at a push"
+    assert run.in_flight() == 0
+    run.check_prompts()
+
+
+def test_a_prompt_over_its_time_limit_is_an_outcome(engines: Engines) -> None:
+    """Its responses are masked as infra failures, with the tokens that they have."""
+    fleet, _, _ = engines
+    router = fleet._router
+    router._settings = replace(limits := router._settings, request_limit=0.15)
+    try:
+        found = Run(engines, SyncSettings()).step(1)
+    finally:
+        router._settings = limits
+    responses = [response for group in found.groups for response in group.responses]
+    cut = [response for response in responses if response.verdict.outcome is Outcome.INFRA]
+    assert cut and all(r.completion.finish_reason is FinishReason.ABORT for r in cut)
+    assert any(response.length for response in cut)
+
+
+def test_an_engine_killed_in_the_middle_of_a_step(engines: Engines) -> None:
+    fleet, _, told = engines
+    run = Run(engines, SyncSettings(), oversample=0.5, max_staleness=1)
+    victim = fleet.members.all[0]
+
+    def kill() -> None:
+        while victim.requests == 0:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.kill(victim.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+
+    threading.Thread(target=kill, daemon=True).start()
+    began = time.monotonic()
+    for number in range(1, 4):
+        found = run.step(number)
+        check_whole(found.groups)
+        assert worst(run.weights, found.groups) < TOLERANCE
+        run.push()
+    assert time.monotonic() - began < 120
+    run.check_prompts()
+    assert [member.health.condition.value for member in fleet.members.all] == ["dead", "serving"]
+    assert any(line.startswith("engine 0 is lost: dead (its process was killed by SIGKILL)") for line in told)
+    assert fleet.retried > 0
