@@ -1,0 +1,74 @@
+"""Learners over the quickstart's networks, and what tests do to their ranks; the ranks import this file too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megasharp.algos.base import Needs
+from megasharp.mcore.learner import LearnerSettings, RankLearner
+from megasharp.mcore.optimizer import OptimizerSettings
+from megasharp.mcore.rank import MEMORY, POLICY
+from megasharp.ranks.inprocess import OneRank
+from megasharp.types import ParallelLayout
+
+REPOSITORY = Path(__file__).parents[2]
+FOLDERS = {
+    POLICY: REPOSITORY / "examples" / "quickstart" / "base",
+    MEMORY: REPOSITORY / "examples" / "quickstart" / "memory",
+}
+CPU = torch.device("cpu")
+
+
+def learner_settings(layout: ParallelLayout) -> dict[str, LearnerSettings]:
+    """Both networks in float32; they are pushed here, not trained."""
+    optimizer = OptimizerSettings(
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.0,
+        clip_grad=1.0,
+        warmup_steps=0,
+        decay="constant",
+        total_steps=1,
+    )
+    return {
+        name: LearnerSettings(
+            folder=str(folder),
+            dtype=torch.float32,
+            layout=layout,
+            optimizer=optimizer,
+            needs=Needs(),
+            temperature=1.0,
+            seed=0,
+            recompute="none",
+            offload=(),
+            options={},
+        )
+        for name, folder in FOLDERS.items()
+    }
+
+
+@torch.no_grad()
+def scale(part: RankLearner, factor: float) -> None:
+    """Other weights of the same shapes."""
+    for parameter in part._model.parameters():
+        parameter.mul_(factor)
+
+
+def interrupt(ranks: OneRank, at: int, deed: Callable[[], None]) -> None:
+    """The policy's next export does `deed` before its tensor number `at`; later exports do not."""
+    part = ranks._rank.learners[POLICY]
+    export = part.export_weights
+
+    def interrupted(everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
+        part.export_weights = export  # type: ignore[method-assign]
+        for number, item in enumerate(export(everywhere)):
+            if number == at:
+                deed()
+            yield item
+
+    part.export_weights = interrupted  # type: ignore[method-assign]
