@@ -41,7 +41,7 @@ class WeightSink(Protocol):
 
 
 class Engine(Protocol):
-    """Anything that samples."""
+    """Anything that samples; how weights reach it is `sync`'s matter."""
 
     @property
     def version(self) -> int:

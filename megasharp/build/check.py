@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.algos.schedule import RecipeSchedule
+from megasharp.build.engines import check_engine_keys, cluster_layout, fleet_settings
 from megasharp.build.recipes import build_recipes, resolved
+from megasharp.cluster.layout import Layout
 from megasharp.config.paths import find
 from megasharp.config.run import RolloutConfig, RunConfig
 from megasharp.config.unbuilt import refuse_unbuilt
@@ -17,6 +19,7 @@ from megasharp.data.tasks import load_items
 from megasharp.data.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.errors import UserError
 from megasharp.evals.suites import Suite, load_suite
+from megasharp.serving.client.check import check_engines
 from megasharp.types import ParallelLayout
 
 
@@ -42,12 +45,14 @@ class Checked:
     suites: tuple[Suite, ...]
     layout: ParallelLayout
     memory: MemoryFolder | None
+    cluster_layout: Layout | None = None
 
 
 def check(config: RunConfig, where: str) -> Checked:
     """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
     refuse_unbuilt(config, where)
     check_collection(config.rollout, where)
+    check_engine_keys(config, where)
     recipes = build_recipes(config, where)
     if config.eval.with_memory and recipes.needs.memory is None:
         raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
@@ -73,6 +78,9 @@ def check(config: RunConfig, where: str) -> Checked:
             f"{where}: {candidates} candidates (a method's topn, or log.candidates) of a vocabulary of "
             f"{architecture.vocab} tokens; lower it"
         )
+    memory = _check_memory(config, recipes, architecture, where)
+    if config.rollout.engine == "sglang":
+        check_engines(fleet_settings(config, folder, memory.folder if memory else None, Path()))
     tokenizer = load_tokenizer(folder)
     if config.data.path is None:
         raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")
@@ -86,7 +94,8 @@ def check(config: RunConfig, where: str) -> Checked:
         stream=PromptStream(items, tokenizer, config.data.max_prompt_tokens, config.seed),
         suites=tuple(load_suite(name) for name in config.eval.suites),
         layout=ParallelLayout(dp=config.policy.dp, tp=config.policy.tp, pp=config.policy.pp),
-        memory=_check_memory(config, recipes, architecture, where),
+        memory=memory,
+        cluster_layout=cluster_layout(config) if config.cluster.backend == "ray" else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import torch
 from megasharp.batching.pack import PackLayout
 from megasharp.build.check import Checked
 from megasharp.build.learners import learner_settings
-from megasharp.build.threads import cpu_threads
+from megasharp.build.placement import Placement
 from megasharp.config.run import RunConfig
 from megasharp.mcore.rank import MEMORY
 from megasharp.protocols import AsyncEngine, Engine
-from megasharp.ranks.learner import Ranks, RanksLearner
+from megasharp.ranks.learner import RanksLearner
 from megasharp.ranks.memory import MemoryNetwork
 from megasharp.rewards import VERIFIERS
 from megasharp.rollout.asynchronous import AsyncRollouts
@@ -42,19 +43,15 @@ class Learners:
     policy: RanksLearner
     memory: MemoryNetwork | None
 
+    @property
+    def all(self) -> Sequence[RanksLearner | MemoryNetwork]:
+        """The policy, and the memory network where there is one."""
+        return (self.policy,) if self.memory is None else (self.policy, self.memory)
 
-def make_learners(checked: Checked, logs: Path) -> Learners:
-    """All learners of a run, in this process when the layout has one rank, in child processes otherwise."""
-    settings = learner_settings(checked)
-    ranks: Ranks
-    if checked.layout.world == 1:
-        from megasharp.ranks.inprocess import OneRank
 
-        ranks = OneRank(settings, CPU)
-    else:
-        from megasharp.ranks.processes import ProcessRanks
-
-        ranks = ProcessRanks(settings, CPU, logs, cpu_threads(checked.architecture, checked.layout.world))
+def make_learners(checked: Checked, placement: Placement, logs: Path) -> Learners:
+    """All learners of a run, on ranks that they share."""
+    ranks = placement.ranks(learner_settings(checked), CPU, logs)
     memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(checked)) if checked.memory else None
     return Learners(RanksLearner(ranks), memory)
 

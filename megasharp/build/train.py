@@ -12,8 +12,10 @@ from pathlib import Path
 from megasharp import loop
 from megasharp.algos.base import MemoryNeed
 from megasharp.build.check import Checked
-from megasharp.build.parts import make_engine, make_learners, make_rollouts, pack_layout
+from megasharp.build.parts import make_learners, pack_layout
+from megasharp.build.placement import open_placement
 from megasharp.build.resume import check_resume
+from megasharp.build.serving import open_serving
 from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.run_folder import RunFolder, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
@@ -29,11 +31,8 @@ from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog, read_metrics
-from megasharp.protocols import Engine
 from megasharp.report.curves import plot_training
 from megasharp.report.passk import plot_pass_at_k
-from megasharp.sync.inprocess import InProcessSync
-from megasharp.sync.phases import Apart
 from megasharp.types import Group
 
 Say = Callable[[str], None]
@@ -80,21 +79,22 @@ class _Run:
         resumed = folder.attempt > 1
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")
-        self._engine: Engine = make_engine(
-            checked.folder, memory_folder=checked.memory.folder if checked.memory else None
-        )
-        stack.callback(self._engine.close)
-        learners = make_learners(checked, folder.logs)
+        placement = open_placement(checked)
+        stack.callback(placement.close)
+        serving = open_serving(checked, placement, folder.root, folder.logs, say)
+        stack.callback(serving.close)
+        self._engine = serving.engine
+        learners = make_learners(checked, placement, folder.logs)
         self._learner, self._memory = learners.policy, learners.memory
         stack.callback(self._learner.close)
         if found is not None:
             self._load(found[0])
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
-        self._rollouts = make_rollouts(checked, self._engine)
-        self._phases = Apart()
-        # The first push brings the weights of the version the checkpoint was at.
-        self._sync = InProcessSync(self._engine, self._start.policy_version - 1)
+        self._rollouts = serving.rollouts()
+        self._phases = serving.phases([*learners.all])
+        # The first push brings the weights of the versions the checkpoint was at.
+        self._sync = serving.sync(self._start.policy_version - 1, self._start.memory_version - 1)
         self._log = MetricLog(
             folder.root, tensorboard=config.log.tensorboard, resumed_step=self._start.step if resumed else None
         )
@@ -107,6 +107,7 @@ class _Run:
         """Evaluate, train, evaluate, sum up."""
         config = self._checked.config
         standing = loop.Standing(self._start.step, self._start.skipped_in_a_row)
+        self._phases.handover()
         self._sync.push(self._learner, self._memory)
         if self._evaluation_is_due(standing.step):
             self._evaluate(standing.step, only_missing=True)
@@ -192,6 +193,7 @@ class _Run:
         state = RunState(
             step=step,
             policy_version=self._sync.version,
+            memory_version=max(self._sync.memory_version, 0),
             cursor_epoch=stream.cursor.epoch,
             cursor_position=stream.cursor.position,
             pending=(*untrained, *waiting),

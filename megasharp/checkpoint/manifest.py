@@ -29,13 +29,15 @@ class CursorEntry(Section):
 class Manifest(Section):
     """One checkpoint.
 
-    `policy_version` is the engines' version of these weights; `reference` names where the reference policy came from;
+    `policy_version` and `memory_version` are the engines' versions of these weights; `reference` names where the
+    reference policy came from;
     `cursor` is where the data stream stood, `pending` the prompts before it that no step trained on.
     `files` maps each file, relative to the checkpoint, to its size and hash; `software` holds versions.
     """
 
     step: int
     policy_version: int
+    memory_version: int = 0
     cursor: CursorEntry
     pending: list[CursorEntry] = []
     reference: str

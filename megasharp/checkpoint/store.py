@@ -33,6 +33,7 @@ class RunState:
     reference: str
     step: int = 0
     policy_version: int = 0
+    memory_version: int = 0
     cursor_epoch: int = 0
     cursor_position: int = 0
     skipped_in_a_row: int = 0
@@ -82,6 +83,7 @@ class CheckpointStore:
         manifest = Manifest(
             step=state.step,
             policy_version=state.policy_version,
+            memory_version=state.memory_version,
             cursor=CursorEntry(epoch=state.cursor_epoch, position=state.cursor_position),
             pending=[CursorEntry(epoch=epoch, position=position) for epoch, position in state.pending],
             reference=state.reference,
@@ -160,6 +162,7 @@ def read_state(folder: Path) -> RunState:
     return RunState(
         step=manifest.step,
         policy_version=manifest.policy_version,
+        memory_version=manifest.memory_version,
         cursor_epoch=manifest.cursor.epoch,
         cursor_position=manifest.cursor.position,
         reference=manifest.reference,

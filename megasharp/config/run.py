@@ -159,12 +159,16 @@ class SyncConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Where processes are placed."""
+    """Where processes are placed: a slot for each rank of policy and engines, a GPU and `cpus_per_slot` CPUs.
+
+    Co-located engines share the policy's slots. With `gpus_per_node` 0 a slot is CPUs only.
+    """
 
     backend: Literal["local", "ray"] = "local"
     placement: Literal["colocated", "disaggregated"] = "colocated"
     nodes: int = Field(default=1, ge=1)
     gpus_per_node: int = Field(default=0, ge=0)
+    cpus_per_slot: float = Field(default=1.0, gt=0.0)
 
 
 class CheckpointConfig(Section):

@@ -9,33 +9,19 @@ from collections.abc import Callable
 
 import torch
 
-from megasharp.config.run import RewardConfig, RunConfig, SyncConfig
+from megasharp.config.run import RewardConfig, RunConfig
 from megasharp.errors import UserError
 
 _Check = tuple[str, Callable[[RunConfig], bool]]
 
 _UNBUILT: tuple[_Check, ...] = (
-    ("deterministic: true", lambda c: c.deterministic),
     ("policy.device: cuda", lambda c: c.policy.device == "cuda"),
     ("policy.vpp > 1", lambda c: c.policy.vpp > 1),
     ("policy.cp > 1", lambda c: c.policy.cp > 1),
-    ("policy.offload", lambda c: bool(c.policy.offload)),
     ("reward.timeout_s", lambda c: c.reward.timeout_s != RewardConfig().timeout_s),
     ("reward.sandbox", lambda c: c.reward.sandbox != RewardConfig().sandbox),
     ("reward.workers > 0", lambda c: c.reward.workers > 0),
-    ("rollout.engine: sglang", lambda c: c.rollout.engine == "sglang"),
-    ("rollout.python", lambda c: c.rollout.python is not None),
-    ("rollout.engines > 1", lambda c: c.rollout.engines > 1),
-    ("rollout.tp > 1", lambda c: c.rollout.tp > 1),
-    ("rollout.sglang", lambda c: bool(c.rollout.sglang)),
     ("recipe.reset.stagnation", lambda c: c.recipe.reset.stagnation is not None),
-    ("sync.transport", lambda c: c.sync.transport not in ("auto", "inprocess")),
-    ("sync.in_flight", lambda c: c.sync.in_flight != SyncConfig().in_flight),
-    ("sync.bucket_mb", lambda c: c.sync.bucket_mb != SyncConfig().bucket_mb),
-    ("sync.verify: true", lambda c: c.sync.verify),
-    ("cluster.backend: ray", lambda c: c.cluster.backend == "ray"),
-    ("cluster.placement: disaggregated", lambda c: c.cluster.placement == "disaggregated"),
-    ("cluster.nodes > 1", lambda c: c.cluster.nodes > 1),
     ("cluster.gpus_per_node > 0", lambda c: c.cluster.gpus_per_node > 0),
     ("checkpoint.asynchronous: true", lambda c: c.checkpoint.asynchronous),
     ("checkpoint.keep_best", lambda c: c.checkpoint.keep_best is not None),

@@ -47,6 +47,14 @@ class MemoryNetwork:
         """Call a module's `function(learner, *args)` on every rank, with its part of the memory; in rank order."""
         return self._learner.apply(function, *args)
 
+    def offload(self) -> None:
+        """Free what `policy.offload` names on every rank."""
+        self._learner.offload()
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        self._learner.onload()
+
     def save(self, folder: Path) -> None:
         """Write weights and optimizer into the empty folder `folder`."""
         self._learner.save(folder)

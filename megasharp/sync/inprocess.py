@@ -13,14 +13,20 @@ from megasharp.protocols import MEMORY_PREFIX, NamedTensors, WeightSink, WeightS
 class InProcessSync:
     """Pushes every weight of the source to the sink under a new version."""
 
-    def __init__(self, sink: WeightSink, version: int = -1) -> None:
+    def __init__(self, sink: WeightSink, version: int = -1, memory_version: int = -1) -> None:
         self._sink = sink
         self._version = version
+        self._memory_version = memory_version
 
     @property
     def version(self) -> int:
         """The version last pushed; -1 before the first."""
         return self._version
+
+    @property
+    def memory_version(self) -> int:
+        """The memory network's version last pushed; -1 before the first."""
+        return self._memory_version
 
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
         """Push all weights, and those of the memory network if given; returns the new version, one above the last."""
@@ -29,6 +35,7 @@ class InProcessSync:
             tensors = chain(tensors, _as_memory(memory))
         self._sink.load_weights(self._version + 1, tensors)
         self._version += 1
+        self._memory_version += memory is not None
         return self._version
 
 

@@ -63,8 +63,9 @@ class Receivers:
         return f"{member.name}: {self._members.describe(member)}"
 
     def start(self, in_flight: InFlight) -> None:
-        """Stop sampling and open a weight update."""
-        self.each("pause", lambda api: api.pause(in_flight))
+        """Stop sampling and open a weight update. Engines that sleep sample nothing."""
+        if not self._members.asleep:
+            self.each("pause", lambda api: api.pause(in_flight))
         self.each("begin of the weight update", EngineApi.begin_update)
 
     def end(self, stamp: Stamp) -> None:
@@ -87,7 +88,12 @@ class Receivers:
             self.each("comparison of checksums", held)
 
     def go_on(self, in_flight: InFlight) -> None:
-        """Sample again. What is cached was computed with the old weights: forgotten, unless in place."""
+        """Sample again. What is cached was computed with the old weights: forgotten, unless in place.
+
+        Engines that sleep have forgotten already, and go on when they wake.
+        """
+        if self._members.asleep:
+            return
         if in_flight == "retract":
             self.each("flush of the cache", EngineApi.flush)
         self.each("continue", EngineApi.proceed)
@@ -95,7 +101,8 @@ class Receivers:
     def release(self) -> None:
         """Have engines that were stopped in the middle of a push go on; whether they do is the watch's matter."""
         for member in self._members.alive():
-            for action in (EngineApi.end_update, EngineApi.proceed):
+            actions = (EngineApi.end_update,) if self._members.asleep else (EngineApi.end_update, EngineApi.proceed)
+            for action in actions:
                 with contextlib.suppress(EngineFailed):
                     action(member.process.api)
 

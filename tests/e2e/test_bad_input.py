@@ -56,7 +56,19 @@ def test_wrong_type(mistake) -> None:
 
 
 def test_unbuilt_part(mistake) -> None:
-    assert "rollout.engine: sglang is not built yet" in mistake("rollout.engine=sglang")
+    assert "policy.device: cuda is not built yet" in mistake("policy.device=cuda")
+
+
+def test_engines_in_a_python_without_sglang(mistake) -> None:
+    """The trainer's own Python, where rollout.python is not set."""
+    line = mistake("rollout.engine=sglang")
+    assert "needs exactly 0.5.21" in line and "make fleet" in line
+
+
+def test_keys_of_engines_that_there_are_none_of(mistake) -> None:
+    assert "rollout.sglang is for engines of their own" in mistake("rollout.sglang={page_size: 16}")
+    assert "sync.verify is for engines of their own" in mistake("sync.verify=true")
+    assert "cluster.nodes=2 needs cluster.backend=ray" in mistake("cluster.nodes=2")
 
 
 def test_methods_that_do_not_go_together(mistake) -> None:

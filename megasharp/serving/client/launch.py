@@ -63,6 +63,8 @@ _REASONS = (
 class FleetSettings:
     """What to start. `python` is the engines' Python; `gpus[i]` the GPUs that engine `i` sees, none on a CPU.
 
+    `sleep`: engines can give their device's memory to the learner and take it back.
+
     `sglang` holds flags for SGLang's ServerArgs. Logs are `log_folder`/engine_0.log and so on. `command` says what an
     engine's process runs after its Python; the engine's config file is appended.
     """
@@ -76,6 +78,7 @@ class FleetSettings:
     device: str = "cpu"
     dtype: str = "float32"
     deterministic: bool = False
+    sleep: bool = False
     sglang: Mapping[str, object] = field(default_factory=dict)
     gpus: Sequence[Sequence[int]] = ()
     start_limit_s: float = 600.0
@@ -228,6 +231,7 @@ def engine_config(settings: FleetSettings, port: int, key: str, address: str = L
         "tp": settings.tp,
         "sglang": dict(settings.sglang),
         "deterministic": settings.deterministic,
+        "sleep": settings.sleep,
     }
 
 

@@ -189,6 +189,11 @@ class Members:
             self._epoch += 1
 
     @property
+    def asleep(self) -> bool:
+        """Whether the engines sleep."""
+        return self._asleep
+
+    @property
     def _quiet(self) -> bool:
         return self._pushing or self._asleep
 

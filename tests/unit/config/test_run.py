@@ -20,22 +20,11 @@ model: {path: some/folder}
 data: {task: countdown, path: train.jsonl}
 """
 UNBUILT = [
-    "deterministic=true",
     "policy.device=cuda",
     "policy.vpp=2",
     "policy.cp=2",
     "reward.workers=2",
-    "rollout.engine=sglang",
-    "rollout.python=/opt/python",
-    "rollout.engines=2",
-    "rollout.tp=2",
-    "rollout.sglang={a: 1}",
     "recipe.reset.stagnation=5",
-    "sync.transport=nccl",
-    "sync.verify=true",
-    "cluster.backend=ray",
-    "cluster.placement=disaggregated",
-    "cluster.nodes=2",
     "cluster.gpus_per_node=8",
     "checkpoint.asynchronous=true",
     "checkpoint.keep_best=reward",

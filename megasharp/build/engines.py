@@ -1,0 +1,123 @@
+"""The engines of a run: what to start, how weights reach them, and what is refused before they start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from megasharp.cluster.layout import Layout, Needs, make_layout
+from megasharp.config.paths import find
+from megasharp.config.run import RunConfig
+from megasharp.errors import UserError
+from megasharp.serving.client.launch import FleetSettings
+
+Transport = Literal["inprocess", "shared_memory", "disk", "gloo", "nccl", "ipc"]
+
+# Which transports an engine in each place can use on each device; the first is what `auto` stands for.
+_TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
+    ("cpu", "colocated"): ("shared_memory", "gloo", "disk"),
+    ("cpu", "disaggregated"): ("gloo", "shared_memory", "disk"),
+    ("cuda", "colocated"): ("ipc", "shared_memory", "disk"),
+    ("cuda", "disaggregated"): ("nccl", "disk"),
+}
+# These need the driver and every engine on one machine.
+_ONE_MACHINE = ("shared_memory", "ipc")
+
+
+def engine_python(config: RunConfig) -> Path:
+    """The Python that engines run in: the trainer's own where `rollout.python` is null."""
+    return Path(sys.executable) if config.rollout.python is None else find(config.rollout.python)
+
+
+def device_of(config: RunConfig) -> str:
+    """`cpu` or `cuda`: where engines run is where the policy does."""
+    if config.policy.device != "auto":
+        return config.policy.device
+    return "cuda" if config.cluster.gpus_per_node else "cpu"
+
+
+def choose_transport(config: RunConfig, where: str) -> Transport:
+    """How weights travel. Raises UserError for a way that does not lead to the engines."""
+    asked, rollout, placement = config.sync.transport, config.rollout, config.cluster.placement
+    if rollout.engine == "inprocess":
+        if asked not in ("auto", "inprocess"):
+            raise UserError(f"{where}: sync.transport={asked} needs engines of their own; set rollout.engine=sglang")
+        return "inprocess"
+    device = device_of(config)
+    possible = _TRANSPORTS[device, placement]
+    if config.cluster.nodes > 1:
+        possible = tuple(way for way in possible if way not in _ONE_MACHINE)
+    if asked == "auto":
+        return possible[0]
+    found = next((way for way in possible if way == asked), None)
+    if found is None:
+        raise UserError(
+            f"{where}: sync.transport={asked} does not reach engines on {device} that are {placement} on "
+            f"{config.cluster.nodes} node(s); use {', '.join(possible)}, or auto"
+        )
+    return found
+
+
+def check_engine_keys(config: RunConfig, where: str) -> None:
+    """Refuse keys that ask something of SGLang engines where there are none, and placements that contradict others."""
+    cluster = config.cluster
+    choose_transport(config, where)
+    if config.rollout.engine == "inprocess":
+        for key in _for_engines(config):
+            raise UserError(f"{where}: {key} is for engines of their own; set rollout.engine=sglang or leave it out")
+    elif cluster.placement == "colocated" and config.rollout.stragglers == "keep":
+        raise UserError(
+            f"{where}: rollout.stragglers=keep samples while the policy trains, but co-located engines sleep then; "
+            "set cluster.placement=disaggregated or stragglers=abort"
+        )
+    if cluster.nodes > 1 and cluster.backend == "local":
+        raise UserError(f"{where}: cluster.nodes={cluster.nodes} needs cluster.backend=ray")
+
+
+def _for_engines(config: RunConfig) -> list[str]:
+    """The keys that differ from their defaults and mean nothing to the engine in this process."""
+    defaults = {
+        "rollout": ("python", "engines", "tp", "sglang"),
+        "sync": ("verify", "in_flight", "bucket_mb"),
+        "cluster": ("placement",),
+        "policy": ("offload",),
+    }
+    found = []
+    for table, keys in defaults.items():
+        section = getattr(config, table)
+        given = [key for key in keys if getattr(section, key) != type(section).model_fields[key].default]
+        found += [f"{table}.{key}" for key in given]
+    return found
+
+
+def cluster_layout(config: RunConfig) -> Layout:
+    """Which rank and which engine sits where. Raises UserError, naming the keys, for what does not fit."""
+    policy, cluster = config.policy, config.cluster
+    needs = Needs(
+        world=policy.dp * policy.tp * policy.pp,
+        tp=policy.tp,
+        engines=config.rollout.engines if config.rollout.engine == "sglang" else 0,
+        engine_tp=config.rollout.tp,
+        placement=cluster.placement,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+    )
+    return make_layout(needs, cluster.cpus_per_slot)
+
+
+def fleet_settings(config: RunConfig, model: Path, memory: Path | None, logs: Path) -> FleetSettings:
+    """What every engine of a run is started with."""
+    return FleetSettings(
+        python=engine_python(config),
+        model=model,
+        log_folder=logs,
+        memory=memory,
+        engines=config.rollout.engines,
+        tp=config.rollout.tp,
+        device=device_of(config),
+        dtype=config.model.dtype,
+        deterministic=config.deterministic,
+        sglang=config.rollout.sglang,
+        sleep=config.cluster.placement == "colocated",
+    )

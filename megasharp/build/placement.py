@@ -1,0 +1,121 @@
+"""Where the processes of a run go: this machine, or slots that Ray holds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from megasharp.build.check import Checked
+from megasharp.build.threads import cpu_threads
+from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.rank import POLICY
+from megasharp.ranks.learner import Ranks
+from megasharp.serving.client.handle import EngineHandle
+from megasharp.serving.client.launch import FleetSettings, launch
+
+if TYPE_CHECKING:
+    from megasharp.cluster.session import RaySession
+    from megasharp.cluster.slots import Slots
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Placement(Protocol):
+    """Starts what a run needs; what it started ends with it at the latest."""
+
+    @property
+    def address(self) -> str:
+        """Where engines reach the learner's first rank."""
+        ...
+
+    def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
+        """Start the learners' ranks."""
+        ...
+
+    def engines(self, settings: FleetSettings) -> list[EngineHandle]:
+        """Start engines and wait until all answer. Raises UserError when one does not start."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held."""
+        ...
+
+
+class LocalPlacement:
+    """One rank in this process, several in child processes; engines as child processes."""
+
+    def __init__(self, checked: Checked) -> None:
+        self._checked = checked
+
+    @property
+    def address(self) -> str:
+        """The loopback interface."""
+        return _LOOPBACK
+
+    def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
+        """In this process when there is one rank."""
+        world = settings[POLICY].layout.world
+        if world == 1:
+            from megasharp.ranks.inprocess import OneRank
+
+            return OneRank(settings, device)
+        from megasharp.ranks.processes import ProcessRanks
+
+        return ProcessRanks(settings, device, logs, cpu_threads(self._checked.architecture, world))
+
+    def engines(self, settings: FleetSettings) -> list[EngineHandle]:
+        """In process groups of their own."""
+        return list(launch(settings))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class RayPlacement:
+    """Actors in reserved slots; Ray is imported only here and below."""
+
+    def __init__(self, checked: Checked, session: RaySession, slots: Slots) -> None:
+        self._checked = checked
+        self._session = session
+        self._slots = slots
+
+    @property
+    def address(self) -> str:
+        """The node of the first rank."""
+        return self._slots.seats[self._slots.layout.of_rank(0)].node
+
+    def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
+        """An actor for each."""
+        from megasharp.cluster.ranks import RayRanks
+
+        threads = cpu_threads(self._checked.architecture, settings[POLICY].layout.world)
+        return RayRanks(settings, device, self._slots, logs, threads)
+
+    def engines(self, settings: FleetSettings) -> list[EngineHandle]:
+        """An actor for each, which starts the engine on its node."""
+        from megasharp.cluster.engines import launch_on_cluster
+
+        return list(launch_on_cluster(settings, self._slots))
+
+    def close(self) -> None:
+        """Give the slots back, then leave Ray, or end the one that was started here."""
+        self._slots.close()
+        self._session.close()
+
+
+def open_placement(checked: Checked) -> Placement:
+    """Reserve all that the run needs. Raises UserError, with nothing started, where it is not to be had."""
+    if checked.config.cluster.backend == "local":
+        return LocalPlacement(checked)
+    from megasharp.cluster.session import RaySession, SessionSettings
+
+    assert checked.cluster_layout is not None
+    session = RaySession(SessionSettings())
+    try:
+        return RayPlacement(checked, session, session.reserve(checked.cluster_layout))
+    except BaseException:
+        session.close()
+        raise

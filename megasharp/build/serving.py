@@ -1,0 +1,151 @@
+"""The engines of a run and all that depends on their kind: rollouts, weight sync, whose turn it is on the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from megasharp.build.check import Checked
+from megasharp.build.engines import choose_transport, fleet_settings
+from megasharp.build.parts import make_async_rollouts, make_engine, make_rollouts
+from megasharp.build.placement import Placement
+from megasharp.loop import Phases, Rollouts, Sync
+from megasharp.protocols import Engine
+from megasharp.serving.client.fleet import Fleet, FleetOptions
+from megasharp.serving.client.router import RouterSettings
+from megasharp.serving.client.sleep import Sleeper
+from megasharp.sync.fleet import FleetSync, make_transport
+from megasharp.sync.inprocess import InProcessSync
+from megasharp.sync.phases import Apart, Colocated, Offloadable
+from megasharp.sync.settings import SyncSettings
+from megasharp.types import Prompt
+
+
+class VersionedSync(Sync, Protocol):
+    """A sync that counts the memory network's versions too."""
+
+    @property
+    def memory_version(self) -> int: ...
+
+
+class Collector(Rollouts, Protocol):
+    """Rollouts that know which prompts were taken and not trained yet."""
+
+    def pending(self) -> tuple[Prompt, ...]: ...
+
+
+class Serving(Protocol):
+    """One kind of engines, running. The learners are built after it: co-located engines sleep while that happens."""
+
+    @property
+    def engine(self) -> Engine:
+        """What samples."""
+        ...
+
+    def rollouts(self) -> Collector:
+        """Sampling and verification of training groups."""
+        ...
+
+    def sync(self, version: int, memory_version: int) -> VersionedSync:
+        """The way of the weights; the versions are those last pushed."""
+        ...
+
+    def phases(self, learners: Sequence[Offloadable]) -> Phases:
+        """Whose turn it is on the devices; begins with the learners'."""
+        ...
+
+    def close(self) -> None:
+        """End the engines."""
+        ...
+
+
+class InProcessServing:
+    """The engine in this process."""
+
+    def __init__(self, checked: Checked) -> None:
+        self._checked = checked
+        self._engine = make_engine(checked.folder, memory_folder=checked.memory.folder if checked.memory else None)
+
+    @property
+    def engine(self) -> Engine:
+        """What samples."""
+        return self._engine
+
+    def rollouts(self) -> Collector:
+        """Round by round."""
+        return make_rollouts(self._checked, self._engine)
+
+    def sync(self, version: int, memory_version: int) -> VersionedSync:
+        """Handed over in this process."""
+        return InProcessSync(self._engine, version, memory_version)
+
+    def phases(self, learners: Sequence[Offloadable]) -> Phases:
+        """Engine and learner share this machine's memory."""
+        return Apart()
+
+    def close(self) -> None:
+        """Free the engine's weights."""
+        self._engine.close()
+
+
+class FleetServing:
+    """SGLang engines in processes of their own."""
+
+    def __init__(
+        self, checked: Checked, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
+    ) -> None:
+        config = checked.config
+        memory = checked.memory.folder if checked.memory else None
+        settings = fleet_settings(config, checked.folder, memory, logs)
+        options = FleetOptions(router=RouterSettings(request_limit=config.rollout.request_limit_s))
+        self._checked = checked
+        self._sync_settings = _sync_settings(checked, placement, folder)
+        self._fleet = Fleet(placement.engines(settings), settings, options, say)
+        self._sleeper = Sleeper(self._fleet.members) if settings.sleep else None
+        if self._sleeper is not None:
+            self._sleeper.sleep()
+
+    @property
+    def engine(self) -> Engine:
+        """What samples."""
+        return self._fleet
+
+    def rollouts(self) -> Collector:
+        """Groups as they become complete."""
+        return make_async_rollouts(self._checked, self._fleet)
+
+    def sync(self, version: int, memory_version: int) -> VersionedSync:
+        """By the configured transport."""
+        return FleetSync(self._fleet, make_transport(self._fleet, self._sync_settings), version, memory_version)
+
+    def phases(self, learners: Sequence[Offloadable]) -> Phases:
+        """Turns where devices are shared."""
+        return Apart() if self._sleeper is None else Colocated(learners, self._sleeper)
+
+    def close(self) -> None:
+        """End the engines."""
+        self._fleet.close()
+
+
+def _sync_settings(checked: Checked, placement: Placement, folder: Path) -> SyncSettings:
+    config = checked.config
+    transport = choose_transport(config, "sync")
+    assert transport != "inprocess", "engines of their own were asked for"
+    return SyncSettings(
+        transport=transport,
+        bucket_mb=config.sync.bucket_mb,
+        verify=config.sync.verify,
+        in_flight=config.sync.in_flight,
+        folder=folder / "weights" if transport == "disk" else None,
+        host=placement.address,
+    )
+
+
+def open_serving(
+    checked: Checked, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
+) -> Serving:
+    """Start the engines that the run in `folder` asks for. Raises UserError when they do not start."""
+    if checked.config.rollout.engine == "inprocess":
+        return InProcessServing(checked)
+    return FleetServing(checked, placement, folder, logs, say)

@@ -1,0 +1,124 @@
+"""Which keys go together where engines are concerned, and what engines are started with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from megasharp.build.engines import (
+    check_engine_keys,
+    choose_transport,
+    cluster_layout,
+    engine_python,
+    fleet_settings,
+)
+from megasharp.config.core import apply_overrides, parse_yaml, validate
+from megasharp.config.run import RunConfig
+from megasharp.errors import UserError
+
+MINIMAL = """
+name: minimal
+steps: 3
+model: {path: some/folder}
+data: {task: countdown, path: train.jsonl}
+"""
+FLEET = "rollout.engine=sglang"
+APART = "cluster.placement=disaggregated"
+GPUS = "cluster.gpus_per_node=8"
+
+
+def config(*overrides: str) -> RunConfig:
+    return validate(RunConfig, apply_overrides(parse_yaml(MINIMAL, "minimal"), overrides), "minimal")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "transport"),
+    [
+        ([], "inprocess"),
+        ([FLEET], "shared_memory"),
+        ([FLEET, APART], "gloo"),
+        ([FLEET, GPUS], "ipc"),
+        ([FLEET, APART, GPUS], "nccl"),
+        ([FLEET, "cluster.backend=ray", "cluster.nodes=2"], "gloo"),
+        ([FLEET, "sync.transport=disk"], "disk"),
+        ([FLEET, "sync.transport=gloo"], "gloo"),
+        ([FLEET, APART, "sync.transport=shared_memory"], "shared_memory"),
+    ],
+)
+def test_how_weights_travel(overrides: list[str], transport: str) -> None:
+    assert choose_transport(config(*overrides), "run.yaml") == transport
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sync.transport=gloo"],
+        [FLEET, "sync.transport=inprocess"],
+        [FLEET, "sync.transport=ipc"],
+        [FLEET, "sync.transport=nccl"],
+        [FLEET, GPUS, "sync.transport=nccl"],
+        [FLEET, APART, GPUS, "sync.transport=ipc"],
+        [FLEET, "cluster.nodes=2", "sync.transport=shared_memory"],
+    ],
+)
+def test_ways_that_do_not_lead_there(overrides: list[str]) -> None:
+    with pytest.raises(UserError, match=r"run\.yaml: sync\.transport=") as raised:
+        choose_transport(config(*overrides), "run.yaml")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rollout.python=/opt/python",
+        "rollout.engines=2",
+        "rollout.tp=2",
+        "rollout.sglang={page_size: 16}",
+        "sync.verify=true",
+        "sync.in_flight=in_place",
+        "sync.bucket_mb=3",
+        APART,
+        "policy.offload=[weights]",
+    ],
+)
+def test_what_only_engines_of_their_own_can_follow(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(UserError, match=f"{key} is for engines of their own"):
+        check_engine_keys(config(override), "run.yaml")
+    check_engine_keys(config(override, FLEET), "run.yaml")
+
+
+def test_engines_that_sleep_keep_no_stragglers() -> None:
+    keep = [FLEET, "rollout.stragglers=keep", "rollout.max_staleness=1"]
+    with pytest.raises(UserError, match="co-located engines sleep"):
+        check_engine_keys(config(*keep), "run.yaml")
+    check_engine_keys(config(*keep, APART), "run.yaml")
+
+
+def test_other_nodes_need_ray() -> None:
+    with pytest.raises(UserError, match=r"cluster\.nodes=2 needs cluster\.backend=ray"):
+        check_engine_keys(config(FLEET, "cluster.nodes=2"), "run.yaml")
+
+
+def test_slots() -> None:
+    shared = cluster_layout(config(FLEET, "policy.tp=2", "rollout.engines=2"))
+    assert (len(shared.slots), shared.world, shared.engines) == (2, 2, 2)
+    apart = cluster_layout(config(FLEET, APART, "policy.tp=2", "rollout.engines=2", "cluster.cpus_per_slot=0.5"))
+    assert (len(apart.slots), apart.bundle) == (4, {"CPU": 0.5})
+    assert cluster_layout(config("policy.dp=3")).engines == 0
+
+
+def test_what_engines_are_started_with(tmp_path: Path) -> None:
+    run = config(FLEET, "rollout.tp=2", "rollout.engines=3", "rollout.sglang={page_size: 16}", "deterministic=true")
+    settings = fleet_settings(run, tmp_path, None, tmp_path / "logs")
+    assert (settings.tp, settings.engines, settings.device, settings.dtype) == (2, 3, "cpu", "float32")
+    assert settings.sglang == {"page_size": 16}
+    assert settings.deterministic and settings.sleep
+    assert not fleet_settings(config(FLEET, APART), tmp_path, None, tmp_path).sleep
+
+
+def test_the_engines_python(tmp_path: Path) -> None:
+    assert engine_python(config(FLEET)) == Path(sys.executable)
+    assert engine_python(config(FLEET, f"rollout.python={tmp_path}/bin/python")) == tmp_path / "bin" / "python"
