@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from megasharp.cluster.engine_actor import EngineActor, NotStarted, Started
-from megasharp.cluster.slots import Slots
+from megasharp.cluster.slots import Slots, end_actors
 from megasharp.errors import UserError, one_line
 from megasharp.serving.client.api import EngineApi
 from megasharp.serving.client.launch import FleetSettings, answers, new_key, stop
@@ -66,8 +66,7 @@ class ClusterEngine:
         with suppress(GetTimeoutError):
             self._ended = self._ended or self._ask("kill", _GONE)
         self._ended = self._ended or "it was stopped"
-        if ray.is_initialized():
-            ray.kill(self.actor, no_restart=True)
+        end_actors([self.actor])
 
     def _ask(self, method: str, gone: str) -> str | None:
         if not ray.is_initialized():
@@ -98,8 +97,7 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
     try:
         engines = _started(actors, addresses, key, settings)
     except BaseException:
-        for actor in actors:
-            ray.kill(actor, no_restart=True)
+        end_actors(actors)
         raise
     try:
         _wait_for_all(engines, settings.start_limit_s)

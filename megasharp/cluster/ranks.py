@@ -7,7 +7,7 @@ is noticed by Ray within seconds, not by a collective's timeout. Whichever happe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from megasharp.cluster.parts import Joiner
 from megasharp.cluster.rank_actor import RankActor, RankFacts
-from megasharp.cluster.slots import Slots
+from megasharp.cluster.slots import Slots, end_actors
 from megasharp.errors import RankDied, UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.rank import POLICY
@@ -173,7 +173,7 @@ class RayRanks:
 
     def _kill(self) -> None:
         actors, self._actors = self._actors, []
-        _end(actors)
+        end_actors(actors, _SHUTDOWN_S)
 
 
 def _arrived(pending: Mapping[int, Any], limit: float) -> dict[int, Any]:
@@ -194,14 +194,3 @@ def _get(ref: Any) -> Any:
         return Failed(one_line(error), False)
     except RayError:
         return None
-
-
-def _end(actors: Sequence[Any]) -> None:
-    """Kill the actors' processes and wait until Ray knows them dead."""
-    if not ray.is_initialized():
-        return
-    for actor in actors:
-        ray.kill(actor, no_restart=True)
-    last = [actor.process_id.remote() for actor in actors]
-    if last:
-        ray.wait(last, num_returns=len(last), timeout=_SHUTDOWN_S)

@@ -66,6 +66,19 @@ def reserve(layout: Layout, limit_s: float) -> Slots:
         raise
 
 
+def end_actors(actors: Sequence[Any], limit_s: float = 20.0) -> None:
+    """Kill the actors' processes and wait until Ray knows them dead; harmless when they, or Ray, are gone."""
+    import ray
+
+    if not ray.is_initialized():
+        return
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
+    last = [actor.__ray_ready__.remote() for actor in actors]
+    if last:
+        ray.wait(last, num_returns=len(last), timeout=limit_s)
+
+
 def _options(layout: Layout, groups: Sequence[Any], slot: int) -> dict[str, Any]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -1,21 +1,23 @@
-"""Two real SGLang engines started by Ray's actors on this machine: they serve, a killed one is named, nothing is left."""
+"""Two real SGLang engines started by Ray's actors here: they serve, a killed one is noticed, nothing is left."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from engines import Engine
 
 from megasharp.cluster.engines import ClusterEngine, launch_on_cluster
 from megasharp.cluster.layout import Needs, make_layout
 from megasharp.cluster.session import RaySession, SessionSettings
+from megasharp.cluster.slots import Slots
 from megasharp.errors import UserError
 from megasharp.serving.client.launch import FleetSettings, stop
 
@@ -35,6 +37,13 @@ def session() -> Iterator[RaySession]:
     assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
+@pytest.fixture
+def slots(session: RaySession) -> Iterator[Slots]:
+    slots = session.reserve(LAYOUT)
+    yield slots
+    slots.close()
+
+
 def settings(folder: Path) -> FleetSettings:
     return FleetSettings(
         python=REPOSITORY / ".venv-fleet" / "bin" / "python",
@@ -49,9 +58,11 @@ def settings(folder: Path) -> FleetSettings:
 def drawn(engine: ClusterEngine) -> list[int]:
     """Eight greedy tokens over plain HTTP, with the engine's key."""
     body = {"input_ids": [6, 7, 8, 9], "sampling_params": {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}}
-    status, answer = Engine(engine.api.port, engine.log, 1).call("/generate", body, key=engine.api.key)
-    assert status == 200, answer
-    return list(answer["output_ids"])
+    request = urllib.request.Request(f"http://{engine.api.host}:{engine.api.port}/generate", json.dumps(body).encode())
+    request.add_header("Authorization", f"Bearer {engine.api.key}")
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return list(json.load(response)["output_ids"])
 
 
 def leader(engine: ClusterEngine) -> psutil.Process:
@@ -59,6 +70,10 @@ def leader(engine: ClusterEngine) -> psutil.Process:
     named = f"engine_{engine.index}.json"
     family = psutil.Process().children(recursive=True)
     return next(p for p in family if any(argument.endswith(named) for argument in p.cmdline()))
+
+
+def engine_actors() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if "EngineActor" in process.name()]
 
 
 def wait_for_end(engine: ClusterEngine, limit: float) -> str:
@@ -69,8 +84,7 @@ def wait_for_end(engine: ClusterEngine, limit: float) -> str:
     return reason
 
 
-def test_engines_serve_and_a_killed_one_is_noticed(session: RaySession, tmp_path: Path) -> None:
-    slots = session.reserve(LAYOUT)
+def test_engines_serve_and_a_killed_one_is_noticed(slots: Slots, tmp_path: Path) -> None:
     engines = launch_on_cluster(settings(tmp_path), slots)
     leaders = [leader(engine) for engine in engines]
     family = [*leaders, *(child for process in leaders for child in process.children(recursive=True))]
@@ -92,15 +106,12 @@ def test_engines_serve_and_a_killed_one_is_noticed(session: RaySession, tmp_path
     assert "Ray actor" in wait_for_end(engines[0], 10.0)
     stop(engines)
     assert psutil.wait_procs(family, timeout=15)[1] == []
-    slots.close()
 
 
-def test_an_engine_that_does_not_start_is_named_and_all_are_stopped(session: RaySession, tmp_path: Path) -> None:
-    slots = session.reserve(LAYOUT)
+def test_an_engine_that_does_not_start_is_named_and_all_are_stopped(slots: Slots, tmp_path: Path) -> None:
     broken = replace(settings(tmp_path), command=("-c", "raise SystemExit('no such file: the model')"))
     with pytest.raises(UserError, match=r"engine [01] of 2 did not start: it cannot load the model .*engine_[01]\.log"):
         launch_on_cluster(broken, slots)
     with pytest.raises(UserError, match=r"engine 0 of 2 did not start on 127\.0\.0\.1: rollout\.python"):
         launch_on_cluster(replace(broken, python=tmp_path / "python"), slots)
-    assert not any("EngineActor" in process.name() for process in psutil.Process().children(recursive=True))
-    slots.close()
+    assert psutil.wait_procs(engine_actors(), timeout=5)[1] == []
