@@ -19,7 +19,13 @@ from megasharp.errors import UserError
 
 def state(step: int) -> RunState:
     return RunState(
-        reference="base", step=step, policy_version=step + 1, cursor_epoch=2, cursor_position=17, skipped_in_a_row=1
+        reference="base",
+        step=step,
+        policy_version=step + 1,
+        cursor_epoch=2,
+        cursor_position=17,
+        skipped_in_a_row=1,
+        pending=((1, 95), (2, 3)),
     )
 
 

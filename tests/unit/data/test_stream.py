@@ -105,3 +105,20 @@ def test_the_task_table(tmp_path: Path) -> None:
     assert load_items("countdown", path) == [TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")]
     with pytest.raises(UserError, match="unknown task 'chess'; known tasks: countdown"):
         load_items("chess", path)
+
+
+def test_prompts_that_nothing_trained_on_come_first_again() -> None:
+    whole = stream().take(25)
+    places = [DataCursor(prompt.epoch, prompt.position) for prompt in whole]
+    resumed = stream()
+    resumed.restore(places[21], [places[8], places[19]])
+    assert resumed.pending == (places[8], places[19])
+    assert resumed.take(1) == [whole[8]]
+    assert (resumed.pending, resumed.cursor) == ((places[19],), places[21])
+    assert resumed.take(4) == [whole[19], *whole[21:24]]
+    assert resumed.pending == ()
+
+
+def test_pending_prompts_that_the_data_does_not_have_are_refused() -> None:
+    with pytest.raises(UserError, match="cannot resume at prompt 10 of epoch 0"):
+        stream().restore(DataCursor(1, 0), [DataCursor(0, 10)])

@@ -92,7 +92,9 @@ def test_aborting_on_an_engine_that_dies(make: Make) -> None:
     assert time.monotonic() - began < 10
     found = [future.result() for future in futures]
     assert {c.finish_reason for completions in found for c in completions} == {FinishReason.ABORT}
-    assert sorted(completions[0].tokens.numel() for completions in found) == [0, 0, 1, 1]
+    # What the dead engine had is lost, or was sent to the other one before the abort met it.
+    counts = sorted(completions[0].tokens.numel() for completions in found)
+    assert counts[2:] == [1, 1] and set(counts) <= {0, 1}
 
 
 def test_what_a_lost_engine_had_is_sent_again_and_counted(make: Make) -> None:
