@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megasharp.build.check import Checked
+from megasharp.build.engines import choose_transport
 
 
 def describe(checked: Checked) -> str:
@@ -12,18 +13,37 @@ def describe(checked: Checked) -> str:
     lines = [
         f"model      {arch.family}, {arch.parameter_count():,} parameters, {config.model.dtype}",
         f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} on the CPU, "
-        + ("in this process" if layout.world == 1 else "processes over gloo"),
+        + _processes(checked),
         *(_stage(checked, stage) for stage in range(layout.pp)),
         f"step       {config.data.prompts_per_step} prompts x {config.data.responses_per_prompt} = {responses} "
         f"responses, {config.recipe.mini_batches} optimizer step(s), <= {config.policy.micro_batch_tokens} tokens "
         "a micro-batch",
-        f"rollouts   {config.rollout.engine} engine, temperature {config.rollout.temperature}, "
+        f"rollouts   {_engines(checked)}, temperature {config.rollout.temperature}, "
         f"<= {config.data.max_response_tokens} tokens",
         f"recipe     {', '.join(checked.recipes.final.methods)}; {checked.recipes.final.reduction.value}",
         f"data       {len(checked.stream)} prompts of {config.data.task}; evaluation on "
         + (", ".join(suite.name for suite in checked.suites) or "nothing"),
     ]
     return "\n".join(lines)
+
+
+def _processes(checked: Checked) -> str:
+    if checked.config.cluster.backend == "ray":
+        return "Ray actors over gloo"
+    return "in this process" if checked.layout.world == 1 else "processes over gloo"
+
+
+def _engines(checked: Checked) -> str:
+    """What samples, where it sits, and how weights get there."""
+    config = checked.config
+    if config.rollout.engine == "inprocess":
+        return "engine in this process"
+    memory = " with a memory network" if checked.memory else ""
+    transport = choose_transport(config, "sync.transport")
+    return (
+        f"{config.rollout.engines} SGLang engine(s) x tp {config.rollout.tp}{memory}, {config.cluster.placement}, "
+        f"weights by {transport}"
+    )
 
 
 def _stage(checked: Checked, stage: int) -> str:

@@ -113,7 +113,7 @@ def open_placement(checked: Checked) -> Placement:
     from megasharp.cluster.session import RaySession, SessionSettings
 
     assert checked.cluster_layout is not None
-    session = RaySession(SessionSettings())
+    session = RaySession(SessionSettings(gpus=None if checked.cluster_layout.gpu else 0))
     try:
         return RayPlacement(checked, session, session.reserve(checked.cluster_layout))
     except BaseException:

@@ -53,13 +53,27 @@ def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
         stack.callback(folder.close)
         try:
             run = _Run(checked, folder, say, stack)
-        except UserError:
+        except UserError as error:
             if folder.created:
-                # A mistake found while building leaves no run behind that the next attempt would stumble over.
-                shutil.rmtree(root)
+                raise UserError(_without_the_run(folder, str(error))) from error
             raise
         run.train()
     return root
+
+
+def _without_the_run(folder: RunFolder, message: str) -> str:
+    """A mistake found while building leaves no run behind that the next attempt would stumble over.
+
+    Logs, to which the message may point, are kept under another name; returns the message with that.
+    """
+    root = folder.root
+    if not any(folder.logs.glob("*")):
+        shutil.rmtree(root)
+        return message
+    failed = root.with_name(f"{root.name}.failed")
+    shutil.rmtree(failed, ignore_errors=True)
+    root.rename(failed)
+    return message.replace(str(root), str(failed))
 
 
 class _Run:
@@ -79,14 +93,16 @@ class _Run:
         resumed = folder.attempt > 1
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")
-        placement = open_placement(checked)
-        stack.callback(placement.close)
-        serving = open_serving(checked, placement, folder.root, folder.logs, say)
-        stack.callback(serving.close)
+        self._progress = Progress(config.steps, self._start.step + 1)
+        with self._clock.stage("start"):
+            placement = open_placement(checked)
+            stack.callback(placement.close)
+            serving = open_serving(checked, placement, folder.root, folder.logs, self._progress.note)
+            stack.callback(serving.close)
+            learners = make_learners(checked, placement, folder.logs)
+            stack.callback(learners.policy.close)
         self._engine = serving.engine
-        learners = make_learners(checked, placement, folder.logs)
         self._learner, self._memory = learners.policy, learners.memory
-        stack.callback(self._learner.close)
         if found is not None:
             self._load(found[0])
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
@@ -99,7 +115,6 @@ class _Run:
             folder.root, tensorboard=config.log.tensorboard, resumed_step=self._start.step if resumed else None
         )
         stack.callback(self._log.close)
-        self._progress = Progress(config.steps, self._start.step + 1)
         self._last: Mapping[str, float] = {}
         self._tokens = 0.0
 

@@ -15,7 +15,10 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-STAGES = ("rollout", "reward", "prepare", "annotate", "update", "memory", "sync", "log", "checkpoint", "eval", "other")
+STAGES = (
+    *("start", "phases", "rollout", "reward", "prepare", "annotate", "update", "memory", "sync"),
+    *("log", "checkpoint", "eval", "other"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class RunSummary:
     @property
     def tokens_per_second(self) -> float:
         """Response tokens per second of training; evaluation, checkpoints and the rest are left out."""
-        apart = ("log", "checkpoint", "eval", "other")
+        apart = ("start", "log", "checkpoint", "eval", "other")
         training = sum(seconds for stage, seconds in self.stage_seconds.items() if stage not in apart)
         return self.tokens / training if training else 0.0
 

@@ -1,0 +1,196 @@
+"""Whole runs over real engines: the shipped example, short; engines that die meanwhile; refusals before a start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLE = "examples/fleet_on_cpu/run.yaml"
+SHORT = ("eval.suites=[]", "eval.with_memory=false", "log.tensorboard=false", "data.prompts_per_step=4")
+_LIMIT_S = 400.0
+
+pytestmark = pytest.mark.long
+
+
+@contextmanager
+def running(runs: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command on the example, in a session of its own; nothing that it started is left afterwards."""
+    command = [sys.executable, "-m", "megasharp.cli", "train", EXAMPLE, "--runs", str(runs), *SHORT, *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    family: dict[int, psutil.Process] = {}
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                family[child.pid] = child
+            process.kill()
+            process.wait()
+        for child in family.values():
+            if child.is_running():
+                child.kill()
+
+
+def engine_leaders(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
+    """Every engine's first process by its number."""
+    found = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        words = child.cmdline()
+        if "megasharp.serving.engine" in words and words[-1].endswith(".json"):
+            found[int(Path(words[-1]).stem.removeprefix("engine_"))] = child
+    return found
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> str:
+    """Read the output until a line has `text`; returns what was read."""
+    assert process.stdout is not None
+    read = ""
+    deadline = time.monotonic() + _LIMIT_S
+    for line in process.stdout:
+        read += line
+        if text in line:
+            return read
+        assert time.monotonic() < deadline, read
+    raise AssertionError(f"the run ended without {text!r}:\n{read}")
+
+
+def rows(runs: Path) -> list[dict[str, float]]:
+    lines = (runs / "fleet_on_cpu" / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "policy/loss" in row]
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    output, _ = process.communicate(timeout=_LIMIT_S)
+    assert process.returncode == code, output
+    return output
+
+
+def all_gone(family: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(family, timeout=20)
+    return not alive
+
+
+def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
+    with running(tmp_path, "steps=2", "checkpoint.every=1") as process:
+        wait_for(process, "step 1/2")
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(engine_leaders(process)) == 2
+        finish(process)
+    assert all_gone(family)
+    first, second = rows(tmp_path)
+    # Two programs, one policy: SGLang's log-probs against Megatron's.
+    assert first["policy/engine_gap_max"] < 1e-4 and second["policy/engine_gap_max"] < 1e-4
+    # Two networks were at work, and the memory learns.
+    assert first["memory/calibration_kl"] > 0 and first["policy/sampler_gap"] > 1e-3
+    assert second["memory/cross_entropy"] > 0
+    manifest = json.loads((tmp_path / "fleet_on_cpu/checkpoints/step_000002/manifest.json").read_text())
+    assert (manifest["policy_version"], manifest["memory_version"]) == (2, 2)
+    sampled = pd.read_parquet(tmp_path / "fleet_on_cpu/rollouts/step_000002.parquet")
+    assert len(sampled) == 4 * 8 and set(sampled["policy_version"]) == {1}
+
+    with running(tmp_path, "steps=3", "--resume") as process:
+        finish(process)
+    third = rows(tmp_path)[2]
+    assert third["policy/engine_gap_max"] < 1e-4
+    assert set(pd.read_parquet(tmp_path / "fleet_on_cpu/rollouts/step_000003.parquet")["policy_version"]) == {2}
+
+
+def test_a_run_goes_on_with_the_engine_that_is_left(tmp_path: Path) -> None:
+    with running(tmp_path, "steps=4") as process:
+        seen = wait_for(process, "step 1/4")
+        os.kill(engine_leaders(process)[1].pid, signal.SIGKILL)
+        output = seen + finish(process)
+    assert "engine 1 is lost: dead (its process was killed by SIGKILL)" in output
+    assert [len(pd.read_parquet(p)) for p in sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))] == [32] * 4
+    assert all(row["policy/engine_gap_max"] < 1e-4 for row in rows(tmp_path))
+
+
+def test_a_run_without_engines_ends_and_names_them(tmp_path: Path) -> None:
+    with running(tmp_path, "steps=50") as process:
+        seen = wait_for(process, "step 1/50")
+        family = psutil.Process(process.pid).children(recursive=True)
+        killed = time.monotonic()
+        for leader in engine_leaders(process).values():
+            os.kill(leader.pid, signal.SIGKILL)
+        output = seen + finish(process, code=2)
+    assert time.monotonic() - killed < 60
+    last = output.splitlines()[-1]
+    assert last.startswith("megasharp: no engine is left")
+    assert "engine 0" in last and "engine 1" in last and "SIGKILL" in last
+    assert all_gone(family)
+
+
+def test_weights_travel_by_broadcast_to_engines_apart(tmp_path: Path) -> None:
+    """Disaggregated, without the memory network, and with stale tokens allowed."""
+    with running(
+        tmp_path,
+        "steps=3",
+        "cluster={backend: local, placement: disaggregated}",
+        "policy.offload=[]",
+        "recipe.methods=[grpo]",
+        "rollout.max_staleness=1",
+        "rollout.stragglers=keep",
+        "rollout.oversample=0.5",
+    ) as process:
+        output = finish(process)
+    assert "weights by gloo" in output
+    found = rows(tmp_path)
+    assert len(found) == 3
+    assert all(row["rollout/staleness_max"] <= 1 for row in found)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("rollout.sglang={pp_size: 2}", "pp_size 2 is refused: a pipeline would have to cut both networks"),
+        ("rollout.sglang={attention_backend: fa3}", "SGLang's only one on a CPU is torch_native"),
+        ("rollout.sglang={max_total_token: 5}", "max_total_token is no flag of the installed SGLang; did you mean"),
+        ("rollout.python=nowhere/python", "build the engines' Python with `make fleet`"),
+    ],
+)
+def test_refused_when_the_config_is_read(tmp_path: Path, override: str, reason: str) -> None:
+    with running(tmp_path, override) as process:
+        output = finish(process, code=2)
+    assert reason in output.splitlines()[-1]
+    assert not (tmp_path / "fleet_on_cpu").exists()
+
+
+def test_a_memory_network_with_another_vocabulary(tmp_path: Path) -> None:
+    memory = Path(shutil.copytree(REPOSITORY / "examples/quickstart/memory", tmp_path / "memory"))
+    config = json.loads((memory / "config.json").read_text())
+    (memory / "config.json").write_text(json.dumps({**config, "vocab_size": 64}))
+    with running(tmp_path / "runs", f"recipe.dlc.memory.path={memory}") as process:
+        output = finish(process, code=2)
+    assert "vocabulary" in output.splitlines()[-1]
+
+
+def test_an_engine_that_does_not_start_leaves_no_run_behind(tmp_path: Path) -> None:
+    """A pool of tokens larger than the machine's memory."""
+    with running(tmp_path, "rollout.sglang={max_total_tokens: 2000000000}") as process:
+        output = finish(process, code=2)
+    last = output.splitlines()[-1]
+    assert "did not start: it lacks memory" in last
+    log = tmp_path / "fleet_on_cpu.failed/logs/attempt_1/engine_0.log"
+    assert str(log.parent) in last and log.exists()
+    assert not (tmp_path / "fleet_on_cpu").exists()
