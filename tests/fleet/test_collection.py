@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +22,25 @@ from transformers import PreTrainedModel
 from megasharp.rollout.asynchronous import AsyncRollouts
 from megasharp.rollout.groups import GroupMaker
 from megasharp.rollout.order import Collected, CollectionSettings, Order
+from megasharp.serving.client import api
 from megasharp.serving.client.api import InFlight
 from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
 from megasharp.sync.fleet import FleetSync, make_transport
 from megasharp.sync.settings import SyncSettings
-from megasharp.types import FinishReason, Group, Outcome, Prompt, Response, SamplingParams, TaskAnswer, Verdict
+from megasharp.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Group,
+    Outcome,
+    Prompt,
+    Response,
+    SamplingParams,
+    TaskAnswer,
+    Verdict,
+)
 
 pytestmark = pytest.mark.long
 
@@ -238,6 +251,21 @@ def test_a_prompt_over_its_time_limit_is_an_outcome(engines: Engines) -> None:
     cut = [response for response in responses if response.verdict.outcome is Outcome.INFRA]
     assert cut and all(r.completion.finish_reason is FinishReason.ABORT for r in cut)
     assert any(response.length for response in cut)
+
+
+def test_the_samples_of_a_prompt_share_its_cache(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached: list[int] = []
+    real = api.completions
+
+    def noting(answer: Any, *rest: Any) -> list[Completion]:
+        cached.extend(item["meta_info"]["cached_tokens"] for item in answer)
+        return real(answer, *rest)
+
+    monkeypatch.setattr(api, "completions", noting)
+    Run(engines, SyncSettings())
+    found = engines[0].submit(GenerateRequest(tuple(range(10, 210)), (1, 2, 3)), SAMPLING).result(timeout=120)
+    assert len(found) == 3
+    assert cached == [199] * 3, "each computes the prompt's last token, whose logits it samples from"
 
 
 def test_an_engine_killed_in_the_middle_of_a_step(engines: Engines) -> None:

@@ -13,7 +13,7 @@ import json
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +117,16 @@ class EngineApi:
             return completions(answer.json(), request.seeds, sampling)
         except MalformedAnswer as error:
             raise EngineFailed(f"/generate: {error}") from error
+
+    def read(self, tokens: Sequence[int], sampling: SamplingParams, name: str, limit: float) -> Refused | None:
+        """Compute a prompt's cache, for samples that are asked for afterwards; `name` is for `abort`."""
+        # With a memory network's mu, if there is one: what is cached is both networks'.
+        body = generate_body(GenerateRequest(tuple(tokens), (0,)), replace(sampling, max_tokens=0), (name,))
+        answer = self._call("POST", "/generate", body, limit)
+        if answer.status in _REFUSALS:
+            return Refused(_message(answer))
+        self._expect_success(answer)
+        return None
 
     def abort(self, ids: Sequence[str]) -> None:
         """End these samples; their requests are answered with what they have."""

@@ -27,6 +27,9 @@ _GRACE_S = 30.0
 # SGLang forgets an abort that overtakes its request, so a request is this old before it is aborted.
 _ABORT_S = 0.3
 _ABORTS_AT_ONCE = 32
+# Samples that arrive together each compute their prompt: SGLang shares only what is cached already. So a prompt of this
+# many tokens is read once, and then sampled. Measured: 8 samples of 600 tokens then compute 1 token each.
+_READ_FIRST = 64
 
 Answer = Future[list[Completion]]
 
@@ -171,12 +174,18 @@ class LeastLoaded:
         raise EnginesLost(f"it was given up after several engines failed: {reason}")
 
     def _ask(self, member: Member, sending: _Sending) -> list[Completion]:
-        api, limit = member.process.api, self._settings.request_limit
-        with _ended_after(limit, api, sending.names):
-            answer = api.generate(sending.request, sending.sampling, sending.names, limit + _GRACE_S)
-        if isinstance(answer, Refused):
-            raise NotSampled(f"the engine refused it: {answer.message}")
-        return answer
+        api, limit, request = member.process.api, self._settings.request_limit, sending.request
+        refused: Refused | None = None
+        if len(request.seeds) > 1 and len(request.tokens) >= _READ_FIRST:
+            with _ended_after(limit, api, sending.names):
+                refused = api.read(request.tokens, sending.sampling, sending.names[0], limit + _GRACE_S)
+        if refused is None:
+            with _ended_after(limit, api, sending.names):
+                answer = api.generate(request, sending.sampling, sending.names, limit + _GRACE_S)
+            if not isinstance(answer, Refused):
+                return answer
+            refused = answer
+        raise NotSampled(f"the engine refused it: {refused.message}")
 
 
 @contextmanager

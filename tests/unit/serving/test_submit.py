@@ -142,3 +142,18 @@ def test_closing_ends_what_is_in_flight(make: Make) -> None:
     wait_until(lambda: stand_ins.command(0)["at_once"] == 2)
     stand_ins.fleet.close()
     assert not wait(futures, timeout=10).not_done
+
+
+@pytest.mark.parametrize(("length", "samples", "requests"), [(64, 3, 2), (63, 3, 1), (64, 1, 1)])
+def test_a_long_prompt_is_read_once_before_its_samples(make: Make, length: int, samples: int, requests: int) -> None:
+    stand_ins = make(1)
+    request = GenerateRequest((5,) * length, tuple(range(samples)))
+    check_all([request], [stand_ins.fleet.submit(request, SAMPLING).result(timeout=10)])
+    assert stand_ins.command(0)["generated"] == [5] * requests
+
+
+def test_a_long_prompt_that_is_refused_is_not_sampled(make: Make) -> None:
+    stand_ins = make(1)
+    future = stand_ins.fleet.submit(GenerateRequest((55,) * 70, (1, 2)), SAMPLING)
+    with pytest.raises(NotSampled, match="the engine refused it: token ids outside the vocabulary"):
+        future.result(timeout=10)
