@@ -47,7 +47,7 @@ class Disk:
                 # Where a tensor lies is for the files to say; the header says what there is.
                 written += [replace(entry, offset=0) for entry in laid_out(bucket)]
             (folder / FOLDER_HEADER).write_text(Header(stamp, tuple(written)).to_json())
-            self._receivers.each("pause", lambda api: api.pause(mode))
+            self._receivers.pause(mode)
             self._receivers.each("load of weights", lambda api: api.load_folder(folder, version))
             self._receivers.compare(digests)
             self._receivers.go_on(mode)

@@ -62,10 +62,14 @@ class Receivers:
         self._members.observe(member, Lost(reason))
         return f"{member.name}: {self._members.describe(member)}"
 
-    def start(self, in_flight: InFlight) -> None:
-        """Stop sampling and open a weight update. Engines that sleep sample nothing."""
+    def pause(self, in_flight: InFlight) -> None:
+        """Stop sampling. Engines that sleep sample nothing."""
         if not self._members.asleep:
             self.each("pause", lambda api: api.pause(in_flight))
+
+    def start(self, in_flight: InFlight) -> None:
+        """Stop sampling and open a weight update."""
+        self.pause(in_flight)
         self.each("begin of the weight update", EngineApi.begin_update)
 
     def end(self, stamp: Stamp) -> None:
