@@ -1,0 +1,193 @@
+"""What DLC costs where the tokens are sampled: seconds of a rollout with the memory network and without, as Markdown.
+
+    .venv/bin/python tools/bench_dlc.py
+    .venv/bin/python tools/bench_dlc.py --others
+    .venv/bin/python tools/bench_dlc.py --preset qwen3-8b-1.7b --device cuda --batch 64 --new-tokens 512
+
+Two engines are up, one with the policy and one with policy and memory; they take turns over the same work, each round
+in the other order, and the ratio is within a round. With mu = 0 the second must draw the very tokens of the first.
+`--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor: they
+must draw the tokens of our engine at the same mu. On a GPU both models of the pair have dummy weights: nothing is
+downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dlc_ways.logit_processor import logit_processor
+from dlc_ways.models import PAIRS, Pair, write_model
+from dlc_ways.processor import MEMORY, MU
+from dlc_ways.two_engines import two_engines
+from dlc_ways.work import Responses, Way, make_work, through_fleet
+
+from megasharp.serving.client.fleet import Fleet, start_fleet
+from megasharp.serving.client.launch import FleetSettings, launch, stop
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PLAIN, ZERO = "policy alone", "DLC, mu = 0"
+WARM_UP_SEED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One round: seconds and responses of each way."""
+
+    seconds: Mapping[str, float]
+    responses: Mapping[str, Responses]
+
+    def ratio(self, way: str) -> float:
+        """To the policy alone."""
+        return self.seconds[way] / self.seconds[PLAIN]
+
+    def equal(self, way: str, other: str) -> float:
+        """The share of responses that are the same, token by token."""
+        pairs = list(zip(self.responses[way], self.responses[other], strict=True))
+        return sum(mine == theirs for mine, theirs in pairs) / len(pairs)
+
+
+def main() -> None:
+    """Parse, start the engines, measure, print."""
+    arguments = _arguments()
+    pair = PAIRS[arguments.preset]
+    print(f"{pair.describe()}; {arguments.device}; prompts of {arguments.prompt_tokens} tokens\n")
+    with tempfile.TemporaryDirectory(prefix="bench-dlc-") as folder, ExitStack() as stack:
+        bench = _Bench(arguments, pair, Path(folder), stack)
+        ours = bench.ours()
+        print(_head(), flush=True)
+        for batch in arguments.batch:
+            _report(ours, bench.rounds(ours, batch, arguments.new_tokens))
+        if arguments.others:
+            ways = bench.others() | {name: ours[name] for name in (PLAIN, bench.calibrated)}
+            for batch in arguments.others_batch:
+                _report(ways, bench.rounds(ways, batch, arguments.others_tokens), bench.calibrated)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What DLC costs in the engine.")
+    parser.add_argument("--preset", default="cpu", choices=tuple(PAIRS))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--python", type=Path, default=REPOSITORY / ".venv-fleet" / "bin" / "python")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64], help="responses at a time")
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mu", type=float, default=0.2)
+    parser.add_argument("--dummy", action="store_true", help="dummy weights where the preset has written ones")
+    parser.add_argument("--sglang", default="{}", help="JSON: further flags of SGLang for every engine")
+    parser.add_argument("--logs", type=Path, help="a folder for the engines' logs, to be kept")
+    parser.add_argument("--others", action="store_true", help="also the two ways that are not used")
+    parser.add_argument("--others-batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--others-tokens", type=int, default=16)
+    arguments = parser.parse_args()
+    if arguments.others and (arguments.dummy or not PAIRS[arguments.preset].written):
+        sys.exit("--others needs models with written weights: transformers must read the memory network")
+    return arguments
+
+
+class _Bench:
+    """The models, the engines that hold them, and turns."""
+
+    def __init__(self, arguments: argparse.Namespace, pair: Pair, folder: Path, stack: ExitStack) -> None:
+        self._arguments, self._pair, self._stack = arguments, pair, stack
+        self._logs = arguments.logs or folder / "logs"
+        written = pair.written and not arguments.dummy
+        self._policy = write_model(folder / "policy", pair.policy, 1, written)
+        self._memory = write_model(folder / "memory", pair.memory, 2, written)
+        rows = max(arguments.batch)
+        flags = {"skip_tokenizer_init": True, "max_running_requests": rows}
+        if not written:
+            flags["load_format"] = "dummy"
+        if arguments.device == "cpu":
+            flags["max_total_tokens"] = 2 * rows * (arguments.prompt_tokens + arguments.new_tokens)
+        self._settings = FleetSettings(
+            python=arguments.python,
+            model=self._policy,
+            log_folder=self._logs,
+            device=arguments.device,
+            dtype=pair.dtype,
+            # On a GPU it would slow both engines down; there equal tokens are a matter of luck.
+            deterministic=arguments.device == "cpu",
+            sglang=flags | json.loads(arguments.sglang),
+        )
+        self.calibrated = f"DLC, mu = {arguments.mu:g}"
+
+    def ours(self) -> dict[str, Way]:
+        """The policy alone, and with the memory network in the same engine, by name."""
+        self._plain = self._fleet("plain")
+        both = self._fleet("both", memory=self._memory)
+        return {
+            PLAIN: through_fleet(self._plain, None),
+            ZERO: through_fleet(both, 0.0),
+            self.calibrated: through_fleet(both, self._arguments.mu),
+        }
+
+    def others(self) -> dict[str, Way]:
+        """The ways that are not used, by name."""
+        os.environ |= {MEMORY: str(self._memory), MU: str(self._arguments.mu)}
+        server = Path(__file__).parent / "dlc_ways" / "processor_server.py"
+        (processor,) = launch(replace(self._settings, log_folder=self._logs / "processor", command=(str(server),)))
+        self._stack.callback(stop, [processor])
+        memory = self._fleet("memory", model=self._memory)
+        apis = [fleet.members.all[0].process.api for fleet in (self._plain, memory)]
+        vocabulary = self._pair.policy.vocab_size
+        return {
+            "two engines": two_engines(apis[0], apis[1], vocabulary, self._arguments.mu),
+            "logit processor": logit_processor(processor.api),
+        }
+
+    def rounds(self, ways: Mapping[str, Way], batch: int, new_tokens: int) -> list[Timed]:
+        """Every way in turn over the same work, after a round that does not count."""
+        found = []
+        for number in range(-1, self._arguments.rounds):
+            seed = (WARM_UP_SEED if number < 0 else number) + 1000 * batch
+            work = make_work(batch, self._arguments.prompt_tokens, new_tokens, self._pair.policy.vocab_size, seed)
+            order = list(ways) if number % 2 else list(ways)[::-1]
+            seconds, responses = {}, {}
+            for name in order:
+                start = time.perf_counter()
+                responses[name] = ways[name](work)
+                seconds[name] = time.perf_counter() - start
+                assert all(len(response) == new_tokens for response in responses[name]), name
+            if number >= 0:
+                found.append(Timed(seconds, responses))
+        return found
+
+    def _fleet(self, name: str, model: Path | None = None, memory: Path | None = None) -> Fleet:
+        settings = replace(self._settings, log_folder=self._logs / name, model=model or self._policy, memory=memory)
+        fleet = start_fleet(settings)
+        self._stack.callback(fleet.close)
+        return fleet
+
+
+def _head() -> str:
+    columns = ["way", "batch", "new tokens each", "seconds", "tokens/s", "times the policy alone", "same responses"]
+    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+
+
+def _report(ways: Mapping[str, Way], rounds: Sequence[Timed], reference: str | None = None) -> None:
+    """Print a row for each way. Responses are compared with the reference's, those of mu = 0 with the plain ones."""
+    for name in sorted(ways, key=lambda each: statistics.median(timed.seconds[each] for timed in rounds)):
+        seconds = statistics.median(timed.seconds[name] for timed in rounds)
+        responses = rounds[0].responses[name]
+        tokens = sum(map(len, responses))
+        ratios = sorted(timed.ratio(name) for timed in rounds)
+        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        other = PLAIN if name == ZERO else reference if name not in (PLAIN, reference) else None
+        same = f"{statistics.mean(timed.equal(name, other) for timed in rounds):.1%} of {other}" if other else ""
+        cells = [name, len(responses), tokens // len(responses), f"{seconds:.3f}", f"{tokens / seconds:.0f}"]
+        print(f"| {' | '.join(map(str, [*cells, spread if name != PLAIN else '1', same]))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
