@@ -63,6 +63,7 @@ _CONFIGS = {
         tie_word_embeddings=True,
         **_COMMON,
     ),
+    # Without norms of queries and keys, large weights make attention so sharp that float32's own rounding is 1e-5.
     "policy2": Qwen2Config(
         hidden_size=128,
         intermediate_size=128,
@@ -70,7 +71,7 @@ _CONFIGS = {
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=False,
-        **_COMMON,
+        **{**_COMMON, "initializer_range": 0.05},
     ),
     "memory2": Qwen2Config(
         hidden_size=64,
@@ -91,7 +92,7 @@ def make_model(folder: Path, name: str, seed: int = 0) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             # Biases and norms start out alike otherwise, and a mix-up would not show.
-            parameter.add_(0.1 * torch.randn_like(parameter))
+            parameter.add_(model.config.initializer_range * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model
 

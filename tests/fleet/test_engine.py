@@ -89,8 +89,9 @@ def test_seeds_fix_the_tokens_and_are_the_in_process_engines(pair: Pair) -> None
     prompt, seeds = prompt_of(8, 41), (5, -3, 2**63 - 1)
     sampling = [pair.sampling(0.5, 12, sampling_seed=seed) for seed in seeds]
     together = check(pair, [prompt] * 3, sampling)
-    alone = [check(pair, [prompt, prompt_of(30, 42)], [each, pair.sampling(0.1, 3)])[0] for each in sampling]
-    assert [a["output_ids"] for a in together] == [a["output_ids"] for a in alone]
+    for other in (pair.sampling(0.1, 3), pair.sampling(0.1, 30, top_k=5), pair.sampling(0.1, 30, temperature=0.0)):
+        among_others = [check(pair, [prompt_of(30, 42), prompt], [other, each])[1] for each in sampling]
+        assert [a["output_ids"] for a in together] == [a["output_ids"] for a in among_others], other
     for seed, answer in zip(seeds, together, strict=True):
         assert answer["output_ids"] == drawn_in_process(pair, prompt, seed, 12)
 

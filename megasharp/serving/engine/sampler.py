@@ -79,9 +79,11 @@ class EngineSampler(Sampler):  # type: ignore[misc]
             return draw(probs, uniform_S).int(), None
         kept_SV, token_of_rank_SV = truncate(probs, sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps)
         rank_S = draw(kept_SV, uniform_S)
-        tokens_S = at(token_of_rank_SV, rank_S)
+        # A request that cuts nothing draws as it would alone: by token id, whatever others in its batch cut.
+        whole_S = _uncut(sampling_info, probs.shape[1])
+        tokens_S = torch.where(whole_S, draw(probs, uniform_S), at(token_of_rank_SV, rank_S))
         drawn_S = at(kept_SV, rank_S).log() - kept_SV.sum(dim=-1).log()
-        self._drawn_logp_S = torch.where(_greedy(sampling_info), at(probs, tokens_S).log(), drawn_S)
+        self._drawn_logp_S = torch.where(_greedy(sampling_info) | whole_S, at(probs, tokens_S).log(), drawn_S)
         return tokens_S.int(), None
 
     def _log_probs(
@@ -125,6 +127,12 @@ def _of_calibration(policy_SV: Tensor, calibrated_SV: Tensor, sampling_info: Any
 def _temperature(sampling_info: Any) -> Tensor:
     """float32 [S], at which log-probs are told: 1 for greedy."""
     return torch.where(_greedy(sampling_info), 1.0, sampling_info.temperatures.view(-1))
+
+
+def _uncut(sampling_info: Any, vocabulary: int) -> Tensor:
+    """bool [S]: rows that draw from the whole vocabulary."""
+    uncut: Tensor = (sampling_info.top_ks >= vocabulary) & (sampling_info.top_ps >= 1) & (sampling_info.min_ps <= 0)
+    return uncut
 
 
 def _greedy(sampling_info: Any) -> Tensor:
