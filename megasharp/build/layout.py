@@ -24,7 +24,19 @@ def describe(checked: Checked) -> str:
         f"data       {len(checked.stream)} prompts of {config.data.task}; evaluation on "
         + (", ".join(suite.name for suite in checked.suites) or "nothing"),
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_stale(checked)])
+
+
+def _stale(checked: Checked) -> list[str]:
+    """What a user of stale tokens should know where no method of the recipe takes them into account."""
+    behind = checked.config.rollout.max_staleness
+    methods = set(checked.recipes.final.methods)
+    if behind == 0 or methods & {"truncated_is", "bypass"}:
+        return []
+    return [
+        f"note       tokens up to {behind} version(s) old are trained on as if the present policy had sampled them; "
+        "truncated_is or bypass in recipe.methods corrects for that"
+    ]
 
 
 def _processes(checked: Checked) -> str:

@@ -58,6 +58,10 @@ def export_stage(
 def _gather_shards(parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> list[Tensor]:
     """All tensor-parallel parts in rank order; just this one where the parameter is replicated."""
     whole = parameter.detach()
+    if not whole.is_cuda:
+        # Whoever gets it may make a NumPy array of it, and torch then never again lets its storage be emptied, which
+        # offloading does to parameters.
+        whole = whole.clone()
     if dist.get_world_size(group) == 1 or not getattr(parameter, "tensor_model_parallel", False):
         return [whole]
     shards = [torch.empty_like(whole) for _ in range(dist.get_world_size(group))]

@@ -184,6 +184,31 @@ def test_offload_frees_and_restores(tmp_path: Path) -> None:
             assert found.freed > 0 and found.empty and found.same_weights and found.same_step
 
 
+def resumed(rank: int, world: int, folder: str, checkpoint: str) -> bool:
+    """Whether a learner that was loaded, exported as arrays, then offloaded, goes on as one that never stopped."""
+    layout = LAYOUTS["tp2"]
+    batch = packed(ragged_sequences(), layout)
+    values = settings(folder, layout, recipe().needs, offload=ALL_KINDS)
+    with learner_on(values) as (learner, own):
+        learner.step(batch, recipe())
+        own.save(Path(checkpoint))
+        expected = learner.step(batch, recipe()), weights_of(learner)
+    with learner_on(values) as (learner, own):
+        own.load(Path(checkpoint))
+        arrays = [tensor.numpy() for _, tensor in own.export_weights()]
+        freed = own.offload()
+        empty = all(storage.size() == 0 for storage in storages(own, ALL_KINDS))
+        own.onload()
+        del arrays
+        good = learner.step(batch, recipe()) == expected[0] and same(expected[1], weights_of(learner))
+        return freed > 0 and empty and good
+
+
+def test_offload_after_a_load_and_an_export(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    assert all(run_ranks(2, resumed, save_model(tmp_path, MODEL), str(tmp_path / "checkpoint")))
+
+
 def resident(rank: int, world: int, folder: str) -> tuple[int, int, int]:
     """Bytes freed by offloading gradients, by the learner's count and by the process's; and what came back."""
     layout = LAYOUTS["tp1"]
