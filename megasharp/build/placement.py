@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -61,6 +62,8 @@ class LocalPlacement:
         if world == 1:
             from megasharp.ranks.inprocess import OneRank
 
+            # Engines may join a group of this process, and gloo otherwise takes the address of the machine's name.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             return OneRank(settings, device)
         from megasharp.ranks.processes import ProcessRanks
 

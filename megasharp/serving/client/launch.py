@@ -200,11 +200,16 @@ class HeldPort:
         self._socket.close()
 
 
-def environment(settings: FleetSettings, index: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of engine `index`."""
+def environment(
+    settings: FleetSettings, index: int, inherited: Mapping[str, str], address: str = LOOPBACK
+) -> dict[str, str]:
+    """The environment of engine `index`, which listens at `address`."""
     kept = {name: value for name, value in inherited.items() if not _unwanted(name.upper())}
     # Models are folders; nothing is to be fetched.
     kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    if address == LOOPBACK:
+        # Otherwise gloo listens at the address of the machine's name, wherever that leads.
+        kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if settings.device == "cpu":
         # With more threads than free cores GNU OpenMP spins: decoding fell from 440 to 18 tokens/s.
         kept["OMP_NUM_THREADS"] = "1"
@@ -251,7 +256,7 @@ def start_one(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment(settings, index, os.environ),
+            env=environment(settings, index, os.environ, address),
             start_new_session=True,
         )
     return EngineProcess(index, EngineApi(address, port, key), log, process)

@@ -144,6 +144,8 @@ def test_environment(tmp_path: Path) -> None:
     on_cpu = environment(settings(tmp_path), 0, inherited)
     assert {"http_proxy", "HTTPS_PROXY", "PYTHONPATH"}.isdisjoint(on_cpu)
     assert (on_cpu["HOME"], on_cpu["OMP_NUM_THREADS"], on_cpu["HF_HUB_OFFLINE"]) == ("/home/me", "1", "1")
+    assert on_cpu["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in environment(settings(tmp_path), 0, inherited, "10.0.0.7")
     on_gpu = replace(settings(tmp_path), device="cuda", gpus=((0, 1), (2, 3)))
     assert environment(on_gpu, 1, inherited)["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert environment(on_gpu, 1, inherited)["OMP_NUM_THREADS"] == "8"
@@ -183,6 +185,7 @@ def test_config_is_what_the_engine_reads(tmp_path: Path) -> None:
         "tp": 2,
         "sglang": {"page_size": 16},
         "deterministic": False,
+        "sleep": False,
     }
 
 
@@ -190,12 +193,12 @@ def test_config_is_what_the_engine_reads(tmp_path: Path) -> None:
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The process groups of all engines that a failing launch started."""
     found: list[int] = []
-    start = module._start
+    start = module.start_one
 
     def recording(*args: object) -> module.EngineProcess:
         engine = start(*args)  # type: ignore[arg-type]
         found.append(engine.pid)
         return engine
 
-    monkeypatch.setattr(module, "_start", recording)
+    monkeypatch.setattr(module, "start_one", recording)
     return found
