@@ -221,6 +221,8 @@ def _own_environment(limit: float) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         # It would end our ranks for the memory that others use.
         "RAY_memory_monitor_refresh_ms": "0",
+        # Ray is nice by default, and whatever else the machine does would come before our ranks and engines.
+        "RAY_worker_niceness": "0",
         # Every actor of ours gets a fresh process; idle ones in reserve only cost the start.
         "RAY_enable_worker_prestart": "0",
         "RAY_prestart_worker_first_driver": "0",

@@ -7,6 +7,7 @@ from typing import Any
 
 from megasharp.serving.engine.config import EngineConfig, check_config, check_flags, cpu_binding
 from megasharp.serving.engine.flags import installed_flags
+from megasharp.serving.engine.lifeline import end_with_parent
 from megasharp.serving.engine.settings import EngineSettings
 from megasharp.serving.engine.sleeping import Sleep
 from megasharp.serving.engine.torchvision_ops import define_missing_ops
@@ -51,6 +52,7 @@ def prepare(settings: EngineSettings, device: str, tp: int) -> None:
 
 def run_scheduler(*args: Any, **kwargs: Any) -> Any:
     """SGLang's scheduler process, one per rank; named by its module, so that the child imports our side first."""
+    end_with_parent()
     from megasharp.serving.engine import changes, seams
 
     changes.apply()
@@ -59,6 +61,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
 
 def run_detokenizer(*args: Any, **kwargs: Any) -> Any:
     """SGLang's detokenizer process."""
+    end_with_parent()
     from megasharp.serving.engine import seams
 
     return seams.run_detokenizer_process(*args, **kwargs)
