@@ -5,7 +5,8 @@
     .venv/bin/python tools/bench_dlc.py --preset qwen3-8b-1.7b --device cuda --batch 64 --new-tokens 512
 
 Two engines are up, one with the policy and one with policy and memory; they take turns over the same work, each round
-in the other order, and the ratio is within a round. With mu = 0 the second must draw the very tokens of the first.
+in the other order. Ratios are within a round: of the seconds that passed, and of the engines' CPU seconds, which a busy
+machine disturbs less. With mu = 0 the second must draw the very tokens of the first.
 `--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor: they
 must draw the tokens of our engine at the same mu. On a GPU both models of the pair have dummy weights: nothing is
 downloaded.
@@ -25,14 +26,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 from dlc_ways.logit_processor import logit_processor
 from dlc_ways.models import PAIRS, Pair, write_model
 from dlc_ways.processor import MEMORY, MU
 from dlc_ways.two_engines import two_engines
 from dlc_ways.work import Responses, Way, make_work, through_fleet
 
-from megasharp.serving.client.fleet import Fleet, start_fleet
-from megasharp.serving.client.launch import FleetSettings, launch, stop
+from megasharp.serving.client.fleet import Fleet
+from megasharp.serving.client.launch import EngineProcess, FleetSettings, launch, stop
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLAIN, ZERO = "policy alone", "DLC, mu = 0"
@@ -41,14 +43,11 @@ WARM_UP_SEED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One round: seconds and responses of each way."""
+    """One round: seconds, CPU seconds of the engines, and responses of each way."""
 
     seconds: Mapping[str, float]
+    cpu: Mapping[str, float]
     responses: Mapping[str, Responses]
-
-    def ratio(self, way: str) -> float:
-        """To the policy alone."""
-        return self.seconds[way] / self.seconds[PLAIN]
 
     def equal(self, way: str, other: str) -> float:
         """The share of responses that are the same, token by token."""
@@ -68,7 +67,7 @@ def main() -> None:
         for batch in arguments.batch:
             _report(ours, bench.rounds(ours, batch, arguments.new_tokens))
         if arguments.others:
-            ways = bench.others() | {name: ours[name] for name in (PLAIN, bench.calibrated)}
+            ways = {name: ours[name] for name in (PLAIN, bench.calibrated)} | bench.others()
             for batch in arguments.others_batch:
                 _report(ways, bench.rounds(ways, batch, arguments.others_tokens), bench.calibrated)
 
@@ -100,6 +99,7 @@ class _Bench:
 
     def __init__(self, arguments: argparse.Namespace, pair: Pair, folder: Path, stack: ExitStack) -> None:
         self._arguments, self._pair, self._stack = arguments, pair, stack
+        self._engines: list[EngineProcess] = []
         self._logs = arguments.logs or folder / "logs"
         written = pair.written and not arguments.dummy
         self._policy = write_model(folder / "policy", pair.policy, 1, written)
@@ -138,6 +138,7 @@ class _Bench:
         server = Path(__file__).parent / "dlc_ways" / "processor_server.py"
         (processor,) = launch(replace(self._settings, log_folder=self._logs / "processor", command=(str(server),)))
         self._stack.callback(stop, [processor])
+        self._engines.append(processor)
         memory = self._fleet("memory", model=self._memory)
         apis = [fleet.members.all[0].process.api for fleet in (self._plain, memory)]
         vocabulary = self._pair.policy.vocab_size
@@ -153,40 +154,57 @@ class _Bench:
             seed = (WARM_UP_SEED if number < 0 else number) + 1000 * batch
             work = make_work(batch, self._arguments.prompt_tokens, new_tokens, self._pair.policy.vocab_size, seed)
             order = list(ways) if number % 2 else list(ways)[::-1]
-            seconds, responses = {}, {}
+            seconds, cpu, responses = {}, {}, {}
             for name in order:
-                start = time.perf_counter()
+                start, used = time.perf_counter(), self._cpu_seconds()
                 responses[name] = ways[name](work)
-                seconds[name] = time.perf_counter() - start
+                seconds[name], cpu[name] = time.perf_counter() - start, self._cpu_seconds() - used
                 assert all(len(response) == new_tokens for response in responses[name]), name
             if number >= 0:
-                found.append(Timed(seconds, responses))
+                found.append(Timed(seconds, cpu, responses))
         return found
 
     def _fleet(self, name: str, model: Path | None = None, memory: Path | None = None) -> Fleet:
         settings = replace(self._settings, log_folder=self._logs / name, model=model or self._policy, memory=memory)
-        fleet = start_fleet(settings)
+        engines = launch(settings)
+        self._engines += engines
+        fleet = Fleet(engines, settings)
         self._stack.callback(fleet.close)
         return fleet
 
+    def _cpu_seconds(self) -> float:
+        """Of all engines so far; those that have nothing to do use none."""
+        trees = [psutil.Process(engine.pid) for engine in self._engines]
+        processes = [each for tree in trees for each in (tree, *tree.children(recursive=True))]
+        times = [each.cpu_times() for each in processes]
+        return sum(each.user + each.system for each in times)
+
 
 def _head() -> str:
-    columns = ["way", "batch", "new tokens each", "seconds", "tokens/s", "times the policy alone", "same responses"]
+    columns = ["way", "batch", "new tokens each", "seconds", "tokens/s"]
+    columns += ["times the policy alone", "in CPU seconds", "same responses"]
     return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
 
 
 def _report(ways: Mapping[str, Way], rounds: Sequence[Timed], reference: str | None = None) -> None:
     """Print a row for each way. Responses are compared with the reference's, those of mu = 0 with the plain ones."""
-    for name in sorted(ways, key=lambda each: statistics.median(timed.seconds[each] for timed in rounds)):
+    responses = rounds[0].responses[PLAIN]
+    tokens = sum(map(len, responses))
+    for name in ways:
         seconds = statistics.median(timed.seconds[name] for timed in rounds)
-        responses = rounds[0].responses[name]
-        tokens = sum(map(len, responses))
-        ratios = sorted(timed.ratio(name) for timed in rounds)
-        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         other = PLAIN if name == ZERO else reference if name not in (PLAIN, reference) else None
         same = f"{statistics.mean(timed.equal(name, other) for timed in rounds):.1%} of {other}" if other else ""
+        ratios = [_spread([timed.seconds for timed in rounds], name), _spread([timed.cpu for timed in rounds], name)]
         cells = [name, len(responses), tokens // len(responses), f"{seconds:.3f}", f"{tokens / seconds:.0f}"]
-        print(f"| {' | '.join(map(str, [*cells, spread if name != PLAIN else '1', same]))} |", flush=True)
+        print(f"| {' | '.join(map(str, [*cells, *ratios, same]))} |", flush=True)
+
+
+def _spread(figures: Sequence[Mapping[str, float]], way: str) -> str:
+    """The way's figure over that of the policy alone: median, least and largest of the rounds."""
+    if way == PLAIN:
+        return "1"
+    ratios = sorted(each[way] / each[PLAIN] for each in figures)
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
 if __name__ == "__main__":

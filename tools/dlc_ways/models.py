@@ -55,7 +55,15 @@ class Pair:
 
 
 PAIRS = {
+    # Half as deep as the policy.
     "cpu": Pair(
+        Shape(768, 2304, 6, 12, 4, 64, 4096, True),
+        Shape(448, 1344, 3, 8, 4, 64, 4096, True),
+        dtype="float32",
+        written=True,
+    ),
+    # Narrower and deeper: on a CPU each layer costs SGLang's Python and its calls, however small the layer is.
+    "cpu-deep": Pair(
         Shape(512, 1536, 10, 8, 4, 64, 4096, True),
         Shape(256, 768, 6, 4, 4, 64, 4096, True),
         dtype="float32",
