@@ -34,7 +34,7 @@ class DataCursor:
 class PromptStream:
     """Prompts in an order that depends on the items, the seed and the epoch alone, and never ends.
 
-    Items whose prompt is longer than `max_prompt_tokens` are left out; `skipped` counts them.
+    Items whose prompt is empty or longer than `max_prompt_tokens` are left out; `skipped` counts them.
     Every epoch hands out every remaining item once.
     """
 
@@ -49,7 +49,7 @@ class PromptStream:
         if not items:
             raise UserError("data.path: the data file holds no problems")
         encoded = [(item, tokenizer.encode(item.text)) for item in items]
-        self._items = [(item, tokens) for item, tokens in encoded if len(tokens) <= max_prompt_tokens]
+        self._items = [(item, tokens) for item, tokens in encoded if 0 < len(tokens) <= max_prompt_tokens]
         self.skipped = len(items) - len(self._items)
         if not self._items:
             shortest = min(len(tokens) for _, tokens in encoded)

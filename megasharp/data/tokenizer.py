@@ -26,8 +26,12 @@ class TextTokenizer:
     vocabulary_size: int
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text` as it stands: no special tokens, no chat template."""
-        return tuple(self.backend.encode(text, add_special_tokens=False))
+        """Token ids of `text` as it stands: no special tokens, no chat template.
+
+        Halves of surrogate pairs, which JSON can hold and Unicode text cannot, are read as U+FFFD.
+        """
+        readable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return tuple(self.backend.encode(readable, add_special_tokens=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, the end, padding and other special tokens left out."""

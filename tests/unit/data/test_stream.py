@@ -92,6 +92,14 @@ def test_long_prompts_are_left_out_and_counted() -> None:
     assert "p0" in {prompt.id for prompt in stream(longest=8).take(10)}
 
 
+def test_empty_prompts_are_left_out_and_counted() -> None:
+    some = items(4)
+    some[2] = TaskItem("empty", "countdown", "", ANSWER, "t.jsonl")
+    without = PromptStream(some, CodePoints(), 8, 1)
+    assert (len(without), without.skipped) == (3, 1)
+    assert "empty" not in {prompt.id for prompt in without.take(3)}
+
+
 def test_no_prompt_left_is_the_users_to_mend() -> None:
     with pytest.raises(UserError, match=r"data\.max_prompt_tokens: all 10 prompts of t\.jsonl .* shortest has 3"):
         stream(limit=2)

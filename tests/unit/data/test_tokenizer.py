@@ -50,6 +50,14 @@ def test_shipped_models_share_a_tokenizer_that_fits_them() -> None:
         assert (QUICKSTART / model / "model.safetensors").stat().st_size < 5_000_000
 
 
+def test_halves_of_surrogate_pairs_are_read_as_unknown_text() -> None:
+    """JSON can spell them; no Unicode text can hold them."""
+    tokenizer = load_tokenizer(QUICKSTART / "base")
+    assert tokenizer.encode("3 \udcff5") == tokenizer.encode("3 \ufffd5")
+    # The two halves of one character are that character.
+    assert tokenizer.encode("\ud83d\ude00") == tokenizer.encode("\U0001f600")
+
+
 def test_unknown_characters_do_not_raise() -> None:
     tokenizer = load_tokenizer(QUICKSTART / "base")
     tokens = tokenizer.encode("3\n\u0663 ")
