@@ -7,48 +7,60 @@ comes out. top-p is a share of what top-k left, which SGLang's own sampling does
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from megasharp.serving.engine.requests import Columns
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """The tokens drawn, int64 [S], and their log-probs float32 [S] over the whole vocabulary at the temperature."""
+
+    tokens_S: Tensor
+    calibrated_logp_S: Tensor
+    policy_logp_S: Tensor
+
+
 # Elements of a [rows, vocabulary] block in float32 that is worked on at a time: 64 MiB.
 _BLOCK_ELEMENTS = 1 << 24
 
 
-def subtract_memory(logits_SV: Tensor, memory_SV: Tensor, columns: Columns, temperatures_S1: Tensor) -> None:
-    """In place: the policy's logits become policy - mu * memory, -inf where the guard bars a token.
+def subtract_memory(logits_SV: Tensor, memory_SV: Tensor, columns: Columns, temperatures_S1: Tensor) -> Tensor:
+    """Float32 [S, V], a tensor of its own: policy - mu * memory, -inf where the guard bars a token.
 
-    `logits_SV` [S, V], any floating dtype; `memory_SV` [S, V] float32; `temperatures_S1` [S, 1].
+    `logits_SV` [S, V] the policy's, any floating dtype; `memory_SV` [S, V] float32; `temperatures_S1` [S, 1].
     """
-    barred_SV = None
+    calibrated_SV = torch.addcmul(logits_SV.float(), memory_SV, columns.mu_S[:, None], value=-1)
     if columns.guarded:
         # p < share * p_max at temperature T, written for logits.
         least_S1 = logits_SV.amax(dim=-1, keepdim=True) + temperatures_S1 * columns.plausible_S[:, None]
-        barred_SV = logits_SV < least_S1
-    logits_SV.sub_((columns.mu_S[:, None] * memory_SV).to(logits_SV.dtype))
-    if barred_SV is not None:
-        logits_SV.masked_fill_(barred_SV, float("-inf"))
+        calibrated_SV.masked_fill_(logits_SV < least_S1, float("-inf"))
+    return calibrated_SV
 
 
-def calibration(policy_SV: Tensor, calibrated_SV: Tensor, temperature_S: Tensor) -> tuple[Tensor, Tensor]:
-    """What the subtraction did to each row, from the logits [S, V] before it and after it and the guard.
+def argmax_moved(policy_SV: Tensor, calibrated_SV: Tensor) -> Tensor:
+    """float32 [S], 1.0 where the likeliest token is another one after the subtraction and the guard; logits [S, V]."""
+    return (policy_SV.argmax(dim=-1) != calibrated_SV.argmax(dim=-1)).float()
 
-    Returns `argmax_moved` float32 [S], 1.0 where the likeliest token is another one, and `calibration_kl` float32 [S],
-    KL(calibrated || policy) in nats at the temperature, over the whole vocabulary.
+
+def calibration_kl(
+    probs_SV: Tensor, memory_SV: Tensor, columns: Columns, temperature_S: Tensor, drawn: Drawn
+) -> Tensor:
+    """KL(calibrated || policy) in nats, float32 [S], 0 where nothing was asked of the memory.
+
+    `probs_SV` [S, V] are the calibrated probabilities at the temperature, `memory_SV` the memory's logits. The two
+    log-probs of a token differ by -mu / T times its memory logit and by a constant of the row, which the drawn token
+    tells: so their mean difference takes one product over the vocabulary instead of two more softmaxes.
     """
-    moved_S = (policy_SV.argmax(dim=-1) != calibrated_SV.argmax(dim=-1)).float()
-    step = max(1, _BLOCK_ELEMENTS // policy_SV.shape[1])
-    blocks = zip(*(torch.split(each, step) for each in (policy_SV, calibrated_SV, temperature_S)), strict=True)
-    return moved_S, torch.cat([_kl(*block) for block in blocks])
-
-
-def _kl(policy_SV: Tensor, calibrated_SV: Tensor, temperature_S: Tensor) -> Tensor:
-    policy_SV = (policy_SV.float() / temperature_S[:, None]).log_softmax(dim=-1)
-    calibrated_SV = (calibrated_SV.float() / temperature_S[:, None]).log_softmax(dim=-1)
-    # A barred token counts for nothing, not for 0 times infinity.
-    gain_SV = (calibrated_SV - policy_SV).masked_fill_(calibrated_SV == float("-inf"), 0.0)
-    return (calibrated_SV.exp_() * gain_SV).sum(dim=-1).clamp_(min=0.0)
+    step = max(1, _BLOCK_ELEMENTS // probs_SV.shape[1])
+    blocks = zip(torch.split(probs_SV, step), torch.split(memory_SV, step), strict=True)
+    mean_S = torch.cat([(probs * memory).sum(dim=-1) for probs, memory in blocks])
+    shift_S = columns.mu_S / temperature_S * (mean_S - at(memory_SV, drawn.tokens_S))
+    kl_S = (drawn.calibrated_logp_S - drawn.policy_logp_S - shift_S).clamp_(min=0.0)
+    return kl_S.masked_fill_((columns.mu_S == 0) & (columns.plausible_S == float("-inf")), 0.0)
 
 
 def truncate(probs_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: Tensor) -> tuple[Tensor, Tensor]:

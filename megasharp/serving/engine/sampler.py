@@ -2,7 +2,7 @@
 
 Every token returns with `sampler_logprob` (of the distribution it was drawn from), `policy_logprob` and, in an engine
 with a memory network, `memory_logprob`, all at the sampling temperature; there also with `argmax_moved` and
-`calibration_kl` (`drawing.calibration`), which are 0 for a request without a mu. SGLang's own `output_token_logprobs`
+`calibration_kl`, which are 0 for a request without a mu. SGLang's own `output_token_logprobs`
 are after the subtraction and before top-k and top-p. Greedy is temperature 0, as everywhere in megasharp: log-probs are
 then at temperature 1. A request for SGLang's sampling mask makes SGLang cut its batch, and `sampler_logprob` is then
 before the cut.
@@ -18,7 +18,17 @@ import torch
 from torch import Tensor
 
 from megasharp.ops.uniform import uniforms
-from megasharp.serving.engine.drawing import at, calibration, draw, drawable, logp_at, subtract_memory, truncate
+from megasharp.serving.engine.drawing import (
+    Drawn,
+    argmax_moved,
+    at,
+    calibration_kl,
+    draw,
+    drawable,
+    logp_at,
+    subtract_memory,
+    truncate,
+)
 from megasharp.serving.engine.memory_logits import held
 from megasharp.serving.engine.requests import Columns
 from megasharp.serving.engine.seams import Sampler
@@ -48,16 +58,18 @@ class EngineSampler(Sampler):  # type: ignore[misc]
         memory_SV = held(logits_SV.shape[0])
         columns = self._columns = sampling_info.megasharp
         self._drawn_logp_S = None
-        # SGLang works in place from here on.
-        policy_SV = logits_SV.clone() if return_logprob and memory_SV is not None else logits_SV
+        values: dict[str, Tensor] = {}
         if memory_SV is not None and columns is not None:
-            subtract_memory(logits_SV, memory_SV, columns, sampling_info.temperatures)
-        values = _of_calibration(policy_SV, logits_SV, sampling_info) if policy_SV is not logits_SV else {}
+            # SGLang turns the logits it is given into probabilities, in place; the policy's stay.
+            calibrated_SV = subtract_memory(logits_SV, memory_SV, columns, sampling_info.temperatures)
+            logits_output.next_token_logits = calibrated_SV
+            if return_logprob:
+                values["argmax_moved"] = argmax_moved(logits_SV, calibrated_SV)
         tokens_S: Tensor = super().forward(
             logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions
         )
         if return_logprob:
-            values |= self._log_probs(logits_output, sampling_info, policy_SV, memory_SV, tokens_S)
+            values |= self._log_probs(logits_output, sampling_info, logits_SV, memory_SV, tokens_S.long())
             logits_output.customized_info = {name: OnHost(value) for name, value in values.items()}
         return tokens_S
 
@@ -91,14 +103,21 @@ class EngineSampler(Sampler):  # type: ignore[misc]
     ) -> dict[str, Tensor]:
         own_S = logits_output.next_token_logprobs
         values = {"sampler_logprob": own_S if self._drawn_logp_S is None else self._drawn_logp_S}
-        if memory_SV is None:
+        if memory_SV is None or self._columns is None:
             # Before truncation, and nothing was subtracted.
-            values["policy_logprob"] = own_S
-        else:
-            temperature_S = _temperature(sampling_info)
-            values["policy_logprob"] = logp_at(policy_SV, tokens_S, temperature_S)
-            values["memory_logprob"] = logp_at(memory_SV, tokens_S, temperature_S)
-        return values
+            return values | {"policy_logprob": own_S}
+        temperature_S = _temperature(sampling_info)
+        policy_S = logp_at(policy_SV, tokens_S, temperature_S)
+        probs_SV = logits_output.next_token_logits
+        if sampling_info.is_all_greedy:
+            # Then SGLang has left logits.
+            probs_SV = probs_SV.softmax(dim=-1)
+        drawn = Drawn(tokens_S, own_S, policy_S)
+        return values | {
+            "policy_logprob": policy_S,
+            "memory_logprob": logp_at(memory_SV, tokens_S, temperature_S),
+            "calibration_kl": calibration_kl(probs_SV, memory_SV, self._columns, temperature_S, drawn),
+        }
 
 
 class OnHost:
@@ -117,11 +136,6 @@ class OnHost:
         if self._rows is None:
             self._rows = self._host_S.tolist()
         return self._rows[row]
-
-
-def _of_calibration(policy_SV: Tensor, calibrated_SV: Tensor, sampling_info: Any) -> dict[str, Tensor]:
-    moved_S, kl_S = calibration(policy_SV, calibrated_SV, _temperature(sampling_info))
-    return {"argmax_moved": moved_S, "calibration_kl": kl_S}
 
 
 def _temperature(sampling_info: Any) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megasharp.serving.engine import drawing
-from megasharp.serving.engine.drawing import calibration, subtract_memory
+from megasharp.serving.engine.drawing import Drawn, argmax_moved, at, calibration_kl, logp_at, subtract_memory
 from megasharp.serving.engine.requests import check_request, columns_of
 
 ROWS, VOCABULARY = 50, 30
@@ -28,9 +28,12 @@ def test_argmax_and_kl(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, memory = (2 * torch.randn(ROWS, VOCABULARY, generator=generator) for _ in range(2))
     custom = [{"mu": 0.1 * row, "plausible": 0.05} if row % 2 else {"mu": 0.1 * row} for row in range(ROWS)]
     temperature = torch.linspace(0.4, 1.6, ROWS)
-    calibrated = policy.clone()
-    subtract_memory(calibrated, memory, columns_of([request(each) for each in custom], "cpu"), temperature[:, None])
-    moved, kl = calibration(policy, calibrated, temperature)
+    columns = columns_of([request(each) for each in custom], "cpu")
+    calibrated = subtract_memory(policy, memory, columns, temperature[:, None])
+    probs = (calibrated / temperature[:, None]).softmax(-1)
+    tokens = torch.multinomial(probs, 1, generator=generator)[:, 0]
+    drawn = Drawn(tokens, at(probs, tokens).log(), logp_at(policy, tokens, temperature))
+    moved, kl = argmax_moved(policy, calibrated), calibration_kl(probs, memory, columns, temperature, drawn)
     assert {0.0, 1.0} == set(moved.tolist())
     for row, each in enumerate(custom):
         p = [math.exp(z / float(temperature[row])) for z in policy[row].tolist()]
@@ -46,9 +49,16 @@ def test_argmax_and_kl(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_mu_nothing_has_changed() -> None:
-    policy = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(2))
-    moved, kl = calibration(policy, policy.clone(), torch.ones(4))
-    assert moved.tolist() == kl.tolist() == [0.0] * 4
+    generator = torch.Generator().manual_seed(2)
+    policy, memory = torch.randn(4, VOCABULARY, generator=generator), torch.randn(4, VOCABULARY, generator=generator)
+    columns = columns_of([request(each) for each in (None, {"mu": 0.0}, {"begun": 2}, {"mu": 0.7})], "cpu")
+    calibrated = subtract_memory(policy, memory, columns, torch.ones(4, 1))
+    assert calibrated[:3].equal(policy[:3]) and not calibrated[3].equal(policy[3])
+    # Rounding in the log-probs of a token must not show as a divergence.
+    drawn = Drawn(torch.zeros(4, dtype=torch.int64), torch.full((4,), -1.0), torch.full((4,), -1.5))
+    kl = calibration_kl(calibrated.softmax(-1), memory, columns, torch.ones(4), drawn)
+    assert argmax_moved(policy[:3], calibrated[:3]).tolist() == kl[:3].tolist() == [0.0] * 3
+    assert kl[3] > 0
 
 
 def test_begun_tokens_are_no_prompt() -> None:
