@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from transformers import AutoModelForCausalLM
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = "examples/fleet_on_cpu/run.yaml"
@@ -178,16 +179,16 @@ def test_refused_when_the_config_is_read(tmp_path: Path, override: str, reason: 
 
 def test_a_memory_network_with_another_vocabulary(tmp_path: Path) -> None:
     memory = Path(shutil.copytree(REPOSITORY / "examples/quickstart/memory", tmp_path / "memory"))
-    config = json.loads((memory / "config.json").read_text())
-    (memory / "config.json").write_text(json.dumps({**config, "vocab_size": 64}))
+    model = AutoModelForCausalLM.from_pretrained(memory, dtype="float32")
+    model.resize_token_embeddings(64)
+    model.save_pretrained(memory)
     with running(tmp_path / "runs", f"recipe.dlc.memory.path={memory}") as process:
         output = finish(process, code=2)
-    assert "vocabulary" in output.splitlines()[-1]
+    assert "has a vocabulary of 64 tokens" in output.splitlines()[-1]
 
 
 def test_an_engine_that_does_not_start_leaves_no_run_behind(tmp_path: Path) -> None:
-    """A pool of tokens larger than the machine's memory."""
-    with running(tmp_path, "rollout.sglang={max_total_tokens: 2000000000}") as process:
+    with running(tmp_path, "rollout.sglang={mem_fraction_static: 1.0e-5}") as process:
         output = finish(process, code=2)
     last = output.splitlines()[-1]
     assert "did not start: it lacks memory" in last

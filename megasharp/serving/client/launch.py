@@ -49,7 +49,7 @@ _REASONS = (
             "mem_fraction_static",
             "mem-fraction-static",
         ),
-        "it lacks memory; lower rollout.sglang.mem_fraction_static or max_total_tokens, or use a smaller model",
+        "it lacks memory; change rollout.sglang.mem_fraction_static or max_total_tokens, or use a smaller model",
     ),
     (
         ("no such file", "does not appear to have", "not a valid model", "unrecognized model", "config.json"),
