@@ -16,6 +16,7 @@ from megasharp.serving.engine.version import PLATFORM_NAME, check_installed
 _MODELS = "megasharp.serving.engine.models"
 
 # Now: a child imports this module to find its function, and then SGLang to read the function's arguments.
+end_with_parent()
 define_missing_ops()
 
 
@@ -52,7 +53,6 @@ def prepare(settings: EngineSettings, device: str, tp: int) -> None:
 
 def run_scheduler(*args: Any, **kwargs: Any) -> Any:
     """SGLang's scheduler process, one per rank; named by its module, so that the child imports our side first."""
-    end_with_parent()
     from megasharp.serving.engine import changes, seams
 
     changes.apply()
@@ -61,7 +61,6 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
 
 def run_detokenizer(*args: Any, **kwargs: Any) -> Any:
     """SGLang's detokenizer process."""
-    end_with_parent()
     from megasharp.serving.engine import seams
 
     return seams.run_detokenizer_process(*args, **kwargs)
