@@ -66,7 +66,8 @@ class Progress:
     """Shows steps up to `total_steps`; `first_step` is this attempt's first, later than 1 after a resume.
 
     On a terminal it is a bar. Elsewhere (a file, a pipe, Slurm's log) it is one plain line for the first and
-    the last step, every `plain_every` steps and whenever `plain_seconds` have passed.
+    the last step, every `plain_every` steps and whenever `plain_seconds` have passed. Steps are timed from when
+    it is entered; `note` may be called before.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class Progress:
         )
 
     def __enter__(self) -> Self:
+        # What came before (engines starting, a first evaluation) says nothing of how long a step takes.
+        self._start = self._last_line = self._now()
         if self._bar:
             self._bar.start()
         return self
