@@ -177,7 +177,13 @@ def _trained(arguments: argparse.Namespace, name: str, seed: int, overrides: Seq
     runs = arguments.out / "runs"
     resume = ["--resume"] if (runs / name).exists() else []
     keys = [f"name={name}", f"seed={seed}", f"steps={arguments.steps}", "rollout.engines=1", "policy.tp=1"]
-    keys += ["eval.suites=[]", "eval.with_memory=false", f"checkpoint.every={arguments.steps}", *overrides]
+    keys += [
+        "cluster.backend=local",
+        "eval.suites=[]",
+        "eval.with_memory=false",
+        f"checkpoint.every={arguments.steps}",
+        *overrides,
+    ]
     megasharp = Path(sys.executable).with_name("megasharp")
     print(f"training {name} ...", file=sys.stderr, flush=True)
     subprocess.run([megasharp, "train", RUN, *keys, "--runs", runs, *resume], check=True, cwd=REPOSITORY, stdout=2)
