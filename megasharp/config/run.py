@@ -16,6 +16,8 @@ from megasharp.algos.base import MethodParams, Reduction
 from megasharp.config.core import Section, apply_overrides, read_tree, validate
 
 DtypeName = Literal["float32", "bfloat16"]
+# What a flag of SGLang can be in YAML; the installed SGLang judges names, types and choices.
+EngineFlag = int | float | bool | str | list[int | float | bool | str] | None
 ReductionName = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_over_constant"]
 
 
@@ -91,7 +93,7 @@ class RolloutConfig(Section):
     request_limit_s: float = Field(default=1800.0, gt=0.0)
     engines: int = Field(default=1, ge=1)
     tp: int = Field(default=1, ge=1)
-    sglang: dict[str, int | float | bool | str | None] = {}
+    sglang: dict[str, EngineFlag] = {}
 
 
 class ScheduleStage(Section):

@@ -44,6 +44,15 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     assert before != after
 
 
+def test_an_engine_that_samples_another_policy_is_told(command: Command) -> None:
+    """Two programs round differently; with a limit that small the alarm must sound, and with the usual one not."""
+    output = command.run(*command.train("name=gap", "steps=1", "guard.engine_gap=1.0e-12"))
+    assert "step 1: the engine's log-probs are" in output and "guard.engine_gap is 1e-12" in output
+    (row,) = command.rows("gap")
+    assert 0 < row["policy/engine_gap"] <= row["policy/engine_gap_max"] < 1e-4
+    assert "log-probs are" not in command.run(*command.train("name=usual", "steps=1"))
+
+
 def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(command: Command) -> None:
     command.run(*command.train("steps=6", "checkpoint.every=2", "name=whole"))
     killed = command.start(*command.train("steps=6", "checkpoint.every=2", "name=killed"))
