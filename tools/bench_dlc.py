@@ -6,8 +6,8 @@
 
 Two engines are up, one with the policy and one with policy and memory; they take turns over the same work, each round
 in the other order. Ratios are within a round: of the seconds that passed, and of the engines' CPU seconds, which a busy
-machine disturbs less. With mu = 0 the second must draw the very tokens of the first.
-`--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor: they
+machine disturbs less (on a GPU they are the host's part only). With mu = 0 the second must draw the very tokens of the
+first. `--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor: they
 must draw the tokens of our engine at the same mu. On a GPU both models of the pair have dummy weights: nothing is
 downloaded.
 """
@@ -105,11 +105,16 @@ class _Bench:
         self._policy = write_model(folder / "policy", pair.policy, 1, written)
         self._memory = write_model(folder / "memory", pair.memory, 2, written)
         rows = max(arguments.batch)
-        flags = {"skip_tokenizer_init": True, "max_running_requests": rows}
+        flags = {
+            "skip_tokenizer_init": True,
+            "max_running_requests": rows,
+            "max_total_tokens": 2 * rows * (arguments.prompt_tokens + arguments.new_tokens),
+        }
         if not written:
             flags["load_format"] = "dummy"
-        if arguments.device == "cpu":
-            flags["max_total_tokens"] = 2 * rows * (arguments.prompt_tokens + arguments.new_tokens)
+        if arguments.device == "cuda":
+            # Both engines are on one GPU; SGLang counts from what is free when it starts.
+            flags["mem_fraction_static"] = 0.45
         self._settings = FleetSettings(
             python=arguments.python,
             model=self._policy,
