@@ -7,8 +7,8 @@
 Two engines are up, one with the policy and one with policy and memory; they take turns over the same work, each round
 in the other order. Ratios are within a round: of the seconds that passed, and of the engines' CPU seconds, which a busy
 machine disturbs less (on a GPU they are the host's part only). With mu = 0 the second must draw the very tokens of the
-first. `--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor: they
-must draw the tokens of our engine at the same mu. On a GPU both models of the pair have dummy weights: nothing is
+first. `--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor:
+they must draw the tokens of our engine at the same mu. On a GPU both models of the pair have dummy weights: nothing is
 downloaded.
 """
 

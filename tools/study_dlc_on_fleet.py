@@ -48,12 +48,15 @@ PLAIN, AGAIN, GRPO = "policy alone", "policy alone, other seeds", "trained witho
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to sample: from the policy alone (`mu` None) or with the memory's logits times mu subtracted."""
+    """One way to sample: from the policy alone (`mu` None) or with the memory's logits times mu subtracted.
+
+    `plausible` is the guard of `SamplingParams`.
+    """
 
     name: str
     mu: float | None
     seed: int
-    grpo: bool = False
+    plausible: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Use:
     """What `evaluate` asks about the memory network."""
 
     mu: float
-    plausible: float | None = None
+    plausible: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mu", type=float, nargs="+", default=[0.0, 0.1, 0.2, 0.4])
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--n", type=int, default=32, help="samples for each problem")
+    parser.add_argument("--plausible", type=float, help="sample each mu above 0 with this guard too")
     parser.add_argument("--grpo", action="store_true", help="also train without DLC")
     parser.add_argument("--python", type=Path, default=REPOSITORY / ".venv-fleet" / "bin" / "python")
     return parser.parse_args()
@@ -141,6 +145,11 @@ def _of_seed(arguments: argparse.Namespace, suite: Suite, seed: int) -> Iterator
     """Every way on the models trained with this seed."""
     plain = [Way(PLAIN, None, seed), Way(AGAIN, None, seed + OTHER_SEEDS)]
     calibrated = [Way(f"mu = {mu:g}", mu, seed) for mu in arguments.mu]
+    if arguments.plausible is not None:
+        share: float = arguments.plausible
+        calibrated += [
+            Way(f"mu = {mu:g}, plausible {share:g}", mu, seed, plausible=share) for mu in arguments.mu if mu > 0
+        ]
     yield from _measured(arguments, suite, f"dlc_{seed}", [], plain, with_memory=False)
     yield from _measured(arguments, suite, f"dlc_{seed}", [], calibrated, with_memory=True)
     if arguments.grpo:
@@ -234,7 +243,7 @@ def _sample(arguments: argparse.Namespace, suite: Suite, fleet: Fleet, way: Way,
         label=way.name,
         step=arguments.steps,
         greedy=False,
-        memory=None if way.mu is None else Use(way.mu),
+        memory=None if way.mu is None else Use(way.mu, way.plausible),
     )
     save(result, folder)
     moved, kl = engine.means()
