@@ -115,6 +115,7 @@ class Watched:
 def main() -> None:
     """Train, sample, print."""
     arguments = _arguments()
+    _check_settings(arguments)
     suite = load_suite("countdown_test")
     suite = Suite(suite.name, suite.task, suite.items[: arguments.problems])
     found: dict[tuple[str, int], Found] = {}
@@ -139,6 +140,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--grpo", action="store_true", help="also train without DLC")
     parser.add_argument("--python", type=Path, default=REPOSITORY / ".venv-fleet" / "bin" / "python")
     return parser.parse_args()
+
+
+def _check_settings(arguments: argparse.Namespace) -> None:
+    """Ends the program where the folder holds results of other settings, which would be taken for these."""
+    wanted = {name: getattr(arguments, name) for name in ("steps", "problems", "n")}
+    path = arguments.out / "settings.json"
+    if path.exists() and (found := json.loads(path.read_text(encoding="utf-8"))) != wanted:
+        sys.exit(f"{arguments.out} holds results of {found}, not of {wanted}; choose another --out")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(wanted))
 
 
 def _of_seed(arguments: argparse.Namespace, suite: Suite, seed: int) -> Iterator[tuple[str, Found]]:
