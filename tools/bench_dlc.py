@@ -5,9 +5,11 @@
     .venv/bin/python tools/bench_dlc.py --preset qwen3-8b-1.7b --device cuda --batch 64 --new-tokens 512
 
 Two engines are up, one with the policy and one with policy and memory; they take turns over the same work, each round
-in the other order. Ratios are within a round: of the seconds that passed, and of the engines' CPU seconds, which a busy
-machine disturbs less (on a GPU they are the host's part only). With mu = 0 the second must draw the very tokens of the
-first. `--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor:
+in the other order. Ratios are within a round: of the seconds that passed, and of the engines' CPU seconds (on a GPU the
+host's part only). On a busy machine look at the least seconds of each way: others' work only adds to them. With mu = 0
+the second engine must draw the very tokens of the first.
+
+`--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor:
 they must draw the tokens of our engine at the same mu. On a GPU both models of the pair have dummy weights: nothing is
 downloaded.
 """
@@ -187,7 +189,7 @@ class _Bench:
 
 def _head() -> str:
     columns = ["way", "batch", "new tokens each", "seconds", "tokens/s"]
-    columns += ["times the policy alone", "in CPU seconds", "same responses"]
+    columns += ["times the policy alone", "least / least", "in CPU seconds", "same responses"]
     return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
 
 
@@ -199,7 +201,12 @@ def _report(ways: Mapping[str, Way], rounds: Sequence[Timed], reference: str | N
         seconds = statistics.median(timed.seconds[name] for timed in rounds)
         other = PLAIN if name == ZERO else reference if name not in (PLAIN, reference) else None
         same = f"{statistics.mean(timed.equal(name, other) for timed in rounds):.1%} of {other}" if other else ""
-        ratios = [_spread([timed.seconds for timed in rounds], name), _spread([timed.cpu for timed in rounds], name)]
+        least, least_alone = (min(timed.seconds[each] for timed in rounds) for each in (name, PLAIN))
+        ratios = [
+            _spread([timed.seconds for timed in rounds], name),
+            f"{least / least_alone:.2f}",
+            _spread([timed.cpu for timed in rounds], name),
+        ]
         cells = [name, len(responses), tokens // len(responses), f"{seconds:.3f}", f"{tokens / seconds:.0f}"]
         print(f"| {' | '.join(map(str, [*cells, *ratios, same]))} |", flush=True)
 
