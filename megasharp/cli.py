@@ -7,11 +7,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from megasharp.errors import RankDied, TrainingStopped, UserError
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 app = typer.Typer(
     add_completion=False,
@@ -139,8 +141,17 @@ def main(command: Callable[[], object] | None = None) -> None:
         sys.stderr.write(f"megasharp: {error}\n")
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.stderr.write("megasharp: interrupted; continue with --resume\n")
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as stopped:
+        # The command line library turns an interrupt into this.
+        if stopped.code == _INTERRUPTED:
+            _interrupted()
+        raise
+
+
+def _interrupted() -> NoReturn:
+    sys.stderr.write("megasharp: interrupted; continue with --resume\n")
+    sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -236,6 +236,18 @@ def test_engines_that_do_not_start(tmp_path: Path, change: dict[str, object], re
     assert_nothing_is_left(tmp_path)
 
 
+def test_nothing_of_an_engine_listens_beyond_the_loopback(tmp_path: Path) -> None:
+    """Its server, and where its two ranks meet."""
+    fleet = start_fleet(replace(settings(tmp_path, memory=True), engines=1, tp=2), FleetOptions(watch=WATCH))
+    try:
+        leader = psutil.Process(fleet.members.all[0].process.pid)
+        family = [leader, *leader.children(recursive=True)]
+        listening = [c.laddr.ip for p in family for c in p.net_connections(kind="inet") if c.status == "LISTEN"]
+        assert len(listening) >= 3 and set(listening) == {"127.0.0.1"}
+    finally:
+        fleet.close()
+
+
 def test_a_taken_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

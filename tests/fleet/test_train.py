@@ -164,9 +164,11 @@ def test_weights_travel_by_broadcast_to_engines_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("rollout.sglang={pp_size: 2}", "pp_size 2 is refused: a pipeline would have to cut both networks"),
+        ("rollout.sglang={pp_size: 2}", "pp_size 2 is refused: weight updates are checked against whole networks"),
         ("rollout.sglang={attention_backend: fa3}", "SGLang's only one on a CPU is torch_native"),
         ("rollout.sglang={max_total_token: 5}", "max_total_token is no flag of the installed SGLang; did you mean"),
+        ("rollout.sglang={log_level: info}", "SGLang would write the run's key into its log"),
+        ("rollout.sglang={weight_version: '5'}", "versions are the run's to count"),
         ("rollout.python=nowhere/python", "build the engines' Python with `make fleet`"),
     ],
 )

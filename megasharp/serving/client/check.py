@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def check_engines(settings: FleetSettings) -> None:
         return
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
     last = lines[-1].removeprefix("error: ") if lines else f"exit code {ended.returncode}"
-    if "No module named" in last:
-        last = f"{last}; rollout.python must name a Python with SGLang and megasharp: `make fleet` builds one"
-    raise UserError(f"the engines' Python {settings.python}: {last}")
+    if "No module named" in last or settings.python == Path(sys.executable):
+        last = (
+            f"{last}; rollout.python must name a Python with SGLang and megasharp: `make fleet` builds "
+            ".venv-fleet/bin/python"
+        )
+    raise UserError(f"rollout.python: {settings.python}: {last}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -36,6 +37,8 @@ _TAIL_BYTES = 16_384
 _UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 # Ray's token is among these: an engine has no business with the cluster.
 _UNWANTED_PREFIX = "RAY_"
+# The last line of a traceback, uvicorn's line about its port, and what our own check says.
+_ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b|\[Errno \d+\]|^error:|out of memory", re.IGNORECASE)
 _NO_PORT = "error while attempting to bind on address"
 # What a log says, and what it means to the user; the first that is found rules.
 _REASONS = (
@@ -250,7 +253,7 @@ def start_one(
     settings.log_folder.mkdir(parents=True, exist_ok=True)
     # Not resolved: a virtual environment's Python is a link, and knows its packages by its own path.
     python = str(settings.python.absolute())
-    with log.open("ab") as output:
+    with open(log, "ab", opener=_private) as output:
         process = subprocess.Popen(
             [python, child.__file__, str(os.getpid()), python, *settings.command, str(config)],
             stdin=subprocess.DEVNULL,
@@ -260,6 +263,11 @@ def start_one(
             start_new_session=True,
         )
     return EngineProcess(index, EngineApi(address, port, key), log, process)
+
+
+def _private(path: str, flags: int) -> int:
+    """What an engine logs is for this user's eyes only."""
+    return os.open(path, flags, 0o600)
 
 
 def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
@@ -300,8 +308,9 @@ def start_failure(engine: EngineProcess, total: int, ended: str) -> str:
 
 
 def _reason(log: str) -> str | None:
-    """What the log's end says, in the user's terms; None where it says nothing we know."""
-    text = log.lower()
+    """What the log's last error says, in the user's terms; None where it says nothing we know."""
+    errors = [line for line in log.splitlines() if _ERROR.search(line)]
+    text = errors[-1].lower() if errors else ""
     return next((reason for words, reason in _REASONS if any(word in text for word in words)), None)
 
 

@@ -8,6 +8,8 @@
 5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version, and weights that do not fit.
 6. `WeightChecker._compute_checksum`: SHA-256 of whole tensors under their checkpoint's names. SGLang's own hashes its
    fused, cut tensors, with a hash of its own, and needs CUDA.
+
+And of torch: where ranks meet (`meeting.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from megasharp.serving.engine import seams
+from megasharp.serving.engine.meeting import meet_at_one_address
 from megasharp.serving.engine.receive import check_broadcast, check_folder
 from megasharp.serving.engine.requests import Columns, check_request, columns_of
 from megasharp.serving.engine.sampler import EngineSampler
@@ -32,6 +35,7 @@ def apply() -> None:
     """Make the changes in this process, once. Raises KeyError where no engine of ours published its settings."""
     if hasattr(seams.SamplingBatchInfo, "megasharp"):
         return
+    meet_at_one_address()
     for backend in _SAMPLING_BACKENDS:
         seams.register_sampler_backend(backend, EngineSampler)
     _carry_columns(seams.SamplingBatchInfo)

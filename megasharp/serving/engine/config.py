@@ -31,6 +31,8 @@ LOADER = "megasharp.serving.engine.receive.load_bucket"
 # SGLang rounds the MLP's width up to a multiple of this many columns per rank.
 _CPU_WIDTH = 32
 _DEFAULT_ROWS = {"cpu": 64, "cuda": 256}
+# At a lower level SGLang writes its arguments into the log.
+_QUIET_LEVELS = ("warning", "error", "critical")
 _TYPES = {"int": int, "str": str, "bool": bool}
 # Fields of ServerArgs that a key of ours sets.
 _OURS = {
@@ -54,13 +56,23 @@ _REFUSED = {
     "lora_paths": "weight updates would miss the adapters",
     "grpc_mode": "engines speak HTTP with a key only",
     "smg_grpc_mode": "engines speak HTTP with a key only",
+    "admin_api_key": "an engine has one key, the run's",
+    "ssl_keyfile": "engines listen on the loopback or a private address, without TLS",
+    "ssl_certfile": "engines listen on the loopback or a private address, without TLS",
+    "nnodes": "an engine's ranks are on one node",
+    "node_rank": "an engine's ranks are on one node",
+    "dist_init_addr": "an engine's ranks meet on their own machine, at a port of their own",
+    "pp_size": "weight updates are checked against whole networks; use tp",
+    "disaggregation_mode": "prefill and decoding are one engine's; start more engines instead",
+    "is_embedding": "engines sample",
+    "tokenizer_worker_num": "what an engine changes in SGLang's server would be missing in further workers",
+    "weight_version": "versions are the run's to count",
+    "quantization": "quantised weights have no checkpoint's layout, which updates and checksums need",
 }
 # Flags that an engine with a memory network may not set, with the reason.
 _REFUSED_WITH_MEMORY = {
-    "pp_size": "a pipeline would have to cut both networks",
     "speculative_algorithm": "drafted tokens would be verified without the memory's subtraction",
     "enable_dp_attention": "the memory's logits would be gathered in the policy's order",
-    "disaggregation_mode": "the memory's half of the cache would not be transferred",
     "enable_hierarchical_cache": "it has not been tried with two networks in one cache",
     "enable_two_batch_overlap": "both half-batches would write to one buffer of memory logits",
     "enable_torch_compile": "it has not been tried with two networks",
@@ -196,6 +208,11 @@ def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
             raise UserError(f"sglang.{name} is set by the engine's key {_OURS[name]}; leave it out")
         if name not in flags:
             raise UserError(f"sglang.{name} is no flag of the installed SGLang{_nearest(name, flags)}")
+        if name == "log_level" and value not in _QUIET_LEVELS:
+            raise UserError(
+                f"sglang.log_level is {value!r}: SGLang would write the run's key into its log; "
+                f"use {' or '.join(_QUIET_LEVELS)}"
+            )
         if name in refused and value != flags[name].default:
             raise UserError(f"sglang.{name} {value!r} is refused: {refused[name]}")
         fault = flags[name].fault(value)

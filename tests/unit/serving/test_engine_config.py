@@ -112,7 +112,7 @@ def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
         ({"sglang": {"host": "0.0.0.0"}}, "set by the engine's key host"),
         ({"sglang": {"tp_size": 2}}, "set by the engine's key tp"),
         ({"sglang": {"dp_size": 2}}, "start more engines"),
-        ({"sglang": {"pp_size": 2}}, "pipeline"),
+        ({"sglang": {"pp_size": 2}}, "whole networks"),
         ({"sglang": {"speculative_algorithm": "EAGLE"}}, "verified without"),
         ({"sglang": {"max_running_requests": 8, "cuda_graph_max_bs_decode": 16}}, "have room"),
         ({"sglang": {"max_running_requests": 8, "cuda_graph_bs_decode": [1, 9]}}, "have room"),
@@ -161,7 +161,8 @@ def test_sleep(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refused_flags_may_say_their_default(keys: dict[str, Any]) -> None:
     check({**keys, "sglang": {"dp_size": 1, "pp_size": 1, "speculative_algorithm": None}})
-    check({**keys, "memory": None, "sglang": {"pp_size": 2}})
+    with pytest.raises(UserError, match="whole networks"):
+        check({**keys, "memory": None, "sglang": {"pp_size": 2}})
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def test_the_key_is_nowhere_to_be_read(tmp_path: Path) -> None:
         assert engine.api.key.encode() not in b" ".join(command)
         assert not Path(command[-2].decode()).exists()
         assert engine.api.key not in engine.log.read_text()
+        assert engine.log.stat().st_mode & 0o077 == 0
     finally:
         stop([engine])
 
@@ -163,6 +164,15 @@ def test_environment(tmp_path: Path) -> None:
 )
 def test_reasons(tmp_path: Path, log: str, reason: str) -> None:
     assert str(module._reason(f"INFO starting\n{log}\n")).startswith(reason)
+
+
+def test_only_the_last_error_gives_the_reason() -> None:
+    """Libraries write of missing packages and files while all is well."""
+    noise = "Ignore import error: No module named 'decord'\nconfig.json read\nNo such file: /dev/nvidia0\n"
+    assert module._reason(f"{noise}ServerArgs(mem_fraction_static=0.3)\n") is None
+    unknown = "RuntimeError: the sky fell"
+    assert module._reason(f"{noise}Traceback (most recent call last):\n  File x\n{unknown}\n") is None
+    assert "memory" in str(module._reason(f"{noise}{unknown}\nMemoryError\n"))
 
 
 def test_tail(tmp_path: Path) -> None:

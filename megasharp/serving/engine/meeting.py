@@ -1,0 +1,41 @@
+"""Where an engine's ranks meet: a store that listens at one address.
+
+torch's own listens on every interface of the machine, and takes and gives values without asking who it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Store, TCPStore
+
+_LISTEN = 128
+
+
+def meet_at_one_address() -> None:
+    """From now on the store that rank 0 of a group keeps listens at the address that the others are told."""
+    # The package has a function of the module's name.
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    create: Callable[..., Store] = rendezvous._create_c10d_store
+    if getattr(create, "__module__", "") == __name__:
+        return
+
+    def store(hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, *rest: object) -> Store:
+        if rank != 0:
+            return create(hostname, port, rank, world_size, timeout, *rest)
+        listener = socket.create_server((hostname, port), backlog=_LISTEN)
+        return TCPStore(
+            hostname,
+            listener.getsockname()[1],
+            world_size,
+            is_master=True,
+            timeout=timeout,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+        )
+
+    rendezvous._create_c10d_store = store
