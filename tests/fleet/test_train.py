@@ -123,7 +123,9 @@ def test_a_run_goes_on_with_the_engine_that_is_left(tmp_path: Path) -> None:
         os.kill(engine_leaders(process)[1].pid, signal.SIGKILL)
         output = seen + finish(process)
     assert "engine 1 is lost: dead (its process was killed by SIGKILL)" in output
-    assert [len(pd.read_parquet(p)) for p in sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))] == [32] * 20
+    assert [len(pd.read_parquet(p)) for p in sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))] == [
+        32
+    ] * 20
     assert all(row["policy/engine_gap_max"] < 1e-4 for row in rows(tmp_path))
 
 
