@@ -122,7 +122,8 @@ def test_a_run_goes_on_with_the_engine_that_is_left(tmp_path: Path) -> None:
         seen = wait_for(process, "step 1/20")
         os.kill(engine_leaders(process)[1].pid, signal.SIGKILL)
         output = seen + finish(process)
-    assert "engine 1 is lost: dead (its process was killed by SIGKILL)" in output
+    # Whoever meets it first tells: the watch, a request, or the call that has it sleep.
+    assert "engine 1 is lost: dead (" in output, output
     assert [len(pd.read_parquet(p)) for p in sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))] == [
         32
     ] * 20
