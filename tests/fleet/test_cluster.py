@@ -109,7 +109,7 @@ def test_engines_serve_and_a_killed_one_is_noticed(slots: Slots, tmp_path: Path)
 
 
 def test_an_engine_that_does_not_start_is_named_and_all_are_stopped(slots: Slots, tmp_path: Path) -> None:
-    broken = replace(settings(tmp_path), command=("-c", "raise SystemExit('no such file: the model')"))
+    broken = replace(settings(tmp_path), command=("-c", "raise OSError('no such file: the model')"))
     with pytest.raises(UserError, match=r"engine [01] of 2 did not start: it cannot load the model .*engine_[01]\.log"):
         launch_on_cluster(broken, slots)
     with pytest.raises(UserError, match=r"engine 0 of 2 did not start on 127\.0\.0\.1: rollout\.python"):

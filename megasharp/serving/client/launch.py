@@ -308,10 +308,12 @@ def start_failure(engine: EngineProcess, total: int, ended: str) -> str:
 
 
 def _reason(log: str) -> str | None:
-    """What the log's last error says, in the user's terms; None where it says nothing we know."""
-    errors = [line for line in log.splitlines() if _ERROR.search(line)]
-    text = errors[-1].lower() if errors else ""
-    return next((reason for words, reason in _REASONS if any(word in text for word in words)), None)
+    """What the last error that we know says, in the user's terms; None where the log holds none."""
+    for line in reversed([line.lower() for line in log.splitlines() if _ERROR.search(line)]):
+        found = next((reason for words, reason in _REASONS if any(word in line for word in words)), None)
+        if found is not None:
+            return found
+    return None
 
 
 def tail(log: Path, lines: int = _TAIL_LINES) -> str:
