@@ -45,3 +45,8 @@ def write_text(path: Path, text: str) -> None:
     """Replace the file `path` by `text` in one step, durably. Raises UserError as `completed` does."""
     with completed(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def private(path: str, flags: int) -> int:
+    """Opener for files that this user alone may read."""
+    return os.open(path, flags, 0o600)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +25,8 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+
+from megasharp.files import private
 
 ALIGNMENT = 64
 # The header of a push that travels as a Hugging Face folder: a file in it, with every tensor of the push.
@@ -137,7 +138,7 @@ def write_bucket(path: Path, stamp: Stamp, tensors: Named, digests: Sequence[str
     """
     entries = laid_out(tensors, digests)
     header = Header(stamp, entries).to_json().encode()
-    file = open(path, "xb", opener=_private)  # noqa: SIM115 (what was there before must not be removed below)
+    file = open(path, "xb", opener=private)  # noqa: SIM115 (what was there before must not be removed below)
     try:
         with file:
             file.write(len(header).to_bytes(_LENGTH_BYTES, "little"))
@@ -208,7 +209,3 @@ def _pad(file: BinaryIO) -> int:
     position = file.tell()
     file.write(bytes(_rounded(position) - position))
     return _rounded(position)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -254,7 +254,7 @@ def test_sleep_while_a_request_is_in_flight(pair: Pair) -> None:
 
 
 REFUSALS: dict[str, dict[str, Any]] = {
-    "a pipeline would have to cut both networks": {"sglang": {"pp_size": 2}},
+    "weight updates are checked against whole networks": {"sglang": {"pp_size": 2}},
     "verified without the memory's subtraction": {"sglang": {"speculative_algorithm": "EAGLE"}},
     "is flashmla, but SGLang's only one on a CPU is torch_native": {"sglang": {"attention_backend": "flashmla"}},
     "did you mean page_size": {"sglang": {"page_sise": 16}},

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from megasharp.errors import UserError
-from megasharp.serving.client.launch import ENGINE_MODULE, FleetSettings, engine_config, environment
+from megasharp.serving.client.launch import ENGINE_MODULE, FleetSettings, check_python, engine_config, environment
 
 _LIMIT_S = 300.0
 # Nothing listens during a check.
@@ -19,10 +19,7 @@ _NO_PORT = 1
 
 def check_engines(settings: FleetSettings) -> None:
     """Raises UserError with the engine's own reason: another SGLang, unknown flags, networks that do not fit."""
-    if not settings.python.is_file():
-        raise UserError(
-            f"rollout.python: {settings.python} does not exist; build the engines' Python with `make fleet`"
-        )
+    check_python(settings)
     with tempfile.TemporaryDirectory(prefix="megasharp-check-") as folder:
         config = Path(folder) / "engine.json"
         config.write_text(json.dumps(engine_config(settings, _NO_PORT, "check")), encoding="utf-8")

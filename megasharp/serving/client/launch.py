@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megasharp.errors import UserError
+from megasharp.files import private
 from megasharp.serving.client import child
 from megasharp.serving.client.api import EngineApi, EngineFailed
 from megasharp.serving.client.handle import EngineHandle
@@ -253,7 +254,7 @@ def start_one(
     settings.log_folder.mkdir(parents=True, exist_ok=True)
     # Not resolved: a virtual environment's Python is a link, and knows its packages by its own path.
     python = str(settings.python.absolute())
-    with open(log, "ab", opener=_private) as output:
+    with open(log, "ab", opener=private) as output:
         process = subprocess.Popen(
             [python, child.__file__, str(os.getpid()), python, *settings.command, str(config)],
             stdin=subprocess.DEVNULL,
@@ -263,11 +264,6 @@ def start_one(
             start_new_session=True,
         )
     return EngineProcess(index, EngineApi(address, port, key), log, process)
-
-
-def _private(path: str, flags: int) -> int:
-    """What an engine logs is for this user's eyes only."""
-    return os.open(path, flags, 0o600)
 
 
 def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
