@@ -28,7 +28,16 @@ from megasharp.evals.result import EvalResult, save
 from megasharp.evals.suites import Suite
 from megasharp.files import write_text
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
-from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
+from megasharp.metrics.console import (
+    AFTER,
+    BEFORE,
+    Progress,
+    RunSummary,
+    StepLine,
+    SuiteChange,
+    SuiteFigures,
+    print_summary,
+)
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.report.curves import plot_training
@@ -171,7 +180,8 @@ class _Run:
     def _after_step(self, step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
         if self._checked.config.log.rollouts:
             with self._clock.stage("log"):
-                write_rollouts(self._folder.root, step, groups)
+                ahead = self._sync.memory_version - self._sync.version
+                write_rollouts(self._folder.root, step, groups, memory_ahead=ahead)
         seconds = self._clock.take()
         total = sum(seconds.values())
         tokens = values.get("rollout/tokens", 0.0)
@@ -279,14 +289,17 @@ class _Run:
         self._clock.take()
         peak = peak_rss_bytes()
         changes = [self._change(suite.name) for suite in self._checked.suites]
-        pictures = [self._picture(change) for change in changes if change.before or change.after]
+        pictures = [self._picture(change) for change in changes if change.evaluations]
         pictures.append(plot_training(read_metrics(root), root / "curves.png"))
         summary = {
             "steps": self._checked.config.steps,
             "seconds": dict(self._clock.totals),
             "peak_rss_bytes": peak,
             "last": dict(self._last),
-            "pass_at_k": {change.suite: {"before": change.before, "after": change.after} for change in changes},
+            "pass_at_k": {c.suite: {name: e.pass_at_k for name, e in c.evaluations.items()} for c in changes},
+            "distinct_correct": {
+                c.suite: {name: e.distinct_correct for name, e in c.evaluations.items()} for c in changes
+            },
         }
         write_text(root / "summary.json", json.dumps(summary, indent=1))
         steps = self._checked.config.steps
@@ -295,20 +308,24 @@ class _Run:
             self._say(f"picture: {picture}")
 
     def _change(self, suite: str) -> SuiteChange:
-        """pass@k before and after, read back from the evaluations on disk: an earlier attempt may have made them."""
-        return SuiteChange(suite, self._pass_at_k(suite, 0), self._pass_at_k(suite, self._checked.config.steps))
+        """A suite's evaluations, read back from disk: an earlier attempt may have made them."""
+        last = self._checked.config.steps
+        places = {BEFORE: (suite, 0), AFTER: (suite, last), "with memory": (f"{suite}{WITH_MEMORY}", last)}
+        found = {name: self._figures(*place) for name, place in places.items()}
+        return SuiteChange(suite, {name: figures for name, figures in found.items() if figures})
 
-    def _pass_at_k(self, suite: str, step: int) -> dict[int, float]:
+    def _figures(self, suite: str, step: int) -> SuiteFigures | None:
         path = self._folder.evals(step) / f"{suite}.json"
         if not path.exists():
-            return {}
-        stored: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["pass_at_k"]
-        return {int(k): value for k, value in stored.items()}
+            return None
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return SuiteFigures({int(k): value for k, value in stored["pass_at_k"].items()}, stored["distinct_correct"])
 
     def _picture(self, change: SuiteChange) -> Path:
         path = self._folder.root / f"pass_at_k_{change.suite}.png"
-        curves = {"before": change.before, "after": change.after}
-        return plot_pass_at_k({k: v for k, v in curves.items() if v}, path, change.suite)
+        curves = {name: figures.pass_at_k for name, figures in change.evaluations.items()}
+        distinct = {name: figures.distinct_correct for name, figures in change.evaluations.items()}
+        return plot_pass_at_k(curves, path, change.suite, distinct)
 
 
 def _eval_line(result: EvalResult) -> str:

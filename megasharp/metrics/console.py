@@ -19,6 +19,7 @@ STAGES = (
     *("start", "phases", "rollout", "reward", "prepare", "annotate", "update", "memory", "sync"),
     *("log", "checkpoint", "eval", "other"),
 )
+BEFORE, AFTER = "before", "after"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,22 @@ class StepLine:
 
 
 @dataclass(frozen=True, slots=True)
+class SuiteFigures:
+    """One evaluation: pass@k by k, and the mean number of distinct correct answers among a problem's samples."""
+
+    pass_at_k: Mapping[int, float]
+    distinct_correct: float
+
+
+@dataclass(frozen=True, slots=True)
 class SuiteChange:
-    """pass@k of one suite before and after the run, by k; either is empty where it was not measured."""
+    """One suite's evaluations by name, in the order in which they are shown: "before" and "after", where measured.
+
+    Further ones, such as sampling with a memory network, stand beside them.
+    """
 
     suite: str
-    before: Mapping[int, float]
-    after: Mapping[int, float]
+    evaluations: Mapping[str, SuiteFigures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +153,7 @@ def _duration(seconds: float) -> str:
 
 
 def print_summary(summary: RunSummary, console: Console | None = None) -> None:
-    """Print pass@k before and after, seconds per stage, tokens per second and peak memory."""
+    """Print each suite's evaluations, seconds per stage, tokens per second and peak memory."""
     console = console or Console()
     for change in summary.suites:
         console.print(_passk_table(change))
@@ -150,24 +161,31 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
 
 
 def _passk_table(change: SuiteChange) -> Table:
+    further = [name for name in change.evaluations if name not in (BEFORE, AFTER)]
     table = Table(title=f"{change.suite}: pass@k", title_justify="left")
-    for heading in ("k", "before", "after", "change"):
+    for heading in ("k", BEFORE, AFTER, "change", *further):
         table.add_column(heading, justify="right")
-    for k in sorted({*change.before, *change.after}):
-        before, after = change.before.get(k), change.after.get(k)
-        table.add_row(str(k), _share(before), _share(after), *_change(before, after))
+    shown = [change.evaluations.get(name) for name in (BEFORE, AFTER, *further)]
+    for k in sorted({k for figures in shown if figures for k in figures.pass_at_k}):
+        table.add_row(str(k), *_cells([figures.pass_at_k.get(k) if figures else None for figures in shown]))
+    table.add_section()
+    table.add_row("distinct correct", *_cells([figures.distinct_correct if figures else None for figures in shown]))
     return table
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _change(before: float | None, after: float | None) -> Iterator[str | Text]:
+def _cells(values: Sequence[float | None]) -> Iterator[str | Text]:
+    """Before, after, what changed between them, and the further ones."""
+    before, after, *further = values
+    yield from (_number(before), _number(after))
     if before is None or after is None:
         yield "-"
     else:
         yield Text(f"{after - before:+.3f}", style="green" if after >= before else "red")
+    yield from map(_number, further)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _cost_table(summary: RunSummary) -> Table:

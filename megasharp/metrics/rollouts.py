@@ -10,10 +10,12 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from megasharp.files import completed
-from megasharp.types import Group, Response
+from megasharp.types import Completion, Group, Response
 
 MeanEntropy = Mapping[tuple[str, int], float]
 
+# Response tokens `[start, end)` and whose they are; `memory` is null where no memory network took part.
+SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64()), ("policy", pa.int64()), ("memory", pa.int64())])
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
@@ -28,6 +30,7 @@ SCHEMA = pa.schema(
         ("reward", pa.float64()),
         ("canonical_answer", pa.string()),
         ("finish_reason", pa.string()),
+        ("versions", pa.list_(SPAN)),
         ("mean_sampler_logp", pa.float64()),
         ("mean_policy_logp", pa.float64()),
         ("mean_memory_logp", pa.float64()),
@@ -36,27 +39,38 @@ SCHEMA = pa.schema(
     ]
 )
 
-Cell = str | int | float | None
+Span = dict[str, int | None]
+Cell = str | int | float | list[Span] | None
 
 
-def write_rollouts(folder: Path, step: int, groups: Sequence[Group], mean_entropy: MeanEntropy | None = None) -> Path:
+def write_rollouts(
+    folder: Path,
+    step: int,
+    groups: Sequence[Group],
+    mean_entropy: MeanEntropy | None = None,
+    *,
+    memory_ahead: int = 0,
+) -> Path:
     """Write `folder`/rollouts/step_000123.parquet, one row per response, and return its path.
 
     Log-probs and entropies are means over the response's tokens, in nats; null where there is none.
-    `mean_entropy` maps (group id, index in the group) to it. An existing file of the same step (a step
-    repeated after a resume) is replaced.
+    `mean_entropy` maps (group id, index in the group) to it. A run pushes both networks together, so the memory
+    network's version is always the policy's and `memory_ahead`. An existing file of the same step (a step repeated
+    after a resume) is replaced. `metrics/README.md` says what the columns mean.
 
     Raises:
         UserError: the file cannot be written.
     """
     path = folder / "rollouts" / f"step_{step:06d}.parquet"
-    rows = list(_rows(step, groups, mean_entropy or {}))
+    rows = list(_rows(step, groups, mean_entropy or {}, memory_ahead))
     with completed(path) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
     return path
 
 
-def _rows(step: int, groups: Sequence[Group], mean_entropy: MeanEntropy) -> Iterator[dict[str, Cell]]:
+def _rows(
+    step: int, groups: Sequence[Group], mean_entropy: MeanEntropy, memory_ahead: int
+) -> Iterator[dict[str, Cell]]:
     for group in groups:
         for index, response in enumerate(group.responses):
             yield {
@@ -67,6 +81,7 @@ def _rows(step: int, groups: Sequence[Group], mean_entropy: MeanEntropy) -> Iter
                 "prompt_id": group.prompt.id,
                 "policy_version": group.policy_version,
                 **_response_cells(response),
+                "versions": _versions(response.completion, memory_ahead),
                 "mean_entropy": mean_entropy.get((group.id, index)),
                 "dropped_reason": group.dropped_reason,
             }
@@ -85,6 +100,19 @@ def _response_cells(response: Response) -> dict[str, Cell]:
         "mean_policy_logp": _mean(completion.policy_logp),
         "mean_memory_logp": _mean(completion.memory_logp),
     }
+
+
+def _versions(completion: Completion, memory_ahead: int) -> list[Span]:
+    with_memory = completion.memory_logp is not None
+    return [
+        {
+            "start": span.start,
+            "end": span.end,
+            "policy": span.version,
+            "memory": span.version + memory_ahead if with_memory else None,
+        }
+        for span in completion.version_spans
+    ]
 
 
 def _mean(values_T: Tensor | None) -> float | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from megasharp.errors import UserError
@@ -18,18 +19,23 @@ from megasharp.report.style import COLOURS, INK, LOSS, MUTED, dress, new_figure,
 
 Curve = Mapping[int, float]
 
-# Heights of a line of label text and of the axes' foot and head, as shares of the axes and of the figure.
+# Heights of a line of label text, of the axes' foot and head and of a second line above them, as shares of the axes and
+# of the figure.
 LABEL_GAP = 0.055
 LEFT, BOTTOM, TOP = 0.09, 0.13, 0.85
+SECOND_LINE = 0.045
 # Width of a label's character and of the gap before it, as shares of the figure's width.
 CHARACTER, LABEL_INDENT = 0.0125, 0.03
 MOST_TICKS = 14
 
 
-def plot_pass_at_k(curves: Mapping[str, Curve], path: Path, title: str) -> Path:
+def plot_pass_at_k(
+    curves: Mapping[str, Curve], path: Path, title: str, distinct: Mapping[str, float] | None = None
+) -> Path:
     """Draw pass@k (values in 0..1) over k on a log2 axis, a curve per name, to the PNG `path`.
 
-    The first curve is what the others are compared with: "before", then "after". Returns `path`.
+    The first curve is what the others are compared with: "before", then "after". `distinct` adds a line that names
+    each curve's mean number of distinct correct answers per problem. Returns `path`.
 
     Raises:
         UserError: there is no curve, one has no points, or the file cannot be written.
@@ -39,7 +45,8 @@ def plot_pass_at_k(curves: Mapping[str, Curve], path: Path, title: str) -> Path:
     figure = new_figure(6.4, 4.2)
     labels = {name: f"{name}  {_number(curve[max(curve)])}" for name, curve in curves.items()}
     width = 1.0 - LEFT - LABEL_INDENT - CHARACTER * max(map(len, labels.values()))
-    axes = figure.add_axes((LEFT, BOTTOM, max(0.4, width), TOP - BOTTOM))
+    height = TOP - BOTTOM - (SECOND_LINE if distinct else 0.0)
+    axes = figure.add_axes((LEFT, BOTTOM, max(0.4, width), height))
     dress(axes)
     top = _top(curves)
     _set_scales(axes, sorted({k for curve in curves.values() for k in curve}), top)
@@ -49,11 +56,19 @@ def plot_pass_at_k(curves: Mapping[str, Curve], path: Path, title: str) -> Path:
     if len(curves) == 2 and min(map(len, curves.values())) > 1:
         before, after = curves.values()
         _label_starts(axes, before, after, top)
-    figure.text(LEFT, 0.925, title, fontsize=12, fontweight="bold", color=INK)
-    figure.text(LEFT, 0.872, "pass@k: share of problems solved in k tries", fontsize=9, color=MUTED)
+    _head(figure, title, distinct or {})
     # Curves rise with k, so the lower right corner is free.
     axes.text(0.98, 0.04, _shade_losses(axes, curves), transform=axes.transAxes, ha="right", fontsize=9, color=LOSS)
     return save_figure(figure, path)
+
+
+def _head(figure: Figure, title: str, distinct: Mapping[str, float]) -> None:
+    figure.text(LEFT, 0.925, title, fontsize=12, fontweight="bold", color=INK)
+    figure.text(LEFT, 0.872, "pass@k: share of problems solved in k tries", fontsize=9, color=MUTED)
+    if distinct:
+        counts = ",  ".join(f"{name} {value:.2f}" for name, value in distinct.items())
+        line = f"distinct correct answers per problem:  {counts}"
+        figure.text(LEFT, 0.872 - SECOND_LINE, line, fontsize=9, color=MUTED)
 
 
 def _colours(curves: Mapping[str, Curve]) -> dict[str, str]:

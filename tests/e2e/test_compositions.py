@@ -11,6 +11,7 @@ import re
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from quickstart import QUICKSTART, REPOSITORY, SMALL, Command
 
@@ -89,11 +90,28 @@ def test_run_with_a_memory_resumes_to_the_last_digit(command: Command) -> None:
     halves = (*dlc, "checkpoint.every=2", "name=halves")
     command.run(*command.train(*halves, "steps=2", "policy.optimizer.decay=constant"))
     command.run(*command.train(*halves, "steps=4", "policy.optimizer.decay=constant", "--resume"))
-    command.run(*command.train(*dlc, "steps=4", "policy.optimizer.decay=constant", "name=constant"))
+    both = ("eval.suites=[countdown_dev]", "eval.n=2", "eval.k=[1,2]", "eval.with_memory=true")
+    out = command.run(*command.train(*dlc, *both, "steps=4", "policy.optimizer.decay=constant", "name=constant"))
+    _assert_shown_with_and_without(command.runs / "constant", out)
     keys = ("policy/loss", "memory/cross_entropy", "memory/grad_norm", "rollout/sampler_policy_gap", "reward/mean")
     assert min(row["rollout/sampler_policy_gap"] for row in command.rows("constant")) > 0.05
     for one, two in zip(command.rows("constant"), command.rows("halves"), strict=True):
         assert {key: two[key] for key in keys} == {key: one[key] for key in keys}
+    for step in range(1, 5):
+        table = pq.read_table(command.runs / "halves" / "rollouts" / f"step_{step:06d}.parquet")
+        for spans, length in zip(table["versions"].to_pylist(), table["length"].to_pylist(), strict=True):
+            assert spans == [{"start": 0, "end": length, "policy": step - 1, "memory": step - 1}]
+
+
+def _assert_shown_with_and_without(folder: Path, out: str) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    stored = json.loads((folder / "evals" / "step_000004" / "countdown_dev+memory.json").read_text())
+    for name in ("pass_at_k", "distinct_correct"):
+        found = summary[name]["countdown_dev"]
+        assert list(found) == ["before", "after", "with memory"]
+        assert found["with memory"] == stored[name] != found["after"]
+    assert re.search(r"before .* after .* change .* with memory", out)
+    assert re.search(rf"distinct correct .* {stored['distinct_correct']:.3f} ", out)
 
 
 def test_four_ranks_train_policy_and_memory_alike(command: Command) -> None:

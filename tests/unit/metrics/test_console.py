@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, print_summary
+from megasharp.metrics.console import Progress, RunSummary, StepLine, SuiteChange, SuiteFigures, print_summary
 
 
 def console(terminal: bool) -> Console:
@@ -53,9 +53,11 @@ def test_the_bar_shows_the_figures():
 
 def test_closing_tables():
     out = console(terminal=False)
+    before = SuiteFigures({1: 0.125, 64: 0.875}, 5.0)
+    after = SuiteFigures({1: 0.25, 64: 0.75, 128: 0.8}, 3.5)
     summary = RunSummary(
         steps=150,
-        suites=[SuiteChange("countdown_dev", {1: 0.125, 64: 0.875}, {1: 0.25, 64: 0.75, 128: 0.8})],
+        suites=[SuiteChange("countdown_dev", {"before": before, "after": after})],
         stage_seconds={"rollout": 20.0, "update": 20.0, "eval": 40.0, "other": 20.0, "odd": 0.0},
         tokens=80_000.0,
         peak_rss_bytes=3 * 2**29,
@@ -65,12 +67,26 @@ def test_closing_tables():
     assert ["1", "0.125", "0.250", "+0.125"] in rows
     assert ["64", "0.875", "0.750", "-0.125"] in rows
     assert ["128", "-", "0.800", "-"] in rows
+    assert ["distinct correct", "5.000", "3.500", "-1.500"] in rows
     assert ["rollout", "20.0", "20%"] in rows
     assert ["annotate", "0.0", "0%"] in rows
     assert ["odd", "0.0", "0%"] in rows
     assert ["tokens/s in training", "2,000", ""] in rows
     assert ["peak memory, MiB", "1,536", ""] in rows
     assert "150 steps in 1:40" in printed(out)
+
+
+def test_what_the_memory_network_does_stands_beside_it():
+    """Also where a run was not evaluated before its first step."""
+    out = console(terminal=False)
+    evaluations = {"after": SuiteFigures({1: 0.25}, 3.5), "with memory": SuiteFigures({1: 0.2}, 4.25)}
+    print_summary(RunSummary(1, [SuiteChange("dev", evaluations)], {}, 0.0, 0), out)
+    rows = [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in printed(out).splitlines()
+    ]
+    assert ["k", "before", "after", "change", "with memory"] in rows
+    assert ["1", "-", "0.250", "-", "0.200"] in rows
+    assert ["distinct correct", "-", "3.500", "-", "4.250"] in rows
 
 
 def test_a_run_of_nothing_still_has_a_table():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-from megasharp.metrics.rollouts import write_rollouts
-from megasharp.types import FinishReason, Outcome
+from megasharp.metrics.rollouts import SCHEMA, write_rollouts
+from megasharp.types import FinishReason, Outcome, VersionSpan
 
 
 def test_one_row_per_response(tmp_path, make_response, make_group):
@@ -46,6 +47,30 @@ def test_the_memorys_log_prob_has_a_column(tmp_path, make_response, make_group):
     table = pd.read_parquet(write_rollouts(tmp_path, 0, [make_group(beside, plain)]))
     assert table["mean_memory_logp"][0] == pytest.approx(-1.75)
     assert table["mean_memory_logp"].isna().tolist() == [False, True]
+
+
+def test_every_span_names_both_networks_versions(tmp_path, make_response, make_group):
+    """The memory network counts for itself, here three behind; what was sampled without it has none of its versions."""
+    plain, spans = make_response(Outcome.WRONG, 5), (VersionSpan(6, 0, 2), VersionSpan(7, 2, 5))
+    switched = replace(plain, completion=replace(plain.completion, version_spans=spans))
+    beside = replace(
+        switched, completion=replace(switched.completion, memory_logp=torch.zeros(5), policy_logp=torch.zeros(5))
+    )
+    empty = make_response(Outcome.INFRA, 0)
+    unsampled = replace(empty, completion=replace(empty.completion, version_spans=()))
+    path = write_rollouts(tmp_path, 0, [make_group(beside, switched, unsampled)], memory_ahead=-3)
+    found = [[dict(span) for span in spans] for spans in pd.read_parquet(path)["versions"]]
+    assert found == [
+        [{"start": 0, "end": 2, "policy": 6, "memory": 3}, {"start": 2, "end": 5, "policy": 7, "memory": 4}],
+        [{"start": 0, "end": 2, "policy": 6, "memory": None}, {"start": 2, "end": 5, "policy": 7, "memory": None}],
+        [],
+    ]
+
+
+def test_the_readme_names_every_column():
+    readme = (Path(__file__).parents[3] / "megasharp" / "metrics" / "README.md").read_text(encoding="utf-8")
+    rows = readme.split("## Every response")[1]
+    assert [name for name in SCHEMA.names if f"`{name}`" not in rows] == []
 
 
 def test_a_repeated_step_replaces_its_table(tmp_path, make_response, make_group):

@@ -53,6 +53,21 @@ def test_odd_curves_draw(tmp_path, curves):
     assert count(image, to_rgb(COLOURS[0])) > 50
 
 
+def test_distinct_answers_have_a_line_that_no_curve_reaches(tmp_path):
+    """Above the axes, whose head moves down for it: a curve at 1 does not cross the text."""
+    whole = {1: 1.0, 64: 1.0}
+    without = pixels(plot_pass_at_k({"before": whole}, tmp_path / "a.png", "title"))
+    curves = {"before": whole, "after": AFTER, "with memory": BEFORE}
+    image = pixels(plot_pass_at_k(curves, tmp_path / "b.png", "title", dict.fromkeys(curves, 3.25)))
+    head, line = round((1 - 0.85) * 4.2 * DPI), round(0.045 * 4.2 * DPI)
+    assert (without[head - 2 : head + 2] != 1.0).any()
+    text = (image[head - line : head - 4] != 1.0).any(axis=-1)
+    assert text.sum() > 500, "the line of counts"
+    assert not text[:, int(0.98 * text.shape[1]) :].any(), "it fits"
+    assert count(image[head + line - 3 : head + line + 3], to_rgb(COLOURS[0])) > 100, "the curve, below it"
+    assert count(image, to_rgb(COLOURS[2])) > 1000, "a third curve"
+
+
 def test_nothing_to_draw_is_one_line(tmp_path):
     for curves in ({}, {"before": {}}):
         with pytest.raises(UserError, match="nothing to draw"):
