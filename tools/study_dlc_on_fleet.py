@@ -6,7 +6,8 @@ Trains the quickstart's model with DLC for each seed, the memory network a step 
 `examples/fleet_on_cpu/run.yaml` says (with one engine and one rank). Then SGLang engines sample the same problems with
 the same seeds: the policy alone in an engine without a memory network, again with other seeds, and policy and memory
 in one engine at several mu. Every way has the same number of samples for each problem. `--grpo` also trains without
-DLC. What is done already is not done again: the same command goes on where it was interrupted.
+DLC. `--long` trains as the quickstart does instead (200 steps of 384 responses, DLC in the in-process engine). What is
+done already is not done again: the same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -35,11 +36,18 @@ from megasharp.files import write_text
 from megasharp.mcore.conversion import megatron_to_hf
 from megasharp.serving.client.fleet import Fleet, start_fleet
 from megasharp.serving.client.launch import FleetSettings
-from megasharp.types import Completion, GenerateRequest, SamplingParams
+from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = REPOSITORY / "examples" / "quickstart"
-RUN = REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml"
+FLEET_RUN, LONG_RUN = REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml", QUICKSTART / "run.yaml"
+FLEET_STEPS, LONG_STEPS = 30, 200
+FLEET_KEYS = ("rollout.engines=1", "policy.tp=1", "cluster.backend=local", "eval.with_memory=false")
+LONG_KEYS = (
+    "recipe.methods=[grpo,dlc]",
+    "recipe.dlc={mu: 0.2, memory: {path: examples/quickstart/memory}}",
+    "eval.every=0",
+)
 MAX_TOKENS = 20
 OTHER_SEEDS = 1_000_003
 RESAMPLES = 2000
@@ -56,7 +64,7 @@ class Way:
     name: str
     mu: float | None
     seed: int
-    plausible: float | None = None
+    plausible: Plausible | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Use:
     """What `evaluate` asks about the memory network."""
 
     mu: float
-    plausible: float | None
+    plausible: Plausible | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +140,22 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="DLC's sampling on the CPU fleet.")
     parser.add_argument("--out", type=lambda text: Path(text).absolute(), default=REPOSITORY / "runs" / "study_dlc")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--long", action="store_true", help="train as the quickstart does")
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--mu", type=float, nargs="+", default=[0.0, 0.1, 0.2, 0.4])
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--n", type=int, default=32, help="samples for each problem")
-    parser.add_argument("--plausible", type=float, help="sample each mu above 0 with this guard too")
+    parser.add_argument("--plausible", type=float, help="sample each mu above 0 with this guard (min_p) too")
     parser.add_argument("--grpo", action="store_true", help="also train without DLC")
     parser.add_argument("--python", type=Path, default=REPOSITORY / ".venv-fleet" / "bin" / "python")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.steps = arguments.steps or (LONG_STEPS if arguments.long else FLEET_STEPS)
+    return arguments
 
 
 def _check_settings(arguments: argparse.Namespace) -> None:
     """Ends the program where the folder holds results of other settings, which would be taken for these."""
-    wanted = {name: getattr(arguments, name) for name in ("steps", "problems", "n")}
+    wanted = {name: getattr(arguments, name) for name in ("long", "steps", "problems", "n")}
     path = arguments.out / "settings.json"
     if path.exists() and (found := json.loads(path.read_text(encoding="utf-8"))) != wanted:
         sys.exit(f"{arguments.out} holds results of {found}, not of {wanted}; choose another --out")
@@ -159,7 +170,9 @@ def _of_seed(arguments: argparse.Namespace, suite: Suite, seed: int) -> Iterator
     if arguments.plausible is not None:
         share: float = arguments.plausible
         calibrated += [
-            Way(f"mu = {mu:g}, plausible {share:g}", mu, seed, plausible=share) for mu in arguments.mu if mu > 0
+            Way(f"mu = {mu:g}, plausible {share:g}", mu, seed, plausible=Plausible(min_p=share))
+            for mu in arguments.mu
+            if mu > 0
         ]
     yield from _measured(arguments, suite, f"dlc_{seed}", [], plain, with_memory=False)
     yield from _measured(arguments, suite, f"dlc_{seed}", [], calibrated, with_memory=True)
@@ -196,17 +209,12 @@ def _trained(arguments: argparse.Namespace, name: str, seed: int, overrides: Seq
         return model
     runs = arguments.out / "runs"
     resume = ["--resume"] if (runs / name).exists() else []
-    keys = [f"name={name}", f"seed={seed}", f"steps={arguments.steps}", "rollout.engines=1", "policy.tp=1"]
-    keys += [
-        "cluster.backend=local",
-        "eval.suites=[]",
-        "eval.with_memory=false",
-        f"checkpoint.every={arguments.steps}",
-        *overrides,
-    ]
+    keys = [f"name={name}", f"seed={seed}", f"steps={arguments.steps}", f"checkpoint.every={arguments.steps}"]
+    keys += ["eval.suites=[]", *(LONG_KEYS if arguments.long else FLEET_KEYS), *overrides]
     megasharp = Path(sys.executable).with_name("megasharp")
     print(f"training {name} ...", file=sys.stderr, flush=True)
-    subprocess.run([megasharp, "train", RUN, *keys, "--runs", runs, *resume], check=True, cwd=REPOSITORY, stdout=2)
+    run = LONG_RUN if arguments.long else FLEET_RUN
+    subprocess.run([megasharp, "train", run, *keys, "--runs", runs, *resume], check=True, cwd=REPOSITORY, stdout=2)
     _export(runs / name / "checkpoints" / f"step_{arguments.steps:06d}", model)
     return model
 
