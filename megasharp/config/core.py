@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from megasharp.errors import UserError, one_line
 
@@ -104,9 +105,13 @@ def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        mistakes = error.errors()
+        paths = [_path(tree, mistake) for mistake in mistakes]
+        first = mistakes[_most_telling(paths, mistakes)]
+        path = _path(tree, first)
+        key = ".".join(str(part) for part in path)
+        others = len({other for other in paths if not _leads_to(other, paths)}) - 1
+        more = f" (and {others} more)" if others > 0 else ""
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             reason = f"unknown key{_nearest(schema, first['loc'])}"
@@ -117,14 +122,56 @@ def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
         raise UserError(f"{where}: {key + ': ' if key else ''}{one_line(ValueError(reason))}{more}") from None
 
 
-def _nearest(schema: type[BaseModel], location: tuple[int | str, ...]) -> str:
+_Path = tuple[int | str, ...]
+
+
+def _path(tree: Tree, error: ErrorDetails) -> _Path:
+    """Where in the user's tree a mistake is: pydantic also names the alternative of a union that it tried."""
+    node: Any = tree
+    path: list[int | str] = []
+    for number, part in enumerate(error["loc"], start=1):
+        inside = isinstance(node, dict) and part in node
+        listed = isinstance(node, list) and isinstance(part, int)
+        if inside or listed:
+            node = node[part]
+        elif not (error["type"] == "missing" and number == len(error["loc"])):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _leads_to(path: _Path, others: Sequence[_Path]) -> bool:
+    return any(len(other) > len(path) and other[: len(path)] == path for other in others)
+
+
+def _most_telling(paths: Sequence[_Path], mistakes: Sequence[ErrorDetails]) -> int:
+    """The first mistake, or the one deepest inside the same value: that union alternative came closest.
+
+    Of several there an unknown key: it says which keys there are.
+    """
+    below = [number for number, path in enumerate(paths) if path[: len(paths[0])] == paths[0]]
+    return max(below, key=lambda number: (len(paths[number]), mistakes[number]["type"] == "extra_forbidden"))
+
+
+def _nearest(schema: type[BaseModel], location: _Path) -> str:
     """A hint with the keys that exist at the place of an unknown key."""
+    tables: list[type[BaseModel]] = [schema]
     for part in location[:-1]:
-        annotation = schema.model_fields[part].annotation if part in schema.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return ""
-        schema = annotation
-    return "; known keys here: " + ", ".join(schema.model_fields)
+        fields = [table.model_fields[part] for table in tables if part in table.model_fields]
+        # Where the part is no key, it is a place in a list, or a table among alternatives, by its name.
+        tables = (
+            [table for field in fields for table in _tables(field.annotation)]
+            if fields
+            else [table for table in tables if isinstance(part, int) or table.__name__ == part]
+        )
+    return "; known keys here: " + ", ".join(tables[0].model_fields) if len(tables) == 1 else ""
+
+
+def _tables(annotation: Any) -> list[type[BaseModel]]:
+    """The tables among a field's alternatives."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for one in get_args(annotation) for table in _tables(one)]
 
 
 def dump_yaml(section: Section) -> str:

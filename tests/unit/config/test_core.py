@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from pydantic import Field
@@ -123,3 +124,36 @@ def test_a_number_that_is_not_finite_is_refused(text: str, tmp_path: Path) -> No
     file.write_text("name: r\nsteps: 1\nmodel: {path: m}\ndata: {task: t}\n")
     with pytest.raises(UserError, match=r"recipe\.kl\.coefficient"):
         load_run(file, [f"recipe.kl.coefficient={text}"])
+
+
+class Ramp(Section):
+    start: float
+    end: float
+
+
+class Step(Section):
+    at: int
+
+
+class Unions(Section):
+    rate: Annotated[float, Field(ge=0.0)] | Ramp = 0.1
+    steps: list[Step] = []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rate=-1", "f.yaml: rate: Input should be greater than or equal to 0 (found -1)"),
+        ("rate=high", "f.yaml: rate: Input should be a valid number (found 'high')"),
+        ("rate={start: 1, end: high}", "f.yaml: rate.end: Input should be a valid number (found 'high')"),
+        ("rate={start: 1}", "f.yaml: rate.end: this key is required"),
+        ("rate={start: 1, end: 2, step: 3}", "f.yaml: rate.step: unknown key; known keys here: start, end"),
+        ("rate={begin: 1, end: 2}", "f.yaml: rate.begin: unknown key; known keys here: start, end (and 1 more)"),
+        ("steps=[{at: 1}, {et: 2, at: 2}]", "f.yaml: steps.1.et: unknown key; known keys here: at"),
+        ("steps=[{at: 1}, {at: x}]", "f.yaml: steps.1.at: Input should be a valid integer (found 'x')"),
+    ],
+)
+def test_a_mistake_in_a_union_or_a_list_names_the_users_key(override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        validate(Unions, apply_overrides({}, [override]), "f.yaml")
+    assert str(caught.value) == message
