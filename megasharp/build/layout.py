@@ -24,7 +24,7 @@ def describe(checked: Checked) -> str:
         f"data       {len(checked.stream)} prompts of {config.data.task}; evaluation on "
         + (", ".join(suite.name for suite in checked.suites) or "nothing"),
     ]
-    return "\n".join([*lines, *_stale(checked)])
+    return "\n".join([*lines, *_stale(checked), *_without_effect(checked)])
 
 
 def _stale(checked: Checked) -> list[str]:
@@ -36,6 +36,18 @@ def _stale(checked: Checked) -> list[str]:
     return [
         f"note       tokens up to {behind} version(s) old are trained on as if the present policy had sampled them; "
         "truncated_is or bypass in recipe.methods corrects for that"
+    ]
+
+
+def _without_effect(checked: Checked) -> list[str]:
+    """What was set and is never read: legal, because an override of the methods leaves other methods' tables behind."""
+    section, recipes = checked.config.recipe, checked.recipes
+    read = {name for recipe in recipes.all for name in recipe.methods}
+    tables = [name for name, params in section.params().items() if params.model_fields_set and name not in read]
+    beyond = [stage.until for stage in section.schedule if stage.until >= checked.config.steps]
+    return [
+        *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),
+        *(f"note       recipe.schedule: the run ends before what follows step {until}" for until in beyond),
     ]
 
 

@@ -164,7 +164,10 @@ def _nearest(schema: type[BaseModel], location: _Path) -> str:
             if fields
             else [table for table in tables if isinstance(part, int) or table.__name__ == part]
         )
-    return "; known keys here: " + ", ".join(tables[0].model_fields) if len(tables) == 1 else ""
+    if len(tables) != 1:
+        return ""
+    known = ", ".join(tables[0].model_fields)
+    return f"; known keys here: {known}" if known else "; this table has no keys"
 
 
 def _tables(annotation: Any) -> list[type[BaseModel]]:

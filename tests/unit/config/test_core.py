@@ -135,7 +135,12 @@ class Step(Section):
     at: int
 
 
+class Empty(Section):
+    pass
+
+
 class Unions(Section):
+    nothing: Empty = Empty()
     rate: Annotated[float, Field(ge=0.0)] | Ramp = 0.1
     steps: list[Step] = []
 
@@ -144,6 +149,7 @@ class Unions(Section):
     ("override", "message"),
     [
         ("rate=-1", "f.yaml: rate: Input should be greater than or equal to 0 (found -1)"),
+        ("nothing.some=1", "f.yaml: nothing.some: unknown key; this table has no keys"),
         ("rate=high", "f.yaml: rate: Input should be a valid number (found 'high')"),
         ("rate={start: 1, end: high}", "f.yaml: rate.end: Input should be a valid number (found 'high')"),
         ("rate={start: 1}", "f.yaml: rate.end: this key is required"),

@@ -1,0 +1,33 @@
+"""The lines that say what a run will occupy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megasharp.build.check import check
+from megasharp.build.layout import describe
+from megasharp.config.run import load_run
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
+UNREAD = "note       recipe.dlc is set, but no method of the recipe reads it"
+BEYOND = "note       recipe.schedule: the run ends before what follows step 200"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "notes"),
+    [
+        ([], []),
+        (["recipe.dlc={mu: 0.1}"], [UNREAD]),
+        # The table of a method that a bundle or the default brings is read.
+        (["recipe.clip={low: 0.1}"], []),
+        # In play for some of the steps only.
+        (["recipe.iac={}", "recipe.schedule=[{until: 199, methods: [grpo, iac]}]"], []),
+        (["recipe.schedule=[{until: 200, methods: [grpo, iac]}]"], [BEYOND]),
+        (["recipe.dlc={mu: 0.1}", "recipe.schedule=[{until: 200, methods: [grpo, iac]}]"], [UNREAD, BEYOND]),
+    ],
+)
+def test_what_has_no_effect_is_said(overrides: list[str], notes: list[str]) -> None:
+    lines = describe(check(load_run(QUICKSTART, overrides), "run.yaml")).splitlines()
+    assert [line for line in lines if line.startswith("note")] == notes
