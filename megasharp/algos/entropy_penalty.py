@@ -9,7 +9,7 @@ the policy's loss is, per token. Degenerate case: a certain token has neither en
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
@@ -30,6 +30,9 @@ class EntropyPenalty(Method[EntropyPenaltyParams]):
     paper = "2505.15134"
     status = "as printed; the coefficient is a proposal"
     Params = EntropyPenaltyParams
+
+    def refuses(self, name: str, other: Method[Any]) -> str | None:
+        return "each is the other with its sign turned" if name == "entropy_bonus" else None
 
     def needs(self) -> Needs:
         return Needs(entropy=True, entropy_gradient=True)

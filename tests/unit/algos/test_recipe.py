@@ -179,6 +179,7 @@ def loss_of(recipe: Recipe, micro: MicroBatch, x=None):
     ("names", "message"),
     [
         (["grpo", "kl_cov", "casp"], "'kl_cov' and 'casp' cannot be combined: lambda_top1"),
+        (["grpo", "entropy_bonus", "entropy_penalty"], "'entropy_penalty' and 'entropy_bonus' cannot be combined"),
         (["grpo", "kl_cov", "bypass"], "'kl_cov' and 'bypass' cannot be combined"),
         (["grpo", "gspo", "forking_tokens"], "'gspo' and 'forking_tokens' cannot be combined"),
         (["grpo", "clip_cov", "gspo"], "'gspo' and 'clip_cov' cannot be combined"),
