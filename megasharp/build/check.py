@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.algos.schedule import RecipeSchedule
-from megasharp.build.engines import check_engine_keys, cluster_layout, fleet_settings
+from megasharp.build.engines import check_context, check_engine_keys, cluster_layout, fleet_settings, longest
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.cluster.layout import Layout
 from megasharp.config.paths import find
@@ -80,6 +80,7 @@ def check(config: RunConfig, where: str) -> Checked:
         )
     memory = _check_memory(config, recipes, architecture, where)
     if config.rollout.engine == "sglang":
+        check_context(config, architecture.max_positions, where)
         check_engines(fleet_settings(config, folder, memory.folder if memory else None, Path()))
     tokenizer = load_tokenizer(folder)
     if config.data.path is None:
@@ -135,9 +136,8 @@ def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architectu
 
 
 def _check_length(config: RunConfig, architecture: Architecture, where: str) -> None:
-    longest = config.data.max_prompt_tokens + config.data.max_response_tokens
-    if longest > architecture.max_positions:
+    if longest(config) > architecture.max_positions:
         raise UserError(
-            f"{where}: data.max_prompt_tokens + data.max_response_tokens = {longest} is more than the "
+            f"{where}: data.max_prompt_tokens + data.max_response_tokens = {longest(config)} is more than the "
             f"{architecture.max_positions} positions of {architecture.folder or config.model.path}"
         )

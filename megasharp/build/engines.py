@@ -21,6 +21,8 @@ _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
     ("cuda", "colocated"): ("ipc", "shared_memory", "disk"),
     ("cuda", "disaggregated"): ("nccl", "disk"),
 }
+# A prompt, with what is begun of its response, must be shorter than SGLang's context by more than this.
+_ENGINE_KEEPS = 6
 # These need the driver and every engine on one machine.
 _ONE_MACHINE = ("shared_memory", "ipc")
 
@@ -79,7 +81,7 @@ def _for_engines(config: RunConfig) -> list[str]:
     """The keys that differ from their defaults and mean nothing to the engine in this process."""
     defaults = {
         "rollout": ("python", "engines", "tp", "sglang"),
-        "sync": ("verify", "in_flight", "bucket_mb"),
+        "sync": ("verify", "in_flight", "bucket_mb", "limit_s"),
         "cluster": ("placement",),
         "policy": ("offload",),
     }
@@ -89,6 +91,32 @@ def _for_engines(config: RunConfig) -> list[str]:
         given = [key for key in keys if getattr(section, key) != type(section).model_fields[key].default]
         found += [f"{table}.{key}" for key in given]
     return found
+
+
+def check_context(config: RunConfig, positions: int, where: str) -> None:
+    """Refuse lengths for which SGLang would refuse prompts or cut responses short; the policy has `positions`."""
+    flags, wanted = config.rollout.sglang, longest(config)
+    asked = {f"rollout.sglang.{name}": flags.get(name) for name in ("context_length", "max_total_tokens")}
+    for name, room in {f"the number of positions of {config.model.path}": positions, **asked}.items():
+        if isinstance(room, int) and wanted > room - _ENGINE_KEEPS:
+            raise UserError(
+                f"{where}: data.max_prompt_tokens + data.max_response_tokens = {wanted}, but {name} is {room}, of "
+                f"which SGLang keeps {_ENGINE_KEEPS} to itself; lower the lengths to {room - _ENGINE_KEEPS} in all"
+            )
+
+
+def check_room(config: RunConfig, room: int) -> None:
+    """The same of engines that run: they have `room` for a prompt and its response, in tokens."""
+    if longest(config) > room:
+        raise UserError(
+            f"data.max_prompt_tokens + data.max_response_tokens = {longest(config)}, but the engines have room for "
+            f"{room} tokens; lower the lengths, or raise max_total_tokens or mem_fraction_static in rollout.sglang"
+        )
+
+
+def longest(config: RunConfig) -> int:
+    """How many tokens a prompt and its response may have together."""
+    return config.data.max_prompt_tokens + config.data.max_response_tokens
 
 
 def cluster_layout(config: RunConfig) -> Layout:

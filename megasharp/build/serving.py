@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from megasharp.build.check import Checked
-from megasharp.build.engines import choose_transport, fleet_settings
+from megasharp.build.engines import check_room, choose_transport, fleet_settings
 from megasharp.build.parts import make_async_rollouts, make_engine, make_rollouts
 from megasharp.build.placement import Placement
+from megasharp.errors import UserError
 from megasharp.loop import Phases, Rollouts, Sync
 from megasharp.protocols import Engine
 from megasharp.serving.client.fleet import Fleet, FleetOptions
@@ -102,6 +103,11 @@ class FleetServing:
         self._checked = checked
         self._sync_settings = _sync_settings(checked, placement, folder)
         self._fleet = Fleet(placement.engines(settings), settings, options, say)
+        try:
+            check_room(config, self._fleet.prompt_limit)
+        except UserError:
+            self._fleet.close()
+            raise
         self._sleeper = Sleeper(self._fleet.members) if settings.sleep else None
         if self._sleeper is not None:
             self._sleeper.sleep()
@@ -139,6 +145,7 @@ def _sync_settings(checked: Checked, placement: Placement, folder: Path) -> Sync
         in_flight=config.sync.in_flight,
         folder=folder / "weights" if transport == "disk" else None,
         host=placement.address,
+        limit_s=config.sync.limit_s,
     )
 
 

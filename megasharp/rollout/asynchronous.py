@@ -38,6 +38,7 @@ class Counts:
     continued: int = 0
     stale_dropped: int = 0
     retried: int = 0
+    unsampled: int = 0
 
     def figures(self) -> dict[str, float]:
         """Under the names of the metrics."""
@@ -46,6 +47,7 @@ class Counts:
             "rollout/continued": float(self.continued),
             "rollout/stale_dropped": float(self.stale_dropped),
             "rollout/retried": float(self.retried),
+            "rollout/unsampled": float(self.unsampled),
         }
 
 
@@ -217,6 +219,7 @@ class _Step:
 
     def _group(self, number: int, work: PromptWork) -> Group:
         began = time.perf_counter()
+        self._counts.unsampled += not any(completion.tokens.numel() for completion in work.completions)
         name = f"step{self._order.step}-{number}"
         (group,) = self._order.select(self._maker.groups([name], [work.prompt], [work.completions], self._version))
         self.reward_seconds += time.perf_counter() - began

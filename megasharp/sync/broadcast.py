@@ -93,7 +93,7 @@ class Broadcast:
             host=self._settings.host,
             engines=engines,
             tp=self._receivers.tp,
-            join_s=self._settings.join_s,
+            join_s=min(self._settings.join_s, self._settings.limit_s),
             limit_s=self._settings.limit_s,
         )
 

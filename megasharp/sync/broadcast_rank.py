@@ -128,9 +128,8 @@ def _send_bucket(group: GroupPlan, stamp: Stamp, bucket: Bucket, sent: Sent) -> 
     entries = laid_out(bucket)
     header = Header(stamp, entries).to_json()
     # Announced first: an engine that refuses does so before the others wait for it in a collective.
-    sent.failures = Posts(group.engines, lambda _, api: api.announce(header, group.tp)).failures(
-        group.limit_s, _GRACE_S
-    )
+    posts = Posts(group.engines, lambda _, api: api.announce(header, group.tp, group.limit_s))
+    sent.failures = posts.failures(group.limit_s, _GRACE_S)
     if sent.failures:
         return
     posts = Posts(group.engines, lambda _, api: api.receive_broadcast(entries, group.name, group.limit_s))

@@ -35,7 +35,7 @@ class Disk:
     ) -> None:
         """Push everything. Raises UserError when no engine is left, or the folder cannot be written."""
         stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
-        mode = self._settings.in_flight
+        mode, limit = self._settings.in_flight, self._settings.limit_s
         folder = new_folder(self._parent)
         try:
             folder.mkdir(mode=0o700, parents=True)
@@ -48,7 +48,7 @@ class Disk:
                 written += [replace(entry, offset=0) for entry in laid_out(bucket)]
             (folder / FOLDER_HEADER).write_text(Header(stamp, tuple(written)).to_json())
             self._receivers.pause(mode)
-            self._receivers.each("load of weights", lambda api: api.load_folder(folder, version))
+            self._receivers.each("load of weights", lambda api: api.load_folder(folder, version, limit))
             self._receivers.compare(digests)
             self._receivers.go_on(mode)
         except BaseException:

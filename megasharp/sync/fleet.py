@@ -65,7 +65,8 @@ class FleetSync:
 
 def make_transport(fleet: Fleet, settings: SyncSettings) -> Transport:
     """The transport that the settings name. Raises UserError for settings that do not fit it."""
-    receivers, dtype = Receivers(fleet.members, fleet.settings.tp), as_dtype(fleet.settings.dtype)
+    receivers = Receivers(fleet.members, fleet.settings.tp, settings.limit_s)
+    dtype = as_dtype(fleet.settings.dtype)
     match settings.transport:
         case "shared_memory":
             return SharedMemory(receivers, settings, dtype)

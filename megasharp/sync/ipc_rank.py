@@ -97,7 +97,7 @@ def _offer(plan: SharePlan, header: Header, flat: Tensor, sent: Sent) -> None:
         first = {number: place * plan.tp for place, (number, _) in enumerate(plan.engines)}
 
         def load(number: int, api: EngineApi) -> Refused | None:
-            return api.load_handles([by_seat[first[number] + rank] for rank in range(plan.tp)])
+            return api.load_handles([by_seat[first[number] + rank] for rank in range(plan.tp)], plan.limit_s)
 
         left = [engine for engine in plan.engines if engine[0] not in sent.failures]
         sent.failures |= Posts(left, load).failures(plan.limit_s, plan.limit_s)

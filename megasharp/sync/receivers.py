@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from megasharp.errors import UserError
 from megasharp.serving.bucket import Header, Stamp
-from megasharp.serving.client.api import EngineApi, EngineFailed, InFlight, Refused
+from megasharp.serving.client.api import CONTROL_S, EngineApi, EngineFailed, InFlight, Refused
 from megasharp.serving.client.health import Lost
 from megasharp.serving.client.members import Member, Members
 from megasharp.sync.buckets import Digests, difference
@@ -29,11 +29,17 @@ Action = Callable[[EngineApi], Refused | Wrong | None]
 
 
 class Receivers:
-    """All engines of a fleet that are alive; `tp` is the number of ranks of each."""
+    """All engines of a fleet that are alive; `tp` is the number of ranks of each.
 
-    def __init__(self, members: Members, tp: int) -> None:
+    An engine that does not answer a call within `limit_s` seconds is lost.
+    """
+
+    def __init__(self, members: Members, tp: int, limit_s: float) -> None:
         self._members = members
         self.tp = tp
+        self._limit_s = limit_s
+        # Of calls that move no weights.
+        self._control_s = min(CONTROL_S, limit_s)
 
     def alive(self) -> list[Member]:
         """Engines that are not lost. Raises UserError when none is left."""
@@ -65,24 +71,24 @@ class Receivers:
     def pause(self, in_flight: InFlight) -> None:
         """Stop sampling. Engines that sleep sample nothing."""
         if not self._members.asleep:
-            self.each("pause", lambda api: api.pause(in_flight))
+            self.each("pause", lambda api: api.pause(in_flight, self._control_s))
 
     def start(self, in_flight: InFlight) -> None:
         """Stop sampling and open a weight update."""
         self.pause(in_flight)
-        self.each("begin of the weight update", EngineApi.begin_update)
+        self.each("begin of the weight update", lambda api: api.begin_update(self._control_s))
 
     def end(self, stamp: Stamp) -> None:
         """All weights of the push have come: check that, call them by their version, close the weight update."""
         closing = Header(stamp).to_json()
-        self.each("close of the version", lambda api: api.announce(closing, self.tp, stamp.version))
-        self.each("end of the weight update", EngineApi.end_update)
+        self.each("close of the version", lambda api: api.announce(closing, self.tp, self._limit_s, stamp.version))
+        self.each("end of the weight update", lambda api: api.end_update(self._limit_s))
 
     def compare(self, digests: Digests) -> None:
         """Every engine holds what was sent, as far as its digests were taken."""
 
         def held(api: EngineApi) -> Wrong | Refused | None:
-            answer = api.checksums()
+            answer = api.checksums(self._limit_s)
             if isinstance(answer, Refused):
                 return answer
             wrong = difference(digests.by_name, answer)
@@ -99,8 +105,8 @@ class Receivers:
         if self._members.asleep:
             return
         if in_flight == "retract":
-            self.each("flush of the cache", EngineApi.flush)
-        self.each("continue", EngineApi.proceed)
+            self.each("flush of the cache", lambda api: api.flush(self._control_s))
+        self.each("continue", lambda api: api.proceed(self._control_s))
 
     def release(self) -> None:
         """Have engines that were stopped in the middle of a push go on; whether they do is the watch's matter."""
@@ -108,7 +114,7 @@ class Receivers:
             actions = (EngineApi.end_update,) if self._members.asleep else (EngineApi.end_update, EngineApi.proceed)
             for action in actions:
                 with contextlib.suppress(EngineFailed):
-                    action(member.process.api)
+                    action(member.process.api, self._control_s)
 
 
 def _attempt(member: Member, action: Action) -> str | None:

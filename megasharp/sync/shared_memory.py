@@ -58,6 +58,7 @@ class SharedMemory:
                 f"({self._settings.bucket_mb}), enlarge {self._parent}, or use sync.transport: disk"
             ) from error
         try:
-            self._receivers.each("load of weights", lambda api: api.load_file(path, self._receivers.tp))
+            tp, limit = self._receivers.tp, self._settings.limit_s
+            self._receivers.each("load of weights", lambda api: api.load_file(path, tp, limit))
         finally:
             path.unlink(missing_ok=True)

@@ -29,8 +29,8 @@ BUCKET_LOADER = "megasharp.serving.engine.receive.load_bucket"
 InFlight = Literal["retract", "in_place"]
 # What an engine can give back of its device's memory while it sleeps, in SGLang's words.
 Memory = Literal["weights", "kv_cache"]
-_CONTROL_S = 60.0
-_WEIGHTS_S = 600.0
+# A call that moves no weights.
+CONTROL_S = 60.0
 _FLUSH_S = 20.0
 _FLUSH_AGAIN_S = 0.1
 # Bad request, too large, not processable: the request is at fault, not the engine.
@@ -89,7 +89,7 @@ class EngineApi:
         """Whether the server answers and its scheduler has produced something lately (it samples a token if idle)."""
         return self._call("GET", "/health", None, limit).status == 200
 
-    def version(self, limit: float = _CONTROL_S) -> int:
+    def version(self, limit: float = CONTROL_S) -> int:
         """The weights' version that the server says it serves; -1 for those it started with."""
         info = self._json("GET", "/model_info", None, limit)
         try:
@@ -97,7 +97,7 @@ class EngineApi:
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(f"/model_info names no weights version we know: {str(info)[:200]}") from error
 
-    def prompt_limit(self, limit: float = _CONTROL_S) -> int:
+    def prompt_limit(self, limit: float = CONTROL_S) -> int:
         """Prompts of so many tokens, and longer ones, are refused by the server."""
         info = self._json("GET", "/server_info", None, limit)
         try:
@@ -131,59 +131,59 @@ class EngineApi:
     def abort(self, ids: Sequence[str]) -> None:
         """End these samples; their requests are answered with what they have."""
         for name in ids:
-            self._expect_success(self._call("POST", "/abort_request", {"rid": name}, _CONTROL_S))
+            self._expect_success(self._call("POST", "/abort_request", {"rid": name}, CONTROL_S))
 
-    def pause(self, mode: InFlight) -> Refused | None:
+    def pause(self, mode: InFlight, limit: float = CONTROL_S) -> Refused | None:
         """Stop sampling: requests in flight lose their key-value cache (retract) or keep it (in_place)."""
-        return self._do("/pause_generation", {"mode": mode})
+        return self._do("/pause_generation", {"mode": mode}, limit)
 
-    def proceed(self) -> Refused | None:
+    def proceed(self, limit: float = CONTROL_S) -> Refused | None:
         """Undo `pause`."""
         # Emptying the allocator's cache asks for CUDA.
-        return self._do("/continue_generation", {"torch_empty_cache": False})
+        return self._do("/continue_generation", {"torch_empty_cache": False}, limit)
 
-    def flush(self) -> Refused | None:
+    def flush(self, limit: float = CONTROL_S) -> Refused | None:
         """Forget every cached prefix; requests that have just ended are waited for, paused ones may be there."""
         # Not with a time limit of the server's own: then it would wait for the paused ones too, which never end.
         deadline = time.monotonic() + _FLUSH_S
-        while (refused := self._do("/flush_cache", {})) is not None and time.monotonic() < deadline:
+        while (refused := self._do("/flush_cache", {}, limit)) is not None and time.monotonic() < deadline:
             time.sleep(_FLUSH_AGAIN_S)
         return refused
 
     def release(self, kinds: Sequence[Memory]) -> None:
         """Free this memory of the device; the engine must be idle, and its contents are lost."""
-        self._expect_success(self._call("POST", "/release_memory_occupation", {"tags": list(kinds)}, _CONTROL_S))
+        self._expect_success(self._call("POST", "/release_memory_occupation", {"tags": list(kinds)}, CONTROL_S))
 
     def resume(self, kinds: Sequence[Memory]) -> None:
         """Take this memory again; weights must be pushed before they are used."""
-        self._expect_success(self._call("POST", "/resume_memory_occupation", {"tags": list(kinds)}, _CONTROL_S))
+        self._expect_success(self._call("POST", "/resume_memory_occupation", {"tags": list(kinds)}, CONTROL_S))
 
-    def begin_update(self) -> Refused | None:
+    def begin_update(self, limit: float = CONTROL_S) -> Refused | None:
         """Open a weight update: tensors sent outside one are refused."""
-        return self._do("/begin_weight_update", {})
+        return self._do("/begin_weight_update", {}, limit)
 
-    def end_update(self) -> Refused | None:
+    def end_update(self, limit: float) -> Refused | None:
         """Close the weight update."""
-        return self._do("/end_weight_update", {}, _WEIGHTS_S)
+        return self._do("/end_weight_update", {}, limit)
 
-    def load_file(self, path: Path, ranks: int) -> Refused | None:
+    def load_file(self, path: Path, ranks: int, limit: float) -> Refused | None:
         """Load a file of `megasharp.serving.bucket` that the engine's machine can read, on each of its `ranks`."""
-        return self._load([_payload([("file", AsBytes(str(path)))])] * ranks, None)
+        return self._load([_payload([("file", AsBytes(str(path)))])] * ranks, None, limit)
 
-    def load_handles(self, payloads: Sequence[str]) -> Refused | None:
+    def load_handles(self, payloads: Sequence[str], limit: float) -> Refused | None:
         """Load a bucket from memory that its sender shares: for each rank a pickle of its header and a handle."""
-        return self._load(payloads, None)
+        return self._load(payloads, None, limit)
 
-    def announce(self, header: str, ranks: int, version: int | None = None) -> Refused | None:
+    def announce(self, header: str, ranks: int, limit: float, version: int | None = None) -> Refused | None:
         """Say by its header what the next broadcast brings; one without tensors closes the push.
 
         `version` labels the weights from now on; None leaves the label.
         """
-        return self._load([_payload([("announced", AsBytes(header))])] * ranks, version)
+        return self._load([_payload([("announced", AsBytes(header))])] * ranks, version, limit)
 
-    def _load(self, payloads: Sequence[str], version: int | None) -> Refused | None:
+    def _load(self, payloads: Sequence[str], version: int | None, limit: float) -> Refused | None:
         body = {"serialized_named_tensors": list(payloads), "load_format": BUCKET_LOADER, "flush_cache": False}
-        return self._do("/update_weights_from_tensor", _labelled(body, version), _WEIGHTS_S)
+        return self._do("/update_weights_from_tensor", _labelled(body, version), limit)
 
     def join_group(self, seat: GroupSeat, limit: float) -> Refused | None:
         """Have every rank of the engine join a group for broadcasts; returns when all of the group have come."""
@@ -213,9 +213,9 @@ class EngineApi:
         }
         return self._do("/update_weights_from_distributed", body, limit)
 
-    def checksums(self) -> list[dict[str, str]] | Refused:
+    def checksums(self, limit: float) -> list[dict[str, str]] | Refused:
         """SHA-256 of every whole tensor by its name, as each rank has it."""
-        answer = self._call("POST", "/weights_checker", {"action": "checksum"}, _WEIGHTS_S)
+        answer = self._call("POST", "/weights_checker", {"action": "checksum"}, limit)
         if answer.status == 400:
             return Refused(_message(answer))
         self._expect_success(answer)
@@ -224,12 +224,12 @@ class EngineApi:
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(f"/weights_checker names no checksums: {answer.text[:200]}") from error
 
-    def load_folder(self, folder: Path, version: int) -> Refused | None:
+    def load_folder(self, folder: Path, version: int, limit: float) -> Refused | None:
         """Load all weights from a Hugging Face folder that the engine's machine can read."""
         body: dict[str, Any] = {"model_path": str(folder), "flush_cache": False}
-        return self._do("/update_weights_from_disk", _labelled(body, version), _WEIGHTS_S)
+        return self._do("/update_weights_from_disk", _labelled(body, version), limit)
 
-    def _do(self, path: str, body: object, limit: float = _CONTROL_S) -> Refused | None:
+    def _do(self, path: str, body: object, limit: float) -> Refused | None:
         """A call whose answer says whether it succeeded; None where it did."""
         answer = self._call("POST", path, body, limit)
         if answer.status == 400:

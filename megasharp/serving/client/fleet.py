@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from megasharp.errors import NotSampled, UserError
+from megasharp.errors import EnginesLost, NotSampled, UserError
 from megasharp.serving.client.api import EngineFailed
 from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.health import Answered
@@ -33,9 +34,9 @@ def _silent(_: str) -> None:
 class Fleet:
     """Engines of one model that answer as one engine.
 
-    A prompt that no engine takes (empty, too long) gets aborted completions. An engine that is lost is left out from
-    then on, and its unfinished prompts go to the others. `tell` gets a line about each such event.
-    `engines` have started, and the fleet ends them. Raises UserError when one of them fails meanwhile.
+    A prompt that no engine takes (empty, too long) gets aborted completions; `tell` gets a line about the first. An
+    engine that is lost is left out from then on, and its unfinished prompts go to the others; `tell` gets a line about
+    each. `engines` have started, and the fleet ends them. Raises UserError when one of them fails meanwhile.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Fleet:
         self._closed = False
         self._vocabulary = vocabulary(settings.model)
         self._engines = engines
+        self._first_refusal = threading.Lock()
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
         atexit.register(self.close)
         self._members = Members(engines, options.watch, tell)
@@ -75,6 +77,11 @@ class Fleet:
     def settings(self) -> FleetSettings:
         """What the engines were started with."""
         return self._settings
+
+    @property
+    def prompt_limit(self) -> int:
+        """Prompts of so many tokens, with what is begun of a response, and longer ones get no samples."""
+        return self._prompt_limit
 
     @property
     def members(self) -> Members:
@@ -132,7 +139,7 @@ class Fleet:
         self._check([request], sampling)
         obstacle = self._obstacle(request)
         if obstacle is not None:
-            self._tell(f"a prompt got no samples: {obstacle}")
+            self._tell_of_refusal(obstacle)
             future: Future[list[Completion]] = Future()
             future.set_result(_unsampled(request, sampling))
             return future
@@ -204,8 +211,15 @@ class Fleet:
 
     def _tell_of_failure(self, future: Future[list[Completion]]) -> None:
         error = future.exception()
-        if isinstance(error, NotSampled):
+        if isinstance(error, EnginesLost):
             self._tell(f"a prompt got no samples: {error}")
+        elif isinstance(error, NotSampled):
+            self._tell_of_refusal(str(error))
+
+    def _tell_of_refusal(self, reason: str) -> None:
+        # The first takes the lock for good: data may hold thousands of such prompts.
+        if self._first_refusal.acquire(blocking=False):
+            self._tell(f"a prompt got no samples: {reason}; rollout/unsampled counts such prompts in each step")
 
 
 def start_fleet(

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from megasharp.build.engines import (
+    check_context,
     check_engine_keys,
+    check_room,
     choose_transport,
     cluster_layout,
     engine_python,
@@ -79,6 +81,7 @@ def test_ways_that_do_not_lead_there(overrides: list[str]) -> None:
         "sync.verify=true",
         "sync.in_flight=in_place",
         "sync.bucket_mb=3",
+        "sync.limit_s=3",
         APART,
         "policy.offload=[weights]",
     ],
@@ -100,6 +103,26 @@ def test_engines_that_sleep_keep_no_stragglers() -> None:
 def test_other_nodes_need_ray() -> None:
     with pytest.raises(UserError, match=r"cluster\.nodes=2 needs cluster\.backend=ray"):
         check_engine_keys(config(FLEET, "cluster.nodes=2"), "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "positions", "words"),
+    [
+        ([], 101, r"= 96, but the number of positions of some/folder is 101, of which SGLang keeps 6 .* to 95 in all"),
+        (["rollout.sglang={context_length: 101}"], 500, r"= 96, but rollout\.sglang\.context_length is 101"),
+        (["rollout.sglang={max_total_tokens: 80}"], 500, r"max_total_tokens is 80, .* lower the lengths to 74 in all"),
+    ],
+)
+def test_lengths_that_engines_have_no_room_for(overrides: list[str], positions: int, words: str) -> None:
+    with pytest.raises(UserError, match=rf"run\.yaml: data\.max_prompt_tokens \+ data\.max_response_tokens .*{words}"):
+        check_context(config(*overrides), positions, "run.yaml")
+    check_context(config(*overrides, "data.max_response_tokens=2"), positions, "run.yaml")
+
+
+def test_lengths_that_running_engines_have_no_room_for() -> None:
+    check_room(config(), 96)
+    with pytest.raises(UserError, match=r"= 96, but the engines have room for 95 tokens; .* raise max_total_tokens"):
+        check_room(config(), 95)
 
 
 def test_slots() -> None:

@@ -317,6 +317,7 @@ def test_requests_that_the_engine_itself_sent_again_count_by_step() -> None:
 def test_a_refused_prompt_is_an_outcome_but_engines_that_refuse_all_are_a_mistake() -> None:
     found = rollouts(StandInEngine(lambda _: QUICK, refuse=[2])).collect(Prompts(), order())
     assert {r.verdict.outcome for r in found.groups[2].responses} == {Outcome.INFRA}
+    assert found.figures["rollout/unsampled"] == 1
     with pytest.raises(UserError, match="sampled none of 4 prompts; the first: prompt 0 is not for me"):
         rollouts(StandInEngine(lambda _: QUICK, refuse=range(9))).collect(Prompts(), order())
 

@@ -54,12 +54,12 @@ def test_a_whole_update(api: EngineApi, state: State, tmp_path: Path) -> None:
     assert api.pause("retract") is None
     assert state.paused
     assert api.begin_update() is None
-    assert api.load_file(path, 1) is None
+    assert api.load_file(path, 1, 5.0) is None
     assert api.version() == -1
-    assert api.announce(Header(stamp).to_json(), 1, 3) is None
+    assert api.announce(Header(stamp).to_json(), 1, 5.0, 3) is None
     assert api.version() == 3
-    assert api.checksums() == [{"a": checksum(torch.ones(2))}]
-    assert api.end_update() is None
+    assert api.checksums(5.0) == [{"a": checksum(torch.ones(2))}]
+    assert api.end_update(5.0) is None
     assert api.flush() is None
     assert api.proceed() is None
     assert (list(state.loaded), state.paused, state.session, state.flushes) == (["a"], False, False, 1)
@@ -70,7 +70,7 @@ def test_a_broadcast(api: EngineApi, state: State) -> None:
     assert api.join_group(GroupSeat("sync-0-ab", "gloo", "127.0.0.1", 1234, 3, 5), 5.0) is None
     assert state.groups == {"sync-0-ab": [3, 5, "gloo"]}
     assert api.begin_update() is None
-    assert api.announce(Header(Stamp(3, 1, "ab"), entries).to_json(), 1) is None
+    assert api.announce(Header(Stamp(3, 1, "ab"), entries).to_json(), 1, 5.0) is None
     assert api.receive_broadcast(entries, "sync-0-ab", 5.0) is None
     assert (list(state.loaded), state.stamps) == (["a", "b"], [[3, 1, False]])
     assert api.leave_group("sync-0-ab", 5.0) is None
@@ -86,15 +86,15 @@ def test_refusals_are_values(api: EngineApi, state: State, tmp_path: Path, deed:
         api.proceed(),
         api.flush(),
         api.begin_update(),
-        api.end_update(),
-        api.load_file(tmp_path, 1),
-        api.load_folder(tmp_path, 1),
+        api.end_update(5.0),
+        api.load_file(tmp_path, 1, 5.0),
+        api.load_folder(tmp_path, 1, 5.0),
     )
     assert set(answers) == {Refused(f"told to {deed}")}
 
 
 def test_tensors_outside_an_update_are_refused(api: EngineApi, tmp_path: Path) -> None:
-    assert api.load_file(tmp_path, 1) == Refused("must run between begin and end")
+    assert api.load_file(tmp_path, 1, 5.0) == Refused("must run between begin and end")
 
 
 def test_a_prompt_that_is_refused(api: EngineApi) -> None:

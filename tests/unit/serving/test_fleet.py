@@ -138,8 +138,10 @@ def test_a_token_outside_the_vocabulary_never_reaches_an_engine(make: Make, toke
 
 
 def test_only_bad_prompts_are_no_dead_step_either(make: Make) -> None:
-    found = make(1).fleet.generate([GenerateRequest((), (1,)), GenerateRequest((5,) * 5000, (2,))], SAMPLING)
+    stand_ins = make(1)
+    found = stand_ins.fleet.generate([GenerateRequest((), (1,)), GenerateRequest((5,) * 5000, (2,))], SAMPLING)
     assert [completions[0].finish_reason for completions in found] == [FinishReason.ABORT] * 2
+    assert len(stand_ins.told) == 1, "one line for all of them"
 
 
 def test_engines_that_refuse_every_prompt_are_a_mistake_of_the_setup(make: Make) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from megasharp.errors import UserError
-from megasharp.serving.client.api import EngineApi
 from megasharp.sync import shared_memory
 from megasharp.sync.buckets import buckets, difference
 from megasharp.sync.fleet import FleetSync
@@ -159,13 +158,23 @@ def test_killed_in_the_middle_of_a_push(make: Make, sync: MakeSync, kind: str) -
     assert stand_ins.command(1)["loaded"] == sums(weights(1))
 
 
-def test_an_engine_that_hangs_in_a_push(make: Make, sync: MakeSync, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        *product(["shared_memory"], ["/pause_generation", "/begin_weight_update", "load", "/end_weight_update"]),
+        *product(["shared_memory"], ["/weights_checker", "/flush_cache", "/continue_generation"]),
+        ("disk", "load"),
+    ],
+)
+def test_an_engine_that_hangs_in_a_push(make: Make, sync: MakeSync, kind: str, path: str) -> None:
+    """Whichever call it does not answer: after the user's limit it is given up."""
     stand_ins = make(2)
-    stand_ins.command(0, {"/begin_weight_update": "hang"})
-    monkeypatch.setattr(EngineApi._do, "__defaults__", (1.0,))
-    sync(stand_ins, "shared_memory").push(source())
+    path = LOADS[kind] if path == "load" else path
+    stand_ins.command(0, {path: "hang"})
+    sync(stand_ins, kind, verify=True, limit_s=0.5).push(source())
     assert stand_ins.conditions() == ["dead", "serving"]
-    assert "begin of the weight update: no answer to /begin_weight_update within 1 s" in stand_ins.told[0]
+    assert f": no answer to {path} within 0.5 s" in stand_ins.told[0]
+    assert stand_ins.command(1)["loaded"] == sums(weights())
 
 
 def test_an_engine_that_says_another_version(make: Make, sync: MakeSync) -> None:
