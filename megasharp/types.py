@@ -84,13 +84,25 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Plausible:
+    """The tokens that sampling with a memory network may draw, by what the policy alone thinks of them.
+
+    Exactly one is given. `min_p`, in (0, 1]: those with at least that share of the likeliest token's probability at the
+    sampling temperature. `top_k`, at least 1: the policy's so many likeliest, and what ties with the last of them.
+    """
+
+    min_p: float | None = None
+    top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. `top_p=1.0` and `top_k=0` mean no truncation; `temperature=0.0` is greedy.
 
     `memory_mu` is the balance factor mu of DLC (2601.15609 section 4.2): tokens come from the softmax of
     (policy logits - mu * memory logits) / temperature. A number needs an engine that holds a memory network, and 0.0
-    samples the policy; None leaves the memory network out, so that it costs nothing and records nothing. `plausible`,
-    in (0, 1], bars tokens whose policy probability is below that share of the likeliest token's; it is read only with a
+    samples the policy; None leaves the memory network out, so that it costs nothing and records nothing. `plausible`
+    bars all tokens but those that the policy itself finds plausible, before the subtraction; it is read only with a
     `memory_mu`, and it is ours: the paper has no such guard.
     """
 
@@ -100,7 +112,7 @@ class SamplingParams:
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
     memory_mu: float | None = None
-    plausible: float | None = None
+    plausible: Plausible | None = None
 
 
 @dataclass(frozen=True, slots=True)

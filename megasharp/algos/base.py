@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.config.core import Section
-from megasharp.types import Group, TokenInputs
+from megasharp.types import Group, Plausible, TokenInputs
 
 
 class Reduction(StrEnum):
@@ -52,7 +52,7 @@ class MemoryNeed:
     path: str
     lr: float | None
     mu: float
-    plausible: float | None
+    plausible: Plausible | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,23 @@ Derived (ours): the temperature divides the difference, softmax((z_policy - mu z
 response tokens of all responses, correct or not; no correction of the ratio for the other sampler is the default,
 because a truncated importance weight makes the expected update on-policy again and undoes the effect (`truncated_is`
 and `bypass` are the alternatives). mu's value is lost in the text: 0.2 is a proposal. mu = 0 is plain sampling.
-`plausible` is a guard that is not in the paper: tokens below that share of the policy's largest probability are never
-drawn, where subtraction would raise tokens that both networks hold impossible.
+`plausible` is a guard that is ours and not the paper's, off by default: only tokens that the policy alone finds
+plausible are drawn, where subtraction would raise tokens that both networks hold impossible. It is judged before the
+subtraction, and takes one of two forms:
+
+    plausible: {min_p: 0.1}     tokens with at least a tenth of the likeliest token's probability at the temperature
+    plausible: {top_k: 20}      the 20 likeliest tokens
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from megasharp.algos.base import MemoryNeed, Method, MethodParams, Needs, Ramp, settled
 from megasharp.config.core import Section
+from megasharp.types import Plausible
 
 
 class MemoryParams(Section):
@@ -32,12 +37,25 @@ class MemoryParams(Section):
     lr: float | None = Field(default=None, gt=0.0)
 
 
+class PlausibleParams(Section):
+    """The guard, ours: `types.Plausible`."""
+
+    min_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.min_p is None) == (self.top_k is None):
+            raise ValueError("give one of min_p and top_k")
+        return self
+
+
 class DLCParams(MethodParams):
     """`mu` is how much of the memory's logits is subtracted; it may change with the step."""
 
     mu: Annotated[float, Field(ge=0.0)] | Ramp = 0.2
     memory: MemoryParams = MemoryParams()
-    plausible: float | None = Field(default=None, gt=0.0, le=1.0)
+    plausible: PlausibleParams | None = None
 
 
 class DLC(Method[DLCParams]):
@@ -48,5 +66,6 @@ class DLC(Method[DLCParams]):
     Params = DLCParams
 
     def needs(self) -> Needs:
-        memory = self.params.memory
-        return Needs(memory=MemoryNeed(memory.path, memory.lr, settled(self.params.mu), self.params.plausible))
+        memory, guard = self.params.memory, self.params.plausible
+        plausible = None if guard is None else Plausible(guard.min_p, guard.top_k)
+        return Needs(memory=MemoryNeed(memory.path, memory.lr, settled(self.params.mu), plausible))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from megasharp.types import Group, Prompt
+from megasharp.types import Group, Plausible, Prompt
 
 
 class PromptSource(Protocol):
@@ -22,7 +22,7 @@ class MemoryUse(Protocol):
     def mu(self) -> float: ...
 
     @property
-    def plausible(self) -> float | None: ...
+    def plausible(self) -> Plausible | None: ...
 
 
 @dataclass(frozen=True, slots=True)

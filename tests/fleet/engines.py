@@ -242,7 +242,7 @@ def closed_form(
     tokens: Sequence[int],
     sampling: dict[str, Any],
 ) -> Logps:
-    """Log-probs after each of `tokens`, written out: softmax((z_p - mu z_m) / T), guard, top-k, top-p."""
+    """Log-probs after each of `tokens`, written out: softmax((z_p - mu z_m) / T), the guard's forms, top-k, top-p."""
     temperature = sampling.get("temperature", 1.0) or 1.0
     custom = sampling.get("custom_params") or {}
     ids = torch.tensor([list(tokens)])
@@ -252,9 +252,12 @@ def closed_form(
     z = z_policy.clone()
     if z_memory is not None and "mu" in custom:
         z -= custom["mu"] * z_memory
-        if "plausible" in custom:
-            p = own.exp()
-            z[p < custom["plausible"] * p.amax(-1, keepdim=True)] = float("-inf")
+        p = own.exp()
+        if "plausible_min_p" in custom:
+            z[p < custom["plausible_min_p"] * p.amax(-1, keepdim=True)] = float("-inf")
+        if "plausible_top_k" in custom:
+            least = [sorted(row.tolist())[-custom["plausible_top_k"]] for row in p]
+            z[p < torch.tensor(least, dtype=torch.float64)[:, None]] = float("-inf")
     sampler = (z / temperature).softmax(-1)
     leads = torch.stack([table.topk(2).values for table in (own, (z / temperature).log_softmax(-1))])
     effect = {

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from megasharp.errors import UserError
 from megasharp.ops.uniform import uniforms
-from megasharp.types import SamplingParams
+from megasharp.types import Plausible, SamplingParams
 
 # Elements of a [rows, vocabulary] block worked on at a time; the sums are float64, so this bounds the memory.
 BLOCK_ELEMENTS = 1 << 22
@@ -111,8 +111,17 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise UserError(f"sampling.top_k is {sampling.top_k}; it must be 0 (off) or above")
     if sampling.memory_mu is not None and not 0.0 <= sampling.memory_mu < float("inf"):
         raise UserError(f"sampling.memory_mu is {sampling.memory_mu}; it must be 0 or above, and finite")
-    if sampling.plausible is not None and not 0.0 < sampling.plausible <= 1.0:
-        raise UserError(f"sampling.plausible is {sampling.plausible}; it must be in (0, 1], or null for no guard")
+    if sampling.plausible is not None:
+        _check_guard(sampling.plausible)
+
+
+def _check_guard(guard: Plausible) -> None:
+    if (guard.min_p is None) == (guard.top_k is None):
+        raise UserError("sampling.plausible must name one of min_p and top_k")
+    if guard.min_p is not None and not 0.0 < guard.min_p <= 1.0:
+        raise UserError(f"sampling.plausible.min_p is {guard.min_p}; it must be in (0, 1]")
+    if guard.top_k is not None and guard.top_k < 1:
+        raise UserError(f"sampling.plausible.top_k is {guard.top_k}; it must be at least 1")
 
 
 def draw(logits: Logits, seeds_S: Tensor, position: int, sampling: SamplingParams) -> Draw:
@@ -165,9 +174,16 @@ def _calibrated(policy_SV: Tensor, memory_SV: Tensor | None, sampling: SamplingP
     assert sampling.memory_mu is not None and memory_SV is not None, "the engine refuses a mu without a memory"
     difference_SV = policy_SV - sampling.memory_mu * memory_SV
     if sampling.plausible is not None:
-        least_S = policy_SV.amax(dim=-1, keepdim=True) + math.log(sampling.plausible)
-        difference_SV.masked_fill_(policy_SV < least_S, float("-inf"))
+        difference_SV.masked_fill_(policy_SV < _least_plausible(policy_SV, sampling.plausible), float("-inf"))
     return torch.log_softmax(difference_SV, dim=-1)
+
+
+def _least_plausible(policy_SV: Tensor, guard: Plausible) -> Tensor:
+    """The log-prob [S, 1] that the guard asks of a token, from the policy's own at the temperature."""
+    if guard.min_p is not None:
+        return policy_SV.amax(dim=-1, keepdim=True) + math.log(guard.min_p)
+    assert guard.top_k is not None, "checked with the parameters"
+    return policy_SV.topk(min(guard.top_k, policy_SV.shape[1]), dim=-1).values[:, -1:]
 
 
 def _choose(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:

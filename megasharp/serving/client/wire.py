@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megasharp.errors import UserError
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from megasharp.types import Completion, FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
 
 Json = Mapping[str, Any]
 # What SGLang calls the weights that an engine started with.
@@ -54,9 +54,13 @@ def _sampling(sampling: SamplingParams, begun: int) -> dict[str, Any]:
     custom: dict[str, float] = {"begun": begun} if begun else {}
     if sampling.memory_mu is not None:
         custom["mu"] = float(sampling.memory_mu)
-        if sampling.plausible is not None:
-            custom["plausible"] = float(sampling.plausible)
+        custom |= {} if sampling.plausible is None else _guard(sampling.plausible)
     return {**fields, "custom_params": custom} if custom else fields
+
+
+def _guard(plausible: Plausible) -> dict[str, float]:
+    forms = {"plausible_min_p": plausible.min_p, "plausible_top_k": plausible.top_k}
+    return {name: value for name, value in forms.items() if value is not None}
 
 
 def completions(answer: object, seeds: Sequence[int], sampling: SamplingParams) -> list[Completion]:

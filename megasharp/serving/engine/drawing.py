@@ -7,6 +7,7 @@ comes out. top-p is a share of what top-k left, which SGLang's own sampling does
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,11 +35,20 @@ def subtract_memory(logits_SV: Tensor, memory_SV: Tensor, columns: Columns, temp
     `logits_SV` [S, V] the policy's, any floating dtype; `memory_SV` [S, V] float32; `temperatures_S1` [S, 1].
     """
     calibrated_SV = torch.addcmul(logits_SV.float(), memory_SV, columns.mu_S[:, None], value=-1)
-    if columns.guarded:
-        # p < share * p_max at temperature T, written for logits.
-        least_S1 = logits_SV.amax(dim=-1, keepdim=True) + temperatures_S1 * columns.plausible_S[:, None]
+    for least_S1 in _least_plausible(logits_SV, columns, temperatures_S1):
         calibrated_SV.masked_fill_(logits_SV < least_S1, float("-inf"))
     return calibrated_SV
+
+
+def _least_plausible(logits_SV: Tensor, columns: Columns, temperatures_S1: Tensor) -> Iterator[Tensor]:
+    """The policy logits [S, 1] that each form of the guard asks of a token, -inf in rows without it."""
+    if columns.any_min_p:
+        # p < share * p_max at temperature T, written for logits.
+        yield logits_SV.amax(dim=-1, keepdim=True) + temperatures_S1 * columns.min_p_S[:, None]
+    if columns.most_top_k:
+        likeliest_SK = logits_SV.topk(min(columns.most_top_k, logits_SV.shape[1]), dim=-1).values
+        last_S = at(likeliest_SK, columns.top_k_S.clamp(1, likeliest_SK.shape[1]) - 1)
+        yield last_S.masked_fill(columns.top_k_S == 0, float("-inf"))[:, None]
 
 
 def argmax_moved(policy_SV: Tensor, calibrated_SV: Tensor) -> Tensor:
@@ -60,7 +70,7 @@ def calibration_kl(
     mean_S = torch.cat([(probs * memory).sum(dim=-1) for probs, memory in blocks])
     shift_S = columns.mu_S / temperature_S * (mean_S - at(memory_SV, drawn.tokens_S))
     kl_S = (drawn.calibrated_logp_S - drawn.policy_logp_S - shift_S).clamp_(min=0.0)
-    return kl_S.masked_fill_((columns.mu_S == 0) & (columns.plausible_S == float("-inf")), 0.0)
+    return kl_S.masked_fill_(columns.untouched_S, 0.0)
 
 
 def truncate(probs_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,14 +6,41 @@ import pytest
 
 from megasharp.algos.base import MemoryNeed, Ramp, overridden_hooks
 from megasharp.algos.build import build_recipe
-from megasharp.algos.dlc import DLC, DLCParams, MemoryParams
+from megasharp.algos.dlc import DLC, DLCParams, MemoryParams, PlausibleParams
+from megasharp.config.core import validate
+from megasharp.errors import UserError
+from megasharp.types import Plausible
 
 
 def test_it_fills_no_hook_and_asks_for_a_memory() -> None:
     assert overridden_hooks(DLC) == ()
-    params = DLCParams(mu=0.4, plausible=0.1, memory=MemoryParams(path="m", lr=1e-3))
+    params = DLCParams(mu=0.4, plausible=PlausibleParams(top_k=20), memory=MemoryParams(path="m", lr=1e-3))
     recipe = build_recipe(["grpo", "dlc"], {"dlc": params}, reduction=None, constant=8.0, mini_batches=1)
-    assert recipe.needs.memory == MemoryNeed("m", 1e-3, 0.4, 0.1)
+    assert recipe.needs.memory == MemoryNeed("m", 1e-3, 0.4, Plausible(top_k=20))
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({}, "plausible: give one of min_p and top_k"),
+        ({"min_p": 0.1, "top_k": 3}, "plausible: give one of min_p and top_k"),
+        ({"min_p": 0.0}, "plausible.min_p: "),
+        ({"min_p": 1.5}, "plausible.min_p: "),
+        ({"top_k": 0}, "plausible.top_k: "),
+        ({"top_k": 2.5}, "plausible.top_k: "),
+        ({"top_p": 0.9}, "plausible.top_p: unknown key"),
+        (0.1, "plausible: "),
+    ],
+)
+def test_the_guard_has_one_form(written: object, message: str) -> None:
+    with pytest.raises(UserError, match=f"run.yaml: {message}"):
+        validate(DLCParams, {"plausible": written}, "run.yaml")
+
+
+def test_the_guard_as_it_is_written() -> None:
+    assert validate(DLCParams, {}, "run.yaml").plausible is None
+    for written in ({"min_p": 0.1}, {"top_k": 20}, {"min_p": None, "top_k": 1}):
+        assert validate(DLCParams, {"plausible": written}, "run.yaml").plausible == PlausibleParams(**written)
 
 
 def test_mu_may_change_with_the_step() -> None:

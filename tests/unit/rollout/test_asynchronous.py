@@ -16,7 +16,17 @@ from megasharp.rewards.countdown import CountdownAnswer
 from megasharp.rollout.asynchronous import AsyncRollouts, prompts_at_once
 from megasharp.rollout.groups import GroupMaker
 from megasharp.rollout.order import Collected, CollectionSettings, Order
-from megasharp.types import Completion, FinishReason, Group, Outcome, Prompt, SamplingParams, TaskAnswer, Verdict
+from megasharp.types import (
+    Completion,
+    FinishReason,
+    Group,
+    Outcome,
+    Plausible,
+    Prompt,
+    SamplingParams,
+    TaskAnswer,
+    Verdict,
+)
 from tests.unit.rollout.standin_engine import Delay, StandInEngine, length, token
 
 SAMPLING = SamplingParams(max_tokens=12)
@@ -38,7 +48,7 @@ class Prompts:
 @dataclass(frozen=True, slots=True)
 class Mu:
     mu: float = 0.5
-    plausible: float | None = None
+    plausible: Plausible | None = None
 
 
 def right(text: str, answer: TaskAnswer) -> Verdict:

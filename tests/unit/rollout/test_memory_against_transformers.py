@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from megasharp.rollout.inprocess import InProcessEngine, generation
-from megasharp.types import Completion, GenerateRequest, SamplingParams
+from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 PROMPTS = ((3, 7, 1, 9, 4, 4, 2), (5, 6, 7), (8,), (3, 7, 1, 9, 4, 4, 2, 11, 12))
@@ -40,7 +40,7 @@ def plain_sampler(policy: Tensor, memory: Tensor, sampling: SamplingParams) -> l
     weights = ((policy - sampling.memory_mu * memory) / temperature).softmax(0).tolist()
     own = (policy / temperature).softmax(0).tolist()
     if sampling.plausible is not None:
-        weights = [w if p >= sampling.plausible * max(own) else 0.0 for w, p in zip(weights, own, strict=True)]
+        weights = [w if p >= least_of(own, sampling.plausible) else 0.0 for w, p in zip(weights, own, strict=True)]
     ranked = sorted(range(len(weights)), key=lambda token: -weights[token])[: sampling.top_k or None]
     total = sum(weights[token] for token in ranked)
     kept, reached = dict.fromkeys(range(len(weights)), 0.0), 0.0
@@ -50,6 +50,11 @@ def plain_sampler(policy: Tensor, memory: Tensor, sampling: SamplingParams) -> l
         kept[token] = weights[token]
         reached += weights[token]
     return [weight / sum(kept.values()) for weight in kept.values()]
+
+
+def least_of(own: list[float], guard: Plausible) -> float:
+    """The probability that a token must have under the policy alone."""
+    return guard.min_p * max(own) if guard.min_p is not None else sorted(own, reverse=True)[guard.top_k - 1]
 
 
 def each(samples: list[list[Completion]]) -> Iterator[tuple[Sequence[int], Completion]]:
@@ -84,9 +89,11 @@ def assert_log_probs(
         SamplingParams(9, memory_mu=2.5, temperature=1.6),
         SamplingParams(9, memory_mu=0.5, temperature=1.3, top_p=0.7),
         SamplingParams(9, memory_mu=0.5, top_k=4),
-        SamplingParams(9, memory_mu=1.0, temperature=1.3, plausible=0.1),
-        SamplingParams(9, memory_mu=1.0, temperature=1.3, plausible=0.05, top_k=6, top_p=0.8),
-        SamplingParams(9, memory_mu=0.0, plausible=0.5, top_p=0.9),
+        SamplingParams(9, memory_mu=1.0, temperature=1.3, plausible=Plausible(min_p=0.1)),
+        SamplingParams(9, memory_mu=1.0, temperature=1.3, plausible=Plausible(min_p=0.05), top_k=6, top_p=0.8),
+        SamplingParams(9, memory_mu=1.0, temperature=1.3, plausible=Plausible(top_k=5)),
+        SamplingParams(9, memory_mu=0.7, plausible=Plausible(top_k=8), top_k=6, top_p=0.8),
+        SamplingParams(9, memory_mu=0.0, plausible=Plausible(min_p=0.5), top_p=0.9),
     ],
     ids=str,
 )
@@ -115,8 +122,10 @@ def test_both_caches_follow_rows_that_finish(make_model: MakeModel, monkeypatch:
         assert_log_probs(networks, prompt, completion, sampling)
 
 
-@pytest.mark.parametrize(("mu", "plausible"), [(0.0, None), (0.8, None), (3.0, 0.2)])
-def test_greedy_takes_the_largest_difference(make_model: MakeModel, mu: float, plausible: float | None) -> None:
+@pytest.mark.parametrize(
+    ("mu", "plausible"), [(0.0, None), (0.8, None), (3.0, Plausible(min_p=0.2)), (3.0, Plausible(top_k=4))]
+)
+def test_greedy_takes_the_largest_difference(make_model: MakeModel, mu: float, plausible: Plausible | None) -> None:
     networks, engine = pair_of(make_model)
     greedy = SamplingParams(12, temperature=0.0, top_p=0.5, memory_mu=mu, plausible=plausible)
     at_one = SamplingParams(12, memory_mu=mu, plausible=plausible)
@@ -125,7 +134,8 @@ def test_greedy_takes_the_largest_difference(make_model: MakeModel, mu: float, p
         difference = policy - mu * memory
         if plausible is not None:
             own = policy.softmax(-1)
-            difference[own < plausible * own.amax(-1, keepdim=True)] = float("-inf")
+            least = torch.tensor([least_of(row, plausible) for row in own.tolist()], dtype=torch.float64)
+            difference[own < least[:, None]] = float("-inf")
         assert torch.equal(completion.tokens, difference.argmax(-1))
         assert_log_probs(networks, prompt, completion, at_one)
 
@@ -136,7 +146,7 @@ def test_greedy_takes_the_largest_difference(make_model: MakeModel, mu: float, p
         SamplingParams(1, memory_mu=0.7),
         SamplingParams(1, memory_mu=1.5, temperature=1.4),
         SamplingParams(1, memory_mu=1.0, temperature=1.2, top_p=0.8),
-        SamplingParams(1, memory_mu=1.0, temperature=1.5, plausible=0.1),
+        SamplingParams(1, memory_mu=1.0, temperature=1.5, plausible=Plausible(min_p=0.1)),
     ],
     ids=str,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tokenizers.models import WordLevel
 
 from megasharp.errors import UserError
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.types import Completion, GenerateRequest, SamplingParams
+from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
 from tests.unit.rollout.conftest import MakeModel, engine_of, named_weights
 
 CPU = torch.device("cpu")
@@ -147,12 +148,15 @@ def test_the_memorys_positions_bound_the_length_too(make_model: MakeModel) -> No
         ({"memory_mu": -0.1}, "memory_mu is -0.1"),
         ({"memory_mu": float("inf")}, "memory_mu is inf"),
         ({"memory_mu": float("nan")}, "memory_mu is nan"),
-        ({"plausible": 0.0}, r"plausible is 0.0; it must be in \(0, 1\]"),
-        ({"plausible": 1.5}, "plausible is 1.5"),
-        ({"plausible": float("nan")}, "plausible is nan"),
+        ({"plausible": Plausible(min_p=0.0)}, r"plausible.min_p is 0.0; it must be in \(0, 1\]"),
+        ({"plausible": Plausible(min_p=1.5)}, "plausible.min_p is 1.5"),
+        ({"plausible": Plausible(min_p=float("nan"))}, "plausible.min_p is nan"),
+        ({"plausible": Plausible(top_k=0)}, "plausible.top_k is 0; it must be at least 1"),
+        ({"plausible": Plausible()}, "plausible must name one of min_p and top_k"),
+        ({"plausible": Plausible(min_p=0.5, top_k=2)}, "plausible must name one of min_p and top_k"),
     ],
 )
-def test_parameters_out_of_range_are_refused(make_model: MakeModel, change: dict[str, float], message: str) -> None:
+def test_parameters_out_of_range_are_refused(make_model: MakeModel, change: dict[str, Any], message: str) -> None:
     engine = engine_of(*make_model(seed=0), memory=make_model(seed=1, **SMALLER))
     with pytest.raises(UserError, match=message):
         engine.generate(REQUESTS, SamplingParams(8, **change))

@@ -8,7 +8,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from megasharp.rollout.inprocess import sampling as module
 from megasharp.rollout.inprocess.sampling import Logits, draw
-from megasharp.types import SamplingParams
+from megasharp.types import Plausible, SamplingParams
 
 
 def test_a_token_without_mass_is_never_drawn() -> None:
@@ -38,7 +38,8 @@ def test_ties_at_the_cut_keep_exactly_k_tokens() -> None:
         SamplingParams(1),
         SamplingParams(1, top_p=0.8),
         SamplingParams(1, 0.0),
-        SamplingParams(1, memory_mu=0.5, plausible=0.1),
+        SamplingParams(1, memory_mu=0.5, plausible=Plausible(min_p=0.1)),
+        SamplingParams(1, memory_mu=0.5, plausible=Plausible(top_k=4)),
         SamplingParams(1, memory_mu=0.5, top_k=3),
     ],
     ids=str,
@@ -58,9 +59,9 @@ def test_blocks_do_not_change_the_draw(monkeypatch: pytest.MonkeyPatch, params: 
     assert torch.equal(whole.memory.kl_S, parts.memory.kl_S)
 
 
-@pytest.mark.parametrize("plausible", [None, 0.3])
+@pytest.mark.parametrize("plausible", [None, Plausible(min_p=0.3), Plausible(top_k=3)])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_what_the_memory_does_to_the_distribution(plausible: float | None, temperature: float) -> None:
+def test_what_the_memory_does_to_the_distribution(plausible: Plausible | None, temperature: float) -> None:
     """Against torch's own distributions in float64; truncation has no part in it."""
     generator = torch.Generator().manual_seed(3)
     policy, memory = (torch.randn(40, 6, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -70,7 +71,10 @@ def test_what_the_memory_does_to_the_distribution(plausible: float | None, tempe
     difference = (policy - 0.8 * memory) / temperature
     if plausible is not None:
         share = (policy / temperature).softmax(-1)
-        difference[share < plausible * share.amax(-1, keepdim=True)] = -1e9
+        if plausible.min_p is not None:
+            difference[share < plausible.min_p * share.amax(-1, keepdim=True)] = -1e9
+        else:
+            difference[share < share.sort(-1, descending=True).values[:, 2:3]] = -1e9
     before, after = Categorical(logits=policy / temperature), Categorical(logits=difference)
     want = torch.stack(
         [
@@ -81,3 +85,19 @@ def test_what_the_memory_does_to_the_distribution(plausible: float | None, tempe
     torch.testing.assert_close(found.kl_S.double(), want, atol=1e-6, rtol=0)
     assert found.argmax_moved_S.equal(after.probs.argmax(-1) != before.probs.argmax(-1))
     assert found.argmax_moved_S.any() and not found.argmax_moved_S.all()
+
+
+def test_what_ties_with_the_last_plausible_token_is_plausible_too() -> None:
+    policy = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]]).repeat(4000, 1)
+    memory = torch.zeros(4000, 5)
+    drawn = {
+        k: draw(
+            Logits(policy, memory),
+            torch.arange(4000),
+            0,
+            SamplingParams(1, memory_mu=0.5, plausible=Plausible(top_k=k)),
+        )
+        for k in (1, 2, 3, 4, 9)
+    }
+    found = {k: set(each.tokens_S.tolist()) for k, each in drawn.items()}
+    assert found == {1: {1}, 2: {1, 2, 3}, 3: {1, 2, 3}, 4: {0, 1, 2, 3}, 9: {0, 1, 2, 3, 4}}

@@ -26,7 +26,8 @@ def test_argmax_and_kl(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "_BLOCK_ELEMENTS", block)
     generator = torch.Generator().manual_seed(1)
     policy, memory = (2 * torch.randn(ROWS, VOCABULARY, generator=generator) for _ in range(2))
-    custom = [{"mu": 0.1 * row, "plausible": 0.05} if row % 2 else {"mu": 0.1 * row} for row in range(ROWS)]
+    guards: tuple[dict[str, float], ...] = ({}, {"plausible_min_p": 0.05}, {"plausible_top_k": 6})
+    custom = [{"mu": 0.1 * row, **guards[row % 3]} for row in range(ROWS)]
     temperature = torch.linspace(0.4, 1.6, ROWS)
     columns = columns_of([request(each) for each in custom], "cpu")
     calibrated = subtract_memory(policy, memory, columns, temperature[:, None])
@@ -39,7 +40,8 @@ def test_argmax_and_kl(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
         p = [math.exp(z / float(temperature[row])) for z in policy[row].tolist()]
         c = [
             math.exp((z - each["mu"] * m) / float(temperature[row]))
-            if p[token] >= each.get("plausible", 0) * max(p)
+            if p[token] >= each.get("plausible_min_p", 0) * max(p)
+            and p[token] >= sorted(p)[-int(each.get("plausible_top_k", VOCABULARY))]
             else 0
             for token, (z, m) in enumerate(zip(policy[row].tolist(), memory[row].tolist(), strict=True))
         ]

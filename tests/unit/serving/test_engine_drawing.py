@@ -13,9 +13,10 @@ from torch import Tensor
 from megasharp.ops.uniform import uniforms
 from megasharp.rollout.inprocess.sampling import Logits
 from megasharp.rollout.inprocess.sampling import draw as draw_inprocess
+from megasharp.serving.client.wire import generate_body
 from megasharp.serving.engine.drawing import draw, logp_at, subtract_memory, truncate
 from megasharp.serving.engine.requests import Columns, check_request, columns_of
-from megasharp.types import SamplingParams
+from megasharp.types import GenerateRequest, Plausible, SamplingParams
 
 ROWS, VOCABULARY = 200, 40
 
@@ -35,17 +36,22 @@ def logits() -> tuple[Tensor, Tensor]:
     "sampling",
     [
         SamplingParams(1, temperature=0.7, memory_mu=0.4),
-        SamplingParams(1, temperature=1.3, memory_mu=0.9, plausible=0.1),
+        SamplingParams(1, temperature=1.3, memory_mu=0.9, plausible=Plausible(min_p=0.1)),
         SamplingParams(1, memory_mu=0.5, top_p=0.8),
-        SamplingParams(1, temperature=0.6, memory_mu=0.2, top_k=7, top_p=0.6, plausible=0.05),
-        SamplingParams(1, memory_mu=0.0, plausible=1.0),
+        SamplingParams(1, temperature=0.6, memory_mu=0.2, top_k=7, top_p=0.6, plausible=Plausible(min_p=0.05)),
+        SamplingParams(1, memory_mu=0.0, plausible=Plausible(min_p=1.0)),
+        SamplingParams(1, temperature=1.3, memory_mu=0.9, plausible=Plausible(top_k=5)),
+        SamplingParams(1, temperature=0.6, memory_mu=0.2, top_k=7, top_p=0.6, plausible=Plausible(top_k=9)),
+        SamplingParams(1, memory_mu=0.4, plausible=Plausible(top_k=10**6)),
     ],
 )
 def test_same_tokens_and_log_probs_as_in_process(sampling: SamplingParams) -> None:
     policy, memory = logits()
     seeds = torch.arange(ROWS)
     want = draw_inprocess(Logits(policy, memory), seeds, 5, sampling)
-    custom = {"mu": sampling.memory_mu} | ({"plausible": sampling.plausible} if sampling.plausible else {})
+    [asked] = generate_body(GenerateRequest((1,), (0,)), sampling, ("a",))["sampling_params"]
+    custom = asked["custom_params"]
+    check_request(custom, has_memory=True)
     columns = columns_of([request(custom)] * ROWS, "cpu")
     temperature = torch.full((ROWS, 1), sampling.temperature)
     calibrated = subtract_memory(policy, memory, columns, temperature)
@@ -83,18 +89,45 @@ def test_min_p_cuts_after_the_others() -> None:
 
 def test_columns_follow_their_requests() -> None:
     first = columns_of([request({"mu": 0.5}, 7, 3), request(None, None, 4)], "cpu")
-    second = columns_of([request({"mu": 1, "plausible": 0.1}, -1, 5), request({"plausible": 0.5})], "cpu")
+    second = columns_of([request({"mu": 1, "plausible_min_p": 0.1}, -1, 5), request({"plausible_min_p": 0.5})], "cpu")
     joined = first.followed_by(second)
-    assert not first.guarded and joined.guarded
+    assert not first.any_min_p and joined.any_min_p
     assert joined.mu_S.tolist() == [0.5, 0.0, 1.0, 0.0]
     assert joined.seed_S.tolist() == [7, 0, -1, 0] and joined.prompt_S.tolist() == [3, 4, 5, 3]
     # A guard belongs to a mu.
-    torch.testing.assert_close(joined.plausible_S[2:], torch.tensor([math.log(0.1), -math.inf]))
+    torch.testing.assert_close(joined.min_p_S[2:], torch.tensor([math.log(0.1), -math.inf]))
     kept = joined.select(torch.tensor([2, 0]))
     assert isinstance(kept, Columns) and kept.mu_S.tolist() == [1.0, 0.5] and kept.prompt_S.tolist() == [5, 3]
 
 
-@pytest.mark.parametrize("custom", [None, {}, {"mu": 0}, {"mu": 1.5}, {"mu": 0.5, "plausible": 1}, {"plausible": 0.1}])
+def test_each_row_has_its_own_guard() -> None:
+    """Both forms and none in one batch, which then loses rows and gains others; a tie with the k-th token stays."""
+    policy = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
+    guards = ({"plausible_top_k": 2}, {"plausible_min_p": 0.9}, {}, {"plausible_top_k": 1}, {"plausible_top_k": 4})
+    first = columns_of([request({"mu": 0.5, **guard}) for guard in guards[:3]], "cpu")
+    second = columns_of([request({"mu": 0.0, **guard}) for guard in guards[3:]], "cpu")
+    assert (first.most_top_k, second.most_top_k) == (2, 4)
+    both = first.select(torch.tensor([2, 0, 1])).followed_by(second)
+    both = both.followed_by(columns_of([request({"plausible_top_k": 1}), request()], "cpu"))
+    assert both.most_top_k == 4 and both.top_k_S.tolist() == [0, 2, 0, 1, 4, 0, 0]
+    calibrated = subtract_memory(policy.repeat(7, 1), torch.zeros(7, 5), both, torch.ones(7, 1))
+    kept = [set(row.isfinite().nonzero()[:, 0].tolist()) for row in calibrated]
+    assert kept == [{0, 1, 2, 3, 4}, {1, 2, 3}, {1}, {1}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4}]
+    assert both.untouched_S.tolist() == [False] * 5 + [True] * 2
+
+
+@pytest.mark.parametrize(
+    "custom",
+    [
+        None,
+        {},
+        {"mu": 0},
+        {"mu": 1.5},
+        {"mu": 0.5, "plausible_min_p": 1},
+        {"plausible_min_p": 0.1},
+        {"mu": 0.5, "plausible_top_k": 1},
+    ],
+)
 def test_good_custom_parameters(custom: object) -> None:
     check_request(custom, has_memory=True)
 
@@ -109,8 +142,12 @@ def test_good_custom_parameters(custom: object) -> None:
         {"mu": -0.1},
         {"mu": math.nan},
         {"mu": math.inf},
-        {"plausible": 0},
-        {"plausible": 1.01},
+        {"plausible_min_p": 0},
+        {"plausible_min_p": 1.01},
+        {"plausible_top_k": 0},
+        {"plausible_top_k": 2.5},
+        {"plausible_top_k": 2**31},
+        {"plausible": 0.1},
         {"lambda": 1},
     ],
 )

@@ -9,7 +9,7 @@ import torch
 
 from megasharp.errors import UserError
 from megasharp.serving.client.wire import MalformedAnswer, completions, generate_body, version_number
-from megasharp.types import FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from megasharp.types import FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
 
 PLAIN = SamplingParams(max_tokens=8, temperature=0.7, stop_token_ids=(1,))
 WITH_MEMORY = SamplingParams(max_tokens=8, memory_mu=0.5)
@@ -50,8 +50,10 @@ def test_custom_parameters_are_numbers_and_only_where_asked() -> None:
 
     assert custom(PLAIN) is None
     assert custom(SamplingParams(8, memory_mu=0.0)) == {"mu": 0.0}
-    assert custom(SamplingParams(8, memory_mu=1, plausible=0.1)) == {"mu": 1.0, "plausible": 0.1}
-    assert custom(SamplingParams(8, plausible=0.1)) is None
+    share, likeliest = Plausible(min_p=0.1), Plausible(top_k=20)
+    assert custom(SamplingParams(8, memory_mu=1, plausible=share)) == {"mu": 1.0, "plausible_min_p": 0.1}
+    assert custom(SamplingParams(8, memory_mu=1, plausible=likeliest)) == {"mu": 1.0, "plausible_top_k": 20}
+    assert custom(SamplingParams(8, plausible=share)) is None
 
 
 def test_the_answer() -> None:
