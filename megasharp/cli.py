@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from megasharp import signals
 from megasharp.errors import RankDied, TrainingStopped, UserError
-
-_INTERRUPTED = 128 + signal.SIGINT
 
 app = typer.Typer(
     add_completion=False,
@@ -127,31 +125,34 @@ def megatron_to_hf(source: Path, target: Path) -> None:
 
 
 def main(command: Callable[[], object] | None = None) -> None:
-    """Entry point: turns errors into exit codes. 2 is the user's to mend, 1 is a run that stopped or failed."""
+    """Entry point: turns errors into exit codes. 2 is the user's to mend, 1 is a run that stopped or failed.
+
+    SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130.
+    """
     # Nothing here may reach for a hub: models and data are folders on disk.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # Slurm and container runtimes end a job with SIGTERM: as an exit, so that ranks and temporary files are cleaned up.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        (command or app)()
-    except UserError as error:
-        sys.stderr.write(f"megasharp: {error}\n")
-        sys.exit(2)
-    except (TrainingStopped, RankDied) as error:
-        sys.stderr.write(f"megasharp: {error}\n")
-        sys.exit(1)
-    except KeyboardInterrupt:
-        _interrupted()
-    except SystemExit as stopped:
-        # The command line library turns an interrupt into this.
-        if stopped.code == _INTERRUPTED:
-            _interrupted()
-        raise
+        with signals.handled():
+            (command or app)()
+    except BaseException as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        sys.exit(code)
 
 
-def _interrupted() -> NoReturn:
-    sys.stderr.write("megasharp: interrupted; continue with --resume\n")
-    sys.exit(_INTERRUPTED)
+def _exit_code(error: BaseException) -> int | None:
+    """Write the error's one line and return its exit code; None for what is not ours to judge."""
+    number = signals.arrived()
+    if number is not None:
+        # Whatever the error is, the signal was its cause.
+        stopped = error if isinstance(error, signals.Stopped) else signals.Stopped(number)
+        sys.stderr.write(f"megasharp: {stopped}\n")
+        return 128 + number
+    if isinstance(error, UserError | TrainingStopped | RankDied):
+        sys.stderr.write(f"megasharp: {error}\n")
+        return 2 if isinstance(error, UserError) else 1
+    return None
 
 
 if __name__ == "__main__":

@@ -105,8 +105,10 @@ class RayPlacement:
 
     def close(self) -> None:
         """Give the slots back, then leave Ray, or end the one that was started here."""
-        self._slots.close()
-        self._session.close()
+        try:
+            self._slots.close()
+        finally:
+            self._session.close()
 
 
 def open_placement(checked: Checked) -> Placement:

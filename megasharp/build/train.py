@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from megasharp import loop
+from megasharp import loop, signals
 from megasharp.algos.base import MemoryNeed
 from megasharp.build.check import Checked
 from megasharp.build.parts import make_learners, pack_layout
@@ -17,7 +16,7 @@ from megasharp.build.placement import open_placement
 from megasharp.build.resume import check_resume
 from megasharp.build.serving import open_serving
 from megasharp.build.threads import limit_threads
-from megasharp.checkpoint.run_folder import RunFolder, open_run
+from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
 from megasharp.convert.hf_folder import carry_over, write_hf_folder
@@ -54,35 +53,25 @@ def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
 
     Raises UserError for what the user can mend, TrainingStopped when the run ended itself.
     """
-    limit_threads(checked.architecture)
-    for change in check_resume(root, checked.config) if resume else []:
-        say(change)
-    with ExitStack() as stack:
-        folder = open_run(root, dump_yaml(checked.config), resume=resume)
-        stack.callback(folder.close)
-        try:
-            run = _Run(checked, folder, say, stack)
-        except UserError as error:
-            if folder.created:
-                raise UserError(_without_the_run(folder, str(error))) from error
+    try:
+        _train(checked, root, resume, say)
+    except BaseException:
+        number = signals.arrived()
+        if number is None:
             raise
-        run.train()
+        again = "continue with --resume" if has_begun(root) else "no step was finished, so the same command starts anew"
+        raise signals.Stopped(number, again) from None
     return root
 
 
-def _without_the_run(folder: RunFolder, message: str) -> str:
-    """A mistake found while building leaves no run behind that the next attempt would stumble over.
-
-    Logs, to which the message may point, are kept under another name; returns the message with that.
-    """
-    root = folder.root
-    if not any(folder.logs.glob("*")):
-        shutil.rmtree(root)
-        return message
-    failed = root.with_name(f"{root.name}.failed")
-    shutil.rmtree(failed, ignore_errors=True)
-    root.rename(failed)
-    return message.replace(str(root), str(failed))
+def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
+    limit_threads(checked.architecture)
+    for change in check_resume(root, checked.config) if resume else []:
+        say(change)
+    with signals.ClosingStack() as stack:
+        folder = open_run(root, dump_yaml(checked.config), resume=resume)
+        stack.callback(folder.close)
+        _Run(checked, folder, say, stack).train()
 
 
 class _Run:
@@ -99,7 +88,7 @@ class _Run:
         self._start = found[1] if found else RunState(reference=str(checked.folder))
         if self._start.step > config.steps:
             raise UserError(f"{folder.root}: step {self._start.step} is done already; steps={config.steps} is less")
-        resumed = folder.attempt > 1
+        resumed = folder.resumed
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")
         self._progress = Progress(config.steps, self._start.step + 1)
@@ -201,6 +190,7 @@ class _Run:
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
         self._tokens += tokens
         self._last = row
+        signals.check()
 
     def _watch_gap(self, step: int, values: Mapping[str, float]) -> None:
         limit, gap = self._checked.config.guard.engine_gap, values.get("policy/engine_gap", 0.0)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.files import write_text
+from megasharp.metrics.writers import METRICS_FILE, read_metrics
+
+_KEPT = frozenset({".lock", "logs"})
+_OF_A_BEGINNING = frozenset({"config.yaml", "checkpoints", "evals", "rollouts", "tensorboard", "weights", METRICS_FILE})
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Paths of a run; `attempt` counts starts, beginning at 1; `created` says that this process made the folder."""
+    """Paths of a run; `attempt` counts starts, beginning at 1; `resumed` says that an earlier one is continued."""
 
     root: Path
     attempt: int
-    created: bool
+    resumed: bool
     lock: TextIO
 
     @property
@@ -39,14 +44,22 @@ class RunFolder:
         self.lock.close()
 
 
+def has_begun(root: Path) -> bool:
+    """Whether a training step was recorded there: before that there is nothing to continue."""
+    if not root.is_dir():
+        return False
+    trained = any((row["step"] or 0) > 0 for row in read_metrics(root))
+    return trained or any(root.glob("checkpoints/step_*/manifest.json"))
+
+
 def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
     """Make the folder of a new run, or take up an existing one.
 
+    A folder in which no step was recorded is started anew; its logs stay, because messages point to them.
     Raises UserError for an existing run without `resume`, for one that another process holds, and for a full disk.
     """
     try:
-        created = not root.exists()
-        if not created and any(root.iterdir()) and not resume:
+        if not resume and (_has_other_content(root) or has_begun(root)):
             raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / ".lock").open("w")
@@ -55,11 +68,27 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         except OSError:
             lock.close()
             raise UserError(f"{root}: another process is running this run") from None
+        if not resume:
+            _clear(root)
         attempt = 1 + len(list((root / "logs").glob("attempt_*")))
-        folder = RunFolder(root, attempt, created, lock)
+        folder = RunFolder(root, attempt, resume and attempt > 1, lock)
         folder.logs.mkdir(parents=True)
         write_text(root / "config.yaml", resolved_config)
     except OSError as error:
         reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
         raise UserError(f"{root}: cannot make the run folder: {reason}") from error
     return folder
+
+
+def _has_other_content(root: Path) -> bool:
+    """Whether there is anything that a run does not leave before its first step."""
+    names = {path.name for path in root.iterdir()} if root.exists() else set()
+    return any(name not in _KEPT | _OF_A_BEGINNING and not name.endswith(".partial") for name in names)
+
+
+def _clear(root: Path) -> None:
+    for path in root.iterdir():
+        if path.is_dir() and path.name not in _KEPT:
+            shutil.rmtree(path)
+        elif path.name not in _KEPT:
+            path.unlink()

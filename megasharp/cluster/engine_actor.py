@@ -5,10 +5,8 @@ It has one thread, and keeps it: the engine's process is tied to the thread that
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from megasharp.errors import UserError, one_line
 from megasharp.serving.client.launch import (
@@ -51,10 +49,8 @@ class EngineActor:
         """Choose a port and start the process; it answers later."""
         try:
             check_python(self._settings)
-            # Holds the key until the engine has read it.
-            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="megasharp-engine-"))
             port = self._stack.enter_context(HeldPort(self._address)).number
-            self._engine = start_one(self._settings, self._index, port, self._key, Path(folder), self._address)
+            self._engine = start_one(self._settings, self._index, port, self._key, self._address)
         except (OSError, UserError) as error:
             return NotStarted(one_line(error))
         return Started(port)
@@ -66,6 +62,7 @@ class EngineActor:
 
     def settled(self) -> None:
         """The engine answers: its config file and the hold on its port are no longer needed."""
+        self._process.settled()
         self._stack.close()
 
     def exit_reason(self) -> str | None:

@@ -10,25 +10,26 @@ import importlib
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
+from megasharp import signals
 from megasharp.cluster import reaper
 from megasharp.cluster.capacity import NodeCapacity, check_capacity
 from megasharp.cluster.layout import Layout
 from megasharp.cluster.slots import Slots, reserve
 from megasharp.errors import UserError, one_line
+from megasharp.scratch import Scratch, parent_for_sockets
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MEBIBYTE = 1 << 20
@@ -36,8 +37,6 @@ _SMALLEST_STORE = 80 * _MEBIBYTE
 _STOP_S = 15.0
 _NEWS_S = 2.0
 _POLL_S = 0.1
-# Ray's sockets lie below its folder, and the kernel takes paths of at most 107 bytes.
-_LONGEST_TEMPORARY = 24
 _RAY_SETS = ("PYTHONBREAKPOINT",)
 _TOKEN_REFUSED = ("InvalidAuthToken", "Unauthenticated", "AuthenticationError")
 
@@ -64,7 +63,7 @@ class RaySession:
         address = settings.address or os.environ.get("RAY_ADDRESS") or "local"
         self.started = address == "local"
         self.address = address
-        self._stack = _Undo()
+        self._stack = signals.ClosingStack()
         _refuse_a_second_one()
         try:
             if self.started:
@@ -76,11 +75,13 @@ class RaySession:
             raise
 
     def _start(self, settings: SessionSettings) -> None:
-        folder = _temporary_folder()
+        scratch = Scratch("msray-", parent_for_sockets())
+        folder = scratch.path
+        self._stack.callback(scratch.close)
         warden = _start_reaper(folder)
-        self._stack.add(lambda: _end_reaper(warden))
-        self._stack.add(_set_environment(_own_environment(settings.start_limit_s)))
-        self._stack.add(lambda: _end(folder))
+        self._stack.callback(lambda: _end_reaper(warden))
+        self._stack.callback(_set_environment(_own_environment(settings.start_limit_s)))
+        self._stack.callback(lambda: _end(folder))
         options = {
             "num_cpus": settings.cpus,
             "num_gpus": settings.gpus,
@@ -100,9 +101,9 @@ class RaySession:
     def _join(self, address: str, limit: float) -> None:
         host = _host(address)
         loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host in _LOOPBACK else {}
-        self._stack.add(_set_environment({"RAY_AUTH_MODE": "token", **_quiet(), **loopback}))
+        self._stack.callback(_set_environment({"RAY_AUTH_MODE": "token", **_quiet(), **loopback}))
         _ask(address, limit)
-        self._stack.add(_shutdown)
+        self._stack.callback(_shutdown)
         try:
             self.address = _init(address, {})
         except Exception as error:
@@ -145,7 +146,7 @@ class RaySession:
 
     def close(self) -> None:
         """Leave Ray, and end it and everything in it when it is ours; harmless when it is closed."""
-        self._stack.undo()
+        self._stack.close()
 
     def __enter__(self) -> RaySession:
         return self
@@ -156,20 +157,6 @@ class RaySession:
 
 def _idle(node: NodeCapacity) -> bool:
     return (node.free_cpus, node.free_gpus) == (node.cpus, node.gpus)
-
-
-class _Undo:
-    """What is to be undone, last first, each once."""
-
-    def __init__(self) -> None:
-        self._actions: list[Any] = []
-
-    def add(self, action: Any) -> None:
-        self._actions.append(action)
-
-    def undo(self) -> None:
-        while self._actions:
-            self._actions.pop()()
 
 
 def _refuse_a_second_one() -> None:
@@ -186,7 +173,12 @@ def _init(address: str, options: Mapping[str, Any]) -> str:
     _read_environment_again()
     # Ray would print paragraphs about a worker that ended; who it was and what it means is ours to say, in one line.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
-    with _same_signal_handlers():
+    # Ray takes SIGTERM for itself; how a run ends is not Ray's to decide.
+    ray._private.utils.set_sigterm_handler = lambda _: None
+    # A signal for this process and its children would end Ray's servers before anything could be closed.
+    ray._private.services.ConsolePopen = partial(subprocess.Popen, start_new_session=True)
+    # A Ray that is half started cannot be ended in good order.
+    with signals.held():
         context = ray.init(address=address, configure_logging=False, log_to_driver=False, **options)
     return str(context.address_info["gcs_address"])
 
@@ -196,19 +188,6 @@ def _read_environment_again() -> None:
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
-@contextmanager
-def _same_signal_handlers() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; how a run ends is not Ray's to decide."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
 
 
 def _own_environment(limit: float) -> dict[str, str]:
@@ -251,11 +230,6 @@ def _set_environment(values: Mapping[str, str]) -> Any:
                 os.environ[name] = value
 
     return put_back
-
-
-def _temporary_folder() -> Path:
-    usual = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="ms-ray-", dir=usual if len(usual) <= _LONGEST_TEMPORARY else "/tmp"))
 
 
 def _object_store(wanted: int) -> int:

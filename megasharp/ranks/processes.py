@@ -11,7 +11,6 @@ import contextlib
 import multiprocessing
 import os
 import pickle
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -21,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megasharp import signals
 from megasharp.errors import RankDied, UserError
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.rank import POLICY
 from megasharp.ranks.worker import Call, Failed, Item, Returned, WorkerSettings, serve
+from megasharp.scratch import Scratch
 
 _SHUTDOWN_S = 20.0
 _NEWS_S = 0.2
@@ -40,7 +41,7 @@ class ProcessRanks:
         self, settings: Mapping[str, LearnerSettings], device: torch.device, log_folder: Path, threads: int = 1
     ) -> None:
         self._log_folder = log_folder
-        self._meeting = tempfile.TemporaryDirectory(prefix="megasharp-ranks-")
+        self._meeting = Scratch("megasharp-ranks-")
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         log_folder.mkdir(parents=True, exist_ok=True)
@@ -60,14 +61,15 @@ class ProcessRanks:
         worker = WorkerSettings(
             rank=rank,
             device=device,
-            store=str(Path(self._meeting.name) / "store"),
+            store=str(self._meeting.path / "store"),
             log=str(self._log_folder / f"rank_{rank}.log"),
             threads=threads,
             parent=os.getpid(),
         )
         # Ranks write checkpoints through processes of their own, which daemons may not have.
         process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
-        process.start()
+        with signals.kept_from_children():
+            process.start()
         theirs.close()
         self._connections.append(ours)
         self._processes.append(process)
@@ -173,5 +175,5 @@ class ProcessRanks:
         for connection in self._connections:
             connection.close()
         self._connections = []
-        self._meeting.cleanup()
+        self._meeting.close()
         atexit.unregister(self._kill)

@@ -82,8 +82,6 @@ class Failed:
 def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], connection: Connection) -> None:
     """A rank's process, from start to end."""
     _die_with_parent(worker.parent)
-    # An interrupt goes to the whole terminal group; the driver decides when ranks end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     redirect_output(worker.log)
     torch.set_num_threads(worker.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

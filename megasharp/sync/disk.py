@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +10,11 @@ from safetensors.torch import save_file
 
 from megasharp.errors import UserError, one_line
 from megasharp.protocols import WeightSource
+from megasharp.scratch import Scratch, remove_abandoned
 from megasharp.serving.bucket import FOLDER_HEADER, Entry, Header, laid_out, new_stamp
 from megasharp.sync.buckets import Bucket, Digests, buckets, in_dtype, joined, on_cpu
-from megasharp.sync.orphans import new_folder, remove_orphans
 from megasharp.sync.receivers import Receivers
-from megasharp.sync.settings import SyncSettings
+from megasharp.sync.settings import PUSH_FOLDER, SyncSettings
 
 
 class Disk:
@@ -28,7 +27,7 @@ class Disk:
         self._settings = settings
         self._dtype = dtype
         self._parent = settings.folder
-        remove_orphans(self._parent)
+        remove_abandoned(PUSH_FOLDER, self._parent)
 
     def deliver(
         self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
@@ -36,26 +35,23 @@ class Disk:
         """Push everything. Raises UserError when no engine is left, or the folder cannot be written."""
         stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
         mode, limit = self._settings.in_flight, self._settings.limit_s
-        folder = new_folder(self._parent)
-        try:
-            folder.mkdir(mode=0o700, parents=True)
-            tensors = on_cpu(in_dtype(joined(source, memory), self._dtype))
-            written: list[Entry] = []
-            for number, bucket in enumerate(buckets(tensors, self._settings.bucket_mb)):
-                _write(folder / f"model-{number:05d}.safetensors", bucket)
-                digests.of(bucket)
-                # Where a tensor lies is for the files to say; the header says what there is.
-                written += [replace(entry, offset=0) for entry in laid_out(bucket)]
-            (folder / FOLDER_HEADER).write_text(Header(stamp, tuple(written)).to_json())
-            self._receivers.pause(mode)
-            self._receivers.each("load of weights", lambda api: api.load_folder(folder, version, limit))
-            self._receivers.compare(digests)
-            self._receivers.go_on(mode)
-        except BaseException:
-            self._receivers.release()
-            raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with Scratch(PUSH_FOLDER, self._parent) as folder:
+            try:
+                tensors = on_cpu(in_dtype(joined(source, memory), self._dtype))
+                written: list[Entry] = []
+                for number, bucket in enumerate(buckets(tensors, self._settings.bucket_mb)):
+                    _write(folder / f"model-{number:05d}.safetensors", bucket)
+                    digests.of(bucket)
+                    # Where a tensor lies is for the files to say; the header says what there is.
+                    written += [replace(entry, offset=0) for entry in laid_out(bucket)]
+                (folder / FOLDER_HEADER).write_text(Header(stamp, tuple(written)).to_json())
+                self._receivers.pause(mode)
+                self._receivers.each("load of weights", lambda api: api.load_folder(folder, version, limit))
+                self._receivers.compare(digests)
+                self._receivers.go_on(mode)
+            except BaseException:
+                self._receivers.release()
+                raise
 
 
 def _write(path: Path, bucket: Bucket) -> None:

@@ -9,6 +9,8 @@ from typing import Literal
 from megasharp.serving.client.api import InFlight
 
 TransportName = Literal["shared_memory", "disk", "gloo", "nccl", "ipc"]
+# How folders begin that a push writes.
+PUSH_FOLDER = "megasharp-push-"
 
 
 @dataclass(frozen=True, slots=True)

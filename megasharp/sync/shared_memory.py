@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 
 from megasharp.errors import UserError, one_line
 from megasharp.protocols import WeightSource
+from megasharp.scratch import SHARED_MEMORY, Scratch, remove_abandoned
 from megasharp.serving.bucket import Stamp, new_stamp, write_bucket
 from megasharp.sync.buckets import Bucket, Digests, buckets, in_dtype, joined, on_cpu
-from megasharp.sync.orphans import new_folder, remove_orphans
 from megasharp.sync.receivers import Receivers
-from megasharp.sync.settings import SyncSettings
-
-_SHARED_MEMORY = Path("/dev/shm")
+from megasharp.sync.settings import PUSH_FOLDER, SyncSettings
 
 
 class SharedMemory:
@@ -25,29 +22,26 @@ class SharedMemory:
         self._receivers = receivers
         self._settings = settings
         self._dtype = dtype
-        self._parent = settings.folder or _SHARED_MEMORY
-        remove_orphans(self._parent)
+        self._parent = settings.folder or SHARED_MEMORY
+        remove_abandoned(PUSH_FOLDER, self._parent)
 
     def deliver(
         self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
     ) -> None:
         """Push everything. Raises UserError when no engine is left, or a bucket cannot be written."""
         stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
-        folder = new_folder(self._parent)
-        try:
-            folder.mkdir(mode=0o700, parents=True)
-            self._receivers.start(self._settings.in_flight)
-            tensors = on_cpu(in_dtype(joined(source, memory), self._dtype))
-            for bucket in buckets(tensors, self._settings.bucket_mb):
-                self._load(folder / "bucket", stamp, bucket, digests)
-            self._receivers.end(stamp)
-            self._receivers.compare(digests)
-            self._receivers.go_on(self._settings.in_flight)
-        except BaseException:
-            self._receivers.release()
-            raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with Scratch(PUSH_FOLDER, self._parent) as folder:
+            try:
+                self._receivers.start(self._settings.in_flight)
+                tensors = on_cpu(in_dtype(joined(source, memory), self._dtype))
+                for bucket in buckets(tensors, self._settings.bucket_mb):
+                    self._load(folder / "bucket", stamp, bucket, digests)
+                self._receivers.end(stamp)
+                self._receivers.compare(digests)
+                self._receivers.go_on(self._settings.in_flight)
+            except BaseException:
+                self._receivers.release()
+                raise
 
     def _load(self, path: Path, stamp: Stamp, bucket: Bucket, digests: Digests) -> None:
         try:

@@ -129,6 +129,7 @@ def test_existing_run_without_resume(
 ) -> None:
     (tmp_path / "quickstart").mkdir()
     (tmp_path / "quickstart" / "config.yaml").write_text("name: quickstart\n")
+    (tmp_path / "quickstart" / "metrics.jsonl").write_text('{"step": 1}\n')
     line = _mistake(monkeypatch, capsys, "train", QUICKSTART, "--runs", str(tmp_path), *SMALL)
     assert "--resume" in line
     assert (tmp_path / "quickstart" / "config.yaml").read_text() == "name: quickstart\n"

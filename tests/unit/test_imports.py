@@ -41,6 +41,8 @@ LIBRARIES = {
     "files": set(),
     "loop": {"torch"},
     "protocols": {"torch"},
+    "scratch": set(),
+    "signals": set(),
     "types": {"torch"},
     "__init__": set(),
 }

@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from megasharp.errors import UserError
+from megasharp.scratch import Scratch
 from megasharp.serving.client.launch import ENGINE_MODULE, FleetSettings, check_python, engine_config, environment
 
 _LIMIT_S = 300.0
@@ -20,8 +20,8 @@ _NO_PORT = 1
 def check_engines(settings: FleetSettings) -> None:
     """Raises UserError with the engine's own reason: another SGLang, unknown flags, networks that do not fit."""
     check_python(settings)
-    with tempfile.TemporaryDirectory(prefix="megasharp-check-") as folder:
-        config = Path(folder) / "engine.json"
+    with Scratch("megasharp-check-") as folder:
+        config = folder / "engine.json"
         config.write_text(json.dumps(engine_config(settings, _NO_PORT, "check")), encoding="utf-8")
         try:
             ended = subprocess.run(

@@ -20,15 +20,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from megasharp.errors import UserError
 from megasharp.files import private
+from megasharp.scratch import SHARED_MEMORY, Scratch, parent_for_sockets
 from megasharp.serving.client import child
 from megasharp.serving.client.api import EngineApi, EngineFailed
 from megasharp.serving.client.handle import EngineHandle
 
 ENGINE_MODULE = "megasharp.serving.engine"
 LOOPBACK = "127.0.0.1"
+_FOLDER = "megasharp-engine-"
 _STOP_S = 10.0
 _POLL_S = 0.2
 _PROBE_S = 10.0
@@ -92,11 +95,15 @@ class FleetSettings:
 class EngineProcess:
     """An engine on this machine; satisfies `EngineHandle`."""
 
-    def __init__(self, index: int, api: EngineApi, log: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, index: int, api: EngineApi, log: Path, process: subprocess.Popen[bytes], config: Path, files: ExitStack
+    ) -> None:
         self.index = index
         self.api = api
         self.log = log
         self._process = process
+        self._config = config
+        self._files = files
 
     @property
     def name(self) -> str:
@@ -124,6 +131,10 @@ class EngineProcess:
         """The log's last lines on one line."""
         return tail(self.log)
 
+    def settled(self) -> None:
+        """It answers, so it has read its config file, which holds the key."""
+        self._config.unlink(missing_ok=True)
+
     def ask_to_end(self) -> None:
         """SIGTERM to the leader, which ends its children in good order."""
         # Not Popen.terminate, which reaps a leader that has ended: its group's id would be anybody's.
@@ -131,11 +142,12 @@ class EngineProcess:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, then reap the leader; harmless when it is gone."""
+        """SIGKILL to the whole group, then reap the leader and remove its files; harmless when it is gone."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+        self._files.close()
 
 
 def launch(settings: FleetSettings) -> list[EngineProcess]:
@@ -148,12 +160,10 @@ def launch(settings: FleetSettings) -> list[EngineProcess]:
     engines: list[EngineProcess] = []
     try:
         with ExitStack() as stack:
-            # The configs hold the key; an engine has read its own when it answers.
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="megasharp-engines-")))
             # All ports are chosen before any is let go, so no two engines get the same.
             ports = [stack.enter_context(HeldPort()) for _ in range(settings.engines)]
             for index, port in enumerate(ports):
-                engines.append(start_one(settings, index, port.number, key, folder))
+                engines.append(start_one(settings, index, port.number, key))
             _wait_for_all(engines, settings.start_limit_s)
     except BaseException:
         stop(engines)
@@ -211,6 +221,10 @@ def environment(
     kept = {name: value for name, value in inherited.items() if not _unwanted(name.upper())}
     # Models are folders; nothing is to be fetched.
     kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    # A folder called megasharp, or a json.py, where the user happens to be is none of an engine's modules.
+    kept["PYTHONSAFEPATH"] = "1"
+    # What is kept from run to run must not go with an engine's temporary files.
+    kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")))
     if address == LOOPBACK:
         # Otherwise gloo listens at the address of the machine's name, wherever that leads.
         kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -227,7 +241,9 @@ def _unwanted(name: str) -> bool:
     return name in _UNWANTED or name.startswith(_UNWANTED_PREFIX)
 
 
-def engine_config(settings: FleetSettings, port: int, key: str, address: str = LOOPBACK) -> dict[str, object]:
+def engine_config(
+    settings: FleetSettings, port: int, key: str, address: str = LOOPBACK, shared: Path | None = None
+) -> dict[str, object]:
     """What `python -m megasharp.serving.engine` reads."""
     return {
         "model": str(settings.model.absolute()),
@@ -241,29 +257,39 @@ def engine_config(settings: FleetSettings, port: int, key: str, address: str = L
         "sglang": dict(settings.sglang),
         "deterministic": settings.deterministic,
         "sleep": settings.sleep,
+        "shared": None if shared is None else str(shared),
     }
 
 
-def start_one(
-    settings: FleetSettings, index: int, port: int, key: str, folder: Path, address: str = LOOPBACK
-) -> EngineProcess:
-    """Start engine `index`, which will listen on `port` of this machine's `address`; its config goes to `folder`."""
-    config = folder / f"engine_{index}.json"
-    config.write_text(json.dumps(engine_config(settings, port, key, address)), encoding="utf-8")
+def start_one(settings: FleetSettings, index: int, port: int, key: str, address: str = LOOPBACK) -> EngineProcess:
+    """Start engine `index`, which will listen on `port` of this machine's `address`."""
     log = settings.log_folder / f"engine_{index}.log"
     settings.log_folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as files:
+        own = files.enter_context(Scratch(_FOLDER, parent_for_sockets()))
+        # Its name is in the names of all that the engine's processes share.
+        shared = files.enter_context(Scratch(_FOLDER, SHARED_MEMORY))
+        config = own / f"engine_{index}.json"
+        config.write_text(json.dumps(engine_config(settings, port, key, address, shared)), encoding="utf-8")
+        with open(log, "ab", opener=private) as output:
+            variables = environment(settings, index, os.environ, address) | {"TMPDIR": str(own)}
+            process = _start(settings, config, output, variables)
+        return EngineProcess(index, EngineApi(address, port, key), log, process, config, files.pop_all())
+
+
+def _start(
+    settings: FleetSettings, config: Path, output: IO[bytes], variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     # Not resolved: a virtual environment's Python is a link, and knows its packages by its own path.
     python = str(settings.python.absolute())
-    with open(log, "ab", opener=private) as output:
-        process = subprocess.Popen(
-            [python, child.__file__, str(os.getpid()), python, *settings.command, str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment(settings, index, os.environ, address),
-            start_new_session=True,
-        )
-    return EngineProcess(index, EngineApi(address, port, key), log, process)
+    return subprocess.Popen(
+        [python, child.__file__, str(os.getpid()), python, *settings.command, str(config)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        start_new_session=True,
+    )
 
 
 def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
@@ -274,7 +300,10 @@ def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
             ended = start_problem(engine)
             if ended is not None or time.monotonic() > deadline:
                 raise UserError(start_failure(engine, len(engines), ended or f"no answer within {limit:g} s"))
-        waiting = [engine for engine in waiting if not answers(engine.api)]
+        answered = [engine for engine in waiting if answers(engine.api)]
+        for engine in answered:
+            engine.settled()
+        waiting = [engine for engine in waiting if engine not in answered]
         if waiting:
             time.sleep(_POLL_S)
 

@@ -8,6 +8,7 @@
 5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version, and weights that do not fit.
 6. `WeightChecker._compute_checksum`: SHA-256 of whole tensors under their checkpoint's names. SGLang's own hashes its
    fused, cut tensors, with a hash of its own, and needs CUDA.
+7. The names of shared memory (`shared.py`).
 
 And of torch: where ranks meet (`meeting.py`).
 """
@@ -26,6 +27,7 @@ from megasharp.serving.engine.receive import check_broadcast, check_folder
 from megasharp.serving.engine.requests import Columns, check_request, columns_of
 from megasharp.serving.engine.sampler import EngineSampler
 from megasharp.serving.engine.settings import published
+from megasharp.serving.engine.shared import name_all_that_is_shared
 from megasharp.serving.engine.weights import checksums, known
 
 _SAMPLING_BACKENDS = ("pytorch", "flashinfer")
@@ -36,6 +38,9 @@ def apply() -> None:
     if hasattr(seams.SamplingBatchInfo, "megasharp"):
         return
     meet_at_one_address()
+    shared = published().shared
+    if shared is not None:
+        name_all_that_is_shared(Path(shared))
     for backend in _SAMPLING_BACKENDS:
         seams.register_sampler_backend(backend, EngineSampler)
     _carry_columns(seams.SamplingBatchInfo)

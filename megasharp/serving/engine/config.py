@@ -1,11 +1,13 @@
 """One engine's config file, checked: what SGLang is started with, and what is refused before it is.
 
     {"model": "/runs/7/policy", "memory": "/runs/7/memory", "host": "127.0.0.1", "port": 30000, "api_key": "k3y",
-     "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false, "sleep": false}
+     "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false, "sleep": false,
+     "shared": "/dev/shm/megasharp-engine-1"}
 
-`memory` may be null; `sglang`, `memory`, `deterministic` and `sleep` may be left out. `sglang` takes any field of the
-installed ServerArgs that is not set by another key. `sleep`: the engine can give its GPU's memory back for a while; its
-weights are gone then, and must be sent anew. Imports no sglang.
+`memory` and `shared` may be null; they, `sglang`, `deterministic` and `sleep` may be left out. `sglang` takes any field
+of the installed ServerArgs that is not set by another key. `sleep`: the engine can give its GPU's memory back for a
+while; its weights are gone then, and must be sent anew. `shared` is a folder in shared memory: what the engine's
+processes share lies in it or begins with its name. Imports no sglang.
 """
 
 from __future__ import annotations
@@ -95,11 +97,12 @@ class EngineConfig:
     memory: str | None = None
     deterministic: bool = False
     sleep: bool = False
+    shared: str | None = None
     sglang: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> EngineSettings:
         """What SGLang's processes must know."""
-        return EngineSettings(memory=self.memory, max_rows=self._rows(), deterministic=self.deterministic)
+        return EngineSettings(self.memory, self._rows(), self.deterministic, self.shared)
 
     @property
     def loses_weights(self) -> bool:

@@ -11,6 +11,7 @@ What each is used for:
 - launch: `ServerArgs`, `launch_server` and the two processes' functions. `server.py` comes before this file.
 - requests: `TokenizerManager` is the server's side of the scheduler; health checks are requests whose names start with
   `HEALTH_CHECK_RID_PREFIX`; a `HTTPException` is answered with its status.
+- shared memory: `load_snapshot` and `stale_shm_cleanup` name what an engine's processes share.
 `cpu_platform.py` and `arguments.py` have imports of their own, and say why.
 """
 
@@ -26,6 +27,7 @@ from sglang.srt.layers.logits_processor import LogitsMetadata
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.sampler import Sampler, register_sampler_backend
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from sglang.srt.managers import load_snapshot
 from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
 from sglang.srt.managers.scheduler import run_scheduler_process
@@ -40,6 +42,7 @@ from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from sglang.srt.runtime_context import get_exec, get_parallel, get_serving
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.utils import stale_shm_cleanup
 from sglang.srt.utils.weight_checker import ChecksumInfo, WeightChecker, overall_checksum
 
 from megasharp.serving.engine.arguments import ServerArgs
@@ -73,9 +76,11 @@ __all__ = [
     "get_parallel",
     "get_serving",
     "launch_server",
+    "load_snapshot",
     "overall_checksum",
     "register_sampler_backend",
     "run_detokenizer_process",
     "run_scheduler_process",
+    "stale_shm_cleanup",
     "tensor_model_parallel_all_gather",
 ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from megasharp.checkpoint.run_folder import open_run
+from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.errors import UserError
+from megasharp.metrics.writers import MetricLog
 
 
 def test_a_new_run(tmp_path: Path) -> None:
@@ -20,11 +23,56 @@ def test_a_new_run(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
+def recorded(root: Path, step: int) -> None:
+    log = MetricLog(root, tensorboard=False, resumed_step=None)
+    log.write(step, {"reward/mean": 0.5})
+    log.close()
+
+
+def with_a_step(root: Path) -> None:
+    recorded(root, 1)
+
+
+def with_a_checkpoint(root: Path) -> None:
+    CheckpointStore(root / "checkpoints", 1, None).save(RunState("base", step=1), lambda folder: None)
+
+
+def with_a_strangers_file(root: Path) -> None:
+    (root / "thesis.txt").write_text("x")
+
+
+@pytest.mark.parametrize("left", [with_a_step, with_a_checkpoint, with_a_strangers_file])
+def test_an_existing_run_is_not_overwritten(tmp_path: Path, left: Callable[[Path], None]) -> None:
     open_run(tmp_path / "a", "old", resume=False).close()
+    left(tmp_path / "a")
+    before = sorted((tmp_path / "a").rglob("*"))
     with pytest.raises(UserError, match="a: this run exists; continue it with --resume"):
         open_run(tmp_path / "a", "new", resume=False)
     assert (tmp_path / "a/config.yaml").read_text() == "old"
+    assert sorted((tmp_path / "a").rglob("*")) == before
+
+
+def test_what_ended_before_its_first_step_starts_anew(tmp_path: Path) -> None:
+    """Its logs stay; its evaluation before training is another configuration's."""
+    root = tmp_path / "a"
+    first = open_run(root, "old", resume=False)
+    (first.logs / "engine_0.log").write_text("out of memory")
+    recorded(root, 0)
+    first.evals(0).mkdir(parents=True)
+    CheckpointStore(root / "checkpoints", 1, None)
+    (root / ".config.yaml.7.partial").write_text("torn")
+    first.close()
+
+    again = open_run(root, "new", resume=False)
+    again.close()
+    assert (again.attempt, again.resumed) == (2, False)
+    assert (root / "config.yaml").read_text() == "new"
+    assert (root / "logs/attempt_1/engine_0.log").read_text() == "out of memory"
+    assert sorted(path.name for path in root.iterdir()) == [".lock", "config.yaml", "logs"]
+
+    resumed = open_run(root, "new", resume=True)
+    resumed.close()
+    assert (resumed.attempt, resumed.resumed) == (3, True)
 
 
 def test_resume_counts_attempts(tmp_path: Path) -> None:

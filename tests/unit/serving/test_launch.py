@@ -196,6 +196,7 @@ def test_config_is_what_the_engine_reads(tmp_path: Path) -> None:
         "sglang": {"page_size": 16},
         "deterministic": False,
         "sleep": False,
+        "shared": None,
     }
 
 

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from megasharp.errors import UserError
+from megasharp.scratch import Scratch
 from megasharp.sync import shared_memory
 from megasharp.sync.buckets import buckets, difference
 from megasharp.sync.fleet import FleetSync
+from megasharp.sync.settings import PUSH_FOLDER
 from megasharp.types import GenerateRequest, SamplingParams, VersionSpan
 from tests.unit.serving.conftest import Make
 from tests.unit.sync.conftest import Source, memory, source, sums, weights
@@ -249,15 +251,14 @@ def test_full_shared_memory(make: Make, sync: MakeSync, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_orphans_of_killed_trainers_are_removed(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
-    shared = tmp_path / "shared"
-    dead, alive = shared / "megasharp-weights-999999999-ab", shared / f"megasharp-weights-{os.getpid()}-ab"
-    for folder in (dead, alive):
-        folder.mkdir(parents=True)
-        (folder / "bucket").write_text("x")
-    sync(make(1), kind)
-    assert not dead.exists()
-    assert (alive / "bucket").exists()
+def test_what_killed_trainers_left_is_removed(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
+    dead = tmp_path / "shared" / f"{PUSH_FOLDER}abcd1234"
+    dead.mkdir(parents=True)
+    with Scratch(PUSH_FOLDER, tmp_path / "shared") as alive:
+        dead.mkdir()
+        sync(make(1), kind)
+        assert not dead.exists()
+        assert alive.exists()
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])

@@ -1,0 +1,110 @@
+"""How a command ends by a signal: the first SIGTERM or Ctrl-C raises `Stopped` in the main thread.
+
+Later ones are ignored, so whatever is closed on the way out is closed whole. What must not be cut short before that is
+`held`: a signal waits for it. `arrived` tells afterwards, because libraries turn an exception that comes out of nowhere
+into another, or drop it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
+from types import FrameType, TracebackType
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(SystemExit):
+    """A signal ended the command; exit code 128 + its number. `advice` says how to go on."""
+
+    def __init__(self, number: signal.Signals, advice: str = "") -> None:
+        super().__init__(128 + number)
+        self.number = number
+        self.advice = advice
+
+    def __str__(self) -> str:
+        what = "interrupted" if self.number == signal.SIGINT else f"stopped by {self.number.name}"
+        return f"{what}; {self.advice}" if self.advice else what
+
+
+class _State:
+    """What this process has got; `holds` counts the `held` sections that the main thread is in."""
+
+    arrived: signal.Signals | None = None
+    waiting: bool = False
+    holds: int = 0
+
+
+def arrived() -> signal.Signals | None:
+    """The signal that ends this command; None while there was none."""
+    return _State.arrived
+
+
+def check() -> None:
+    """Raise `Stopped` if a signal has arrived: for places that must not be passed when its exception was lost."""
+    if _State.arrived is not None:
+        raise Stopped(_State.arrived)
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Signals are ours inside. After one has arrived they are ignored: the process is about to end."""
+    before = [signal.signal(number, _handle) for number in NUMBERS]
+    try:
+        yield
+        check()
+    finally:
+        for number, handler in zip(NUMBERS, before, strict=True):
+            # The interpreter gives handlers back to the system before its end, but leaves what is ignored.
+            signal.signal(number, handler if _State.arrived is None else signal.SIG_IGN)
+
+
+def _handle(number: int, _: FrameType | None) -> None:
+    if _State.arrived is not None:
+        return
+    _State.arrived = signal.Signals(number)
+    if _State.holds:
+        _State.waiting = True
+    else:
+        raise Stopped(_State.arrived)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """A signal that arrives inside is raised at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _State.holds += 1
+    try:
+        yield
+    finally:
+        _State.holds -= 1
+        if _State.waiting and not _State.holds:
+            _State.waiting = False
+            check()
+
+
+@contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Processes started inside never get an interrupt from the terminal: when they end is this process's to say."""
+    # It is started with the first child, and lets signals through again then.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class ClosingStack(ExitStack):
+    """An ExitStack that no signal cuts short: all of it is undone."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool:
+        with held():
+            return bool(super().__exit__(kind, error, trace))

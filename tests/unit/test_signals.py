@@ -1,0 +1,131 @@
+"""A signal ends a command once: raised where the main thread is, not while something is held, never twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from megasharp import cli, signals
+from megasharp.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The state and the handlers of this process as they were."""
+    for name, value in (("arrived", None), ("waiting", False), ("holds", 0)):
+        monkeypatch.setattr(signals._State, name, value)
+    before = {number: signal.getsignal(number) for number in signals.NUMBERS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0)
+
+
+def outcome(command: object, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(command)  # type: ignore[arg-type]
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        (signal.SIGTERM, 143, "megasharp: stopped by SIGTERM\n"),
+        (signal.SIGINT, 130, "megasharp: interrupted\n"),
+    ],
+)
+def test_exit_code_and_one_line(number: int, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(lambda: send(number), capsys) == (code, line)
+
+
+def test_all_is_closed_though_more_signals_come(capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[str] = []
+
+    def command() -> None:
+        with signals.ClosingStack() as stack:
+            stack.callback(closed.append, "first")
+            stack.callback(send, signal.SIGINT)
+            stack.callback(closed.append, "last")
+            send(signal.SIGTERM)
+
+    assert outcome(command, capsys) == (143, "megasharp: stopped by SIGTERM\n")
+    assert closed == ["last", "first"]
+
+
+def test_a_signal_while_a_finished_command_closes(capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[str] = []
+
+    def command() -> None:
+        with signals.ClosingStack() as stack:
+            stack.callback(closed.append, "first")
+            stack.callback(send, signal.SIGTERM)
+
+    assert outcome(command, capsys)[0] == 143
+    assert closed == ["first"]
+
+
+def test_what_is_held_is_not_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    done: list[str] = []
+
+    def command() -> None:
+        with signals.held():
+            with signals.held():
+                send(signal.SIGTERM)
+            done.append("whole")
+        done.append("never")
+
+    assert outcome(command, capsys)[0] == 143
+    assert done == ["whole"]
+
+
+def test_an_exception_that_was_lost_or_turned_into_another(capsys: pytest.CaptureFixture[str]) -> None:
+    def lost() -> None:
+        with suppress(BaseException):
+            send(signal.SIGTERM)
+
+    def turned() -> None:
+        try:
+            send(signal.SIGTERM)
+        except BaseException:
+            raise UserError("no engine is left") from None
+
+    assert outcome(lost, capsys) == (143, "megasharp: stopped by SIGTERM\n")
+    signals._State.arrived = None
+    assert outcome(turned, capsys) == (143, "megasharp: stopped by SIGTERM\n")
+
+
+def test_advice_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        try:
+            send(signal.SIGTERM)
+        except signals.Stopped as stopped:
+            raise signals.Stopped(stopped.number, "continue with --resume") from None
+
+    assert outcome(command, capsys)[1] == "megasharp: stopped by SIGTERM; continue with --resume\n"
+
+
+def test_handlers_are_put_back_where_nothing_came() -> None:
+    before = [signal.getsignal(number) for number in signals.NUMBERS]
+    with signals.handled():
+        assert [signal.getsignal(number) for number in signals.NUMBERS] != before
+    assert [signal.getsignal(number) for number in signals.NUMBERS] == before
+
+
+def test_children_never_get_an_interrupt() -> None:
+    """Not even before they run a line of their own."""
+    with signals.kept_from_children():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5); print('whole')"], stdout=-1)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=60)[0] == b"whole\n"
