@@ -68,6 +68,13 @@ def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
     limit_threads(checked.architecture)
     for change in check_resume(root, checked.config) if resume else []:
         say(change)
+    stream, data = checked.stream, checked.config.data
+    if stream.skipped:
+        total = len(stream) + stream.skipped
+        say(
+            f"{stream.skipped} of {total} prompts in {data.path} are left out: "
+            f"empty, or longer than data.max_prompt_tokens ({data.max_prompt_tokens})"
+        )
     with signals.ClosingStack() as stack:
         folder = open_run(root, dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)

@@ -121,8 +121,9 @@ def _record(line: str, where: str) -> CountdownRecord:
     if not isinstance(fields, dict):
         raise UserError(f"{where}: not a JSON object; write one object per line")
     identity = fields.get("id")
-    if not isinstance(identity, str) or not identity:
-        raise UserError(f"{where}: 'id' must be a non-empty string")
+    # JSON can hold halves of surrogate pairs, which no table or file name can.
+    if not isinstance(identity, str) or not identity or any("\ud800" <= sign <= "\udfff" for sign in identity):
+        raise UserError(f"{where}: 'id' must be a non-empty string of Unicode text")
     solutions = None if fields.get("solutions") is None else _positive(fields, "solutions", where)
     return CountdownRecord(identity, _numbers(fields, where), _positive(fields, "target", where), solutions)
 

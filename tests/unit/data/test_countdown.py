@@ -62,6 +62,7 @@ def test_reading_a_file(tmp_path: Path) -> None:
         ("[" * 100_000, "not a JSON object"),
         ("[1]", "not a JSON object"),
         ('{"numbers": [1, 2], "target": 3}', "'id' must be"),
+        ('{"id": "\\ud83d", "numbers": [1, 2], "target": 3}', "of Unicode text"),
         ('{"id": 7, "numbers": [1, 2], "target": 3}', "'id' must be"),
         ('{"id": "b", "numbers": [1], "target": 1}', "'numbers' must be"),
         ('{"id": "b", "numbers": "12", "target": 3}', "'numbers' must be"),
