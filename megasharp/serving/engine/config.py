@@ -71,6 +71,11 @@ _REFUSED = {
     "weight_version": "versions are the run's to count",
     "quantization": "quantised weights have no checkpoint's layout, which updates and checksums need",
 }
+# SGLang takes less without a word, and then dies at its start or never samples.
+_AT_LEAST_ONE = (
+    *("max_running_requests", "max_queued_requests", "max_total_tokens", "max_prefill_tokens", "context_length"),
+    *("page_size", "stream_interval", "num_continuous_decode_steps"),
+)
 # Flags that an engine with a memory network may not set, with the reason.
 _REFUSED_WITH_MEMORY = {
     "speculative_algorithm": "drafted tokens would be verified without the memory's subtraction",
@@ -221,6 +226,13 @@ def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
         fault = flags[name].fault(value)
         if fault is not None:
             raise UserError(f"sglang.{name} is {value!r}: {fault}")
+        if name in _AT_LEAST_ONE and isinstance(value, int) and value < 1:
+            raise UserError(f"sglang.{name} is {value}: it must be at least 1")
+        if name == "mem_fraction_static" and isinstance(value, int | float) and not 0 < value < 1:
+            raise UserError(f"sglang.{name} is {value}: it must be between 0 and 1")
+    chunk, page = config.sglang.get("chunked_prefill_size") or 0, config.sglang.get("page_size") or 1
+    if chunk > 0 and chunk % page:
+        raise UserError(f"sglang.chunked_prefill_size ({chunk}) must be a multiple of sglang.page_size ({page})")
 
 
 def check_host(host: str) -> None:

@@ -30,6 +30,8 @@ def whole_number(value: object) -> str | None:
 # Some fields of SGLang's ServerArgs with their values where nothing is said.
 DEFAULTS = {
     "page_size": None,
+    "chunked_prefill_size": None,
+    "mem_fraction_static": None,
     "max_running_requests": None,
     "cuda_graph_max_bs_decode": None,
     "cuda_graph_bs_decode": None,
@@ -123,6 +125,10 @@ def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
         ({"tp": 4}, r"2 key-value heads; on a CPU tp \(4\)"),
         ({"tp": 3}, "intermediate_size 128; on a CPU"),
         ({"sglang": {"page_size": "16"}}, "page_size is '16': expected `int`"),
+        ({"sglang": {"page_size": 0}}, r"sglang\.page_size is 0: it must be at least 1"),
+        ({"sglang": {"max_running_requests": 0}}, r"sglang\.max_running_requests is 0: it must be at least 1"),
+        ({"sglang": {"mem_fraction_static": 1.5}}, "is 1.5: it must be between 0 and 1"),
+        ({"sglang": {"chunked_prefill_size": 100, "page_size": 16}}, r"\(100\) must be a multiple .* \(16\)"),
         ({"sglang": {"enable_memory_saver": True}}, "set by the engine's key sleep"),
         ({"sglang": {"attention_backend": "triton"}}, "attention_backend is triton, but .* a CPU is torch_native"),
         ({"memory": None, "sglang": {"prefill_attention_backend": "fa3"}}, "prefill_attention_backend is fa3"),
