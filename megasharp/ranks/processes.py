@@ -29,6 +29,7 @@ from megasharp.scratch import Scratch
 
 _SHUTDOWN_S = 20.0
 _NEWS_S = 0.2
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 class ProcessRanks:
@@ -68,7 +69,7 @@ class ProcessRanks:
         )
         # Ranks write checkpoints through processes of their own, which daemons may not have.
         process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
-        with signals.kept_from_children():
+        with _safe_path(), signals.kept_from_children():
             process.start()
         theirs.close()
         self._connections.append(ours)
@@ -177,3 +178,19 @@ class ProcessRanks:
         self._connections = []
         self._meeting.close()
         atexit.unregister(self._kill)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Children that start inside import nothing from the folder where the user happens to be.
+
+    Until they are told this process's own path, Python would look there first, for its own modules too.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_SAFE_PATH]
+        if before is not None:
+            os.environ[_SAFE_PATH] = before

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from megasharp.errors import UserError
 from megasharp.scratch import Scratch
-from megasharp.serving.client.launch import ENGINE_MODULE, FleetSettings, check_python, engine_config, environment
+from megasharp.serving.client.launch import (
+    ENGINE_MODULE,
+    FleetSettings,
+    check_python,
+    engine_config,
+    environment,
+    how_to_build,
+)
 
 _LIMIT_S = 300.0
 # Nothing listens during a check.
@@ -40,8 +47,6 @@ def check_engines(settings: FleetSettings) -> None:
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
     last = lines[-1].removeprefix("error: ") if lines else f"exit code {ended.returncode}"
     if "No module named" in last or settings.python == Path(sys.executable):
-        last = (
-            f"{last}; rollout.python must name a Python with SGLang and megasharp: `make fleet` builds "
-            ".venv-fleet/bin/python"
-        )
+        how = how_to_build(settings.device)
+        last = f"{last}; rollout.python must name a Python with SGLang and megasharp; build one {how}"
     raise UserError(f"rollout.python: {settings.python}: {last}")

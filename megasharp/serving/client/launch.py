@@ -62,7 +62,7 @@ _REASONS = (
         ("no such file", "does not appear to have", "not a valid model", "unrecognized model", "config.json"),
         "it cannot load the model",
     ),
-    (("no module named",), "its Python lacks a package; build it with `make fleet`"),
+    (("no module named",), "its Python lacks a package; build it anew, as megasharp/serving/README.md says"),
 )
 
 
@@ -174,9 +174,15 @@ def launch(settings: FleetSettings) -> list[EngineProcess]:
 def check_python(settings: FleetSettings) -> None:
     """Raise UserError when this machine lacks the engines' Python."""
     if not settings.python.is_file():
-        raise UserError(
-            f"rollout.python: {settings.python} does not exist; build the engines' Python with `make fleet`"
-        )
+        how = how_to_build(settings.device)
+        raise UserError(f"rollout.python: {settings.python} does not exist; build the engines' Python {how}")
+
+
+def how_to_build(device: str) -> str:
+    """What a user without the engines' Python is told."""
+    if device == "cpu":
+        return "with `make fleet`, which makes .venv-fleet/bin/python"
+    return "for GPUs, as megasharp/serving/README.md says"
 
 
 def new_key() -> str:

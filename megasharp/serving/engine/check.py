@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megasharp.serving.engine.config import EngineConfig, check_config, check_flags
 from megasharp.serving.engine.flags import installed_flags, skip_the_packages_own_imports
-from megasharp.serving.engine.version import check_installed
+from megasharp.serving.engine.version import check_build, check_installed
 
 
 def check(config: EngineConfig) -> None:
@@ -16,3 +16,4 @@ def check(config: EngineConfig) -> None:
     check_config(config)
     skip_the_packages_own_imports()
     check_flags(config, installed_flags())
+    check_build(config.device)

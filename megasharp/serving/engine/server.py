@@ -11,7 +11,7 @@ from megasharp.serving.engine.lifeline import end_with_parent
 from megasharp.serving.engine.settings import EngineSettings
 from megasharp.serving.engine.sleeping import Sleep
 from megasharp.serving.engine.torchvision_ops import define_missing_ops
-from megasharp.serving.engine.version import PLATFORM_NAME, check_installed
+from megasharp.serving.engine.version import PLATFORM_NAME, check_build, check_installed
 
 _MODELS = "megasharp.serving.engine.models"
 
@@ -26,6 +26,7 @@ def serve(config: EngineConfig) -> None:
     check_config(config)
     prepare(config.settings(), config.device, config.tp)
     check_flags(config, installed_flags())
+    check_build(config.device)
     from megasharp.serving.engine import seams, server_changes
 
     server_changes.apply(Sleep(able=config.sleep, loses_weights=config.loses_weights))

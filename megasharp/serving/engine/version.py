@@ -10,11 +10,17 @@ PINNED = "0.5.21"
 # The CPU platform's name in megasharp's packaging, by which SGLang finds it.
 PLATFORM_NAME = "megasharp_cpu"
 _PLATFORMS = "sglang.srt.platforms"
+_KERNELS = "sglang-kernel"
+_NONE = "none"
+_HOW_TO_BUILD = {
+    "cpu": "`make fleet` builds a Python that has it",
+    "cuda": "megasharp/serving/README.md says how to build the engines' Python for GPUs",
+}
 
 
 def check_installed(device: str) -> None:
-    """Raises UserError where an engine on `device` lacks something that `make fleet` installs."""
-    check_version()
+    """Raises UserError where the engines' Python lacks SGLang in its one version, or megasharp's own packaging."""
+    check_version(device)
     if device == "cpu" and PLATFORM_NAME not in {each.name for each in metadata.entry_points(group=_PLATFORMS)}:
         raise UserError(
             "the engines' Python does not have megasharp installed as a package; "
@@ -22,14 +28,33 @@ def check_installed(device: str) -> None:
         )
 
 
-def check_version() -> None:
+def check_version(device: str) -> None:
     """Raises UserError where the installed SGLang is another one, or none."""
-    try:
-        found = metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        found = "none"
+    found = _installed("sglang")
     if found != PINNED:
         raise UserError(
-            f"the engines' Python has sglang {found}, but megasharp needs exactly {PINNED}; "
-            f"install it with `pip install --no-deps sglang=={PINNED}`, or build that Python anew with `make fleet`"
+            f"the engines' Python has sglang {found}, but megasharp needs exactly {PINNED}; {_HOW_TO_BUILD[device]}"
         )
+
+
+def check_build(device: str) -> None:
+    """Raises UserError where the engines' Python is a CPU's and `device` is not; imports torch."""
+    if device == "cpu":
+        return
+    import torch
+
+    if torch.version.cuda is None:
+        raise UserError(
+            f"the engines' Python has torch {torch.__version__}, which knows no CUDA; {_HOW_TO_BUILD[device]}"
+        )
+    if _installed(_KERNELS) == _NONE:
+        raise UserError(
+            f"the engines' Python lacks {_KERNELS}, without which SGLang has no GPU; {_HOW_TO_BUILD[device]}"
+        )
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return _NONE

@@ -105,13 +105,18 @@ def place_of(part: RankLearner, offset: int) -> tuple[int, bool]:
     return part.place.pp + offset, part.place.exports
 
 
-def test_a_function_runs_on_every_rank(folder: str, tmp_path: Path) -> None:
+def test_a_function_runs_on_every_rank(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the user happens to be among files that are called as Python's modules are."""
+    (tmp_path / "socket.py").write_text("raise SystemExit('a module of the folder where the user is')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if entry])
     inside = OneRank(values(folder, "tp1"), CPU)
     assert RanksLearner(inside).apply(place_of, 5) == [(5, True)]
     inside.close()
     ranks = ProcessRanks(values(folder, "tp2pp2"), CPU, tmp_path / "logs")
     assert RanksLearner(ranks).apply(place_of, 5) == [(5, True), (5, False), (6, True), (6, False)]
     ranks.close()
+    assert "PYTHONSAFEPATH" not in os.environ
 
 
 @pytest.mark.parametrize("victim", [0, 1])

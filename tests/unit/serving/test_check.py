@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,27 @@ def test_a_python_without_our_package(tmp_path: Path) -> None:
         check_engines(stand_in(tmp_path, "echo \"No module named 'x'\" >&2; exit 1"))
 
 
+def test_a_python_for_gpus_is_built_otherwise(tmp_path: Path) -> None:
+    missing = FleetSettings(python=tmp_path / "nowhere", model=tmp_path, log_folder=tmp_path, device="cuda")
+    with pytest.raises(UserError, match=r"build the engines' Python for GPUs, as megasharp/serving/README\.md says"):
+        check_engines(missing)
+
+
 def test_a_python_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere does not exist; build the engines' Python with `make fleet`"):
         check_engines(FleetSettings(python=tmp_path / "nowhere", model=tmp_path, log_folder=tmp_path))
+
+
+def test_what_lies_where_the_user_is_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's own Python comes as far as SGLang, which it lacks."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "megasharp").mkdir()
+    for name in ("megasharp/__init__.py", "json.py", "dataclasses.py"):
+        (tmp_path / name).write_text("raise SystemExit('a module of the folder where the user is')")
+    monkeypatch.chdir(tmp_path)
+    settings = FleetSettings(python=Path(sys.executable), model=tmp_path, log_folder=tmp_path)
+    with pytest.raises(UserError, match=r"the engines' Python has sglang none, but megasharp needs exactly"):
+        check_engines(settings)
 
 
 def test_one_that_says_nothing(tmp_path: Path) -> None:

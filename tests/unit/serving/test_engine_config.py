@@ -20,7 +20,7 @@ from megasharp.serving.engine.config import (
     read_config,
 )
 from megasharp.serving.engine.flags import Flag
-from megasharp.serving.engine.version import PINNED, check_version
+from megasharp.serving.engine.version import PINNED, check_build, check_version
 
 
 def whole_number(value: object) -> str | None:
@@ -230,5 +230,18 @@ def test_more_ranks_than_cores_share_them() -> None:
 
 def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "0.5.23")
-    with pytest.raises(UserError, match=rf"sglang 0.5.23, but megasharp needs exactly {PINNED}"):
-        check_version()
+    for device, advice in (("cpu", "`make fleet`"), ("cuda", r"serving/README\.md")):
+        with pytest.raises(UserError, match=rf"sglang 0.5.23, but megasharp needs exactly {PINNED}; .*{advice}"):
+            check_version(device)
+
+
+def test_a_python_for_a_cpu_serves_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_build("cpu")
+    monkeypatch.setattr("torch.version.cuda", None)
+    with pytest.raises(UserError, match=r"has torch \S+, which knows no CUDA; megasharp/serving/README\.md says how"):
+        check_build("cuda")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    with pytest.raises(UserError, match=r"lacks sglang-kernel, without .*; megasharp/serving/README\.md says how"):
+        check_build("cuda")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.4.7")
+    check_build("cuda")
