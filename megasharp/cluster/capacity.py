@@ -26,8 +26,13 @@ class NodeCapacity:
 def check_capacity(layout: Layout, nodes: Sequence[NodeCapacity]) -> None:
     """Raise UserError, saying what is needed and what each node has, unless every group of slots has a node.
 
-    Groups may share a node when it is large enough for them together.
+    Groups may share a node when it is large enough for them together, but there must be as many nodes as was asked for.
     """
+    if 0 < len(nodes) < len(layout.nodes):
+        raise UserError(
+            f"cluster.nodes asks for {len(layout.nodes)} nodes, but Ray has {len(nodes)} "
+            f"({', '.join(node.address for node in nodes)}); lower cluster.nodes, or join a larger cluster"
+        )
     left = [[node.free_cpus, node.free_gpus] for node in nodes]
     # The largest group first: it has the fewest nodes to choose from.
     for size in sorted((len(slots) for slots in layout.nodes), reverse=True):

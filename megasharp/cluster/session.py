@@ -250,6 +250,7 @@ def _host(address: str) -> str:
 
 def _ask(address: str, limit: float) -> None:
     """Ask the cluster for its nodes from a process that can be ended: Ray itself may wait for ever for an answer."""
+    began = time.monotonic()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, "-c", _QUESTION, address], stdout=output, stderr=output)
         try:
@@ -264,7 +265,8 @@ def _ask(address: str, limit: float) -> None:
         )
     if code != 0:
         raise UserError(
-            f"no Ray cluster answers at {address} within {limit:g} s; check RAY_ADDRESS, or unset it to start Ray here"
+            f"no Ray cluster answers at {address} (given up after {time.monotonic() - began:.0f} s); "
+            "check RAY_ADDRESS, or unset it to start Ray here"
         )
 
 

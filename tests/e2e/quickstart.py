@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -30,12 +31,18 @@ class Command:
     def __init__(self, runs: Path) -> None:
         self.runs = runs
 
-    def start(self, *arguments: str, largest_file: int | None = None) -> subprocess.Popen[str]:
-        """Start without waiting; both streams are captured. `largest_file`, in bytes, is all a file may grow to."""
+    def start(
+        self, *arguments: str, largest_file: int | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Start without waiting, in a session of its own; both streams are captured.
+
+        `largest_file`, in bytes, is all a file may grow to.
+        """
         return subprocess.Popen(
             [sys.executable, "-m", "megasharp.cli", *arguments],
             cwd=REPOSITORY,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -98,12 +98,19 @@ def node(name: str, cpus: float, gpus: float, free_gpus: float | None = None) ->
 def test_capacity_counts_what_is_free_on_each_node() -> None:
     layout = make_layout(Needs(16, 8, 0, 1, nodes=2, gpus_per_node=8))
     check_capacity(layout, [node("a", 64, 8), node("b", 64, 8)])
-    check_capacity(layout, [node("one large", 64, 16)])
+    check_capacity(layout, [node("one large", 64, 16), node("small", 1, 0)])
     # As many GPUs in all, but not eight together.
     with pytest.raises(UserError, match=r"needs 8 GPUs and 8 CPUs free on one node and 8 GPUs.* b: .* 4 of 8 GPUs"):
         check_capacity(layout, [node("a", 64, 8), node("b", 64, 8, 4), node("c", 64, 4)])
     with pytest.raises(UserError, match="the cluster has no node that is alive"):
         check_capacity(layout, [])
+
+
+def test_as_many_nodes_as_were_asked_for() -> None:
+    layout = make_layout(Needs(2, 1, 0, 1, nodes=2))
+    check_capacity(layout, [node("a", 1, 0), node("b", 1, 0)])
+    with pytest.raises(UserError, match=r"cluster\.nodes asks for 2 nodes, but Ray has 1 \(one large\)"):
+        check_capacity(layout, [node("one large", 64, 0)])
 
 
 def test_capacity_on_a_cpu_needs_no_gpu() -> None:

@@ -1,0 +1,73 @@
+"""SIGTERM and Ctrl-C end a real run with their exit codes, one line, and nothing left; it can go on afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from quickstart import Command
+
+_LIMIT_S = 120.0
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """An empty folder for temporary files, with a path short enough for Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="stop", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def wait_until(ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not ready():
+        assert time.monotonic() < deadline, "the run did not get there"
+        time.sleep(0.02)
+
+
+def stopped(process: subprocess.Popen[str], send: Callable[[], object]) -> tuple[int, str]:
+    """Exit code and standard error after a signal; nothing that the run had started is left."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    send()
+    _, error = process.communicate(timeout=60)
+    assert psutil.wait_procs(family, timeout=5)[1] == []
+    return process.returncode, error
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_a_run_on_its_way(command: Command, number: int, code: int, word: str) -> None:
+    process = command.start(*command.train("steps=500", "name=a", "policy.tp=2"))
+    metrics = command.runs / "a" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size)
+    ended = stopped(process, lambda: os.killpg(process.pid, number))
+    assert ended == (code, f"megasharp: {word}; continue with --resume\n")
+
+
+def test_while_ray_starts(command: Command, temporary: Path) -> None:
+    """The signal goes to the whole group, as `timeout` and a terminal send it, and comes twice."""
+    process = command.start(
+        *command.train("steps=500", "name=a", "policy.tp=2", "cluster.backend=ray"),
+        environment={"TMPDIR": str(temporary)},
+    )
+
+    def servers() -> list[Path]:
+        return list(temporary.glob("msray-*/session_*/logs/gcs_server*"))
+
+    def twice() -> None:
+        os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGTERM)
+
+    wait_until(servers)
+    ended = stopped(process, twice)
+    assert ended == (143, "megasharp: stopped by SIGTERM; no step was finished, so the same command starts anew\n")
+    assert [*temporary.glob("msray-*"), *temporary.glob("megasharp-*")] == []
+    assert "step 1/1" in command.run(*command.train("steps=1", "name=a"))
