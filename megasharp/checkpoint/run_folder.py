@@ -59,7 +59,7 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
     Raises UserError for an existing run without `resume`, for one that another process holds, and for a full disk.
     """
     try:
-        if not resume and (_has_other_content(root) or has_begun(root)):
+        if not resume and not _may_be_cleared(root):
             raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / ".lock").open("w")
@@ -80,10 +80,13 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
     return folder
 
 
-def _has_other_content(root: Path) -> bool:
-    """Whether there is anything that a run does not leave before its first step."""
+def _may_be_cleared(root: Path) -> bool:
+    """Whether nothing is lost there: no folder, or what a run of ours leaves before its first step."""
     names = {path.name for path in root.iterdir()} if root.exists() else set()
-    return any(name not in _KEPT | _OF_A_BEGINNING and not name.endswith(".partial") for name in names)
+    if names <= _KEPT:
+        return True
+    known = all(name in _KEPT | _OF_A_BEGINNING or name.endswith(".partial") for name in names)
+    return known and any(root.glob("logs/attempt_*")) and not has_begun(root)
 
 
 def _clear(root: Path) -> None:

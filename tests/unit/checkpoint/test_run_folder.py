@@ -52,6 +52,17 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path, left: Callable[[Path
     assert sorted((tmp_path / "a").rglob("*")) == before
 
 
+def test_a_folder_that_only_looks_like_a_run_is_left_alone(tmp_path: Path) -> None:
+    """Other programs have a config.yaml and checkpoints too."""
+    root = tmp_path / "a"
+    (root / "checkpoints" / "mine").mkdir(parents=True)
+    (root / "config.yaml").write_text("theirs")
+    with pytest.raises(UserError, match="this run exists"):
+        open_run(root, "new", resume=False)
+    assert sorted(path.name for path in root.iterdir()) == ["checkpoints", "config.yaml"]
+    assert (root / "config.yaml").read_text() == "theirs"
+
+
 def test_what_ended_before_its_first_step_starts_anew(tmp_path: Path) -> None:
     """Its logs stay; its evaluation before training is another configuration's."""
     root = tmp_path / "a"
