@@ -1,7 +1,11 @@
-"""The README says what the code does: its table of methods is the one that `megasharp methods` prints."""
+"""The README says what the code does: its table of methods is the one that `megasharp methods` prints.
+
+Links between pages lead somewhere.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,10 @@ from megasharp.algos import METHODS
 from megasharp.build.methods import describe_method, markdown_table, print_methods
 from megasharp.errors import UserError
 
-README = Path(__file__).parents[2] / "README.md"
+REPOSITORY = Path(__file__).parents[2]
+README = REPOSITORY / "README.md"
+ROOMS = ("", "configs/**/", "examples/**/", "megasharp/**/", "slurm/**/", "tests/**/", "tools/**/")
+PAGES = sorted({page for room in ROOMS for page in REPOSITORY.glob(f"{room}*.md")})
 
 
 def test_table_of_methods_is_the_printed_one() -> None:
@@ -37,3 +44,20 @@ def test_a_methods_page_opens_with_its_formula_and_names_its_parameters(name: st
 def test_an_unknown_method_is_a_users_mistake() -> None:
     with pytest.raises(UserError, match="no method is called 'nope'; known are: grpo, "):
         describe_method("nope")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file, and to a heading of it where they name one; pages elsewhere are not asked."""
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        other = (page.parent / target).resolve() if target else page
+        assert other.exists(), f"{page}: {target}"
+        assert not anchor or anchor[1:] in headings(other), f"{page}: {target}{anchor}"
+
+
+def headings(page: Path) -> set[str]:
+    """As a forge names them: lower case, hyphens for spaces, nothing else but letters, digits and underscores."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in found}
