@@ -24,6 +24,8 @@ Curve = Mapping[int, float]
 LABEL_GAP = 0.055
 LEFT, BOTTOM, TOP = 0.09, 0.13, 0.85
 SECOND_LINE = 0.045
+# Two lines of text in a corner, as a share of the axes.
+CORNER = 0.2
 # Width of a label's character and of the gap before it, as shares of the figure's width.
 CHARACTER, LABEL_INDENT = 0.0125, 0.03
 MOST_TICKS = 14
@@ -57,8 +59,7 @@ def plot_pass_at_k(
         before, after = curves.values()
         _label_starts(axes, before, after, top)
     _head(figure, title, distinct or {})
-    # Curves rise with k, so the lower right corner is free.
-    axes.text(0.98, 0.04, _shade_losses(axes, curves), transform=axes.transAxes, ha="right", fontsize=9, color=LOSS)
+    _say_in_a_free_corner(axes, _shade_losses(axes, curves), min(curve[max(curve)] for curve in curves.values()) / top)
     return save_figure(figure, path)
 
 
@@ -101,6 +102,17 @@ def _shade_losses(axes: Axes, curves: Mapping[str, Curve]) -> str:
         return ""
     loss, k, name = max(losses)
     return f"shaded: lost\n{name} -{_number(loss)} at k = {k}"
+
+
+def _say_in_a_free_corner(axes: Axes, text: str, lowest: float) -> None:
+    """Curves rise with k, so the lower right corner is free, unless one ends low: `lowest` is the lowest end's height.
+
+    Then the upper left one is.
+    """
+    if lowest > CORNER:
+        axes.text(0.98, 0.04, text, transform=axes.transAxes, ha="right", fontsize=9, color=LOSS)
+    else:
+        axes.text(0.02, 0.96, text, transform=axes.transAxes, va="top", fontsize=9, color=LOSS)
 
 
 def _shade_between(axes: Axes, ks: Sequence[int], first: Curve, later: Curve) -> None:

@@ -68,6 +68,17 @@ def test_distinct_answers_have_a_line_that_no_curve_reaches(tmp_path):
     assert count(image, to_rgb(COLOURS[2])) > 1000, "a third curve"
 
 
+def test_the_loss_is_told_where_no_curve_is(tmp_path):
+    """The text's own colour, in the lower right where curves rise away from it, else in the upper left."""
+    low = {k: 0.02 + value / 100 for k, value in BEFORE.items()}
+    for curves, rows in (
+        ({"before": BEFORE, "after": AFTER}, slice(420, None)),
+        ({"before": BEFORE, "after": low}, slice(0, 180)),
+    ):
+        image = pixels(plot_pass_at_k(curves, tmp_path / "a.png", "title"))
+        assert count(image[rows], to_rgb(LOSS)) == count(image, to_rgb(LOSS)) > 100
+
+
 def test_nothing_to_draw_is_one_line(tmp_path):
     for curves in ({}, {"before": {}}):
         with pytest.raises(UserError, match="nothing to draw"):
