@@ -20,7 +20,7 @@ def learner_settings(checked: Checked) -> dict[str, LearnerSettings]:
         return {POLICY: policy}
     memory = dataclasses.replace(
         policy,
-        folder=str(checked.memory.folder),
+        folder=str(checked.memory.folder.absolute()),
         # One step per training step, however many the policy takes.
         optimizer=dataclasses.replace(policy.optimizer, lr=checked.memory.lr, total_steps=checked.config.steps),
         needs=Needs(),
@@ -35,7 +35,8 @@ def _policy(checked: Checked) -> LearnerSettings:
     config = checked.config
     optimizer = config.policy.optimizer
     return LearnerSettings(
-        folder=str(checked.folder),
+        # Ranks may run in another folder.
+        folder=str(checked.folder.absolute()),
         dtype=as_dtype(config.model.dtype),
         layout=checked.layout,
         optimizer=OptimizerSettings(

@@ -76,7 +76,8 @@ def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
             f"empty, or longer than data.max_prompt_tokens ({data.max_prompt_tokens})"
         )
     with signals.ClosingStack() as stack:
-        folder = open_run(root, dump_yaml(checked.config), resume=resume)
+        # Ranks, which write checkpoints and logs, may run in another folder.
+        folder = open_run(root.absolute(), dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)
         _Run(checked, folder, say, stack).train()
 

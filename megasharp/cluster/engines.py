@@ -87,7 +87,7 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
     assert layout.engines == settings.engines, "the layout was made for another number of engines"
     places = [layout.of_engine(index) for index in range(settings.engines)]
     gpus = [[gpu for slot in place if (gpu := seats[slot].gpu) is not None] for place in places]
-    settings = replace(settings, gpus=gpus if layout.gpu else (), log_folder=settings.log_folder.absolute())
+    settings = _from_anywhere(replace(settings, gpus=gpus if layout.gpu else ()))
     key = new_key()
     addresses = [seats[place[0]].node for place in places]
     actors = [
@@ -97,6 +97,8 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
     try:
         engines = _started(actors, addresses, key, settings)
     except BaseException:
+        # They remove what their engines leave; those that do not come to it are ended without.
+        ray.wait([actor.kill.remote() for actor in actors], num_returns=len(actors), timeout=_ANSWER_S)
         end_actors(actors)
         raise
     try:
@@ -105,6 +107,18 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
         stop(engines)
         raise
     return engines
+
+
+def _from_anywhere(settings: FleetSettings) -> FleetSettings:
+    """With absolute paths: actors run in a folder of Ray's choice."""
+    memory = None if settings.memory is None else settings.memory.absolute()
+    return replace(
+        settings,
+        python=settings.python.absolute(),
+        model=settings.model.absolute(),
+        memory=memory,
+        log_folder=settings.log_folder.absolute(),
+    )
 
 
 def _started(actors: Sequence[Any], addresses: Sequence[str], key: str, settings: FleetSettings) -> list[ClusterEngine]:

@@ -38,6 +38,8 @@ _STOP_S = 15.0
 _NEWS_S = 2.0
 _POLL_S = 0.1
 _RAY_SETS = ("PYTHONBREAKPOINT",)
+# Where Ray ends the process that asks without one.
+_NO_TOKEN = "authentication_token_loader"
 _TOKEN_REFUSED = ("InvalidAuthToken", "Unauthenticated", "AuthenticationError")
 
 
@@ -258,10 +260,12 @@ def _ask(address: str, limit: float) -> None:
         finally:
             process.kill()
             process.wait()
-    if any(word in text for word in _TOKEN_REFUSED):
+    refused = any(word in text for word in _TOKEN_REFUSED)
+    if refused or _NO_TOKEN in text:
+        fault = "does not take our token" if refused else "needs a token"
         raise UserError(
-            f"the Ray cluster at {address} does not take our token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
-            f"token that the cluster was started with (RAY_AUTH_MODE=token there)"
+            f"the Ray cluster at {address} {fault}; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token that the "
+            "cluster was started with (RAY_AUTH_MODE=token there)"
         )
     if code != 0:
         raise UserError(

@@ -108,10 +108,16 @@ def test_engines_serve_and_a_killed_one_is_noticed(slots: Slots, tmp_path: Path)
     assert psutil.wait_procs(family, timeout=15)[1] == []
 
 
-def test_an_engine_that_does_not_start_is_named_and_all_are_stopped(slots: Slots, tmp_path: Path) -> None:
+def test_an_engine_that_does_not_start_is_named_and_all_are_stopped(
+    slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = replace(settings(tmp_path), command=("-c", "raise OSError('no such file: the model')"))
     with pytest.raises(UserError, match=r"engine [01] of 2 did not start: it cannot load the model .*engine_[01]\.log"):
         launch_on_cluster(broken, slots)
-    with pytest.raises(UserError, match=r"engine 0 of 2 did not start on 127\.0\.0\.1: rollout\.python"):
-        launch_on_cluster(replace(broken, python=tmp_path / "python"), slots)
+    # The actors run in another folder than this process.
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=rf"engine 0 of 2 did not start on 127\.0\.0\.1: rollout\.python: {tmp_path}/python"
+    ):
+        launch_on_cluster(replace(broken, python=Path("python")), slots)
     assert psutil.wait_procs(engine_actors(), timeout=5)[1] == []

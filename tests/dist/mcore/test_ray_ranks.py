@@ -156,6 +156,7 @@ def joining(address: str, token: str, limit: float = 60.0) -> str:
 
 def test_joining_takes_the_right_token(session: RaySession) -> None:
     assert joining(session.address, os.environ["RAY_AUTH_TOKEN"]).startswith("joined [NodeCapacity(address='127.0.0.1'")
+    assert f"the Ray cluster at {session.address} needs a token" in joining(session.address, "")
     refused = joining(session.address, "0" * 64)
     assert refused.startswith("refused") and "does not take our token" in refused and refused.count("\n") == 1
 
