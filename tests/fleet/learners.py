@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from megasharp.algos.base import Needs
@@ -59,16 +62,28 @@ def scale(part: RankLearner, factor: float) -> None:
         parameter.mul_(factor)
 
 
-def interrupt(ranks: OneRank, at: int, deed: Callable[[], None]) -> None:
-    """The policy's next export does `deed` before its tensor number `at`; later exports do not."""
-    part = ranks._rank.learners[POLICY]
+def interrupt(ranks: OneRank, learner: str, at: int, deed: Callable[[], None]) -> None:
+    """The learner's next export does `deed` before its tensor number `at`; later exports do not."""
+    _interrupt(ranks._rank.learners[learner], at, deed)
+
+
+def die_at(part: RankLearner, rank: int, at: int) -> None:
+    """One rank is to be killed in its next export, before tensor number `at` or at the end; for `Ranks.apply`."""
+    if dist.get_rank() == rank:
+        _interrupt(part, at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _interrupt(part: RankLearner, at: int, deed: Callable[[], None]) -> None:
     export = part.export_weights
 
     def interrupted(everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
         part.export_weights = export  # type: ignore[method-assign]
+        number = -1
         for number, item in enumerate(export(everywhere)):
             if number == at:
                 deed()
             yield item
+        if number < at:
+            deed()
 
     part.export_weights = interrupted  # type: ignore[method-assign]

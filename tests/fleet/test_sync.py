@@ -10,13 +10,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from learners import CPU, FOLDERS, REPOSITORY, interrupt, learner_settings, scale
+from learners import CPU, FOLDERS, REPOSITORY, die_at, interrupt, learner_settings, scale
 
-from megasharp.errors import UserError
+from megasharp.errors import RankDied, UserError
 from megasharp.mcore.rank import MEMORY, POLICY
 from megasharp.protocols import WeightSource
 from megasharp.ranks.inprocess import OneRank
@@ -34,19 +35,22 @@ from megasharp.types import GenerateRequest, ParallelLayout, SamplingParams
 pytestmark = pytest.mark.long
 
 TRANSPORTS = ("shared_memory", "disk", "gloo", "ipc")
-LAYOUTS = {"one": ParallelLayout(), "tp2pp2": ParallelLayout(tp=2, pp=2)}
+LAYOUTS = {"one": ParallelLayout(), "tp2": ParallelLayout(tp=2), "tp2pp2": ParallelLayout(tp=2, pp=2)}
 # A tensor in the middle of the policy, which is several buckets of a MiB.
 MIDDLE = 20
+# An engine that needs longer is taken to hang; on a busy machine a bucket takes a second.
+LIMIT_S = 8.0
 
 
 @contextmanager
-def running(folder: Path, memory: bool, engines: int = 2) -> Iterator[tuple[Fleet, list[str]]]:
+def running(folder: Path, engines: int = 2, tp: int = 1) -> Iterator[tuple[Fleet, list[str]]]:
     settings = FleetSettings(
         python=REPOSITORY / ".venv-fleet" / "bin" / "python",
         model=FOLDERS[POLICY],
-        memory=FOLDERS[MEMORY] if memory else None,
+        memory=FOLDERS[MEMORY],
         log_folder=folder / "logs",
         engines=engines,
+        tp=tp,
         sglang={"max_total_tokens": 4096, "max_running_requests": 16},
         start_limit_s=300.0,
     )
@@ -80,7 +84,7 @@ def hashed(source: WeightSource, prefix: str = "") -> dict[str, str]:
 
 def held(fleet: Fleet) -> list[dict[str, str]]:
     """What every living engine says it holds, tensor by tensor."""
-    answers = [member.process.api.checksums() for member in fleet.members.alive()]
+    answers = [member.process.api.checksums(60.0) for member in fleet.members.alive()]
     return [rank for answer in answers for rank in answer]  # type: ignore[union-attr]
 
 
@@ -93,7 +97,7 @@ def samples(fleet: Fleet, version: int) -> None:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with running(tmp_path_factory.mktemp("fleet"), memory=True) as (fleet, _):
+    with running(tmp_path_factory.mktemp("fleet")) as (fleet, _):
         yield fleet
 
 
@@ -103,7 +107,7 @@ def versions() -> dict[str, int]:
     return {"memory": -1}
 
 
-@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("layout", ["one", "tp2pp2"])
 def test_every_transport_brings_every_tensor_to_every_engine(
     fleet: Fleet, versions: dict[str, int], tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,56 +131,122 @@ def test_every_transport_brings_every_tensor_to_every_engine(
             versions["memory"] = pushing.memory_version
 
 
-def leader(fleet: Fleet) -> int:
-    return fleet.members.all[0].process.pid  # type: ignore[attr-defined,no-any-return]
+def test_a_rank_killed_in_the_middle_of_a_push(fleet: Fleet, versions: dict[str, int], tmp_path: Path) -> None:
+    """The push ends soon and names it; engines serve nothing until a push is whole."""
+    for transport, rank in (("shared_memory", 1), ("gloo", 0), ("ipc", 1)):
+        with ranks_of(tmp_path, "tp2") as ranks:
+            policy = RanksLearner(ranks, POLICY)
+            policy.apply(die_at, rank, MIDDLE)
+            began = time.monotonic()
+            with pytest.raises(RankDied, match=rf"rank {rank} ended with exit code -9 in .*rank_{rank}\.log"):
+                syncing(fleet, tmp_path, transport).push(policy)
+            assert time.monotonic() - began < 20
+        assert not fleet.healthy() and len(fleet.members.alive()) == 2
+    with ranks_of(tmp_path, "one") as ranks:
+        policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
+        pushing = syncing(fleet, tmp_path, "gloo", versions["memory"])
+        version = pushing.push(policy, memory)
+        versions["memory"] = pushing.memory_version
+        assert held(fleet) == [hashed(policy) | hashed(memory, "memory.")] * 2
+        samples(fleet, version)
 
 
-def scheduler(fleet: Fleet) -> int:
-    """The process of the first engine that holds the model."""
-    children = psutil.Process(leader(fleet)).children()
-    return int(next(child for child in children if "scheduler" in " ".join([child.name(), *child.cmdline()])).pid)
+def leader(engine: int) -> list[int]:
+    """An engine's own process."""
+    return [engine]
+
+
+def scheduler(engine: int) -> list[int]:
+    """The last of the processes that hold its model: the only one, or that of rank 1."""
+    names = {child.pid: " ".join([child.name(), *child.cmdline()]) for child in psutil.Process(engine).children()}
+    return [pid for pid, name in names.items() if "scheduler" in name][-1:]
+
+
+def everything(engine: int) -> list[int]:
+    """All of its processes."""
+    return [engine, *(child.pid for child in psutil.Process(engine).children(recursive=True))]
+
+
+def lose_one(fleet: Fleet, ranks: OneRank, pushing: FleetSync, loss: Loss) -> None:
+    """The first living engine is struck in a push of both networks.
+
+    The push ends soon, the engine is named, the others hold and serve the new weights.
+    """
+    policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
+    policy.apply(scale, 1.05)
+    memory.apply(scale, 0.98)
+    victim, *others = fleet.members.alive()
+
+    def strike() -> None:
+        for pid in loss.whom(victim.process.pid):  # type: ignore[attr-defined]
+            os.kill(pid, loss.how)
+
+    interrupt(ranks, loss.during, MIDDLE, strike)
+    began = time.monotonic()
+    version = pushing.push(policy, memory)
+    assert time.monotonic() - began < 3 * LIMIT_S
+    assert fleet.members.alive() == others
+    assert fleet.members.describe(victim).startswith("dead")
+    want = hashed(policy) | hashed(memory, "memory.")
+    assert held(fleet) == [want] * len(others)
+    samples(fleet, version)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Which processes of an engine get which signal, while which network is exported for which transport."""
+
+    transport: str
+    whom: Callable[[int], list[int]]
+    how: signal.Signals
+    during: str = POLICY
+
+
+STOP, KILL = signal.SIGSTOP, signal.SIGKILL
 
 
 @pytest.mark.parametrize(
-    ("transport", "victim", "deed"),
+    "losses",
     [
-        ("shared_memory", leader, signal.SIGKILL),
-        ("disk", leader, signal.SIGKILL),
-        ("ipc", leader, signal.SIGKILL),
-        ("gloo", leader, signal.SIGKILL),
-        ("gloo", scheduler, signal.SIGKILL),
-        ("gloo", scheduler, signal.SIGSTOP),
+        [
+            Loss("shared_memory", leader, KILL, MEMORY),
+            Loss("disk", leader, KILL),
+            Loss("ipc", leader, KILL, MEMORY),
+            Loss("gloo", scheduler, KILL, MEMORY),
+        ],
+        [
+            Loss("shared_memory", scheduler, STOP),
+            Loss("disk", everything, STOP, MEMORY),
+            Loss("ipc", everything, STOP),
+            Loss("gloo", scheduler, STOP),
+        ],
     ],
+    ids=["killed", "stopped"],
 )
-def test_an_engine_lost_in_the_middle_of_a_push(
-    tmp_path: Path, transport: str, victim: Callable[[Fleet], int], deed: signal.Signals
-) -> None:
-    """The push ends soon, the engine is named, the other one holds and serves the new weights, and none older."""
-    with running(tmp_path, memory=False) as (fleet, told), ranks_of(tmp_path, "one") as ranks:
+def test_engines_lost_in_the_middle_of_a_push(tmp_path: Path, losses: list[Loss]) -> None:
+    """One after another; the last is left."""
+    count = len(losses) + 1
+    with running(tmp_path, engines=count) as (fleet, told), ranks_of(tmp_path, "one") as ranks:
         assert isinstance(ranks, OneRank)
-        policy = RanksLearner(ranks, POLICY)
-        pushing = syncing(fleet, tmp_path, transport, limit_s=10.0, settle_s=5.0)
-        pushing.push(policy)
-        policy.apply(scale, 1.05)
-        interrupt(ranks, MIDDLE, lambda: os.kill(victim(fleet), deed))
-        began = time.monotonic()
-        version = pushing.push(policy)
-        assert time.monotonic() - began < 60
-        assert [member.health.condition.value for member in fleet.members.all] == ["dead", "serving"]
-        assert told[0].startswith("engine 0 is lost")
-        assert held(fleet) == [hashed(policy)]
-        samples(fleet, version)
-        policy.apply(scale, 1.05)
-        assert pushing.push(policy) == version + 1
-        assert held(fleet) == [hashed(policy)]
+        policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
+        pushing = syncing(fleet, tmp_path, "shared_memory")
+        pushing.push(policy, memory)
+        for number, loss in enumerate(losses):
+            how = {"limit_s": LIMIT_S, "settle_s": 5.0}
+            pushing = syncing(fleet, tmp_path, loss.transport, pushing.memory_version, **how)
+            lose_one(fleet, ranks, pushing, loss)
+            assert told[number].startswith(f"engine {number} is lost: dead ("), told
+        assert pushing.push(policy, memory) == count
+        assert held(fleet) == [hashed(policy) | hashed(memory, "memory.")]
         older = FleetSync(fleet, make_transport(fleet, SyncSettings(folder=tmp_path)), -1)
-        with pytest.raises(UserError, match=rf"weights version 0 is older than {version + 1}"):
+        with pytest.raises(UserError, match=rf"weights version 0 is older than {count}"):
             older.push(policy)
 
 
 def test_what_an_engine_holds_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tensor becomes another on one engine only; an older memory network is refused by the other."""
-    with running(tmp_path, memory=True) as (fleet, told), ranks_of(tmp_path, "one") as ranks:
+    """Over engines of two ranks: one tensor becomes another on one engine only; then the other loses a rank."""
+    with running(tmp_path, tp=2) as (fleet, told), ranks_of(tmp_path, "one") as ranks:
+        assert isinstance(ranks, OneRank)
         policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
         pushing = syncing(fleet, tmp_path, "gloo", memory_version=4, verify=True)
         end = Receivers.end
@@ -184,7 +254,7 @@ def test_what_an_engine_holds_is_compared(tmp_path: Path, monkeypatch: pytest.Mo
         def spoil_and_end(receivers: Receivers, stamp: Stamp) -> None:
             name, tensor = next(item for item in policy.export_weights() if item[0] == "model.norm.weight")
             write_bucket(tmp_path / "spoiled", stamp, [(name, tensor + 1)])
-            assert fleet.members.all[1].process.api.load_file(tmp_path / "spoiled", 1) is None
+            assert fleet.members.all[1].process.api.load_file(tmp_path / "spoiled", 2, 60.0) is None
             end(receivers, stamp)
 
         monkeypatch.setattr(Receivers, "end", spoil_and_end)
@@ -193,6 +263,21 @@ def test_what_an_engine_holds_is_compared(tmp_path: Path, monkeypatch: pytest.Mo
         assert [member.health.condition.value for member in fleet.members.all] == ["serving", "dead"]
         assert "engine 1 is lost" in told[0]
         assert "comparison of checksums: tensor model.norm.weight on rank 0 is not what was sent" in told[0]
-        assert held(fleet) == [hashed(policy) | hashed(memory, "memory.")]
-        with pytest.raises(UserError, match="memory version 4 is older than 5, which this engine has"):
-            syncing(fleet, tmp_path, "gloo", memory_version=3).push(policy, memory)
+        assert held(fleet) == [hashed(policy) | hashed(memory, "memory.")] * 2
+        [rank] = scheduler(fleet.members.all[0].process.pid)  # type: ignore[attr-defined]
+        interrupt(ranks, POLICY, MIDDLE, lambda: os.kill(rank, signal.SIGKILL))
+        began = time.monotonic()
+        with pytest.raises(UserError, match=r"no engine is left .*engine 0 is dead \(broadcast of weights: "):
+            pushing.push(policy, memory)
+        assert time.monotonic() - began < 60
+
+
+def test_an_older_memory_network_is_refused(fleet: Fleet, versions: dict[str, int], tmp_path: Path) -> None:
+    """The last test with these engines: they are lost over it."""
+    with ranks_of(tmp_path, "one") as ranks:
+        policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
+        newest = syncing(fleet, tmp_path, "gloo", versions["memory"])
+        newest.push(policy, memory)
+        newest.push(policy, memory)
+        with pytest.raises(UserError, match=rf"memory version {newest.memory_version - 1} is older than"):
+            syncing(fleet, tmp_path, "gloo", newest.memory_version - 2).push(policy, memory)
