@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pandas as pd
 import psutil
 import pytest
 from transformers import AutoModelForCausalLM
+
+from megasharp.checkpoint.run_folder import open_run
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = "examples/fleet_on_cpu/run.yaml"
@@ -74,6 +78,16 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
             return read
         assert time.monotonic() < deadline, read
     raise AssertionError(f"the run ended without {text!r}:\n{read}")
+
+
+def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while True:
+        with suppress(FileNotFoundError):
+            if condition():
+                return
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.005)
 
 
 def rows(runs: Path) -> list[dict[str, float]]:
@@ -145,23 +159,70 @@ def test_a_run_without_engines_ends_and_names_them(tmp_path: Path) -> None:
     assert all_gone(family)
 
 
-def test_weights_travel_by_broadcast_to_engines_apart(tmp_path: Path) -> None:
-    """Disaggregated, without the memory network, and with stale tokens allowed."""
-    with running(
-        tmp_path,
-        "steps=3",
-        "cluster={backend: local, placement: disaggregated}",
-        "policy.offload=[]",
-        "recipe.methods=[grpo]",
-        "rollout.max_staleness=1",
-        "rollout.stragglers=keep",
-        "rollout.oversample=0.5",
-    ) as process:
+def test_an_engine_of_two_ranks_and_a_dead_rank_of_the_policy(tmp_path: Path) -> None:
+    """Every push is verified on both ranks of the engine. A policy's rank killed in a push ends the run."""
+    arguments = ("steps=50", "cluster.backend=local", "rollout.engines=1", "rollout.tp=2", "sync.transport=disk")
+    with running(tmp_path, *arguments) as process:
+        wait_until(process, lambda: len(rows(tmp_path)) >= 2)
+        family = psutil.Process(process.pid).children(recursive=True)
+        rank = next(child for child in family if "spawn_main" in " ".join(child.cmdline()))
+        wait_until(process, lambda: any((tmp_path / "fleet_on_cpu/weights").iterdir()))
+        os.kill(rank.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        output = finish(process, code=1)
+    assert time.monotonic() - killed < 60
+    assert re.match(r"megasharp: rank [01] ended with exit code -9 in \w+; its log is ", output.splitlines()[-1]), (
+        output
+    )
+    assert all_gone(family)
+    assert all(row["policy/engine_gap_max"] < 1e-4 and row["memory/calibration_kl"] > 0 for row in rows(tmp_path))
+
+
+APART = (
+    "cluster={backend: local, placement: disaggregated}",
+    "policy.offload=[]",
+    "recipe.methods=[grpo]",
+    "rollout.max_staleness=1",
+    "rollout.stragglers=keep",
+    "rollout.oversample=0.5",
+    "checkpoint.every=1",
+)
+
+
+def test_a_killed_run_loses_no_prompt_and_trains_on_none_twice(tmp_path: Path) -> None:
+    """Disaggregated, by broadcast, with stale tokens allowed; the data holds prompts far too long."""
+    data = tmp_path / "data.jsonl"
+    records = [{"id": f"🙂 {number}", "numbers": [3, 5, 7], "target": 1 + number} for number in range(300)]
+    too_long = [{"id": f"long {n}", "numbers": [1] * n, "target": n} for n in (20, 50_000)]
+    data.write_text("\n".join(map(json.dumps, [*records[:100], *too_long, *records[100:]])))
+    with running(tmp_path, "steps=90", f"data.path={data}", *APART) as process:
+        wait_until(process, (tmp_path / "fleet_on_cpu/checkpoints/step_000002/manifest.json").exists)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        assert all_gone(family)
+    before = max((tmp_path / "fleet_on_cpu/checkpoints").glob("*/manifest.json"))
+    manifest = json.loads(before.read_text())
+    waiting, done = [entry["position"] for entry in manifest["pending"]], manifest["step"]
+    assert waiting
+
+    with running(tmp_path, f"steps={done + 2}", f"data.path={data}", *APART, "--resume") as process:
         output = finish(process)
     assert "weights by gloo" in output
-    found = rows(tmp_path)
-    assert len(found) == 3
-    assert all(row["rollout/staleness_max"] <= 1 for row in found)
+    assert "2 of 302 prompts in" in output
+    assert [row["step"] for row in rows(tmp_path)] == list(range(1, done + 3))
+    assert all(row["rollout/staleness_max"] <= 1 and row["rollout/unsampled"] == 0 for row in rows(tmp_path))
+    tables = sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))
+    sampled = pd.concat([pd.read_parquet(table) for table in tables])
+    order = [record["id"] for record in records]
+    random.Random("prompts-1-0").shuffle(order)
+    positions = {name: position for position, name in enumerate(order)}
+    trained = [positions[name] for name in sampled.drop_duplicates("group_id")["prompt_id"]]
+    last = json.loads((tmp_path / f"fleet_on_cpu/checkpoints/step_{done + 2:06}/manifest.json").read_text())
+    left = [entry["position"] for entry in last["pending"]]
+    assert len(trained) == 4 * (done + 2)
+    assert sorted([*trained, *left]) == list(range(last["cursor"]["position"]))
+    assert set(waiting) <= {*trained[4 * done :], *left}
 
 
 @pytest.mark.parametrize(
@@ -192,11 +253,13 @@ def test_a_memory_network_with_another_vocabulary(tmp_path: Path) -> None:
     assert "has a vocabulary of 64 tokens" in output.splitlines()[-1]
 
 
-def test_an_engine_that_does_not_start_leaves_no_run_behind(tmp_path: Path) -> None:
+def test_where_an_engine_does_not_start_no_run_stands_in_the_way(tmp_path: Path) -> None:
     with running(tmp_path, "rollout.sglang={mem_fraction_static: 1.0e-5}") as process:
         output = finish(process, code=2)
     last = output.splitlines()[-1]
     assert "did not start: it lacks memory" in last
-    log = tmp_path / "fleet_on_cpu.failed/logs/attempt_1/engine_0.log"
+    log = tmp_path / "fleet_on_cpu/logs/attempt_1/engine_0.log"
     assert str(log.parent) in last and log.exists()
-    assert not (tmp_path / "fleet_on_cpu").exists()
+    again = open_run(tmp_path / "fleet_on_cpu", "", resume=False)
+    again.close()
+    assert again.attempt == 2
