@@ -20,7 +20,7 @@ LIBRARIES = {
     "build": {"torch", "rich"},
     "checkpoint": {"pydantic"},
     "cluster": {"torch", "ray", "numpy", "psutil"},
-    "config": {"torch", "pydantic", "yaml"},
+    "config": {"torch", "pydantic", "pydantic_core", "yaml"},
     "convert": {"torch", "transformers", "safetensors", "tokenizers"},
     "data": {"torch", "transformers", "tokenizers", "datasets", "pyarrow"},
     "evals": {"torch", "numpy", "pydantic", "pandas", "pyarrow"},

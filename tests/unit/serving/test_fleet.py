@@ -14,7 +14,7 @@ import torch
 
 from megasharp.errors import UserError
 from megasharp.serving.client.router import RouterSettings
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from megasharp.types import Completion, FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
 from tests.unit.serving.conftest import Make
 from tests.unit.serving.standin import sampled
 
@@ -60,7 +60,7 @@ def test_no_requests_and_no_samples(make: Make) -> None:
 
 def test_memory_fields_arrive(make: Make) -> None:
     fleet = make(1, memory=True).fleet
-    sampling = SamplingParams(max_tokens=4, memory_mu=0.25, plausible=0.1)
+    sampling = SamplingParams(max_tokens=4, memory_mu=0.25, plausible=Plausible(min_p=0.1))
     completion = fleet.generate(prompts(1), sampling)[0][0]
     assert completion.sampler_logp.tolist() == [-0.25] * 4
     assert completion.policy_logp.tolist() == [-1.0] * 4
