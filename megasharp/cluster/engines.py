@@ -97,8 +97,6 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
     try:
         engines = _started(actors, addresses, key, settings)
     except BaseException:
-        # They remove what their engines leave; those that do not come to it are ended without.
-        ray.wait([actor.kill.remote() for actor in actors], num_returns=len(actors), timeout=_ANSWER_S)
         end_actors(actors)
         raise
     try:

@@ -30,6 +30,7 @@ from megasharp.cluster.layout import Layout
 from megasharp.cluster.slots import Slots, reserve
 from megasharp.errors import UserError, one_line
 from megasharp.scratch import Scratch, parent_for_sockets
+from megasharp.serving.client.launch import remove_leftovers
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MEBIBYTE = 1 << 20
@@ -80,6 +81,8 @@ class RaySession:
         scratch = Scratch("msray-", parent_for_sockets())
         folder = scratch.path
         self._stack.callback(scratch.close)
+        # An actor that is ended by force does not come to it.
+        self._stack.callback(remove_leftovers)
         warden = _start_reaper(folder)
         self._stack.callback(lambda: _end_reaper(warden))
         self._stack.callback(_set_environment(_own_environment(settings.start_limit_s)))
@@ -175,8 +178,9 @@ def _init(address: str, options: Mapping[str, Any]) -> str:
     _read_environment_again()
     # Ray would print paragraphs about a worker that ended; who it was and what it means is ours to say, in one line.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
-    # Ray takes SIGTERM for itself; how a run ends is not Ray's to decide.
+    # Ray takes SIGTERM for itself, in Python and in C++; how a run ends is not Ray's to decide.
     ray._private.utils.set_sigterm_handler = lambda _: None
+    ray._private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
     # A signal for this process and its children would end Ray's servers before anything could be closed.
     ray._private.services.ConsolePopen = partial(subprocess.Popen, start_new_session=True)
     # A Ray that is half started cannot be ended in good order.

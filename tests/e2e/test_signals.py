@@ -41,10 +41,12 @@ def stopped(process: subprocess.Popen[str], send: Callable[[], object]) -> tuple
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")]
+    ("backend", "number", "code", "word"),
+    [("ray", signal.SIGTERM, 143, "stopped by SIGTERM"), ("local", signal.SIGINT, 130, "interrupted")],
 )
-def test_a_run_on_its_way(command: Command, number: int, code: int, word: str) -> None:
-    process = command.start(*command.train("steps=500", "name=a", "policy.tp=2"))
+def test_a_run_on_its_way(command: Command, backend: str, number: int, code: int, word: str) -> None:
+    """The signal goes to the whole group, as `timeout` and a terminal send it."""
+    process = command.start(*command.train("steps=500", "name=a", "policy.tp=2", f"cluster.backend={backend}"))
     metrics = command.runs / "a" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size)
     ended = stopped(process, lambda: os.killpg(process.pid, number))
@@ -52,7 +54,7 @@ def test_a_run_on_its_way(command: Command, number: int, code: int, word: str) -
 
 
 def test_while_ray_starts(command: Command, temporary: Path) -> None:
-    """The signal goes to the whole group, as `timeout` and a terminal send it, and comes twice."""
+    """The signal comes twice."""
     process = command.start(
         *command.train("steps=500", "name=a", "policy.tp=2", "cluster.backend=ray"),
         environment={"TMPDIR": str(temporary)},

@@ -24,7 +24,7 @@ from typing import IO
 
 from megasharp.errors import UserError
 from megasharp.files import private
-from megasharp.scratch import SHARED_MEMORY, Scratch, parent_for_sockets
+from megasharp.scratch import SHARED_MEMORY, Scratch, parent_for_sockets, remove_abandoned
 from megasharp.serving.client import child
 from megasharp.serving.client.api import EngineApi, EngineFailed
 from megasharp.serving.client.handle import EngineHandle
@@ -265,6 +265,12 @@ def engine_config(
         "sleep": settings.sleep,
         "shared": None if shared is None else str(shared),
     }
+
+
+def remove_leftovers() -> None:
+    """Remove the files of engines on this machine whose starters ended without stopping them."""
+    for parent in (parent_for_sockets(), SHARED_MEMORY):
+        remove_abandoned(_FOLDER, parent)
 
 
 def start_one(settings: FleetSettings, index: int, port: int, key: str, address: str = LOOPBACK) -> EngineProcess:
