@@ -66,13 +66,16 @@ def test_all_is_closed_though_more_signals_come(capsys: pytest.CaptureFixture[st
 def test_a_signal_while_a_finished_command_closes(capsys: pytest.CaptureFixture[str]) -> None:
     closed: list[str] = []
 
+    def close() -> None:
+        send(signal.SIGTERM)
+        closed.append("whole")
+
     def command() -> None:
         with signals.ClosingStack() as stack:
-            stack.callback(closed.append, "first")
-            stack.callback(send, signal.SIGTERM)
+            stack.callback(close)
 
     assert outcome(command, capsys)[0] == 143
-    assert closed == ["first"]
+    assert closed == ["whole"]
 
 
 def test_what_is_held_is_not_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
