@@ -64,6 +64,7 @@ class Way:
     name: str
     mu: float | None
     seed: int
+    temperature: float = 1.0
     plausible: Plausible | None = None
 
 
@@ -143,6 +144,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--long", action="store_true", help="train as the quickstart does")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--mu", type=float, nargs="+", default=[0.0, 0.1, 0.2, 0.4])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[], help="more ways for the policy alone")
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--n", type=int, default=32, help="samples for each problem")
     parser.add_argument("--plausible", type=float, help="sample each mu above 0 with this guard (min_p) too")
@@ -166,6 +168,7 @@ def _check_settings(arguments: argparse.Namespace) -> None:
 def _of_seed(arguments: argparse.Namespace, suite: Suite, seed: int) -> Iterator[tuple[str, Found]]:
     """Every way on the models trained with this seed."""
     plain = [Way(PLAIN, None, seed), Way(AGAIN, None, seed + OTHER_SEEDS)]
+    plain += [Way(f"{PLAIN}, temperature {value:g}", None, seed, value) for value in arguments.temperature]
     calibrated = [Way(f"mu = {mu:g}", mu, seed) for mu in arguments.mu]
     if arguments.plausible is not None:
         share: float = arguments.plausible
@@ -256,7 +259,7 @@ def _sample(arguments: argparse.Namespace, suite: Suite, fleet: Fleet, way: Way,
         load_tokenizer(QUICKSTART / "base"),
         n=arguments.n,
         ks=_ks(arguments.n),
-        temperature=1.0,
+        temperature=way.temperature,
         max_tokens=MAX_TOKENS,
         seed=way.seed,
         label=way.name,
