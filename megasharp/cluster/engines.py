@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from megasharp.cluster.connection import usable
 from megasharp.cluster.engine_actor import EngineActor, NotStarted, Started
 from megasharp.cluster.slots import Slots, end_actors
 from megasharp.errors import UserError, one_line
@@ -58,7 +59,7 @@ class ClusterEngine:
 
     def ask_to_end(self) -> None:
         """SIGTERM to the engine, by its actor; returns at once."""
-        if self._ended is None:
+        if self._ended is None and usable():
             self.actor.ask_to_end.remote()
 
     def kill(self) -> None:
@@ -69,7 +70,7 @@ class ClusterEngine:
         end_actors([self.actor])
 
     def _ask(self, method: str, gone: str) -> str | None:
-        if not ray.is_initialized():
+        if not usable():
             return gone
         try:
             answer: str | None = ray.get(getattr(self.actor, method).remote(), timeout=_ANSWER_S)

@@ -17,6 +17,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
+from megasharp.cluster.connection import usable
 from megasharp.cluster.parts import Joiner
 from megasharp.cluster.rank_actor import RankActor, RankFacts
 from megasharp.cluster.slots import Slots, end_actors
@@ -107,7 +108,7 @@ class RayRanks:
 
     def close(self) -> None:
         """Ask the ranks to end; kill those that do not. Nothing to do when they have ended already."""
-        if not self._actors:
+        if not self._actors or not usable():
             return
         with suppress(RayError):
             ray.wait(

@@ -26,6 +26,7 @@ import psutil
 from megasharp import signals
 from megasharp.cluster import reaper
 from megasharp.cluster.capacity import NodeCapacity, check_capacity
+from megasharp.cluster.connection import usable
 from megasharp.cluster.layout import Layout
 from megasharp.cluster.slots import Slots, reserve
 from megasharp.errors import UserError, one_line
@@ -301,12 +302,18 @@ def _shutdown() -> None:
 def _end(folder: Path) -> None:
     """End our own Ray, and see that nothing of it is left: its servers, its workers and what those started."""
     family = _family(folder)
+    if not usable():
+        _kill(family)
     _shutdown()
     _, left = psutil.wait_procs(family, timeout=_STOP_S)
-    for process in left:
+    _kill(left)
+    psutil.wait_procs(left, timeout=_STOP_S)
+
+
+def _kill(family: Sequence[psutil.Process]) -> None:
+    for process in family:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=_STOP_S)
 
 
 def _start_reaper(folder: Path) -> subprocess.Popen[str]:

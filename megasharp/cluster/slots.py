@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megasharp.cluster.connection import usable
 from megasharp.cluster.layout import Layout
 from megasharp.errors import UserError
 
@@ -67,10 +68,10 @@ def reserve(layout: Layout, limit_s: float) -> Slots:
 
 
 def end_actors(actors: Sequence[Any], limit_s: float = 20.0) -> None:
-    """Kill the actors' processes and wait until Ray knows them dead; harmless when they, or Ray, are gone."""
+    """Kill the actors' processes and wait until Ray knows them dead; nothing to do where they, or Ray, are gone."""
     import ray
 
-    if not ray.is_initialized():
+    if not usable():
         return
     for actor in actors:
         ray.kill(actor, no_restart=True)
@@ -132,9 +133,8 @@ def _gpu_here() -> str:
 
 
 def _remove(groups: Sequence[Any]) -> None:
-    import ray
     from ray.util import remove_placement_group
 
-    if ray.is_initialized():
+    if usable():
         for group in groups:
             remove_placement_group(group)

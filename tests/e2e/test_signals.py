@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,8 @@ import pytest
 from quickstart import Command
 
 _LIMIT_S = 120.0
+
+Send = Callable[[subprocess.Popen[str], int], None]
 
 
 @pytest.fixture
@@ -40,16 +43,32 @@ def stopped(process: subprocess.Popen[str], send: Callable[[], object]) -> tuple
     return process.returncode, error
 
 
+def to_the_group(process: subprocess.Popen[str], number: int) -> None:
+    """As `timeout` and a terminal send it."""
+    os.killpg(process.pid, number)
+
+
+def to_all(process: subprocess.Popen[str], number: int) -> None:
+    """As Slurm sends it: to Ray's servers and the actors too."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    for member in [*family, psutil.Process(process.pid)]:
+        with suppress(psutil.NoSuchProcess):
+            member.send_signal(number)
+
+
 @pytest.mark.parametrize(
-    ("backend", "number", "code", "word"),
-    [("ray", signal.SIGTERM, 143, "stopped by SIGTERM"), ("local", signal.SIGINT, 130, "interrupted")],
+    ("backend", "send", "number", "code", "word"),
+    [
+        ("ray", to_all, signal.SIGTERM, 143, "stopped by SIGTERM"),
+        ("local", to_all, signal.SIGTERM, 143, "stopped by SIGTERM"),
+        ("local", to_the_group, signal.SIGINT, 130, "interrupted"),
+    ],
 )
-def test_a_run_on_its_way(command: Command, backend: str, number: int, code: int, word: str) -> None:
-    """The signal goes to the whole group, as `timeout` and a terminal send it."""
+def test_a_run_on_its_way(command: Command, backend: str, send: Send, number: int, code: int, word: str) -> None:
     process = command.start(*command.train("steps=500", "name=a", "policy.tp=2", f"cluster.backend={backend}"))
     metrics = command.runs / "a" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size)
-    ended = stopped(process, lambda: os.killpg(process.pid, number))
+    ended = stopped(process, lambda: send(process, number))
     assert ended == (code, f"megasharp: {word}; continue with --resume\n")
 
 
