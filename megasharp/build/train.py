@@ -103,7 +103,7 @@ class _Run:
         with self._clock.stage("start"):
             placement = open_placement(checked)
             stack.callback(placement.close)
-            serving = open_serving(checked, placement, folder.root, folder.logs, self._progress.note)
+            serving = open_serving(checked, placement, folder.root, folder.logs, self._note)
             stack.callback(serving.close)
             learners = make_learners(checked, placement, folder.logs)
             stack.callback(learners.policy.close)
@@ -123,6 +123,11 @@ class _Run:
         stack.callback(self._log.close)
         self._last: Mapping[str, float] = {}
         self._tokens = 0.0
+
+    def _note(self, text: str) -> None:
+        """What engines tell; after a signal it is only that they end, too."""
+        if signals.arrived() is None:
+            self._progress.note(text)
 
     def train(self) -> None:
         """Evaluate, train, evaluate, sum up."""

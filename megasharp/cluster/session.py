@@ -319,7 +319,10 @@ def _kill(family: Sequence[psutil.Process]) -> None:
 def _start_reaper(folder: Path) -> subprocess.Popen[str]:
     """Its own session: what interrupts the driver must not end it."""
     return subprocess.Popen(
-        [sys.executable, "-m", reaper.__name__, str(folder)], stdin=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-P", "-m", reaper.__name__, str(folder)],
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
