@@ -99,8 +99,8 @@ def read_records(path: Path) -> list[CountdownRecord]:
     Raises UserError, naming the file and the line, for a missing or empty file, a bad line, a repeated id.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
         raise UserError(f"{path}: cannot read this data file ({error}); check data.path") from error
     records = [_record(line, f"{path}:{row}") for row, line in enumerate(lines, start=1) if line.strip()]
     if not records:
@@ -113,9 +113,11 @@ def read_records(path: Path) -> list[CountdownRecord]:
     return records
 
 
-def _record(line: str, where: str) -> CountdownRecord:
+def _record(line: bytes, where: str) -> CountdownRecord:
     try:
-        fields = json.loads(line)
+        fields = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: not UTF-8 text ({error.reason} at its byte {error.start + 1})") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not a JSON object ({error}); write one object per line") from error
     if not isinstance(fields, dict):
