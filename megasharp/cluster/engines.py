@@ -64,9 +64,11 @@ class ClusterEngine:
 
     def kill(self) -> None:
         """End the engine's process group, then its actor; harmless when they are gone."""
+        ended: str | None = None
         with suppress(GetTimeoutError):
-            self._ended = self._ended or self._ask("kill", _GONE)
-        self._ended = self._ended or "it was stopped"
+            # Even where its first process has ended: others of its group may not have.
+            ended = self._ask("kill", _GONE)
+        self._ended = self._ended or ended or "it was stopped"
         end_actors([self.actor])
 
     def _ask(self, method: str, gone: str) -> str | None:

@@ -236,6 +236,24 @@ def test_engines_that_do_not_start(tmp_path: Path, change: dict[str, object], re
     assert_nothing_is_left(tmp_path)
 
 
+def test_an_engine_killed_while_its_processes_import(tmp_path: Path) -> None:
+    """They do not know SGLang yet, which would end them with their parent."""
+    with launch.HeldPort() as port:
+        engine = launch.start_one(settings(tmp_path), 0, port.number, "key")
+    try:
+        first = psutil.Process(engine.pid)
+        deadline = time.monotonic() + 120
+        while len(spawned := [child for child in first.children() if "spawn_main" in " ".join(child.cmdline())]) < 2:
+            assert time.monotonic() < deadline and engine.exit_reason() is None, engine.tail()
+            time.sleep(0.05)
+        # Long enough to come to their imports, which take seconds.
+        time.sleep(1.0)
+        os.kill(engine.pid, signal.SIGKILL)
+        assert psutil.wait_procs(spawned, timeout=3)[1] == []
+    finally:
+        engine.kill()
+
+
 def test_nothing_of_an_engine_listens_beyond_the_loopback(tmp_path: Path) -> None:
     """Its server, and where its two ranks meet."""
     fleet = start_fleet(replace(settings(tmp_path, memory=True), engines=1, tp=2), FleetOptions(watch=WATCH))

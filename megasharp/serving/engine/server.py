@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from megasharp.serving.engine import lifeline
 from megasharp.serving.engine.config import EngineConfig, check_config, check_flags, cpu_binding
 from megasharp.serving.engine.flags import installed_flags
-from megasharp.serving.engine.lifeline import end_with_parent
 from megasharp.serving.engine.settings import EngineSettings
 from megasharp.serving.engine.sleeping import Sleep
 from megasharp.serving.engine.torchvision_ops import define_missing_ops
@@ -16,7 +16,7 @@ from megasharp.serving.engine.version import PLATFORM_NAME, check_build, check_i
 _MODELS = "megasharp.serving.engine.models"
 
 # Now: a child imports this module to find its function, and then SGLang to read the function's arguments.
-end_with_parent()
+lifeline.end_with_parent()
 define_missing_ops()
 
 
@@ -41,6 +41,7 @@ def serve(config: EngineConfig) -> None:
 def prepare(settings: EngineSettings, device: str, tp: int) -> None:
     """Set this process, and through its environment its children, up for SGLang; before SGLang's first import."""
     settings.publish()
+    lifeline.publish()
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = _MODELS
     if device == "cpu":
         os.environ["SGLANG_PLATFORM"] = PLATFORM_NAME

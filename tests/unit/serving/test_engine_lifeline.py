@@ -1,39 +1,50 @@
-"""A child that finds its parent gone ends, however late it looks."""
+"""A spawned child ends with the engine's first process, from the import of its function's module on."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-PARENT = """
+# As `server.py` does it: spawned children import this module to find their function.
+ENGINE = """
 import multiprocessing, os, sys, time
-from megasharp.serving.engine.lifeline import end_with_parent
+from megasharp.serving.engine import lifeline
 
-def child(late):
+LATE = "late" in sys.argv
+
+if __name__ == "__mp_main__":
     print(os.getpid(), flush=True)
-    if late:
-        # The parent is gone by the time this child looks.
-        while os.getppid() == multiprocessing.parent_process().pid:
-            time.sleep(0.01)
-    end_with_parent()
+    # The parent is gone by the time a late child looks.
+    while LATE and os.getppid() == int(os.environ["MEGASHARP_ENGINE_PID"]):
+        time.sleep(0.01)
+    lifeline.end_with_parent()
+    # SGLang's imports, in which the parent may end.
     time.sleep(600)
 
+def child():
+    pass
+
 if __name__ == "__main__":
-    multiprocessing.get_context("fork").Process(target=child, args=(sys.argv[1] == "late",)).start()
+    lifeline.end_with_parent()
+    lifeline.publish()
+    lifeline.end_with_parent()
+    multiprocessing.get_context("spawn").Process(target=child).start()
     time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_children_end_with_their_parent(when: str) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, when], stdout=subprocess.PIPE, text=True)
+def test_children_end_with_their_parent(tmp_path: Path, when: str) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(ENGINE)
+    parent = subprocess.Popen([sys.executable, str(script), when], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     try:
@@ -45,11 +56,3 @@ def test_children_end_with_their_parent(when: str) -> None:
     finally:
         if child.is_running():
             child.kill()
-
-
-def test_a_process_of_its_own_goes_on() -> None:
-    """No parent by multiprocessing: an engine's first process, whose life the launcher ties to the run."""
-    assert multiprocessing.parent_process() is None
-    subprocess.run(
-        [sys.executable, "-c", "from megasharp.serving.engine.lifeline import end_with_parent as e; e()"], check=True
-    )
