@@ -52,6 +52,7 @@ def check(config: RunConfig, where: str) -> Checked:
     """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
     refuse_unbuilt(config, where)
     check_collection(config.rollout, where)
+    check_sampling(config.rollout, where)
     check_engine_keys(config, where)
     recipes = build_recipes(config, where)
     if config.eval.with_memory and recipes.needs.memory is None:
@@ -81,7 +82,7 @@ def check(config: RunConfig, where: str) -> Checked:
     memory = _check_memory(config, recipes, architecture, where)
     if config.rollout.engine == "sglang":
         check_context(config, architecture.max_positions, where)
-        check_engines(fleet_settings(config, folder, memory.folder if memory else None, Path()))
+        check_engines(fleet_settings(config, folder, memory.folder if memory else None, Path()), where)
     tokenizer = load_tokenizer(folder)
     if config.data.path is None:
         raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")
@@ -113,6 +114,15 @@ def check_collection(rollout: RolloutConfig, where: str) -> None:
         raise UserError(
             f"{where}: rollout.stragglers=keep lets responses go on under new weights, which rollout.max_staleness=0 "
             "forbids; raise max_staleness or set stragglers=abort"
+        )
+
+
+def check_sampling(rollout: RolloutConfig, where: str) -> None:
+    """Refuse what leaves nothing to learn from; SGLang would call it greedy and leave the temperature out."""
+    if rollout.top_k == 1:
+        raise UserError(
+            f"{where}: rollout.top_k=1 samples one response again and again, which teaches nothing; "
+            "use 0 (off) or at least 2"
         )
 
 

@@ -228,7 +228,7 @@ def test_a_killed_run_loses_no_prompt_and_trains_on_none_twice(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("rollout.sglang={pp_size: 2}", "pp_size 2 is refused: weight updates are checked against whole networks"),
+        ("rollout.sglang={pp_size: 2}", "run.yaml: rollout.sglang.pp_size 2 is refused: weight updates are checked"),
         ("rollout.sglang={attention_backend: fa3}", "SGLang's only one on a CPU is torch_native"),
         ("rollout.sglang={max_total_token: 5}", "max_total_token is no flag of the installed SGLang; did you mean"),
         ("rollout.sglang={log_level: info}", "SGLang would write the run's key into its log"),

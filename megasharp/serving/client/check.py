@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
-import sys
-from pathlib import Path
 
 from megasharp.errors import UserError
 from megasharp.scratch import Scratch
@@ -22,10 +21,26 @@ from megasharp.serving.client.launch import (
 _LIMIT_S = 300.0
 # Nothing listens during a check.
 _NO_PORT = 1
+_REFUSAL = "error: "
+_WRONG_PYTHON = "the engines' Python"
+_A_FLAG = re.compile(r"(?<![\w./])sglang\.(?=[a-z])")
+_SET_BY = re.compile(r"set by the engine's key (\w+)")
+# A run's keys by the engine's; what is not here no key sets.
+_KEYS = {
+    "model": "model.path",
+    "device": "policy.device",
+    "dtype": "model.dtype",
+    "tp": "rollout.tp",
+    "deterministic": "deterministic",
+    "sleep": "cluster.placement",
+}
 
 
-def check_engines(settings: FleetSettings) -> None:
-    """Raises UserError with the engine's own reason: another SGLang, unknown flags, networks that do not fit."""
+def check_engines(settings: FleetSettings, where: str) -> None:
+    """Raises UserError with the engine's own reason: another SGLang, unknown flags, networks that do not fit.
+
+    `where` names the configuration file.
+    """
     check_python(settings)
     with Scratch("megasharp-check-") as folder:
         config = folder / "engine.json"
@@ -45,8 +60,16 @@ def check_engines(settings: FleetSettings) -> None:
     if ended.returncode == 0:
         return
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
-    last = lines[-1].removeprefix("error: ") if lines else f"exit code {ended.returncode}"
-    if "No module named" in last or settings.python == Path(sys.executable):
-        how = how_to_build(settings.device)
-        last = f"{last}; rollout.python must name a Python with SGLang and megasharp; build one {how}"
-    raise UserError(f"rollout.python: {settings.python}: {last}")
+    last = lines[-1] if lines else f"exit code {ended.returncode}"
+    reason = last.removeprefix(_REFUSAL)
+    if "No module named" in last:
+        reason += f"; a Python with SGLang and megasharp is built {how_to_build(settings.device)}"
+    elif last.startswith(_REFUSAL) and not reason.startswith(_WRONG_PYTHON):
+        raise UserError(f"{where}: {_in_the_runs_words(reason)}")
+    raise UserError(f"rollout.python: {settings.python}: {reason}")
+
+
+def _in_the_runs_words(reason: str) -> str:
+    """The engine knows only its own keys."""
+    named = _SET_BY.sub(lambda match: f"set by {_KEYS.get(match[1], 'the run')}", reason)
+    return _A_FLAG.sub("rollout.sglang.", named)

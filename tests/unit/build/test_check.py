@@ -1,11 +1,12 @@
-"""Keys of collection that cannot be followed are refused in one line."""
+"""Keys of collection and sampling that cannot be followed are refused in one line."""
 
 from __future__ import annotations
 
 import pytest
 
-from megasharp.build.check import check_collection
-from megasharp.config.run import RolloutConfig
+from megasharp.build.check import check, check_collection
+from megasharp.config.core import apply_overrides, parse_yaml, validate
+from megasharp.config.run import RolloutConfig, RunConfig
 from megasharp.errors import UserError
 
 
@@ -29,3 +30,11 @@ def test_kept_stragglers_need_staleness() -> None:
 
 def test_the_defaults_pass() -> None:
     check_collection(RolloutConfig(), "run.yaml")
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "sglang"])
+def test_one_token_to_choose_from_is_no_sampling(engine: str) -> None:
+    minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown, path: train.jsonl}}"
+    tree = apply_overrides(parse_yaml(minimal, "minimal"), [f"rollout={{engine: {engine}, top_k: 1}}"])
+    with pytest.raises(UserError, match=r"run\.yaml: rollout\.top_k=1 samples one response again and again"):
+        check(validate(RunConfig, tree, "minimal"), "run.yaml")
