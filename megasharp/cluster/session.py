@@ -1,6 +1,6 @@
 """Ray itself: one of our own on this machine, or the cluster that RAY_ADDRESS names; and the slots reserved in it.
 
-Always with Ray's token. Our own has a token nobody else knows, listens on the loopback interface only, has its own
+Always with Ray's token: a cluster that asks for none is refused. Our own has a token nobody else knows, listens on the loopback interface only, has its own
 ports and folder, no dashboard and no usage reports, and ends with this process, however that ends.
 """
 
@@ -88,6 +88,7 @@ class RaySession:
         self._stack.callback(lambda: _end_reaper(warden))
         self._stack.callback(_set_environment(_own_environment(settings.start_limit_s)))
         self._stack.callback(lambda: _end(folder))
+        self._stack.callback(lambda: _tell_reaper(warden, reaper.CLOSING))
         options = {
             "num_cpus": settings.cpus,
             "num_gpus": settings.gpus,
@@ -97,7 +98,7 @@ class RaySession:
         }
         try:
             self.address = _init("local", options)
-            _tell_reaper(warden, _family(folder))
+            _tell_reaper(warden, reaper.described(_family(folder)))
         except Exception as error:
             raise UserError(
                 f"cluster.backend: ray: Ray did not start on this machine: {one_line(error)}; is there room in "
@@ -109,6 +110,7 @@ class RaySession:
         loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host in _LOOPBACK else {}
         self._stack.callback(_set_environment({"RAY_AUTH_MODE": "token", **_quiet(), **loopback}))
         _ask(address, limit)
+        _refuse_without_token(address, limit)
         self._stack.callback(_shutdown)
         try:
             self.address = _init(address, {})
@@ -258,14 +260,8 @@ def _host(address: str) -> str:
 def _ask(address: str, limit: float) -> None:
     """Ask the cluster for its nodes from a process that can be ended: Ray itself may wait for ever for an answer."""
     began = time.monotonic()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen([sys.executable, "-c", _QUESTION, address], stdout=output, stderr=output)
-        try:
-            code, text = _answer(process, output, limit)
-        finally:
-            process.kill()
-            process.wait()
-    refused = any(word in text for word in _TOKEN_REFUSED)
+    code, text = _question(address, limit, os.environ)
+    refused = _refused(text)
     if refused or _NO_TOKEN in text:
         fault = "does not take our token" if refused else "needs a token"
         raise UserError(
@@ -279,6 +275,31 @@ def _ask(address: str, limit: float) -> None:
         )
 
 
+def _refuse_without_token(address: str, limit: float) -> None:
+    """A Ray that takes a token made up here asks for none: whoever reaches it could run programs in it."""
+    code, text = _question(address, limit, {**os.environ, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    if code == 0 and not _refused(text):
+        raise UserError(
+            f"the Ray cluster at {address} asks nobody for a token; start it with RAY_AUTH_MODE=token and a token in "
+            "RAY_AUTH_TOKEN, and give this run the same token"
+        )
+
+
+def _question(address: str, limit: float, environment: Mapping[str, str]) -> tuple[int | None, str]:
+    with tempfile.TemporaryFile() as output:
+        command = [sys.executable, "-c", _QUESTION, address]
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        try:
+            return _answer(process, output, limit)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _refused(text: str) -> bool:
+    return any(word in text for word in _TOKEN_REFUSED)
+
+
 _QUESTION = "import sys, ray; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info()"
 
 
@@ -288,7 +309,7 @@ def _answer(process: subprocess.Popen[bytes], output: IO[bytes], limit: float) -
     while True:
         code = process.poll()
         text = os.pread(output.fileno(), _MEBIBYTE, 0).decode("utf-8", "replace")
-        if code is not None or time.monotonic() > deadline or any(word in text for word in _TOKEN_REFUSED):
+        if code is not None or time.monotonic() > deadline or _refused(text):
             return code, text
         time.sleep(_POLL_S)
 
@@ -326,10 +347,11 @@ def _start_reaper(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def _tell_reaper(process: subprocess.Popen[str], family: Sequence[psutil.Process]) -> None:
+def _tell_reaper(process: subprocess.Popen[str], text: str) -> None:
     assert process.stdin is not None
-    process.stdin.write(reaper.described(family))
-    process.stdin.flush()
+    # Where it was killed, the driver goes on without it.
+    with suppress(BrokenPipeError):
+        print(text, file=process.stdin, flush=True)
 
 
 def _end_reaper(process: subprocess.Popen[str]) -> None:

@@ -5,6 +5,7 @@ Ray's own start takes seconds, so the tests share one.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -181,7 +183,9 @@ slots = session.reserve(make_layout(Needs(0, 1, 1, 1)))
 here = Path("/")
 actor = slots.actor(EngineActor, 0, FleetSettings(python=here, model=here, log_folder=here), 0, "127.0.0.1", "key")
 print(ray.get(actor.start.remote()).text, flush=True)
-time.sleep(600)
+while True:
+    time.sleep(2)
+    ray.get(ray.put(0))
 """
 
 
@@ -189,18 +193,43 @@ time.sleep(600)
 def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(script)], stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def test_ray_ends_with_a_killed_driver(tmp_path: Path) -> None:
-    """It has a Ray of its own, beside the one of these tests."""
+@pytest.mark.parametrize("victim", ["driver", "raylet"])
+def test_ray_and_its_driver_end_together(tmp_path: Path, victim: str) -> None:
+    """It has a Ray of its own, beside the one of these tests. A server's end is told, and only that."""
     with driver(tmp_path) as process:
         assert process.stdout is not None and "rollout.python" in process.stdout.readline()
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 5, "servers and an actor"
-        process.kill()
+        next((child for child in family if child.name() == victim), process).kill()
         assert psutil.wait_procs(family, timeout=20)[1] == []
+        _, said = process.communicate(timeout=20)
+    told = [line for line in said.splitlines() if line.startswith("megasharp: ")]
+    expected = f"megasharp: Ray's {victim} ended, and with it this run; continue with --resume"
+    assert told == ([] if victim == "driver" else [expected]), said
+
+
+@pytest.fixture
+def without_token(tmp_path: Path) -> Iterator[str]:
+    """A Ray's first server, which asks for no token."""
+    ray: Any = importlib.import_module("ray")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = Path(ray.__file__).parent / "core/src/ray/gcs/gcs_server"
+    command = [str(server), f"--log_dir={tmp_path}", f"--session-dir={tmp_path}", f"--gcs_server_port={port}"]
+    command += ["--node-ip-address=127.0.0.1", "--session-name=test", "--config_list=e30=", "--node-id=" + "0" * 56]
+    with subprocess.Popen(command, env={"RAY_AUTH_MODE": "disabled"}) as process:
+        yield f"127.0.0.1:{port}"
+        process.kill()
+
+
+def test_a_ray_that_asks_for_no_token_is_refused(without_token: str) -> None:
+    said = joining(without_token, "0" * 64)
+    assert said.startswith(f"refused the Ray cluster at {without_token} asks nobody for a token; "), said

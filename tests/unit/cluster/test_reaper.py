@@ -1,0 +1,65 @@
+"""The reaper with stand-ins for Ray's servers: what it ends, and when it tells of one that ended by itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from megasharp.cluster import reaper
+
+TOLD = "megasharp: Ray's raylet ended, and with it this run; continue with --resume\n"
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[psutil.Popen]]:
+    """Processes that bear the names of Ray's."""
+    processes = []
+    for name in ("gcs_server", "raylet", "agent"):
+        shutil.copy("/bin/sleep", tmp_path / name)
+        processes.append(psutil.Popen([str(tmp_path / name), "600"]))
+    yield processes
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    ("ended", "last", "told"),
+    [(None, "", ""), ("raylet", "", TOLD), ("raylet", reaper.CLOSING, ""), ("agent", "", "")],
+)
+def test_only_a_server_that_ended_first_is_told(
+    tmp_path: Path, servers: list[psutil.Popen], ended: str | None, last: str, told: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    command = [sys.executable, "-P", "-m", reaper.__name__, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        print(reaper.described(servers), file=process.stdin, flush=True)
+        wait_until(lambda: psutil.Process(process.pid).num_fds() >= 5)
+        if last:
+            print(last, file=process.stdin, flush=True)
+        for server in servers:
+            if server.name() == ended:
+                server.kill()
+        time.sleep(0.2)
+        _, said = process.communicate(timeout=30)
+    assert said == told
+    assert all(server.wait(5) is not None for server in servers), "all are ended"
+    assert not folder.exists()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
