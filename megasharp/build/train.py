@@ -211,7 +211,7 @@ class _Run:
             self._progress.note(
                 f"step {step}: the engine's log-probs are {gap:.3g} nats off the learner's on average "
                 f"(guard.engine_gap is {limit:g}): it samples another policy than the one that is trained; look at "
-                "sync.verify, rollout.max_staleness and the dtypes of both"
+                "sync.verify, sync.in_flight, rollout.max_staleness and the dtypes of both"
             )
 
     def _checkpoint(self, step: int, skipped_in_a_row: int) -> None:

@@ -19,10 +19,10 @@ class SyncSettings:
 
     `bucket_mb` (MiB) bounds what is in flight at once. `folder` is where the transport writes: null for /dev/shm, and
     required for disk. `in_flight` is what becomes of running requests: `retract` computes their cache again with the
-    new weights, `in_place` goes on with what they have. `host` is the address at which engines reach the learner's
-    ranks for a broadcast. An engine that needs more than `limit_s` seconds for one call of a push is lost: for a
-    bucket, and from disk or for checksums for all weights. A broadcast's group may take `join_s` to form, and an
-    engine `settle_s` to come out of a broadcast that failed.
+    new weights, `in_place` goes on with what they have (later requests never see that). `host` is the address at which
+    engines reach the learner's ranks for a broadcast. An engine that needs more than `limit_s` seconds for one call of
+    a push is lost: for a bucket, and from disk or for checksums for all weights. A broadcast's group may take `join_s`
+    to form, and an engine `settle_s` to come out of a broadcast that failed.
     """
 
     transport: TransportName = "shared_memory"

@@ -22,17 +22,17 @@ from megasharp.serving.bucket import Stamp, checksum, new_stamp, write_bucket
 Errors = dict[str, float]
 TOLERANCES = {"sampler": 1e-5, "policy": 1e-5, "memory": 1e-5, "kl": 1e-5, "argmax": 0.0}
 TRUNCATED = ({"top_p": 0.7}, {"top_k": 9}, {"top_k": 20, "top_p": 0.6}, {})
-_PAGES = {"page_size": 16, "chunked_prefill_size": 64, "disable_overlap_schedule": True}
+_ONE_BY_ONE = {"page_size": 16, "chunked_prefill_size": 64, "disable_overlap_schedule": True}
 # Name of a setup: policy, memory and further keys of the engine's config. Page size 1 and overlapped steps are SGLang's
-# defaults; `pages` has pages of 16, prefill in chunks of 64 and one step after the other.
+# defaults; `one by one` has pages of 16, prefill in chunks of 64 and one step after the other.
 SETUPS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "Qwen3": ("policy3", None, {}),
-    "Qwen3, pages": ("policy3", None, {"sglang": _PAGES}),
-    "Qwen2, tp 2": ("policy2", None, {"tp": 2, "deterministic": True}),
+    "Qwen3, one by one": ("policy3", None, {"sglang": _ONE_BY_ONE}),
+    "Qwen2, tp 2, chunks": ("policy2", None, {"tp": 2, "deterministic": True, "sglang": {"chunked_prefill_size": 64}}),
     "Qwen3 + Qwen3": ("policy3", "memory3", {"sleep": True}),
     "Qwen3 + Qwen3, tp 2": ("policy3", "memory3", {"tp": 2, "deterministic": True}),
-    "Qwen2 + Qwen3, pages": ("policy2", "memory3", {"sglang": _PAGES}),
-    "Qwen3 + Qwen2, tp 2": ("policy3", "memory2", {"tp": 2, "deterministic": True}),
+    "Qwen2 + Qwen3, one by one": ("policy2", "memory3", {"sglang": _ONE_BY_ONE}),
+    "Qwen3 + Qwen2, tp 2, pages": ("policy3", "memory2", {"tp": 2, "deterministic": True, "sglang": {"page_size": 16}}),
 }
 
 

@@ -239,6 +239,15 @@ def test_engines_go_on_while_weights_are_pushed(engines: Engines, mode: InFlight
     run.check_prompts()
 
 
+def test_prompts_that_come_after_a_push_in_place_are_read_anew(engines: Engines) -> None:
+    """The engines still have them cached as the weights before read them."""
+    run = Run(engines, SyncSettings(in_flight="in_place"))
+    for _ in range(2):
+        run.source.taken = 0
+        assert worst(run.weights, run.step(1).groups) < TOLERANCE
+        run.push()
+
+
 def test_a_prompt_over_its_time_limit_is_an_outcome(engines: Engines) -> None:
     """Its responses are masked as infra failures, with the tokens that they have."""
     fleet, _, _ = engines

@@ -25,7 +25,7 @@ from megasharp.types import SamplingParams
 
 pytestmark = pytest.mark.long
 
-WITH_MEMORY, PLAIN, RANKS = "Qwen3 + Qwen3", "Qwen3", "Qwen3 + Qwen2, tp 2"
+WITH_MEMORY, PLAIN, RANKS = "Qwen3 + Qwen3", "Qwen3", "Qwen3 + Qwen2, tp 2, pages"
 
 
 @pytest.fixture(scope="module", params=SETUPS)
@@ -50,7 +50,7 @@ def check(pair: Pair, prompts: list[list[int]], sampling: list[dict[str, Any]]) 
     return answers
 
 
-@pytest.mark.parametrize("pair", [WITH_MEMORY, RANKS, "Qwen2 + Qwen3, pages"], indirect=True)
+@pytest.mark.parametrize("pair", [WITH_MEMORY, RANKS, "Qwen2 + Qwen3, one by one"], indirect=True)
 def test_guard_bars_what_the_policy_finds_implausible(pair: Pair) -> None:
     """Either form, per request, in one batch; the closed form is in float64."""
     custom: list[dict[str, float]] = [
@@ -92,7 +92,7 @@ def test_empirical_distribution(pair: Pair) -> None:
     assert float(((counts - policy) ** 2 / policy).sum()) > 10 * freedom
 
 
-@pytest.mark.parametrize("pair", [RANKS, "Qwen2, tp 2"], indirect=True)
+@pytest.mark.parametrize("pair", [RANKS, "Qwen2, tp 2, chunks"], indirect=True)
 def test_seeds_fix_the_tokens_and_are_the_in_process_engines(pair: Pair) -> None:
     """In any batch; the oracle draws from transformers' logits with the in-process engine's own function."""
     prompt, seeds = prompt_of(8, 41), (5, -3, 2**63 - 1)
