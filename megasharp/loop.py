@@ -18,7 +18,7 @@ bounded, and `max_staleness: 0` is strictly on-policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from megasharp.algos.base import Needs
@@ -170,7 +170,8 @@ def _collect(parts: Parts, plan: Plan, recipe: Recipe, step: int) -> Collected:
     collected = parts.rollouts.collect(parts.stream, order)
     for stage, seconds in collected.seconds.items():
         parts.clock.add(stage, seconds)
-    return collected
+    asked = {} if order.memory is None else {"memory/mu": order.memory.mu}
+    return replace(collected, figures={**collected.figures, **asked})
 
 
 def _update(parts: Parts, recipe: Recipe, groups: Sequence[Group], seed: int) -> tuple[StepStats, Metrics]:

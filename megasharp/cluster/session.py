@@ -1,7 +1,8 @@
 """Ray itself: one of our own on this machine, or the cluster that RAY_ADDRESS names; and the slots reserved in it.
 
-Always with Ray's token: a cluster that asks for none is refused. Our own has a token nobody else knows, listens on the loopback interface only, has its own
-ports and folder, no dashboard and no usage reports, and ends with this process, however that ends.
+Always with Ray's token: a cluster that asks for none is refused. Our own has a token nobody else knows, listens on the
+loopback interface only, has its own ports and folder, no dashboard and no usage reports, and ends with this process,
+however that ends.
 """
 
 from __future__ import annotations

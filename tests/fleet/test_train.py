@@ -107,7 +107,8 @@ def all_gone(family: list[psutil.Process]) -> bool:
 
 
 def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
-    with running(tmp_path, "steps=2", "checkpoint.every=1") as process:
+    mu = "recipe.dlc.mu={start: 0.3, end: 0.1, steps: 2}"
+    with running(tmp_path, "steps=2", "checkpoint.every=1", mu) as process:
         wait_for(process, "step 1/2")
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(engine_leaders(process)) == 2
@@ -124,9 +125,13 @@ def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
     sampled = pd.read_parquet(tmp_path / "fleet_on_cpu/rollouts/step_000002.parquet")
     assert len(sampled) == 4 * 8 and set(sampled["policy_version"]) == {1}
 
-    with running(tmp_path, "steps=3", "--resume") as process:
+    with running(tmp_path, "steps=3", "--resume", mu) as process:
         finish(process)
     third = rows(tmp_path)[2]
+    assert [row["memory/mu"] for row in rows(tmp_path)] == pytest.approx([0.3, 0.2, 0.1])
+    # Engines did as asked: the calibrated distributions' distance from the policy's goes with the square of mu.
+    assert second["memory/calibration_kl"] < first["memory/calibration_kl"] / 2
+    assert third["memory/calibration_kl"] < first["memory/calibration_kl"] / 6
     assert third["policy/engine_gap_max"] < 1e-4
     assert set(pd.read_parquet(tmp_path / "fleet_on_cpu/rollouts/step_000003.parquet")["policy_version"]) == {2}
 

@@ -228,10 +228,11 @@ def test_with_dlc_the_sampler_is_told_mu_and_the_memory_observes_and_is_pushed()
     stand_in = StandIn({})
     _run(stand_in, _plan(1), methods=("grpo", "dlc"))
     assert stand_in.orders[0].memory is not None and stand_in.orders[0].memory.mu == 0.2
+    assert stand_in.values[0]["memory/mu"] == 0.2
     assert stand_in.calls == ["collect", "annotate", "step", "observe 2", "push both", "after 1"]
     plain = StandIn({})
     _run(plain, _plan(1))
-    assert plain.orders[0].memory is None
+    assert plain.orders[0].memory is None and "memory/mu" not in plain.values[0]
 
 
 def test_the_rollouts_are_told_what_the_step_wants_and_their_figures_and_seconds_are_kept() -> None:
