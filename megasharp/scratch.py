@@ -1,21 +1,28 @@
 """Temporary files that do not outlive their owner for long: what a killed process left, the next one removes.
 
 The owner holds a lock on its folder, which ends with the process however that ends. Process ids would not do:
-containers share /tmp and /dev/shm without sharing their processes.
+containers share /tmp and /dev/shm without sharing their processes. Locks of folders are not seen from other machines,
+so names say on which one a folder was made, since which start of it; folders of others are left alone.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import re
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 # The kernel takes paths of sockets of at most 107 bytes.
-_LONGEST_PARENT = 24
+_LONGEST_PARENT = 20
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+# What tempfile.mkdtemp appends.
+_LETTERS = re.compile("[a-z0-9_]{8}")
 
 
 class Scratch:
@@ -53,7 +60,10 @@ def parent_for_sockets() -> Path:
 
 def remove_abandoned(prefix: str, parent: Path) -> None:
     """Remove this user's folders below `parent` whose owners are gone, and the files that carry their names."""
+    prefix = f"{prefix}{_here()}"
     for path in parent.glob(f"{prefix}*"):
+        if not _LETTERS.fullmatch(path.name.removeprefix(prefix)):
+            continue
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
@@ -68,10 +78,19 @@ def remove_abandoned(prefix: str, parent: Path) -> None:
             os.close(lock)
 
 
+def _here() -> str:
+    """Four letters for this machine and its present start."""
+    try:
+        name = _BOOT.read_bytes()
+    except OSError:
+        name = socket.gethostname().encode()
+    return hashlib.sha256(name).hexdigest()[:4]
+
+
 def _locked(prefix: str, parent: Path) -> tuple[Path, int | None]:
     """A new folder and the descriptor that holds its lock."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        path = Path(tempfile.mkdtemp(prefix=f"{prefix}{_here()}", dir=parent))
         with suppress(FileNotFoundError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             with suppress(OSError):

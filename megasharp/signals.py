@@ -31,22 +31,27 @@ class Stopped(SystemExit):
 
 
 class _State:
-    """What this process has got; `holds` counts the `held` sections that the main thread is in."""
+    """What this process has got; `holds` counts the `held` sections that the main thread is in.
+
+    `late`: the signal came while the command was closed for an error, which is then what ended it.
+    """
 
     arrived: signal.Signals | None = None
+    late: bool = False
     waiting: bool = False
     holds: int = 0
 
 
 def arrived() -> signal.Signals | None:
-    """The signal that ends this command; None while there was none."""
-    return _State.arrived
+    """The signal that ends this command; None while there was none, and where an error had ended it before."""
+    return None if _State.late else _State.arrived
 
 
 def check() -> None:
     """Raise `Stopped` if a signal has arrived: for places that must not be passed when its exception was lost."""
-    if _State.arrived is not None:
-        raise Stopped(_State.arrived)
+    number = arrived()
+    if number is not None:
+        raise Stopped(number)
 
 
 @contextmanager
@@ -101,10 +106,14 @@ def kept_from_children() -> Iterator[None]:
 
 
 class ClosingStack(ExitStack):
-    """An ExitStack that no signal cuts short: all of it is undone."""
+    """An ExitStack that no signal cuts short: all of it is undone, and what it was left with goes on."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool:
+        failed = error is not None and _State.arrived is None
         with held():
-            return bool(super().__exit__(kind, error, trace))
+            try:
+                return bool(super().__exit__(kind, error, trace))
+            finally:
+                _State.late = _State.late or (failed and _State.arrived is not None)

@@ -59,8 +59,7 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
     Raises UserError for an existing run without `resume`, for one that another process holds, and for a full disk.
     """
     try:
-        if not resume and not _may_be_cleared(root):
-            raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")
+        _refuse_existing(root, resume)
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / ".lock").open("w")
         try:
@@ -68,6 +67,8 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         except OSError:
             lock.close()
             raise UserError(f"{root}: another process is running this run") from None
+        # Whoever held it a moment ago may have finished a step.
+        _refuse_existing(root, resume)
         if not resume:
             _clear(root)
         attempt = 1 + len(list((root / "logs").glob("attempt_*")))
@@ -78,6 +79,11 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
         raise UserError(f"{root}: cannot make the run folder: {reason}") from error
     return folder
+
+
+def _refuse_existing(root: Path, resume: bool) -> None:
+    if not resume and not _may_be_cleared(root):
+        raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")
 
 
 def _may_be_cleared(root: Path) -> bool:
@@ -91,7 +97,7 @@ def _may_be_cleared(root: Path) -> bool:
 
 def _clear(root: Path) -> None:
     for path in root.iterdir():
-        if path.is_dir() and path.name not in _KEPT:
+        if path.is_dir() and not path.is_symlink() and path.name not in _KEPT:
             shutil.rmtree(path)
         elif path.name not in _KEPT:
             path.unlink()

@@ -64,12 +64,19 @@ def _watch(pipe: int) -> tuple[list[psutil.Process], str | None]:
             *lines, rest = (rest + text).split("\n")
             for line in filter(None, lines):
                 if line == CLOSING:
-                    servers, ended = {}, None
+                    ended = None
+                    _unwatch(servers, list(servers))
                 else:
                     _add(line, family, servers)
         elif ended is None and _alive(driver):
             ended = servers[ready[0]]
-        servers = {watched: name for watched, name in servers.items() if watched not in ready}
+        _unwatch(servers, [watched for watched in servers if watched in ready])
+
+
+def _unwatch(servers: dict[int, str], watched: Iterable[int]) -> None:
+    for descriptor in watched:
+        del servers[descriptor]
+        os.close(descriptor)
 
 
 def _alive(driver: psutil.Process) -> bool:
@@ -84,13 +91,15 @@ def _alive(driver: psutil.Process) -> bool:
 def _add(line: str, family: list[psutil.Process], servers: dict[int, str]) -> None:
     """Add the process of a line; a server also with what becomes readable when it ends."""
     pid, started, name = line.split(maxsplit=2)
-    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+    with suppress(psutil.NoSuchProcess):
         process = psutil.Process(int(pid))
         # A process id is given to others in time.
         if process.create_time() == float(started):
             family.append(process)
             if name in _SERVERS:
-                servers[os.pidfd_open(int(pid))] = name
+                # Old kernels and some containers do not have it: then its end is not told.
+                with suppress(OSError):
+                    servers[os.pidfd_open(int(pid))] = name
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -187,8 +187,8 @@ def _init(address: str, options: Mapping[str, Any]) -> str:
     ray._private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
     # A signal for this process and its children would end Ray's servers before anything could be closed.
     ray._private.services.ConsolePopen = partial(subprocess.Popen, start_new_session=True)
-    # A Ray that is half started cannot be ended in good order.
-    with signals.held():
+    # A Ray that is half started cannot be ended in good order; one that is joined may let us wait for ever.
+    with signals.held() if address == "local" else nullcontext():
         context = ray.init(address=address, configure_logging=False, log_to_driver=False, **options)
     return str(context.address_info["gcs_address"])
 
@@ -288,7 +288,7 @@ def _refuse_without_token(address: str, limit: float) -> None:
 
 def _question(address: str, limit: float, environment: Mapping[str, str]) -> tuple[int | None, str]:
     with tempfile.TemporaryFile() as output:
-        command = [sys.executable, "-c", _QUESTION, address]
+        command = [sys.executable, "-P", "-c", _QUESTION, address]
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
             return _answer(process, output, limit)

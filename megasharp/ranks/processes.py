@@ -69,11 +69,13 @@ class ProcessRanks:
         )
         # Ranks write checkpoints through processes of their own, which daemons may not have.
         process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
-        with _safe_path(), signals.kept_from_children():
-            process.start()
+        # A process that runs and is not known here would not be ended.
+        with signals.held():
+            with _safe_path(), signals.kept_from_children():
+                process.start()
+            self._connections.append(ours)
+            self._processes.append(process)
         theirs.close()
-        self._connections.append(ours)
-        self._processes.append(process)
 
     def call(self, learner: str, method: str, *args: object) -> list[Any]:
         """Every rank's result, in rank order."""

@@ -51,7 +51,7 @@ def to_the_group(process: subprocess.Popen[str], number: int) -> None:
 def to_all(process: subprocess.Popen[str], number: int) -> None:
     """As Slurm sends it: to Ray's servers and the actors too."""
     family = psutil.Process(process.pid).children(recursive=True)
-    for member in [*family, psutil.Process(process.pid)]:
+    for member in [psutil.Process(process.pid), *family]:
         with suppress(psutil.NoSuchProcess):
             member.send_signal(number)
 

@@ -42,10 +42,12 @@ def test_closing_twice_leaves_another_owners_alone(tmp_path: Path) -> None:
 
 
 OWNER = """
-import sys, time
+import subprocess, sys, time
 from pathlib import Path
 from megasharp.scratch import Scratch
-print(Scratch(sys.argv[1], Path(sys.argv[2])).path, flush=True)
+made = Scratch(sys.argv[1], Path(sys.argv[2]))
+subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+print(made.path, flush=True)
 time.sleep(600)
 """
 
@@ -71,7 +73,9 @@ def test_a_killed_owners_goes_with_the_next(tmp_path: Path) -> None:
 
 
 def test_only_folders_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, file, link = (tmp_path / f"{PREFIX}{kind}" for kind in ("folder", "file", "link"))
+    folder, file, link = (
+        tmp_path / f"{PREFIX}{scratch._here()}{kind}" for kind in ("folder__", "file____", "link____")
+    )
     folder.mkdir()
     file.touch()
     link.symlink_to(tmp_path)
@@ -82,6 +86,21 @@ def test_only_folders_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     remove_abandoned(PREFIX, tmp_path)
     assert not folder.exists() and file.exists() and link.is_symlink()
+
+
+def test_what_others_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's folder of such a name, and those of other machines, whose locks are not seen here."""
+    notes = tmp_path / f"{PREFIX}notes"
+    notes.mkdir()
+    monkeypatch.setattr(scratch, "_BOOT", tmp_path / "boot")
+    (tmp_path / "boot").write_text("there")
+    there = Path(scratch.tempfile.mkdtemp(prefix=f"{PREFIX}{scratch._here()}", dir=tmp_path))
+    (tmp_path / "boot").write_text("here")
+    remove_abandoned(PREFIX, tmp_path)
+    assert notes.exists() and there.exists()
+    (tmp_path / "boot").write_text("there")
+    remove_abandoned(PREFIX, tmp_path)
+    assert notes.exists() and not there.exists()
 
 
 def test_one_taken_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

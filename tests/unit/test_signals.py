@@ -19,7 +19,7 @@ from megasharp.errors import UserError
 @pytest.fixture(autouse=True)
 def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The state and the handlers of this process as they were."""
-    for name, value in (("arrived", None), ("waiting", False), ("holds", 0)):
+    for name, value in (("arrived", None), ("late", False), ("waiting", False), ("holds", 0)):
         monkeypatch.setattr(signals._State, name, value)
     before = {number: signal.getsignal(number) for number in signals.NUMBERS}
     yield
@@ -47,6 +47,20 @@ def outcome(command: object, capsys: pytest.CaptureFixture[str]) -> tuple[object
 )
 def test_exit_code_and_one_line(number: int, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(lambda: send(number), capsys) == (code, line)
+
+
+def test_an_error_is_told_though_a_signal_comes_while_it_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[str] = []
+
+    def command() -> None:
+        with signals.ClosingStack() as stack:
+            stack.callback(closed.append, "first")
+            stack.callback(signals.ClosingStack().close)
+            stack.callback(send, signal.SIGINT)
+            raise UserError("no space left on the disk")
+
+    assert outcome(command, capsys) == (2, "megasharp: no space left on the disk\n")
+    assert closed == ["first"]
 
 
 def test_all_is_closed_though_more_signals_come(capsys: pytest.CaptureFixture[str]) -> None:

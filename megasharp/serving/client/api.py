@@ -106,13 +106,10 @@ class EngineApi:
             raise EngineFailed(f"/server_info has no max_req_input_len: {str(info)[:200]}") from error
 
     def generate(
-        self, request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], version: int, limit: float
+        self, request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], limit: float
     ) -> list[Completion] | Refused:
-        """Sample one prompt once for each seed; `ids` are the samples' names for `abort`.
-
-        `version` is the weights' that the engine is known to serve; cached prompts of other versions are not used.
-        """
-        answer = self._call("POST", "/generate", generate_body(request, sampling, ids, version), limit)
+        """Sample one prompt once for each seed; `ids` are the samples' names for `abort`."""
+        answer = self._call("POST", "/generate", generate_body(request, sampling, ids), limit)
         if answer.status in _REFUSALS:
             return Refused(_message(answer))
         self._expect_success(answer)
@@ -121,12 +118,10 @@ class EngineApi:
         except MalformedAnswer as error:
             raise EngineFailed(f"/generate: {error}") from error
 
-    def read(
-        self, tokens: Sequence[int], sampling: SamplingParams, name: str, version: int, limit: float
-    ) -> Refused | None:
+    def read(self, tokens: Sequence[int], sampling: SamplingParams, name: str, limit: float) -> Refused | None:
         """Compute a prompt's cache, for samples that `generate` is asked for afterwards; `name` is for `abort`."""
         # With a memory network's mu, if there is one: what is cached is both networks'.
-        body = generate_body(GenerateRequest(tuple(tokens), (0,)), replace(sampling, max_tokens=0), (name,), version)
+        body = generate_body(GenerateRequest(tuple(tokens), (0,)), replace(sampling, max_tokens=0), (name,))
         answer = self._call("POST", "/generate", body, limit)
         if answer.status in _REFUSALS:
             return Refused(_message(answer))

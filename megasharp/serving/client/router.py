@@ -174,14 +174,13 @@ class LeastLoaded:
 
     def _ask(self, member: Member, sending: _Sending) -> list[Completion]:
         api, limit, request = member.process.api, self._settings.request_limit, sending.request
-        version = member.health.wanted
         refused: Refused | None = None
         if len(request.seeds) > 1 and len(request.tokens) >= _READ_FIRST:
             with _ended_after(limit, api, sending.names):
-                refused = api.read(request.tokens, sending.sampling, sending.names[0], version, limit + _GRACE_S)
+                refused = api.read(request.tokens, sending.sampling, sending.names[0], limit + _GRACE_S)
         if refused is None:
             with _ended_after(limit, api, sending.names):
-                answer = api.generate(request, sending.sampling, sending.names, version, limit + _GRACE_S)
+                answer = api.generate(request, sending.sampling, sending.names, limit + _GRACE_S)
             if not isinstance(answer, Refused):
                 return answer
             refused = answer

@@ -22,13 +22,8 @@ class MalformedAnswer(Exception):
     """An engine answered with something that is not what its API promises."""
 
 
-def generate_body(
-    request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], version: int
-) -> dict[str, Any]:
+def generate_body(request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str]) -> dict[str, Any]:
     """The body of POST /generate for one sample of a prompt for each seed; `ids` name them for an abort.
-
-    `version` is the weights' that the engine serves: a prompt's cache is shared only with requests of the same one.
-    Engines that keep what is in flight at a push keep what they have cached too.
 
     Seeds count only where the engine is in its deterministic mode. What was begun earlier is to the engine the end of
     the prompt; it is told how much that is, so that it draws what it would have drawn without the interruption.
@@ -41,7 +36,6 @@ def generate_body(
             {**_sampling(sampling, len(tokens)), "sampling_seed": seed}
             for seed, tokens in zip(request.seeds, begun, strict=True)
         ],
-        "extra_key": str(version),
         "return_logprob": True,
         "stream": False,
     }

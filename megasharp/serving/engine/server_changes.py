@@ -1,4 +1,7 @@
-"""What an engine changes in SGLang's server process alone: sleep and wake at the wrong moment become answers.
+"""What an engine changes in SGLang's server process alone.
+
+Sleep and wake at the wrong moment become answers. A prompt's cache is shared only by requests that came to the same
+weights: an engine that keeps what is in flight at a push keeps what it has cached too.
 
 `TokenizerManager` is where every call passes on its way to the scheduler. Requests are stopped at the last point before
 it, so that one which waited, for a pause to end or for its tokens, is stopped as well.
@@ -18,6 +21,8 @@ from megasharp.serving.engine.sleeping import Sleep
 _IDLE_LIMIT_S = 5.0
 _POLL_S = 0.05
 _UPDATES = ("update_weights_from_tensor", "update_weights_from_distributed", "update_weights_from_disk")
+# SGLang's name of the label that the last part of a push sets.
+_SERVED = "weight_version"
 _READS = ("begin_weight_update", "check_weights")
 
 Call = Callable[..., Awaitable[Any]]
@@ -41,6 +46,7 @@ def _stop_requests(manager: Any, sleep: Sleep) -> None:
 
     async def one(self: Any, request: Any) -> None:
         if sleep.why_closed() is None:
+            request.extra_key = self.config_value(_SERVED)
             await send_one(self, request)
         elif str(request.rid).startswith(seams.HEALTH_CHECK_RID_PREFIX):
             # Any answer of the scheduler's is a sign of life; a forward pass would need what sleeps.
@@ -51,6 +57,8 @@ def _stop_requests(manager: Any, sleep: Sleep) -> None:
     async def batch(self: Any, requests: Any) -> None:
         if sleep.why_closed() is not None:
             raise _unavailable(sleep)
+        for request in requests:
+            request.extra_key = self.config_value(_SERVED)
         await send_batch(self, requests)
 
     async def unpause(self: Any, request: Any) -> None:

@@ -45,13 +45,16 @@ def test_only_a_server_that_ended_first_is_told(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         print(reaper.described(servers), file=process.stdin, flush=True)
-        wait_until(lambda: psutil.Process(process.pid).num_fds() >= 5)
+        watching = psutil.Process(process.pid)
+        wait_until(lambda: watching.num_fds() >= 5)
         if last:
             print(last, file=process.stdin, flush=True)
+            wait_until(lambda: watching.num_fds() < 5)
         for server in servers:
             if server.name() == ended:
                 server.kill()
-        time.sleep(0.2)
+        if told:
+            wait_until(lambda: watching.num_fds() < 5)
         _, said = process.communicate(timeout=30)
     assert said == told
     assert all(server.wait(5) is not None for server in servers), "all are ended"

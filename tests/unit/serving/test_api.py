@@ -40,7 +40,7 @@ def test_values(api: EngineApi, state: State) -> None:
     assert api.healthy(5.0)
     assert api.version() == -1
     assert api.prompt_limit() == 100
-    found = api.generate(GenerateRequest((1, 2), (5, 6)), SAMPLING, ("a", "b"), 3, 5.0)
+    found = api.generate(GenerateRequest((1, 2), (5, 6)), SAMPLING, ("a", "b"), 5.0)
     assert isinstance(found, list)
     assert [completion.seed for completion in found] == [5, 6]
     api.abort(("a", "b"))
@@ -98,7 +98,7 @@ def test_tensors_outside_an_update_are_refused(api: EngineApi, tmp_path: Path) -
 
 
 def test_a_prompt_that_is_refused(api: EngineApi) -> None:
-    answer = api.generate(GenerateRequest((99,), (1,)), SAMPLING, ("a",), 3, 5.0)
+    answer = api.generate(GenerateRequest((99,), (1,)), SAMPLING, ("a",), 5.0)
     assert answer == Refused("token ids outside the vocabulary")
 
 
@@ -106,7 +106,7 @@ def test_failures_are_exceptions(api: EngineApi, state: State) -> None:
     state.behaviour |= {"/generate": "fail", "/health": "fail", "/pause_generation": "fail"}
     assert not api.healthy(5.0)
     for call in (
-        lambda: api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 3, 5.0),
+        lambda: api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 5.0),
         lambda: api.pause("retract"),
         lambda: replace(api, key="wrong").version(),
     ):
@@ -117,7 +117,7 @@ def test_failures_are_exceptions(api: EngineApi, state: State) -> None:
 def test_slowness_is_a_failure_of_its_own(api: EngineApi, state: State) -> None:
     state.behaviour["delay"] = 5.0
     with pytest.raises(EngineSlow, match=r"no answer to /generate within 0\.3 s"):
-        api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 3, 0.3)
+        api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 0.3)
 
 
 def test_nobody_there() -> None:
@@ -134,4 +134,4 @@ def test_an_answer_that_is_none(api: EngineApi, state: State, monkeypatch: pytes
         api.version()
     monkeypatch.setattr(Handler, "generate", lambda *_: (200, {"surprise": 1}))
     with pytest.raises(EngineFailed, match="asked for 1 samples, got"):
-        api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 3, 5.0)
+        api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 5.0)

@@ -49,7 +49,7 @@ def test_same_tokens_and_log_probs_as_in_process(sampling: SamplingParams) -> No
     policy, memory = logits()
     seeds = torch.arange(ROWS)
     want = draw_inprocess(Logits(policy, memory), seeds, 5, sampling)
-    [asked] = generate_body(GenerateRequest((1,), (0,)), sampling, ("a",), 0)["sampling_params"]
+    [asked] = generate_body(GenerateRequest((1,), (0,)), sampling, ("a",))["sampling_params"]
     custom = asked["custom_params"]
     check_request(custom, has_memory=True)
     columns = columns_of([request(custom)] * ROWS, "cpu")

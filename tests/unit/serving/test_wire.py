@@ -26,7 +26,7 @@ def item(**meta: object) -> dict[str, Any]:
 
 
 def test_the_request() -> None:
-    body = generate_body(GenerateRequest((6, 20), (991, 992)), PLAIN, ("a", "b"), 3)
+    body = generate_body(GenerateRequest((6, 20), (991, 992)), PLAIN, ("a", "b"))
     shared = {
         "max_new_tokens": 8,
         "temperature": 0.7,
@@ -39,7 +39,6 @@ def test_the_request() -> None:
         "rid": ["a", "b"],
         "input_ids": [[6, 20], [6, 20]],
         "sampling_params": [{**shared, "sampling_seed": 991}, {**shared, "sampling_seed": 992}],
-        "extra_key": "3",
         "return_logprob": True,
         "stream": False,
     }
@@ -47,9 +46,7 @@ def test_the_request() -> None:
 
 def test_custom_parameters_are_numbers_and_only_where_asked() -> None:
     def custom(sampling: SamplingParams) -> object:
-        return generate_body(GenerateRequest((6,), (1,)), sampling, ("a",), 3)["sampling_params"][0].get(
-            "custom_params"
-        )
+        return generate_body(GenerateRequest((6,), (1,)), sampling, ("a",))["sampling_params"][0].get("custom_params")
 
     assert custom(PLAIN) is None
     assert custom(SamplingParams(8, memory_mu=0.0)) == {"mu": 0.0}
@@ -142,12 +139,12 @@ def test_versions() -> None:
 
 def test_a_continued_response_is_the_end_of_its_prompt_to_the_engine() -> None:
     request = GenerateRequest((6, 20), (991, 992), ((4, 13, 5), ()))
-    body = generate_body(request, PLAIN, ("a", "b"), 3)
+    body = generate_body(request, PLAIN, ("a", "b"))
     assert body["input_ids"] == [[6, 20, 4, 13, 5], [6, 20]]
     first, second = body["sampling_params"]
     assert (first["max_new_tokens"], first["custom_params"]) == (5, {"begun": 3})
     assert (second["max_new_tokens"], "custom_params" in second) == (8, False)
-    beside = generate_body(request, WITH_MEMORY, ("a", "b"), 3)["sampling_params"]
+    beside = generate_body(request, WITH_MEMORY, ("a", "b"))["sampling_params"]
     assert [each["custom_params"] for each in beside] == [{"begun": 3, "mu": 0.5}, {"mu": 0.5}]
 
 
