@@ -51,7 +51,7 @@ def assigned(file: str) -> Iterator[str]:
         targets = node.targets if isinstance(node, ast.Assign) else []
         for target in targets:
             if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.attr != "megasharp":
-                if target.value.id not in ("self", "copied", "call"):
+                if target.value.id not in ("self", "copied", "call", "request"):
                     yield target.attr
             elif isinstance(target, ast.Name) and target.id in ("_UPDATES", "_READS"):
                 yield from ast.literal_eval(node.value)

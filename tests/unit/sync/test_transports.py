@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from megasharp.errors import UserError
-from megasharp.scratch import Scratch
+from megasharp.scratch import Scratch, _here
 from megasharp.sync import shared_memory
 from megasharp.sync.buckets import buckets, difference
 from megasharp.sync.fleet import FleetSync
@@ -252,7 +252,7 @@ def test_full_shared_memory(make: Make, sync: MakeSync, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_killed_trainers_left_is_removed(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
-    dead = tmp_path / "shared" / f"{PUSH_FOLDER}abcd1234"
+    dead = tmp_path / "shared" / f"{PUSH_FOLDER}{_here()}abcd1234"
     dead.mkdir(parents=True)
     with Scratch(PUSH_FOLDER, tmp_path / "shared") as alive:
         dead.mkdir()
