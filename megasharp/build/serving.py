@@ -10,7 +10,6 @@ from megasharp.build.check import Checked
 from megasharp.build.engines import check_room, choose_transport, fleet_settings
 from megasharp.build.parts import make_async_rollouts, make_engine, make_rollouts
 from megasharp.build.placement import Placement
-from megasharp.errors import UserError
 from megasharp.loop import Phases, Rollouts, Sync
 from megasharp.protocols import Engine
 from megasharp.serving.client.fleet import Fleet, FleetOptions
@@ -103,14 +102,14 @@ class FleetServing:
         self._checked = checked
         self._sync_settings = _sync_settings(checked, placement, folder)
         self._fleet = Fleet(placement.engines(settings), settings, options, say)
+        self._sleeper = Sleeper(self._fleet.members) if settings.sleep else None
         try:
             check_room(config, self._fleet.prompt_limit)
-        except UserError:
+            if self._sleeper is not None:
+                self._sleeper.sleep()
+        except BaseException:
             self._fleet.close()
             raise
-        self._sleeper = Sleeper(self._fleet.members) if settings.sleep else None
-        if self._sleeper is not None:
-            self._sleeper.sleep()
 
     @property
     def engine(self) -> Engine:
