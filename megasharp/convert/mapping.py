@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -61,6 +62,13 @@ class Rule(ABC):
     aliases: tuple[str, ...] = ()
     when: Callable[[Architecture], bool] = always
     exported: bool = True
+
+    @property
+    def stage(self) -> Literal["first", "layer", "last"]:
+        """Which pipeline stage holds it: the first, the last, or the one that has its layer."""
+        if "{layer}" in self.megatron:
+            return "layer"
+        return "first" if self.megatron.startswith("embedding.") else "last"
 
     @abstractmethod
     def shard(self, tensors: Sequence[Tensor], arch: Architecture, part: Shard) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from transformers import PretrainedConfig
 
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.mapping import Rule
+from megasharp.convert.mapping import Rule, Shard
 
 _LAYER_NUMBER = re.compile(r"(?<=^decoder\.layers\.)\d+(?=\.)")
 
@@ -39,3 +40,28 @@ class Family:
             if pattern in (rule.megatron, *rule.aliases) and layer < arch.num_layers:
                 return rule, layer
         raise KeyError(f"{arch.family} with {arch.num_layers} layers has no Megatron parameter {name}")
+
+    def parameter_shapes(
+        self, arch: Architecture, tp: int, *, layers: Iterable[int], first_stage: bool, last_stage: bool
+    ) -> dict[str, tuple[int, ...]]:
+        """Megatron name (global layer number) and one tensor-parallel rank's shape of a stage's every parameter.
+
+        `layers` are the stage's global layer numbers. The shapes are those the rules cut: no weights are read, no
+        memory is taken, and every rank of the stage has the same. A tied model's last stage holds a copy of the
+        embedding as `output_layer.weight`, unless it is the first stage too.
+
+        Example: a tied model alone on its rank has no `output_layer.weight`; cut by pp=2, both stages hold the
+        vocabulary.
+        """
+        layers = tuple(layers)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for rule in self.present(arch):
+            if not rule.exported and first_stage:
+                continue
+            whole = [torch.empty(arch.shape(shape), device="meta") for shape in rule.shapes]
+            shape = tuple(rule.shard(whole, arch, Shard(0, tp)).shape)
+            if rule.stage == "layer":
+                shapes.update((rule.megatron.format(layer=layer), shape) for layer in layers)
+            elif first_stage if rule.stage == "first" else last_stage:
+                shapes[rule.megatron] = shape
+        return shapes

@@ -27,7 +27,9 @@ from policies import (
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
+from megasharp.convert.hf_folder import read_config
 from megasharp.mcore.learner import RankLearner
+from megasharp.mcore.weights import global_parameters
 from megasharp.types import Sequence, StepBatch
 
 if TYPE_CHECKING:
@@ -95,8 +97,23 @@ def observe_one(
     with learner_on(settings(folder, layout, NEEDS, dtype=dtype)) as (learner, rank):
         tap = LogitsTap(rank)
         annotated = learner.annotate(batch, NEEDS)
+        assert_shapes_are_the_tables(folder, rank, layout.tp)
         last = parallel_state.is_pipeline_last_stage()
         return Observed(model, layout_name, shared, annotated, tap.passes if last else None, weights_of(learner))
+
+
+def assert_shapes_are_the_tables(folder: str, rank: RankLearner, tp: int) -> None:
+    """The family's table says, of this stage, exactly the parameters that Megatron built."""
+    _, family, arch = read_config(folder)
+    stage = rank._model
+    told = family.parameter_shapes(
+        arch,
+        tp,
+        layers=[layer.layer_number - 1 for layer in stage.decoder.layers],
+        first_stage=parallel_state.is_pipeline_first_stage(),
+        last_stage=parallel_state.is_pipeline_last_stage(),
+    )
+    assert told == {name: tuple(parameter.shape) for name, parameter in global_parameters(stage)}
 
 
 def reference_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:

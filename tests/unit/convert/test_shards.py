@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -99,6 +101,19 @@ def test_expected_shapes_equal_transformers(make_model, family: str, tied: bool)
     if tied:
         del shapes["lm_head.weight"]
     assert expected_hf_shapes(reader.family, reader.arch) == shapes
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_shapes_of_a_stage_are_those_of_its_shards(make_model, family: str, tied: bool) -> None:
+    reader = StateDict(make_model(family, tie_word_embeddings=tied))
+    whole = reader.family.parameter_shapes(reader.arch, 1, layers=range(3), first_stage=True, last_stage=True)
+    assert sum(math.prod(shape) for shape in whole.values()) == reader.arch.parameter_count()
+    first = reader.family.parameter_shapes(reader.arch, 2, layers=range(2), first_stage=True, last_stage=False)
+    last = reader.family.parameter_shapes(reader.arch, 2, layers=range(2, 3), first_stage=False, last_stage=True)
+    assert sorted([*first, *last]) == sorted(megatron_names(family, layers=3))
+    for name, shape in (first | last).items():
+        assert {tuple(shard.shape) for shard in reader.shards(name, tp=2)} == {shape}
 
 
 @pytest.mark.parametrize("kind", ["weight", "bias"])
