@@ -1,0 +1,148 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on Megatron's fused linear maps: their layout and how they are merged.
+
+There is one adapter per Hugging Face projection, as PEFT has it: query, key and value have an A and a B each, and so
+have gate and up. Every row of a fused weight belongs to one projection, so B lies row by row as the weight does and is
+cut and joined by the weight's own rule; only A holds the projections' halves on top of each other. One A for the whole
+fused map would train another model than PEFT does at the same rank; this one can be written as PEFT's tensors as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megasharp.config.core import Section, validate
+from megasharp.convert.architecture import Architecture
+from megasharp.errors import UserError, one_line
+from megasharp.files import write_text
+
+Target = Literal["qkv", "proj", "fc1", "fc2"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+# Where each target stands in a Megatron layer.
+MODULES: dict[Target, str] = {
+    "qkv": "self_attention.linear_qkv",
+    "proj": "self_attention.linear_proj",
+    "fc1": "mlp.linear_fc1",
+    "fc2": "mlp.linear_fc2",
+}
+# What an adapter's two parameters are called, beside the `weight` of their module.
+ADAPTER_NAMES = ("lora_A", "lora_B")
+RECORD = "lora.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Adapters of rank `rank` on `targets`; their output is multiplied by `alpha / rank`."""
+
+    rank: int
+    alpha: float
+    targets: tuple[Target, ...]
+
+    @property
+    def scale(self) -> float:
+        """What B A x is multiplied by (section 4.1)."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Whose the rows of one rank's fused weight are: `groups` runs, in each `sizes[p]` rows of projection p.
+
+    Example: 2 query groups of 4 heads of 8, one key and one value head each: `Rows(2, (32, 8, 8))`.
+    """
+
+    groups: int
+    sizes: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """All rows of the weight."""
+        return self.groups * sum(self.sizes)
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """[total, ...] -> each projection's [groups * size, ...], in its own order."""
+        grouped = rows.reshape(self.groups, sum(self.sizes), *rows.shape[1:])
+        return [block.flatten(0, 1) for block in grouped.split_with_sizes(list(self.sizes), dim=1)]
+
+    def join(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Each projection's [..., groups * size] -> [..., total], in the weight's order."""
+        if len(outputs) == 1:
+            return outputs[0]
+        grouped = [output.reshape(*output.shape[:-1], self.groups, -1) for output in outputs]
+        return torch.cat(grouped, dim=-1).flatten(-2)
+
+
+def rows_of(target: Target, arch: Architecture, tp: int = 1) -> Rows:
+    """The rows of one of `tp` ranks' weight; proj and fc2 are cut by columns, so each rank has all rows."""
+    if target == "qkv":
+        query = arch.heads // arch.kv_heads * arch.head_dim
+        return Rows(arch.kv_heads // tp, (query, arch.head_dim, arch.head_dim))
+    if target == "fc1":
+        return Rows(1, (arch.ffn // tp, arch.ffn // tp))
+    return Rows(1, (arch.hidden,))
+
+
+def input_size(target: Target, arch: Architecture) -> int:
+    """Columns of the whole weight."""
+    return {"qkv": arch.hidden, "proj": arch.query_size, "fc1": arch.hidden, "fc2": arch.ffn}[target]
+
+
+def trained_parameters(lora: LoraSettings, arch: Architecture) -> int:
+    """How many numbers the adapters of the whole model hold: all that is trained."""
+    per_layer = 0
+    for target in lora.targets:
+        rows = rows_of(target, arch)
+        per_layer += lora.rank * (len(rows.sizes) * input_size(target, arch) + rows.total)
+    return arch.num_layers * per_layer
+
+
+def raised(low: Tensor, b: Tensor, rows: Rows) -> Tensor:
+    """B times the projections' low-rank values: [..., projections * rank] and [total, rank] -> [..., total]."""
+    lows = low.chunk(len(rows.sizes), dim=-1)
+    return rows.join([F.linear(one, block) for one, block in zip(lows, rows.split(b), strict=True)])
+
+
+def merged(weight: Tensor, a: Tensor, b: Tensor, rows: Rows, scale: float) -> Tensor:
+    """weight + scale B A, rounded once to the weight's dtype.
+
+    [total, inputs], [projections * rank, inputs] and [total, rank] -> [total, inputs]: whole tensors, or one rank's
+    parts of all three.
+    """
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    change = raised(a.to(dtype).T, b.to(dtype), rows).T
+    return torch.add(weight.to(dtype), change, alpha=scale).to(weight.dtype).contiguous()
+
+
+class _Record(Section):
+    rank: int
+    alpha: float
+    targets: list[Target]
+
+
+def write_record(folder: Path, lora: LoraSettings) -> None:
+    """Say in a folder of shards that they hold adapters, and which: without it they could not be merged."""
+    write_text(folder / RECORD, json.dumps(asdict(lora), indent=1) + "\n")
+
+
+def read_record(folder: Path) -> LoraSettings | None:
+    """What `write_record` wrote, or None where the folder's weights have no adapters.
+
+    Raises UserError when the record cannot be read.
+    """
+    path = folder / RECORD
+    if not path.exists():
+        return None
+    try:
+        tree = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a record of adapters: {one_line(error)}") from error
+    record = validate(_Record, tree, str(path))
+    return LoraSettings(record.rank, record.alpha, tuple(record.targets))
