@@ -385,12 +385,16 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """How the policy is split over ranks. `world` = dp * tp * pp * cp."""
+    """How the policy is split over ranks. `world` = dp * tp * pp * cp.
+
+    Each pipeline rank holds `vpp` chunks of layers; above 1 the stages interleave, so that fewer of them stand idle.
+    """
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    vpp: int = 1
 
     @property
     def world(self) -> int:

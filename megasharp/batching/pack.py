@@ -34,6 +34,7 @@ from megasharp.types import (
 class PackLayout:
     """How a step is cut. Token counts include prompts; `row_multiple` is what the packed length must divide by.
 
+    A rank's number of micro-batches is a multiple of `micro_batch_multiple`, which interleaved pipelines ask for.
     `constant` is the horizon of `token_sum_over_constant`; `share_prompts` keeps one copy of a group's prompt.
     """
 
@@ -43,6 +44,7 @@ class PackLayout:
     row_multiple: int
     constant: float
     share_prompts: bool = True
+    micro_batch_multiple: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +125,13 @@ def _balance(units: Sequence[_Unit], layout: PackLayout) -> list[list[_Unit]]:
     """
     order = sorted(range(len(units)), key=lambda i: (-_tokens(units[i]), i))
     total = sum(_tokens(unit) for unit in units)
-    per_rank = max(1, math.ceil(total / (layout.micro_batch_tokens * layout.dp)))
+    step = layout.micro_batch_multiple
+    per_rank = max(1, math.ceil(total / (layout.micro_batch_tokens * layout.dp * step))) * step
     while True:
         bins = _spread(units, order, per_rank * layout.dp)
         if all(len(bin_) <= 1 or sum(map(_tokens, bin_)) <= layout.micro_batch_tokens for bin_ in bins):
             return bins
-        per_rank += 1
+        per_rank += step
 
 
 def _spread(units: Sequence[_Unit], order: Sequence[int], count: int) -> list[list[_Unit]]:

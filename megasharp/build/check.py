@@ -66,7 +66,7 @@ def check(config: RunConfig, where: str) -> Checked:
     with HFReader(folder) as reader:
         architecture = reader.architecture
     check_tokenizer(folder, architecture)
-    architecture.check_parallel(config.policy.tp, config.policy.pp)
+    architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
     if config.policy.megatron:
         # Imported here: Megatron takes seconds to import, and most runs pass nothing through.
@@ -95,7 +95,7 @@ def check(config: RunConfig, where: str) -> Checked:
         recipes=recipes,
         stream=PromptStream(items, tokenizer, config.data.max_prompt_tokens, config.seed),
         suites=tuple(load_suite(name) for name in config.eval.suites),
-        layout=ParallelLayout(dp=config.policy.dp, tp=config.policy.tp, pp=config.policy.pp),
+        layout=ParallelLayout(config.policy.dp, config.policy.tp, config.policy.pp, vpp=config.policy.vpp),
         memory=memory,
         cluster_layout=cluster_layout(config) if config.cluster.backend == "ray" else None,
     )
@@ -135,7 +135,7 @@ def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architectu
     with HFReader(folder) as reader:
         architecture = reader.architecture
     check_tokenizer(folder, architecture)
-    architecture.check_parallel(config.policy.tp, config.policy.pp)
+    architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
     if architecture.vocab != policy.vocab:
         raise UserError(

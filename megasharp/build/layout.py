@@ -71,10 +71,13 @@ def _engines(checked: Checked) -> str:
 
 
 def _stage(checked: Checked, stage: int) -> str:
-    layout, layers = checked.layout, checked.architecture.num_layers // checked.layout.pp
+    layout = checked.layout
+    layers = checked.architecture.num_layers // (layout.pp * layout.vpp)
     width = layout.tp * layout.dp
     first = stage * width
     ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
     ends = [name for name, there in (("embedding", stage == 0), ("head", stage == layout.pp - 1)) if there]
     extra = f" + {' and '.join(ends)}" if ends else ""
-    return f"  stage {stage}  {ranks}: layers {stage * layers}-{(stage + 1) * layers - 1}{extra}"
+    firsts = [(chunk * layout.pp + stage) * layers for chunk in range(layout.vpp)]
+    held = ", ".join(f"{first_layer}-{first_layer + layers - 1}" for first_layer in firsts)
+    return f"  stage {stage}  {ranks}: layers {held}{extra}"

@@ -99,4 +99,5 @@ def pack_layout(checked: Checked) -> PackLayout:
         mini_batches=config.recipe.mini_batches,
         row_multiple=ROW_MULTIPLE * checked.layout.tp,
         constant=float(config.data.max_response_tokens),
+        micro_batch_multiple=checked.layout.pp if checked.layout.vpp > 1 else 1,
     )

@@ -16,7 +16,6 @@ _Check = tuple[str, Callable[[RunConfig], bool]]
 
 _UNBUILT: tuple[_Check, ...] = (
     ("policy.device: cuda", lambda c: c.policy.device == "cuda"),
-    ("policy.vpp > 1", lambda c: c.policy.vpp > 1),
     ("policy.cp > 1", lambda c: c.policy.cp > 1),
     ("reward.timeout_s", lambda c: c.reward.timeout_s != RewardConfig().timeout_s),
     ("reward.sandbox", lambda c: c.reward.sandbox != RewardConfig().sandbox),

@@ -21,7 +21,7 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.convert.hf_folder import HFReader, carry_over, read_config, write_hf_folder
 from megasharp.errors import UserError, disk_is_full, one_line
-from megasharp.mcore.model import build_model, transformer_config
+from megasharp.mcore.model import build_chunks, transformer_config
 from megasharp.mcore.parallel import Place, destroy, initialize, megatron_device
 from megasharp.mcore.state import load_model, save_model
 from megasharp.mcore.weights import export_stage, load_hf
@@ -31,7 +31,7 @@ _DEVICE = torch.device("cpu")
 
 
 @contextmanager
-def _model(folder: Path) -> Iterator[tuple[GPTModel, Family, Architecture, Place]]:
+def _model(folder: Path) -> Iterator[tuple[list[GPTModel], Family, Architecture, Place]]:
     """An unfilled model of the folder's configuration, alone in a process group of its own."""
     _, family, arch = read_config(folder)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -40,7 +40,7 @@ def _model(folder: Path) -> Iterator[tuple[GPTModel, Family, Architecture, Place
             place = initialize(ParallelLayout(), seed=0)
             try:
                 config = transformer_config(arch, ParallelLayout(), as_dtype(arch.dtype), "none", {})
-                yield build_model(config, arch, place), family, arch, place
+                yield build_chunks(config, arch, place), family, arch, place
             finally:
                 destroy()
     finally:

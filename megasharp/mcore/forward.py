@@ -67,10 +67,12 @@ Finish = Callable[[MicroBatch, HeadOutput], tuple[Tensor, MicroResult]]
 
 
 class Passes:
-    """Runs forward passes, with or without backward, of one model chunk."""
+    """Runs forward passes, with or without backward, of a rank's model chunks."""
 
-    def __init__(self, model: torch.nn.Module, frequencies: tuple[Tensor, float], head: HeadSettings) -> None:
-        self._model = model
+    def __init__(
+        self, chunks: Sequence[torch.nn.Module], frequencies: tuple[Tensor, float], head: HeadSettings
+    ) -> None:
+        self._chunks = list(chunks)
         self._frequencies = frequencies
         self._head = head
         self._run = get_forward_backward_func()
@@ -89,8 +91,8 @@ class Passes:
     ) -> list[MicroResult]:
         results: list[MicroResult] = self._run(
             forward_step_func=partial(self._forward_step, finish, request),
-            data_iterator=iter(micro_batches),
-            model=[self._model],
+            data_iterator=[iter(micro_batches) for _ in self._chunks],
+            model=self._chunks,
             num_microbatches=len(micro_batches),
             # Lengths differ by micro-batch; the schedules exchange real shapes (variable_seq_lengths).
             seq_length=int(micro_batches[0].tokens_P.numel()),

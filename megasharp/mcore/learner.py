@@ -30,7 +30,7 @@ from megasharp.convert.rope import rotary_frequencies
 from megasharp.mcore.forward import HeadRequest, HeadSettings, MicroResult, Passes, token_inputs
 from megasharp.mcore.model import (
     Options,
-    build_model,
+    build_chunks,
     sort_options,
     transformer_config,
 )
@@ -106,14 +106,12 @@ class RankLearner:
                 config = transformer_config(
                     self._arch, settings.layout, settings.dtype, settings.recompute, options.model
                 )
-                model = build_model(config, self._arch, self._place)
-                load_hf(model, reader, self._family, self._arch, self._place)
-            self._model = model
-            self._ddp = DistributedDataParallel(
-                config,
-                DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp),
-                model,
+                self._chunks = build_chunks(config, self._arch, self._place)
+                load_hf(self._chunks, reader, self._family, self._arch, self._place)
+            reduction = DistributedDataParallelConfig(
+                use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp
             )
+            self._ddp = [DistributedDataParallel(config, reduction, chunk) for chunk in self._chunks]
             config.finalize_model_grads_func = _sum_gradients
             self._optimizer, self._scheduler = build_optimizer(
                 self._ddp, settings.optimizer, settings.dtype, options.optimizer
@@ -168,7 +166,8 @@ class RankLearner:
         return _join_steps(stats) if self._place.reports else None
 
     def _update(self, mini: MiniBatch, recipe: Recipe) -> StepStats:
-        self._ddp.zero_grad_buffer()
+        for chunk in self._ddp:
+            chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         finish = partial(_finish, recipe, mini.denominators, mini.statistics, self._settings.diagnostics)
         results = self._passes.update(mini.per_rank[self._place.dp], finish, self._request(recipe.needs))
@@ -195,7 +194,7 @@ class RankLearner:
         Every rank must iterate to the end.
         """
         with self._on_device():
-            exported = export_stage(self._model, self._family, self._arch, self._place, everywhere)
+            exported = export_stage(self._chunks, self._family, self._arch, self._place, everywhere)
         # The generator runs between the caller's own work, which must not see the routed device calls.
         while True:
             with self._on_device():
@@ -218,21 +217,21 @@ class RankLearner:
     def set_reference(self) -> None:
         """Keep a copy of the present weights as the reference, where some method reads one."""
         if self._settings.needs.ref_logp:
-            self._reference = [parameter.detach().clone() for parameter in self._model.parameters()]
+            self._reference = [parameter.detach().clone() for parameter in self._parameters()]
 
     def save_reference(self, folder: Path) -> None:
         """Write this rank's shards of the reference, if there is one, into `folder`."""
         with self._on_device(), self._reference_weights():
-            save_model(folder, self._model)
+            save_model(folder, self._chunks)
 
     def load_reference(self, folder: Path) -> None:
         """Read what `save_reference` wrote, under any layout."""
         if not self._settings.needs.ref_logp:
             return
-        parameters = list(self._model.parameters())
+        parameters = self._parameters()
         present = [parameter.detach().clone() for parameter in parameters]
         with self._on_device():
-            load_model(folder, self._model)
+            load_model(folder, self._chunks)
             self.set_reference()
         self._fill(parameters, present)
 
@@ -251,13 +250,16 @@ class RankLearner:
         """Undo `offload`."""
         self._offloader.onload()
 
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for chunk in self._chunks for parameter in chunk.parameters()]
+
     @contextmanager
     def _reference_weights(self) -> Iterator[None]:
         """The reference's weights in place of the policy's while the block runs."""
         if self._reference is None:
             yield
             return
-        parameters = list(self._model.parameters())
+        parameters = self._parameters()
         present = [parameter.detach().clone() for parameter in parameters]
         self._fill(parameters, self._reference)
         try:

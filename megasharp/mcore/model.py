@@ -138,6 +138,7 @@ def _settings(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, re
         "bf16": dtype is torch.bfloat16,
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
         "context_parallel_size": layout.cp,
         "sequence_parallel": layout.tp > 1,
         "variable_seq_lengths": layout.pp > 1,
@@ -160,7 +161,7 @@ def _recompute_settings(recompute: str) -> dict[str, object]:
     return {"recompute_granularity": "selective"} if recompute == "selective" else {}
 
 
-def _layers(config: TransformerConfig) -> TransformerBlockSubmodules:
+def _layers(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
     """Megatron's local layer spec with our norm and our packed core attention."""
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     parts = layer.submodules
@@ -171,21 +172,30 @@ def _layers(config: TransformerConfig) -> TransformerBlockSubmodules:
     if config.qk_layernorm:
         attention.q_layernorm = RMSNorm
         attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+    count = get_num_layers_to_build(config, vp_stage=chunk)
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=RMSNorm)
 
 
-def build_model(config: TransformerConfig, arch: Architecture, place: Place) -> GPTModel:
-    """This rank's part, weights not yet filled. Positions are rotated in the core attention, not by GPTModel."""
+def build_chunks(config: TransformerConfig, arch: Architecture, place: Place) -> list[GPTModel]:
+    """This rank's part, weights not yet filled: one chunk of layers, or as many as there are virtual stages."""
+    virtual = config.virtual_pipeline_model_parallel_size
+    return [_build_chunk(config, arch, place, chunk) for chunk in (range(virtual) if virtual else [None])]
+
+
+def _build_chunk(config: TransformerConfig, arch: Architecture, place: Place, chunk: int | None) -> GPTModel:
+    """Positions are rotated in the core attention, not by GPTModel."""
+    last = None if chunk is None else config.virtual_pipeline_model_parallel_size - 1
     model = GPTModel(
         config,
-        _layers(config),
+        _layers(config, chunk),
         vocab_size=padded_vocab(arch.vocab, config.tensor_model_parallel_size),
         max_sequence_length=arch.max_positions,
-        pre_process=place.first_stage,
-        post_process=place.last_stage,
+        pre_process=place.first_stage and chunk in (None, 0),
+        post_process=place.last_stage and chunk == last,
         parallel_output=True,
         share_embeddings_and_output_weights=arch.tied,
         position_embedding_type="none",
+        vp_stage=chunk,
     )
     _mark_split_weights(model)
     return model

@@ -6,7 +6,7 @@ storage in place frees its memory while every view stays valid for the time afte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,8 +38,8 @@ def _host_copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 class Offloader:
     """Empties and refills the storages of one rank's learner; the two must alternate."""
 
-    def __init__(self, ddp: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
-        self._ddp = ddp
+    def __init__(self, chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+        self._chunks = chunks
         self._optimizer = optimizer
         self._held: list[_Held] = []
 
@@ -70,9 +70,9 @@ class Offloader:
 
     def _tensors(self, kind: Kind) -> list[Tensor]:
         if kind == "weights":
-            return [parameter.data for parameter in self._ddp.module.parameters()]
+            return [parameter.data for chunk in self._chunks for parameter in chunk.module.parameters()]
         if kind == "gradients":
-            return [buffer.grad_data for buffer in self._ddp.buffers]
+            return [buffer.grad_data for chunk in self._chunks for buffer in chunk.buffers]
         inner = [part.optimizer for part in parts(self._optimizer) if part.optimizer is not None]
         moments = [t for o in inner for s in o.state.values() for t in s.values() if torch.is_tensor(t)]
         mains = [p.data for o in inner for group in o.param_groups for p in group["params"]]

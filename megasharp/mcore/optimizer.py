@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,7 @@ class Stepped:
 
 
 def build_optimizer(
-    ddp: DistributedDataParallel, settings: OptimizerSettings, dtype: torch.dtype, options: Options
+    chunks: Sequence[DistributedDataParallel], settings: OptimizerSettings, dtype: torch.dtype, options: Options
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """The optimizer over this rank's parameters, and its schedule."""
     config = OptimizerConfig(
@@ -57,7 +58,7 @@ def build_optimizer(
         params_dtype=dtype,
         **options,
     )
-    optimizer = get_megatron_optimizer(config, [ddp])
+    optimizer = get_megatron_optimizer(config, list(chunks))
     for part in parts(optimizer):
         keep_bucket_padding(part)
     scheduler = OptimizerParamScheduler(

@@ -49,6 +49,7 @@ def initialize(layout: ParallelLayout, seed: int) -> Place:
     parallel_state.initialize_model_parallel(
         layout.tp,
         layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         create_gloo_process_groups=True,
     )

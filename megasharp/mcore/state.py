@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,29 @@ from megasharp.mcore.optimizer import parts
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
-def _sharded(ddp: DistributedDataParallel, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
+def _sharded_model(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> dict[str, Any]:
+    """Every chunk's part. What lies on disk is named by global layers, and so knows nothing of chunks."""
+    return {str(number): chunk.sharded_state_dict(metadata=metadata) for number, chunk in enumerate(chunks)}
+
+
+def _fill(chunks: Sequence[GPTModel], loaded: dict[str, Any]) -> None:
+    for number, chunk in enumerate(chunks):
+        chunk.load_state_dict(loaded[str(number)])
+
+
+def _sharded(
+    chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer, *, is_loading: bool
+) -> dict[str, Any]:
     # Megatron keeps this learner's groups in the dictionary it is given.
     metadata = dict(METADATA)
-    model = ddp.module.sharded_state_dict(metadata=metadata)
+    model = _sharded_model([chunk.module for chunk in chunks], metadata)
     moments = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
     return {"model": model, "optimizer": moments}
 
 
 def save_state(
     folder: Path,
-    ddp: DistributedDataParallel,
+    chunks: Sequence[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     scheduler: OptimizerParamScheduler,
 ) -> None:
@@ -37,20 +50,20 @@ def save_state(
     for part in parts(optimizer):
         # Megatron cannot save moments that do not exist yet, before the first step or after a reset.
         part.init_state_fn(part.optimizer, part.config)
-    state = _sharded(ddp, optimizer, is_loading=False)
+    state = _sharded(chunks, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
     write_shards(state, folder)
 
 
-def save_model(folder: Path, model: GPTModel) -> None:
+def save_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
     """Write weights alone into the existing empty folder; all ranks must call it."""
-    write_shards({"model": model.sharded_state_dict(metadata=dict(METADATA))}, folder)
+    write_shards({"model": _sharded_model(chunks, dict(METADATA))}, folder)
 
 
-def load_model(folder: Path, model: GPTModel) -> None:
+def load_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
     """Read weights alone, resharding to the present layout; all ranks must call it."""
-    state = {"model": model.sharded_state_dict(metadata=dict(METADATA))}
-    model.load_state_dict(dist_checkpointing.load(state, str(folder))["model"])
+    state = {"model": _sharded_model(chunks, dict(METADATA))}
+    _fill(chunks, dist_checkpointing.load(state, str(folder))["model"])
 
 
 def write_shards(state: dict[str, Any], folder: Path) -> None:
@@ -63,12 +76,12 @@ def write_shards(state: dict[str, Any], folder: Path) -> None:
 
 def load_state(
     folder: Path,
-    ddp: DistributedDataParallel,
+    chunks: Sequence[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     scheduler: OptimizerParamScheduler,
 ) -> None:
     """Read what `save_state` wrote, resharding to the present layout; all ranks must call it."""
-    state = dist_checkpointing.load(_sharded(ddp, optimizer, is_loading=True), str(folder))
-    ddp.module.load_state_dict(state["model"])
+    state = dist_checkpointing.load(_sharded(chunks, optimizer, is_loading=True), str(folder))
+    _fill([chunk.module for chunk in chunks], state["model"])
     optimizer.load_state_dict(state["optimizer"])
     scheduler.load_state_dict(state["scheduler"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,18 +20,20 @@ from megasharp.mcore.parallel import Place
 _LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
-def global_parameters(model: GPTModel) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters of this pipeline stage under names with global layer numbers."""
-    numbers = {str(i): layer.layer_number - 1 for i, layer in enumerate(model.decoder.layers)}
-    for name, parameter in model.named_parameters():
-        yield _LOCAL_LAYER.sub(lambda m: f"decoder.layers.{numbers[m.group(1)]}.", name), parameter
+def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Parameters of this rank's chunks under names with global layer numbers."""
+    for chunk in chunks:
+        numbers = {str(i): layer.layer_number - 1 for i, layer in enumerate(chunk.decoder.layers)}
+        for name, parameter in chunk.named_parameters():
+            layer = _LOCAL_LAYER.match(name)
+            yield (f"decoder.layers.{numbers[layer[1]]}.{name[layer.end() :]}" if layer else name), parameter
 
 
 @torch.no_grad()
-def load_hf(model: GPTModel, reader: HFReader, family: Family, arch: Architecture, place: Place) -> None:
+def load_hf(chunks: Sequence[GPTModel], reader: HFReader, family: Family, arch: Architecture, place: Place) -> None:
     """Fill this rank's parameters, one tensor at a time, cast to their dtype."""
     tp = parallel_state.get_tensor_model_parallel_world_size()
-    for name, parameter in global_parameters(model):
+    for name, parameter in global_parameters(chunks):
         shard = megatron_tensor(reader, family, arch, name, place.tp, tp)
         assert shard.shape == parameter.shape, f"{name}: {tuple(shard.shape)} for {tuple(parameter.shape)}"
         parameter.copy_(shard.to(parameter.dtype))
@@ -39,7 +41,7 @@ def load_hf(model: GPTModel, reader: HFReader, family: Family, arch: Architectur
 
 @torch.no_grad()
 def export_stage(
-    model: GPTModel, family: Family, arch: Architecture, place: Place, everywhere: bool = False
+    chunks: Sequence[GPTModel], family: Family, arch: Architecture, place: Place, everywhere: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield this stage's weights as whole Hugging Face tensors, on the ranks where `place.exports`, or `everywhere`.
 
@@ -49,7 +51,7 @@ def export_stage(
     if place.dp and not everywhere:
         return
     group = parallel_state.get_tensor_model_parallel_group()
-    for name, parameter in global_parameters(model):
+    for name, parameter in global_parameters(chunks):
         shards = _gather_shards(parameter, group)
         if place.exports or everywhere:
             yield from hf_tensors(family, arch, name, shards)

@@ -58,7 +58,7 @@ def learner_settings(layout: ParallelLayout) -> dict[str, LearnerSettings]:
 @torch.no_grad()
 def scale(part: RankLearner, factor: float) -> None:
     """Other weights of the same shapes."""
-    for parameter in part._model.parameters():
+    for parameter in part._parameters():
         parameter.mul_(factor)
 
 

@@ -64,6 +64,7 @@ LAYOUTS = {
     "tp1": ParallelLayout(),
     "tp2": ParallelLayout(tp=2),
     "pp2": ParallelLayout(pp=2),
+    "pp3vpp2": ParallelLayout(pp=3, vpp=2),
     "dp2": ParallelLayout(dp=2),
     "tp2pp2": ParallelLayout(tp=2, pp=2),
     "tp2dp2": ParallelLayout(tp=2, dp=2),
@@ -146,7 +147,8 @@ def packed(
     share_prompts: bool = True,
 ) -> StepBatch:
     """One step's batch as the given layout needs it."""
-    cut = PackLayout(layout.dp, micro_batch_tokens, mini_batches, layout.tp, 40.0, share_prompts)
+    multiple = layout.pp if layout.vpp > 1 else 1
+    cut = PackLayout(layout.dp, micro_batch_tokens, mini_batches, layout.tp, 40.0, share_prompts, multiple)
     return pack(sequences, cut, seed=5)
 
 

@@ -60,7 +60,7 @@ class LogitsTap:
     def __init__(self, rank: RankLearner) -> None:
         self.passes: list[Tensor] = []
         if parallel_state.is_pipeline_last_stage():
-            rank._model.output_layer.register_forward_hook(self._keep)
+            rank._chunks[-1].output_layer.register_forward_hook(self._keep)
 
     def _keep(self, module: torch.nn.Module, inputs: object, output: tuple[Tensor, object]) -> None:
         shard = output[0][:, 0].contiguous()

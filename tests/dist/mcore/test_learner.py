@@ -89,14 +89,14 @@ def poisoned_weight(rank: int, world: int, folder: str, layouts: list[str]) -> l
         with learner_on(settings(folder, layout, recipe().needs)) as (learner, own):
             learner.step(packed(ragged_sequences(), layout), recipe())
             if rank == world - 1:
-                weight = next(own._model.decoder.layers[0].mlp.linear_fc2.parameters())
+                weight = next(own._chunks[0].decoder.layers[0].mlp.linear_fc2.parameters())
                 weight.data[0, 0] = math.nan
-            before = [p.detach().clone() for p in own._model.parameters()]
+            before = [p.detach().clone() for p in own._parameters()]
             moments = moments_of(own)
             bad = learner.step(packed(ragged_sequences(), layout), recipe())
             unchanged = all(
                 torch.equal(x.nan_to_num(77.0), p.nan_to_num(77.0))
-                for x, p in zip(before, own._model.parameters(), strict=True)
+                for x, p in zip(before, own._parameters(), strict=True)
             )
             kept = all(torch.equal(x, y) for x, y in zip(moments, moments_of(own), strict=True))
             found.append(Skipped(bad, unchanged, kept))
@@ -140,9 +140,9 @@ class Offloaded:
 def storages(own: RankLearner, kinds: tuple[str, ...]) -> list[torch.UntypedStorage]:
     found = []
     if "weights" in kinds:
-        found += [p.untyped_storage() for p in own._model.parameters()]
+        found += [p.untyped_storage() for p in own._parameters()]
     if "gradients" in kinds:
-        found += [buffer.grad_data.untyped_storage() for buffer in own._ddp.buffers]
+        found += [buffer.grad_data.untyped_storage() for chunk in own._ddp for buffer in chunk.buffers]
     if "optimizer" in kinds:
         optimizers = [part.optimizer for part in parts(own._optimizer)]
         found += [m.untyped_storage() for o in optimizers for s in o.state.values() for m in s.values()]

@@ -123,6 +123,17 @@ def test_ranks_meet_and_bins_keep_the_budget(seed: int, dp: int) -> None:
             assert len(micro.tokens_P) <= 40 or len(micro.sequence_ids) == 1
 
 
+@pytest.mark.parametrize("dp", [1, 2])
+def test_every_rank_gets_a_multiple_of_micro_batches_where_stages_interleave(dp: int) -> None:
+    def count(multiple: int) -> int:
+        (mini,) = pack(random_sequences(1), layout(dp=dp, micro_batch_multiple=multiple), seed=0).mini_batches
+        (per_rank,) = {len(share) for share in mini.per_rank}
+        return per_rank
+
+    assert count(1) % 5 != 0
+    assert count(5) == -(-count(1) // 5) * 5
+
+
 def test_a_response_over_the_budget_is_alone_and_raises_nobody_elses_budget() -> None:
     long = sequence(0, 0, [1, 2], list(range(100, 128)))
     short = [sequence(group, 0, [3, 4], list(range(11))) for group in (1, 2, 3)]

@@ -21,7 +21,6 @@ data: {task: countdown, path: train.jsonl}
 """
 UNBUILT = [
     "policy.device=cuda",
-    "policy.vpp=2",
     "policy.cp=2",
     "reward.workers=2",
     "recipe.reset.stagnation=5",

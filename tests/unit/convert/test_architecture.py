@@ -142,6 +142,20 @@ def test_layouts_that_do_not_fit_are_refused(save_model, tp: int, pp: int, messa
     assert "must be" in message or str(folder) in str(caught.value)
 
 
+def test_chunks_of_stages_divide_a_stage_of_several(save_model) -> None:
+    _, _, arch = read_config(save_model("qwen3", num_hidden_layers=6))
+    arch.check_parallel(1, 3, vpp=2)
+    with pytest.raises(
+        UserError, match=r"policy\.vpp=3 does not divide num_layers/policy\.pp=2 of .*: choose from 1, 2"
+    ):
+        arch.check_parallel(1, 3, vpp=3)
+    for stages in (1, 2):
+        with pytest.raises(
+            UserError, match=rf"policy\.vpp=2 needs three pipeline stages or more, not policy\.pp={stages}"
+        ):
+            arch.check_parallel(1, stages, vpp=2)
+
+
 def test_ffn_counts_too_and_fitting_layouts_pass(save_model) -> None:
     _, _, arch = read_config(save_model("qwen3", intermediate_size=33))
     arch.check_parallel(1, 3)
