@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement learning with verifiable rewards that keeps a model's answers diverse.",
 )
+DTYPES = "float32, bfloat16 or float16"
 convert = typer.Typer(no_args_is_help=True, help="Convert checkpoints between Hugging Face and Megatron.")
 app.add_typer(convert, name="convert")
 
@@ -107,20 +108,33 @@ def toy(
 
 
 @convert.command("hf-to-megatron")
-def hf_to_megatron(source: Path, target: Path) -> None:
-    """Hugging Face folder SOURCE to a Megatron checkpoint folder TARGET, loadable at any TP x PP."""
+def hf_to_megatron(
+    source: Path,
+    target: Path,
+    tp: Annotated[int, typer.Option(help="Cut tensors where this many tensor-parallel ranks would.")] = 1,
+    pp: Annotated[int, typer.Option(help="Give each of this many pipeline stages files of its own.")] = 1,
+    dtype: Annotated[str | None, typer.Option(help=f"Round the weights: {DTYPES}.")] = None,
+) -> None:
+    """Hugging Face folder SOURCE to a Megatron checkpoint folder TARGET, loadable at any TP x PP.
+
+    --tp and --pp are hints: a load at that layout reads only what it needs.
+    """
     from megasharp.mcore.conversion import hf_to_megatron as run
 
-    run(source, target)
+    run(source, target, tp=tp, pp=pp, dtype=dtype)
     typer.echo(f"wrote {target}")
 
 
 @convert.command("megatron-to-hf")
-def megatron_to_hf(source: Path, target: Path) -> None:
+def megatron_to_hf(
+    source: Path,
+    target: Path,
+    dtype: Annotated[str | None, typer.Option(help=f"Round the weights: {DTYPES}; else as stored.")] = None,
+) -> None:
     """Megatron checkpoint folder (or a run's checkpoint) SOURCE to a Hugging Face folder TARGET."""
     from megasharp.mcore.conversion import megatron_to_hf as run
 
-    run(source, target)
+    run(source, target, dtype=dtype)
     typer.echo(f"wrote {target}")
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from megasharp.errors import UserError, one_line
+from megasharp.errors import UserError, disk_is_full, one_line
+from megasharp.scratch import Scratch
 
 
 def flush(path: Path) -> None:
@@ -39,6 +40,51 @@ def completed(path: Path) -> Iterator[Path]:
         raise UserError(f"{path}: cannot write this file ({one_line(error)}); free space or mend the folder") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def completed_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path` that takes this name, with all that is in it on disk, when the body succeeds.
+
+    Otherwise it goes, and so do those that killed processes left for the same `path`.
+
+    Raises:
+        UserError: `path` exists, or the operating system refused (a full disk, a read-only folder).
+    """
+    if path.exists():
+        raise UserError(f"{path} already exists: remove it or choose another folder")
+    with folder_errors(path):
+        scratch = Scratch(f".{path.name}.partial-", path.absolute().parent)
+    try:
+        yield scratch.path
+        with folder_errors(path):
+            _like_any_other(scratch.path)
+            for inner in (*scratch.path.rglob("*"), scratch.path):
+                flush(inner)
+            scratch.path.rename(path)
+            flush(path.absolute().parent)
+    finally:
+        scratch.close()
+
+
+def _like_any_other(folder: Path) -> None:
+    """Give a temporary folder, which is made for its owner alone, the mode of a new one."""
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+
+
+@contextmanager
+def folder_errors(path: Path) -> Iterator[None]:
+    """Turn what the disk says while the folder `path` is written into one line for the user."""
+    try:
+        yield
+    except Exception as error:
+        if disk_is_full(error):
+            raise UserError(f"no space left for {path}: free some and repeat ({one_line(error)})") from error
+        if isinstance(error, OSError):
+            raise UserError(f"{path} cannot be written: {one_line(error)}") from error
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

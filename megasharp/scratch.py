@@ -8,6 +8,7 @@ so names say on which one a folder was made, since which start of it; folders of
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import os
 import re
@@ -61,7 +62,7 @@ def parent_for_sockets() -> Path:
 def remove_abandoned(prefix: str, parent: Path) -> None:
     """Remove this user's folders below `parent` whose owners are gone, and the files that carry their names."""
     prefix = f"{prefix}{_here()}"
-    for path in parent.glob(f"{prefix}*"):
+    for path in parent.glob(f"{glob.escape(prefix)}*"):
         if not _LETTERS.fullmatch(path.name.removeprefix(prefix)):
             continue
         try:
@@ -102,7 +103,7 @@ def _locked(prefix: str, parent: Path) -> tuple[Path, int | None]:
 
 
 def _remove(path: Path) -> None:
-    for beside in path.parent.glob(f"*{path.name}?*"):
+    for beside in path.parent.glob(f"*{glob.escape(path.name)}?*"):
         with suppress(OSError):
             beside.unlink()
     shutil.rmtree(path, ignore_errors=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megasharp.convert.hf_folder import carry_over
+from megasharp.convert.hf_write import carry_over
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.passk import pass_at_k

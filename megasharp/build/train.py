@@ -19,7 +19,7 @@ from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
-from megasharp.convert.hf_folder import carry_over, write_hf_folder
+from megasharp.convert.hf_write import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
 from megasharp.errors import UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate

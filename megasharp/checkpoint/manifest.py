@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from pathlib import Path
 
-from megasharp import __version__
 from megasharp.config.core import Section
-
-SOFTWARE = ("torch", "megatron-core", "transformers")
 
 
 class FileEntry(Section):
@@ -44,11 +40,6 @@ class Manifest(Section):
     skipped_in_a_row: int
     files: dict[str, FileEntry]
     software: dict[str, str]
-
-
-def software_versions() -> dict[str, str]:
-    """Versions that matter for reading the checkpoint again."""
-    return {"megasharp": __version__, **{name: importlib.metadata.version(name) for name in SOFTWARE}}
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:

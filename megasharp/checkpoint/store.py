@@ -14,8 +14,8 @@ from megasharp.checkpoint.manifest import (
     Manifest,
     describe_files,
     sha256,
-    software_versions,
 )
+from megasharp.convert.record import software_versions
 from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.files import flush, write_text
 

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoint folders: opened with every name and shape checked, written whole or not at all.
+"""Hugging Face checkpoint folders, opened with every name and shape checked.
 
 Nothing here reaches the network. Formats: https://github.com/huggingface/safetensors#format, and the file
 `model.safetensors.index.json` as transformers writes it.
@@ -7,42 +7,27 @@ Nothing here reaches the network. Formats: https://github.com/huggingface/safete
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.shards import expected_hf_shapes
-from megasharp.errors import UserError, disk_is_full, one_line
-from megasharp.files import flush
+from megasharp.errors import UserError, one_line
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-_CARRIED_FILES = (
-    "generation_config.json",
-    *_TOKENIZER_FILES,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-_CARRIED_FOLDERS = ("additional_chat_templates",)
-_FLOATING = ("F64", "F32", "F16", "BF16")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -76,7 +61,7 @@ def check_tokenizer(folder: str | Path, arch: Architecture) -> None:
         UserError: no tokenizer, an unreadable one, or an id >= `arch.vocab`.
     """
     folder = Path(folder)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"no tokenizer in {folder}: expected tokenizer.json next to the model's config.json")
     try:
         vocabulary = AutoTokenizer.from_pretrained(str(folder), local_files_only=True).get_vocab()
@@ -129,6 +114,14 @@ class HFReader:
         """Names of all tensors the model needs; a tied model's spare lm_head.weight is not among them."""
         return list(expected_hf_shapes(self.family, self.architecture))
 
+    def file(self, name: str) -> Path:
+        """The file that holds the tensor `name`."""
+        return self._files[name]
+
+    def dtype(self, name: str) -> torch.dtype:
+        """What the tensor `name` is stored in."""
+        return _FLOATING[self._header(name)[1]]
+
     def tensor(self, name: str) -> Tensor:
         """The whole tensor `name` in its stored dtype: a view of the mapped file, to be cloned if kept.
 
@@ -137,7 +130,10 @@ class HFReader:
         """
         path = self._files[name]
         try:
-            tensor: Tensor = self._handles[path].get_tensor(name)
+            # A mapping of its own, which ends with the tensor: what was read of a file counts as this process's memory
+            # for as long as the file is mapped.
+            with safe_open(path, framework="pt") as handle:
+                tensor: Tensor = handle.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: tensor {name} cannot be read: {one_line(error)}") from error
         return tensor
@@ -187,87 +183,6 @@ class HFReader:
         return tuple(view.get_shape()), str(view.get_dtype())
 
 
-def write_hf_folder(
-    target: str | Path,
-    source_folder: str | Path,
-    tensors: Iterable[tuple[str, Tensor]],
-    max_shard_bytes: int = 5 * 1024**3,
-) -> None:
-    """Write `tensors` as the checkpoint folder `target`, with the config and tokenizer of `source_folder`.
-
-    `tensors` are exactly those of that folder's model, in any order and on any device; each is copied when it
-    arrives, and no more than `max_shard_bytes` plus one tensor is held. The folder appears under its name
-    complete and on disk, or not at all; its config.json names the dtype written.
-
-    Raises:
-        UserError: `target` exists, `source_folder` is not a supported checkpoint, or the disk refuses.
-    """
-    target, source = Path(target), Path(source_folder)
-    _, family, arch = read_config(source)
-    expected = expected_hf_shapes(family, arch)
-    with _new_folder(target) as folder:
-        with _user_errors(target):
-            carry_over(source, folder)
-        writer = _ShardWriter(folder, target, max_shard_bytes)
-        for name, tensor in tensors:
-            shape = tuple(tensor.shape)
-            assert expected.pop(name) == shape, f"{name} has shape {shape}"
-            writer.add(name, tensor)
-        assert not expected, f"not written: {sorted(expected)}"
-        writer.finish()
-
-
-class _ShardWriter:
-    """Collects tensors and writes a file of them whenever the next one would make it too large."""
-
-    def __init__(self, folder: Path, target: Path, max_bytes: int) -> None:
-        self._folder, self._target, self._max_bytes = folder, target, max_bytes
-        self._pending: dict[str, Tensor] = {}
-        self._written: list[tuple[Path, list[str]]] = []
-        self._pending_bytes = self._total_bytes = 0
-        self._dtype = ""
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        if self._pending and self._pending_bytes + tensor.nbytes > self._max_bytes:
-            self._write_pending()
-        # The caller may reuse the memory, or have handed out a slice of a larger buffer.
-        kept = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        self._pending[name] = kept
-        self._pending_bytes += tensor.nbytes
-        self._total_bytes += tensor.nbytes
-        self._dtype = str(tensor.dtype).removeprefix("torch.")
-
-    def finish(self) -> None:
-        """Write what is left, give the files their names, and put everything on disk."""
-        self._write_pending()
-        with _user_errors(self._target):
-            if len(self._written) == 1:
-                self._written[0][0].rename(self._folder / WEIGHTS_FILE)
-            else:
-                self._write_index()
-            _set_dtype(self._folder / CONFIG_FILE, self._dtype)
-            for path in (*self._folder.rglob("*"), self._folder):
-                flush(path)
-
-    def _write_pending(self) -> None:
-        path = self._folder / f"part-{len(self._written)}.safetensors"
-        with _user_errors(self._target):
-            save_file(self._pending, path, metadata={"format": "pt"})
-            # safetensors makes its file private to the user; give it the mode of any other new file.
-            path.chmod((self._folder / CONFIG_FILE).stat().st_mode)
-        self._written.append((path, list(self._pending)))
-        self._pending, self._pending_bytes = {}, 0
-
-    def _write_index(self) -> None:
-        weight_map: dict[str, str] = {}
-        for number, (path, names) in enumerate(self._written, start=1):
-            file = f"model-{number:05d}-of-{len(self._written):05d}.safetensors"
-            path.rename(self._folder / file)
-            weight_map |= dict.fromkeys(names, file)
-        index = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
-        (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-
 def _architecture_name(path: Path) -> str:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -315,50 +230,3 @@ def _open(path: Path) -> safe_open:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is truncated or not a safetensors file: {one_line(error)}") from error
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A hidden sibling of `target` that takes its name when the block succeeds and goes when it fails."""
-    if target.exists():
-        raise UserError(f"{target} already exists: remove it or choose another folder")
-    folder = target.parent / f".{target.name}.partial-{uuid4().hex[:8]}"
-    try:
-        with _user_errors(target):
-            folder.mkdir(parents=True)
-        yield folder
-        with _user_errors(target):
-            folder.rename(target)
-            flush(target.parent)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _user_errors(target: Path) -> Iterator[None]:
-    """Turn what the disk says while writing `target` into one line for the user."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if disk_is_full(error):
-            raise UserError(f"no space left for {target}: free some and repeat ({one_line(error)})") from error
-        raise UserError(f"{target} cannot be written: {one_line(error)}") from error
-
-
-def carry_over(source: Path, folder: Path) -> None:
-    """Copy what describes a model besides its weights: configuration, tokenizer files, chat template."""
-    for name in (CONFIG_FILE, *_CARRIED_FILES):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    for name in _CARRIED_FOLDERS:
-        if (source / name).is_dir():
-            shutil.copytree(source / name, folder / name, copy_function=shutil.copyfile)
-
-
-def _set_dtype(path: Path, dtype: str) -> None:
-    """transformers loads in the dtype config.json names, which would round weights written in a wider one."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if dtype not in (config.get("dtype"), config.get("torch_dtype")):
-        config.pop("torch_dtype", None)
-        config["dtype"] = dtype
-        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Hugging Face folder <-> Megatron checkpoint folder, whole models, one process.
+"""Hugging Face folder <-> Megatron checkpoint folder, one tensor in memory at a time.
 
 A Megatron folder holds `policy/` (torch_dist shards, loadable at any TP x PP) and `hf/` (config and tokenizer files),
 so it can be turned back without anything else. A run's checkpoints have the same two parts.
@@ -6,77 +6,190 @@ so it can be turned back without anything else. A run's checkpoints have the sam
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from megatron.core.models.gpt import GPTModel
-from torch._C._distributed_c10d import HashStore
+from torch import Tensor
 
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.families import Family
-from megasharp.convert.hf_folder import HFReader, carry_over, read_config, write_hf_folder
-from megasharp.errors import UserError, disk_is_full, one_line
-from megasharp.mcore.model import build_chunks, transformer_config
-from megasharp.mcore.parallel import Place, destroy, initialize, megatron_device
-from megasharp.mcore.state import load_model, save_model
-from megasharp.mcore.weights import export_stage, load_hf
-from megasharp.types import ParallelLayout, as_dtype
+from megasharp.convert.arguments import check_arguments
+from megasharp.convert.hashes import tensor_sha256
+from megasharp.convert.hf_folder import CONFIG_FILE, HFReader, read_config
+from megasharp.convert.hf_write import MAX_SHARD_BYTES, carry_over, fill_hf_folder, set_dtype
+from megasharp.convert.record import read_record, recorded_arguments, write_record
+from megasharp.convert.shards import hf_tensors, megatron_tensor
+from megasharp.errors import UserError
+from megasharp.files import completed_folder, folder_errors
+from megasharp.mcore.blank import alone, blank_model
+from megasharp.mcore.model_check import check_model
+from megasharp.mcore.pieces import Cut, cut
+from megasharp.mcore.stream_read import StreamedCheckpoint
+from megasharp.mcore.stream_write import write_streamed
+from megasharp.types import as_dtype
 
-_DEVICE = torch.device("cpu")
-
-
-@contextmanager
-def _model(folder: Path) -> Iterator[tuple[list[GPTModel], Family, Architecture, Place]]:
-    """An unfilled model of the folder's configuration, alone in a process group of its own."""
-    _, family, arch = read_config(folder)
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        with megatron_device(_DEVICE):
-            place = initialize(ParallelLayout(), seed=0)
-            try:
-                config = transformer_config(arch, ParallelLayout(), as_dtype(arch.dtype), "none", {})
-                yield build_chunks(config, arch, place), family, arch, place
-            finally:
-                destroy()
-    finally:
-        dist.destroy_process_group()
+DTYPES = ("float32", "bfloat16", "float16")
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
-def hf_to_megatron(source: Path, target: Path) -> None:
-    """Convert; `target` must not exist and appears only when complete. Raises UserError in one line."""
-    if target.exists():
-        raise UserError(f"{target}: exists already; choose another name or remove it")
-    with HFReader(source) as reader, _model(source) as (model, family, arch, place):
-        load_hf(model, reader, family, arch, place)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
-        try:
-            (partial / "policy").mkdir()
-            save_model(partial / "policy", model)
-            (partial / "hf").mkdir()
-            carry_over(source, partial / "hf")
-            partial.chmod(0o755)
-            partial.rename(target)
-        except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if disk_is_full(error):
-                raise UserError(f"{target}: no space left on the disk; nothing was written") from error
-            raise
+def hf_to_megatron(source: Path, target: Path, *, tp: int = 1, pp: int = 1, dtype: str | None = None) -> None:
+    """Convert; `target` must not exist and appears only when complete.
+
+    `tp` and `pp` only say where pieces of tensors begin and which file they are in: a load at that layout reads no byte
+    that it does not need. `dtype` rounds the weights; without it they must have the one that config.json names.
+
+    Raises:
+        UserError: the source is damaged or not supported, the target exists, `tp` or `pp` does not divide the model,
+            or the disk is full.
+    """
+    with HFReader(source) as reader:
+        arch = reader.architecture
+        arch.check_parallel(tp, pp, "convert")
+        written = as_dtype(arch.dtype if dtype is None else _asked(dtype))
+        if dtype is None:
+            _check_dtypes(reader)
+        pieces = _cut(arch, source, written, tp)
+        hashed = _HashingReader(reader)
+
+        def value(name: str) -> Tensor:
+            return megatron_tensor(hashed, reader.family, arch, name, 0, 1)
+
+        with completed_folder(target) as folder, folder_errors(target):
+            (folder / "policy").mkdir()
+            (folder / "hf").mkdir()
+            carry_over(source, folder / "hf")
+            set_dtype(folder / "hf" / CONFIG_FILE, _name(written))
+            write_streamed(folder / "policy", pieces, written, value, _stage_of(arch, pp))
+            read = {reader.dtype(name) for name in reader.names()}
+            write_record(folder, "hf-to-megatron", source, arch, hashed.digests, _names(read), _name(written))
 
 
-def megatron_to_hf(source: Path, target: Path) -> None:
-    """Convert a Megatron folder or a run's checkpoint. Raises UserError in one line."""
-    for part in ("policy", "hf"):
-        if not (source / part).is_dir():
-            raise UserError(f"{source}: not a Megatron checkpoint folder: {part}/ is missing")
-    with _model(source / "hf") as (model, family, arch, place):
-        try:
-            load_model(source / "policy", model)
-        except Exception as error:  # the loader raises many kinds for damaged shards
-            raise UserError(f"{source / 'policy'}: cannot be read: {one_line(error)}") from error
-        write_hf_folder(target, source / "hf", export_stage(model, family, arch, place))
+def megatron_to_hf(
+    source: Path, target: Path, *, dtype: str | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Convert a Megatron folder or a run's checkpoint; `target` must not exist and appears only when complete.
+
+    The weights keep the dtype they are stored in, or are rounded to `dtype`; config.json names it.
+
+    Raises:
+        UserError: the source is damaged, or its config.json is not the one of its weights; the target exists, or the
+            disk is full.
+    """
+    if dtype is not None:
+        _asked(dtype)
+    weights = MegatronWeights(source)
+    with completed_folder(target) as folder:
+        fill_hf_folder(folder, target, source / "hf", weights.tensors(dtype), max_shard_bytes)
+        with folder_errors(target):
+            written = dtype or weights.dtype
+            write_record(
+                folder, "megatron-to-hf", source, weights.architecture, weights.digests, weights.dtype, written
+            )
+
+
+class MegatronWeights:
+    """The weights of a Megatron folder or a run's checkpoint, as Hugging Face tensors.
+
+    Opening checks the model's arguments and every stored tensor, and reads no weights. `dtype` names what they are
+    stored in. `digests` fills as the tensors are read.
+
+    Raises:
+        UserError: the folder is not one, or is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        for part in ("policy", "hf"):
+            if not (folder / part).is_dir():
+                raise UserError(f"{folder}: not a Megatron checkpoint folder: {part}/ is missing")
+        self.folder = folder
+        _, self.family, self.architecture = read_config(folder / "hf")
+        arguments = recorded_arguments(folder)
+        if arguments is not None:
+            check_arguments(folder / "hf" / CONFIG_FILE, self.architecture, folder / "policy", arguments)
+        self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1)
+        self._stored = StreamedCheckpoint(folder / "policy", self._pieces)
+        self.dtype = _name(self._stored.dtype)
+        self.digests: dict[str, str] = {}
+        self._expected = _unrounded_digests(folder)
+
+    def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor once, in the model's order, rounded to `dtype` where it is given.
+
+        Raises:
+            UserError: a file cannot be read, or a tensor is not what the conversion wrote.
+        """
+        for parameter in self._pieces.pieces:
+            value = self._stored.parameter(parameter)
+            for name, tensor in hf_tensors(self.family, self.architecture, parameter, [value]):
+                self._check(name, tensor)
+                yield name, tensor if dtype is None else tensor.to(as_dtype(dtype))
+
+    def _check(self, name: str, tensor: Tensor) -> None:
+        self.digests[name] = tensor_sha256(tensor)
+        if self._expected.get(name, self.digests[name]) != self.digests[name]:
+            raise UserError(f"{self.folder / 'policy'}: tensor {name} is damaged: it is not what was converted")
+
+
+def _unrounded_digests(folder: Path) -> dict[str, str]:
+    record = read_record(folder)
+    return record.tensors if record is not None and record.source_dtype == record.dtype else {}
+
+
+class _HashingReader:
+    """Remembers the SHA-256 of every tensor that is read through it."""
+
+    def __init__(self, reader: HFReader) -> None:
+        self._reader = reader
+        self.digests: dict[str, str] = {}
+
+    def tensor(self, name: str) -> Tensor:
+        """The whole tensor, as the reader gives it."""
+        tensor = self._reader.tensor(name)
+        self.digests[name] = tensor_sha256(tensor)
+        return tensor
+
+
+def _check_dtypes(reader: HFReader) -> None:
+    named = reader.architecture.dtype
+    for name in reader.names():
+        found = _name(reader.dtype(name))
+        if found != named:
+            config = reader.folder / CONFIG_FILE
+            raise UserError(
+                f"{reader.file(name)}: tensor {name} has dtype {found}, but {config} names {named}: mend dtype there, "
+                "or have all weights rounded with --dtype"
+            )
+
+
+def _cut(arch: Architecture, folder: Path, dtype: torch.dtype, tp: int) -> Cut:
+    with alone() as place:
+        model = blank_model(arch, place, dtype)
+        check_model(model, arch, folder / CONFIG_FILE)
+        return cut(model, tp)
+
+
+def _stage_of(arch: Architecture, pp: int) -> Callable[[str], int]:
+    """Which pipeline stage of `pp` holds a parameter."""
+
+    def stage(name: str) -> int:
+        layer = _LAYER.match(name)
+        if layer:
+            return int(layer.group(1)) * pp // arch.num_layers
+        return 0 if name.startswith("embedding.") else pp - 1
+
+    return stage
+
+
+def _asked(dtype: str) -> str:
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: choose from {', '.join(DTYPES)}")
+    return dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _names(dtypes: set[torch.dtype]) -> str:
+    return ", ".join(sorted(map(_name, dtypes)))

@@ -21,7 +21,7 @@ LIBRARIES = {
     "checkpoint": {"pydantic"},
     "cluster": {"torch", "ray", "numpy", "psutil"},
     "config": {"torch", "pydantic", "pydantic_core", "yaml"},
-    "convert": {"torch", "transformers", "safetensors", "tokenizers"},
+    "convert": {"torch", "transformers", "safetensors", "tokenizers", "pydantic"},
     "data": {"torch", "transformers", "tokenizers", "datasets", "pyarrow"},
     "evals": {"torch", "numpy", "pydantic", "pandas", "pyarrow"},
     "labs": {"torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},

@@ -1,0 +1,101 @@
+"""A model's arguments by the names of config.json, recorded beside Megatron weights and compared when they are read.
+
+Shapes alone do not tell a model: with another rope theta, norm epsilon or window every tensor still fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.errors import UserError, one_line
+
+Argument = float | int | str | bool | None | list[float | int | str | None]
+Arguments = dict[str, Argument]
+
+# Written into a run's checkpoint, by `record_arguments`.
+ARGUMENTS_FILE = "arguments.json"
+
+# Fields of Architecture that config.json calls otherwise; any other field keeps its name.
+_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "norm_eps": "rms_norm_eps",
+    "max_positions": "max_position_embeddings",
+    "tied": "tie_word_embeddings",
+    "qkv_bias": "attention_bias (query, key, value)",
+    "qk_norm": "qk_norm",
+}
+# The dtype is the weights' own matter, and the folder only serves messages.
+_LEFT_OUT = ("dtype", "folder")
+
+
+def model_arguments(arch: Architecture) -> Arguments:
+    """All arguments of a model, flat, by config.json's names; rotary settings each by its own."""
+    found: Arguments = {}
+    for field in dataclasses.fields(arch):
+        value = getattr(arch, field.name)
+        if field.name in _LEFT_OUT:
+            continue
+        if isinstance(value, RopeParameters):
+            found |= _rope(value)
+        else:
+            found[_KEYS.get(field.name, field.name)] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _rope(rope: RopeParameters) -> Arguments:
+    return {
+        "rope_theta": rope.theta,
+        "rope_type": rope.rope_type,
+        **{f"rope_scaling.{key}": list(value) if isinstance(value, tuple) else value for key, value in rope.scaling},
+    }
+
+
+def differences(one: Mapping[str, Argument], other: Mapping[str, Argument]) -> list[tuple[str, Argument, Argument]]:
+    """(key, one's value, other's value) of every argument that differs; None stands for one that is not given."""
+    keys = [*one, *(key for key in other if key not in one)]
+    return [(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)]
+
+
+def check_arguments(config: Path, arch: Architecture, folder: Path, recorded: Mapping[str, Argument]) -> None:
+    """Compare what a config.json says with what the weights in `folder` were recorded with.
+
+    Raises:
+        UserError: they differ; names every key with both values.
+    """
+    found = differences(model_arguments(arch), recorded)
+    if found:
+        keys = "; ".join(f"{key}={mine}, recorded {theirs}" for key, mine, theirs in found)
+        raise UserError(f"{config} does not describe the weights in {folder}: {keys}: restore the model's own config")
+
+
+def record_arguments(folder: Path, arch: Architecture) -> None:
+    """Write what a run's checkpoint in `folder` is the weights of."""
+    text = json.dumps(model_arguments(arch), indent=1)
+    (folder / ARGUMENTS_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_arguments(folder: Path) -> Arguments | None:
+    """What `record_arguments` wrote; None where it did not.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    path = folder / ARGUMENTS_FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected a table of the model's arguments")
+    return found

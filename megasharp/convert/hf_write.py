@@ -1,0 +1,143 @@
+"""Hugging Face checkpoint folders, written whole or not at all, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import Tensor
+
+from megasharp.convert.hf_folder import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
+from megasharp.convert.safetensors_file import TensorFile
+from megasharp.convert.shards import expected_hf_shapes
+from megasharp.files import completed_folder, folder_errors
+
+_CARRIED_FILES = (
+    "generation_config.json",
+    *TOKENIZER_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_CARRIED_FOLDERS = ("additional_chat_templates",)
+MAX_SHARD_BYTES = 5 * 1024**3
+
+
+def write_hf_folder(
+    target: str | Path,
+    source_folder: str | Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write `tensors` as the checkpoint folder `target`, with the config and tokenizer of `source_folder`.
+
+    As `fill_hf_folder`; the folder appears under its name complete and on disk, or not at all.
+
+    Raises:
+        UserError: `target` exists, `source_folder` is not a supported checkpoint, or the disk refuses.
+    """
+    target = Path(target)
+    with completed_folder(target) as folder:
+        fill_hf_folder(folder, target, Path(source_folder), tensors, max_shard_bytes)
+
+
+def fill_hf_folder(
+    folder: Path,
+    target: Path,
+    source: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write a checkpoint into the empty `folder`: `tensors`, and the config and tokenizer of `source`.
+
+    `tensors` are exactly those of that folder's model, in any order and on any device; each is written when it
+    arrives. config.json names the dtype written. `target` is the name that messages give the folder.
+
+    Raises:
+        UserError: `source` is not a supported checkpoint, or the disk refuses.
+    """
+    _, family, arch = read_config(source)
+    with folder_errors(target):
+        carry_over(source, folder)
+        writer = _ShardWriter(folder, expected_hf_shapes(family, arch), max_shard_bytes)
+    try:
+        for name, tensor in tensors:
+            with folder_errors(target):
+                writer.add(name, tensor)
+        with folder_errors(target):
+            writer.finish()
+    finally:
+        writer.close()
+
+
+class _ShardWriter:
+    """Writes tensors to a file, and begins another whenever the next one would make it too large."""
+
+    def __init__(self, folder: Path, expected: dict[str, tuple[int, ...]], max_bytes: int) -> None:
+        self._folder, self._expected, self._max_bytes = folder, expected, max_bytes
+        self._files = [self._new_file()]
+        self._dtype = ""
+
+    def _new_file(self, number: int = 0) -> TensorFile:
+        return TensorFile(self._folder / f"part-{number}.safetensors", self._expected)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        shape = tuple(tensor.shape)
+        assert self._expected.get(name) == shape, f"{name} has shape {shape}"
+        file = self._files[-1]
+        if file.nbytes and file.nbytes + tensor.nbytes > self._max_bytes:
+            file.finish()
+            self._files.append(self._new_file(len(self._files)))
+        del self._expected[name]
+        self._files[-1].add(name, tensor)
+        self._dtype = str(tensor.dtype).removeprefix("torch.")
+
+    def finish(self) -> None:
+        """Complete the last file and give all their names."""
+        assert not self._expected, f"not written: {sorted(self._expected)}"
+        self._files[-1].finish()
+        if len(self._files) == 1:
+            self._files[0].path.rename(self._folder / WEIGHTS_FILE)
+        else:
+            self._write_index()
+        set_dtype(self._folder / CONFIG_FILE, self._dtype)
+
+    def close(self) -> None:
+        self._files[-1].close()
+
+    def _write_index(self) -> None:
+        weight_map: dict[str, str] = {}
+        for number, part in enumerate(self._files, start=1):
+            file = f"model-{number:05d}-of-{len(self._files):05d}.safetensors"
+            part.path.rename(self._folder / file)
+            weight_map |= dict.fromkeys(part.names, file)
+        total = sum(part.nbytes for part in self._files)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def carry_over(source: Path, folder: Path) -> None:
+    """Copy what describes a model besides its weights: configuration, tokenizer files, chat template."""
+    for name in (CONFIG_FILE, *_CARRIED_FILES):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    for name in _CARRIED_FOLDERS:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, folder / name, copy_function=shutil.copyfile)
+
+
+def set_dtype(path: Path, dtype: str) -> None:
+    """Make the config.json at `path` say the weights' dtype.
+
+    transformers loads in the dtype it names, which would round weights written in a wider one.
+    """
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if dtype not in (config.get("dtype"), config.get("torch_dtype")):
+        config.pop("torch_dtype", None)
+        config["dtype"] = dtype
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,95 @@
+"""`conversion.json`: what a converted folder was made from, and what its weights are.
+
+A run's checkpoint has a manifest of another kind and name; its model's arguments lie in `arguments.json`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from megasharp import __version__
+from megasharp.config.core import Section
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.arguments import Arguments, model_arguments, read_arguments
+from megasharp.convert.hashes import weights_sha256
+from megasharp.errors import UserError, one_line
+
+CONVERSION_FILE = "conversion.json"
+SOFTWARE = ("torch", "megatron-core", "transformers")
+
+
+class Conversion(Section):
+    """One conversion.
+
+    `source` is the folder as it was named; `weights_sha256` stands for all of the source's weights, `tensors` for each
+    by its Hugging Face name, in `source_dtype`. `dtype` is what was written, `arguments` the model's by config.json's
+    names, `software` the versions that took part.
+    """
+
+    kind: Literal["hf-to-megatron", "megatron-to-hf"]
+    source: str
+    weights_sha256: str
+    tensors: dict[str, str]
+    source_dtype: str
+    dtype: str
+    family: str
+    arguments: Arguments
+    software: dict[str, str]
+
+
+def software_versions() -> dict[str, str]:
+    """Versions that matter for reading a checkpoint again."""
+    return {"megasharp": __version__, **{name: importlib.metadata.version(name) for name in SOFTWARE}}
+
+
+def write_record(
+    folder: Path,
+    kind: Literal["hf-to-megatron", "megatron-to-hf"],
+    source: Path,
+    arch: Architecture,
+    tensors: dict[str, str],
+    source_dtype: str,
+    dtype: str,
+) -> None:
+    """Write the record into the folder of a conversion that has come to its end."""
+    record = Conversion(
+        kind=kind,
+        source=str(source.absolute()),
+        weights_sha256=weights_sha256(tensors),
+        tensors=tensors,
+        source_dtype=source_dtype,
+        dtype=dtype,
+        family=arch.family,
+        arguments=model_arguments(arch),
+        software=software_versions(),
+    )
+    (folder / CONVERSION_FILE).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def read_record(folder: Path) -> Conversion | None:
+    """The record of a converted folder; None where there is none.
+
+    Raises:
+        UserError: the file is not one.
+    """
+    path = folder / CONVERSION_FILE
+    try:
+        return Conversion.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, ValidationError) as error:
+        raise UserError(f"{path}: not a record of a conversion that this version reads: {one_line(error)}") from error
+
+
+def recorded_arguments(folder: Path) -> Arguments | None:
+    """The model's arguments as a converted folder or a run's checkpoint recorded them; None where neither did.
+
+    Raises:
+        UserError: the record cannot be read.
+    """
+    record = read_record(folder)
+    return read_arguments(folder) if record is None else record.arguments
