@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from megasharp.convert.architecture import Architecture
 from megasharp.mcore.cpu import on_cpu
-from megasharp.mcore.model import build_model, transformer_config
+from megasharp.mcore.model import build_chunks, transformer_config
 from megasharp.mcore.parallel import Place, destroy, initialize
 from megasharp.types import ParallelLayout
 
@@ -38,4 +38,5 @@ def blank_model(arch: Architecture, place: Place, dtype: torch.dtype) -> GPTMode
     # Megatron's other way names the GPU itself, and so would not stay on the meta device.
     config.use_cpu_initialization = True
     with torch.device("meta"):
-        return build_model(config, arch, place)
+        (model,) = build_chunks(config, arch, place)
+    return model

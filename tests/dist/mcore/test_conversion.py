@@ -13,10 +13,10 @@ from torch import Tensor
 
 from megasharp.convert.hf_folder import HFReader
 from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
-from megasharp.mcore.model import build_model, transformer_config
+from megasharp.mcore.model import build_chunks, transformer_config
 from megasharp.mcore.parallel import destroy, initialize, megatron_device
 from megasharp.mcore.state import load_model
-from megasharp.mcore.weights import load_hf
+from megasharp.mcore.weights import global_parameters, load_hf
 
 LOADED_AT = {2: ("tp2", "pp2"), 4: ("tp2pp2",)}
 # (model, tp, pp): the other families' tables are in test_hf_parity, what is asked here is the checkpoint's cut.
@@ -40,16 +40,16 @@ def compare_at(layout_name: str, source: Path, converted: Path) -> int:
         place = initialize(layout, seed=0)
         try:
             config = transformer_config(reader.architecture, layout, torch.float32, "none", {})
-            expected, found = (build_model(config, reader.architecture, place) for _ in range(2))
+            expected, found = (build_chunks(config, reader.architecture, place) for _ in range(2))
             with torch.no_grad():
-                for parameter in found.parameters():
+                for _, parameter in global_parameters(found):
                     parameter.fill_(float("nan"))
             load_hf(expected, reader, reader.family, reader.architecture, place)
             load_model(converted / "policy", found)
-            pairs = zip(expected.named_parameters(), found.named_parameters(), strict=True)
-            for (name, one), (_, other) in pairs:
-                assert torch.equal(one, other), f"{converted} {name} at {layout_name}"
-            return len(list(found.parameters()))
+            present = dict(global_parameters(found))
+            for name, parameter in global_parameters(expected):
+                assert torch.equal(parameter, present[name]), f"{converted} {name} at {layout_name}"
+            return len(present)
         finally:
             destroy()
 
