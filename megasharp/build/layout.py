@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from megasharp.build.check import Checked
 from megasharp.build.engines import choose_transport
+from megasharp.build.learners import lora_settings
+from megasharp.convert.lora import trained_parameters
 
 
 def describe(checked: Checked) -> str:
@@ -12,6 +14,7 @@ def describe(checked: Checked) -> str:
     responses = config.data.prompts_per_step * config.data.responses_per_prompt
     lines = [
         f"model      {arch.family}, {arch.parameter_count():,} parameters, {config.model.dtype}",
+        *_adapters(checked),
         f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} on the CPU, "
         + _processes(checked),
         *(_stage(checked, stage) for stage in range(layout.pp)),
@@ -25,6 +28,16 @@ def describe(checked: Checked) -> str:
         + (", ".join(suite.name for suite in checked.suites) or "nothing"),
     ]
     return "\n".join([*lines, *_stale(checked), *_without_effect(checked)])
+
+
+def _adapters(checked: Checked) -> list[str]:
+    lora, arch = lora_settings(checked.config), checked.architecture
+    if lora is None:
+        return []
+    return [
+        f"lora       rank {lora.rank}, alpha {lora.alpha:g} on {', '.join(lora.targets)}: "
+        f"{trained_parameters(lora, arch):,} parameters are trained, the others stay"
+    ]
 
 
 def _stale(checked: Checked) -> list[str]:

@@ -6,6 +6,8 @@ import dataclasses
 
 from megasharp.algos.base import Needs
 from megasharp.build.check import Checked
+from megasharp.config.run import RunConfig
+from megasharp.convert.lora import LoraSettings
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.optimizer import OptimizerSettings
 from megasharp.mcore.rank import MEMORY, POLICY
@@ -27,6 +29,8 @@ def learner_settings(checked: Checked) -> dict[str, LearnerSettings]:
         # Cross-entropy is that of the network as it is; only sampling divides by the rollouts' temperature.
         temperature=1.0,
         diagnostics=None,
+        # It is small, and trained whole.
+        lora=None,
     )
     return {POLICY: policy, MEMORY: memory}
 
@@ -56,4 +60,11 @@ def _policy(checked: Checked) -> LearnerSettings:
         offload=tuple(config.policy.offload),
         options=config.policy.megatron,
         diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
+        lora=lora_settings(config),
     )
+
+
+def lora_settings(config: RunConfig) -> LoraSettings | None:
+    """The adapters that are trained, or None where all weights are."""
+    lora = config.policy.lora
+    return LoraSettings(lora.rank, lora.alpha, tuple(lora.targets)) if lora else None

@@ -9,8 +9,8 @@ from megasharp.config.core import Tree, dump_yaml, parse_yaml
 from megasharp.config.run import RunConfig
 from megasharp.errors import UserError, one_line
 
-# Sections that say what is trained, on what and how; curves before and after a change of these are not one run's.
-IDENTITY = ("model", "data", "seed", "recipe", "rollout")
+# Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
+IDENTITY = ("model", "policy.lora", "data", "seed", "recipe", "rollout")
 
 
 def check_resume(root: Path, config: RunConfig) -> list[str]:
@@ -31,7 +31,7 @@ def check_resume(root: Path, config: RunConfig) -> list[str]:
     now = dict(_flat(parse_yaml(dump_yaml(config), str(path))))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     for key in changed:
-        if key.split(".")[0] in IDENTITY:
+        if any(f"{key}.".startswith(f"{name}.") for name in IDENTITY):
             raise UserError(
                 f"{root}: {key} was {before.get(key)!r} and is now {now.get(key)!r}, which is another run; "
                 "choose another name= for it"

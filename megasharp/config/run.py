@@ -18,6 +18,7 @@ from megasharp.config.core import Section, apply_overrides, read_tree, validate
 DtypeName = Literal["float32", "bfloat16"]
 # What a flag of SGLang can be in YAML; the installed SGLang judges names, types and choices.
 EngineFlag = int | float | bool | str | list[int | float | bool | str] | None
+LoraTarget = Literal["qkv", "proj", "fc1", "fc2"]
 ReductionName = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_over_constant"]
 
 
@@ -40,6 +41,23 @@ class OptimizerConfig(Section):
     decay: Literal["constant", "linear", "cosine"] = "constant"
 
 
+class LoraConfig(Section):
+    """Adapters of rank `rank` on the named linear maps, scaled by alpha / rank; all other weights stay as they are.
+
+    There is no dropout: it would make old and new log-probs differ where the weights do not.
+    """
+
+    rank: int = Field(ge=1)
+    alpha: float = Field(default=16.0, gt=0.0)
+    targets: list[LoraTarget] = Field(default=["qkv", "proj", "fc1", "fc2"], min_length=1)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> LoraConfig:
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets: {', '.join(self.targets)} names one twice")
+        return self
+
+
 class PolicyConfig(Section):
     """The policy under training and how it is split over ranks; dp follows from the world size."""
 
@@ -52,6 +70,7 @@ class PolicyConfig(Section):
     micro_batch_tokens: int = Field(default=8192, ge=1)
     recompute: Literal["none", "selective", "full"] = "none"
     optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig | None = None
     offload: list[Literal["weights", "gradients", "optimizer"]] = []
     megatron: dict[str, int | float | bool | str | None] = {}
 

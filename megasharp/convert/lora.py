@@ -80,6 +80,16 @@ class Rows:
         return torch.cat(grouped, dim=-1).flatten(-2)
 
 
+def is_adapter(name: str) -> bool:
+    """Whether a Megatron parameter's name is an adapter's."""
+    return name.rsplit(".", 1)[-1] in ADAPTER_NAMES
+
+
+def target_of(name: str) -> Target | None:
+    """The target that the weight `name` would be, or None for all other parameters."""
+    return next((target for target, module in MODULES.items() if name.endswith(f".{module}.weight")), None)
+
+
 def rows_of(target: Target, arch: Architecture, tp: int = 1) -> Rows:
     """The rows of one of `tp` ranks' weight; proj and fc2 are cut by columns, so each rank has all rows."""
     if target == "qkv":
@@ -127,13 +137,13 @@ class _Record(Section):
     targets: list[Target]
 
 
-def write_record(folder: Path, lora: LoraSettings) -> None:
+def record_adapters(folder: Path, lora: LoraSettings) -> None:
     """Say in a folder of shards that they hold adapters, and which: without it they could not be merged."""
     write_text(folder / RECORD, json.dumps(asdict(lora), indent=1) + "\n")
 
 
-def read_record(folder: Path) -> LoraSettings | None:
-    """What `write_record` wrote, or None where the folder's weights have no adapters.
+def recorded_adapters(folder: Path) -> LoraSettings | None:
+    """What `record_adapters` wrote, or None where the folder's weights have no adapters.
 
     Raises UserError when the record cannot be read.
     """

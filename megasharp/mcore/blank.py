@@ -11,6 +11,7 @@ from megatron.core.models.gpt import GPTModel
 from torch._C._distributed_c10d import HashStore
 
 from megasharp.convert.architecture import Architecture
+from megasharp.convert.lora import LoraSettings
 from megasharp.mcore.cpu import on_cpu
 from megasharp.mcore.model import build_chunks, transformer_config
 from megasharp.mcore.parallel import Place, destroy, initialize
@@ -32,11 +33,11 @@ def alone() -> Iterator[Place]:
         dist.destroy_process_group()
 
 
-def blank_model(arch: Architecture, place: Place, dtype: torch.dtype) -> GPTModel:
-    """The whole model on the meta device; call inside `alone()`."""
+def blank_model(arch: Architecture, place: Place, dtype: torch.dtype, lora: LoraSettings | None = None) -> GPTModel:
+    """The whole model on the meta device, with its adapters if it has any; call inside `alone()`."""
     config = transformer_config(arch, ParallelLayout(), dtype, "none", {})
     # Megatron's other way names the GPU itself, and so would not stay on the meta device.
     config.use_cpu_initialization = True
     with torch.device("meta"):
-        (model,) = build_chunks(config, arch, place)
+        (model,) = build_chunks(config, arch, place, lora)
     return model

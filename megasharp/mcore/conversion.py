@@ -18,6 +18,15 @@ from megasharp.convert.arguments import check_arguments
 from megasharp.convert.hashes import tensor_sha256
 from megasharp.convert.hf_folder import CONFIG_FILE, HFReader, read_config
 from megasharp.convert.hf_write import MAX_SHARD_BYTES, carry_over, fill_hf_folder, set_dtype
+from megasharp.convert.lora import (
+    ADAPTER_NAMES,
+    LoraSettings,
+    is_adapter,
+    merged,
+    recorded_adapters,
+    rows_of,
+    target_of,
+)
 from megasharp.convert.record import read_record, recorded_arguments, write_record
 from megasharp.convert.shards import hf_tensors, megatron_tensor
 from megasharp.errors import UserError
@@ -89,7 +98,7 @@ def megatron_to_hf(
 
 
 class MegatronWeights:
-    """The weights of a Megatron folder or a run's checkpoint, as Hugging Face tensors.
+    """The weights of a Megatron folder or a run's checkpoint, as Hugging Face tensors, adapters merged into them.
 
     Opening checks the model's arguments and every stored tensor, and reads no weights. `dtype` names what they are
     stored in. `digests` fills as the tensors are read.
@@ -107,7 +116,8 @@ class MegatronWeights:
         arguments = recorded_arguments(folder)
         if arguments is not None:
             check_arguments(folder / "hf" / CONFIG_FILE, self.architecture, folder / "policy", arguments)
-        self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1)
+        self._lora = recorded_adapters(folder / "policy")
+        self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1, self._lora)
         self._stored = StreamedCheckpoint(folder / "policy", self._pieces)
         self.dtype = _name(self._stored.dtype)
         self.digests: dict[str, str] = {}
@@ -120,10 +130,19 @@ class MegatronWeights:
             UserError: a file cannot be read, or a tensor is not what the conversion wrote.
         """
         for parameter in self._pieces.pieces:
-            value = self._stored.parameter(parameter)
+            if is_adapter(parameter):
+                continue
+            value = self._value(parameter)
             for name, tensor in hf_tensors(self.family, self.architecture, parameter, [value]):
                 self._check(name, tensor)
                 yield name, tensor if dtype is None else tensor.to(as_dtype(dtype))
+
+    def _value(self, parameter: str) -> Tensor:
+        value, target = self._stored.parameter(parameter), target_of(parameter)
+        if self._lora is None or target is None or target not in self._lora.targets:
+            return value
+        a, b = (self._stored.parameter(f"{parameter.removesuffix('.weight')}.{name}") for name in ADAPTER_NAMES)
+        return merged(value, a, b, rows_of(target, self.architecture), self._lora.scale)
 
     def _check(self, name: str, tensor: Tensor) -> None:
         self.digests[name] = tensor_sha256(tensor)
@@ -162,9 +181,9 @@ def _check_dtypes(reader: HFReader) -> None:
             )
 
 
-def _cut(arch: Architecture, folder: Path, dtype: torch.dtype, tp: int) -> Cut:
+def _cut(arch: Architecture, folder: Path, dtype: torch.dtype, tp: int, lora: LoraSettings | None = None) -> Cut:
     with alone() as place:
-        model = blank_model(arch, place, dtype)
+        model = blank_model(arch, place, dtype, lora)
         check_model(model, arch, folder / CONFIG_FILE)
         return cut(model, tp)
 

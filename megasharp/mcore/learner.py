@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -26,6 +27,7 @@ from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.gate import DEFAULT_QUANTILE
 from megasharp.algos.recipe import MiniBatchStats, Recipe
 from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.lora import LoraSettings, record_adapters
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.mcore.forward import HeadRequest, HeadSettings, MicroResult, Passes, token_inputs
 from megasharp.mcore.model import (
@@ -58,7 +60,7 @@ class LearnerSettings:
     """Everything a rank needs to build its part of a learner.
 
     `temperature` divides logits before everything: the rollouts' own for the policy. `diagnostics`: what the update's
-    figures tell of; None leaves them out.
+    figures tell of; None leaves them out. `lora`: train adapters on frozen weights, or all weights where it is None.
     """
 
     folder: str
@@ -72,6 +74,7 @@ class LearnerSettings:
     offload: tuple[Kind, ...]
     options: Options
     diagnostics: Diagnostics | None = None
+    lora: LoraSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +109,7 @@ class RankLearner:
                 config = transformer_config(
                     self._arch, settings.layout, settings.dtype, settings.recompute, options.model
                 )
-                self._chunks = build_chunks(config, self._arch, self._place)
+                self._chunks = build_chunks(config, self._arch, self._place, settings.lora, settings.seed)
                 load_hf(self._chunks, reader, self._family, self._arch, self._place)
             reduction = DistributedDataParallelConfig(
                 use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp
@@ -207,6 +210,8 @@ class RankLearner:
         """Write this rank's shards into `folder`."""
         with self._on_device():
             save_state(folder, self._ddp, self._optimizer, self._scheduler)
+        if self._settings.lora is not None and dist.get_rank() == 0:
+            record_adapters(folder, self._settings.lora)
 
     def load(self, folder: Path) -> None:
         """Read shards written under any layout."""
@@ -215,9 +220,12 @@ class RankLearner:
 
     @torch.no_grad()
     def set_reference(self) -> None:
-        """Keep a copy of the present weights as the reference, where some method reads one."""
+        """Keep a copy of the present weights as the reference, where some method reads one.
+
+        Only of what is trained: frozen weights are the reference's too.
+        """
         if self._settings.needs.ref_logp:
-            self._reference = [parameter.detach().clone() for parameter in self._parameters()]
+            self._reference = [parameter.detach().clone() for parameter in self._trained()]
 
     def save_reference(self, folder: Path) -> None:
         """Write this rank's shards of the reference, if there is one, into `folder`."""
@@ -228,7 +236,7 @@ class RankLearner:
         """Read what `save_reference` wrote, under any layout."""
         if not self._settings.needs.ref_logp:
             return
-        parameters = self._parameters()
+        parameters = self._trained()
         present = [parameter.detach().clone() for parameter in parameters]
         with self._on_device():
             load_model(folder, self._chunks)
@@ -250,8 +258,8 @@ class RankLearner:
         """Undo `offload`."""
         self._offloader.onload()
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for chunk in self._chunks for parameter in chunk.parameters()]
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for chunk in self._chunks for parameter in chunk.parameters() if parameter.requires_grad]
 
     @contextmanager
     def _reference_weights(self) -> Iterator[None]:
@@ -259,7 +267,7 @@ class RankLearner:
         if self._reference is None:
             yield
             return
-        parameters = self._parameters()
+        parameters = self._trained()
         present = [parameter.detach().clone() for parameter in parameters]
         self._fill(parameters, self._reference)
         try:

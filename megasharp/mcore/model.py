@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import get_type_hints
 
@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -26,9 +26,11 @@ from megatron.core.transformer.transformer_block import (
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.convert.lora import LoraSettings, Target
 from megasharp.convert.mapping import padded_vocab
 from megasharp.errors import UserError
 from megasharp.mcore.attention import PackedAttention
+from megasharp.mcore.lora import ADAPTED, attach
 from megasharp.mcore.norm import RMSNorm
 from megasharp.mcore.parallel import Place
 from megasharp.types import ParallelLayout
@@ -161,33 +163,48 @@ def _recompute_settings(recompute: str) -> dict[str, object]:
     return {"recompute_granularity": "selective"} if recompute == "selective" else {}
 
 
-def _layers(config: TransformerConfig, arch: Architecture, chunk: int | None) -> TransformerBlockSubmodules:
-    """Megatron's local layer spec with our norm and our packed core attention."""
+def _layers(config: TransformerConfig, chunk: int | None, adapted: Sequence[Target]) -> TransformerBlockSubmodules:
+    """Megatron's local layer spec with our norm, our packed core attention, and room for adapters."""
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     parts = layer.submodules
     parts.input_layernorm = RMSNorm
     parts.pre_mlp_layernorm = RMSNorm
     attention = parts.self_attention.submodules
-    attention.core_attention = ModuleSpec(module=PackedAttention, params={"windows": arch.windows})
+    attention.core_attention = PackedAttention
     if config.qk_layernorm:
         attention.q_layernorm = RMSNorm
         attention.k_layernorm = RMSNorm
+    for target in adapted:
+        home = attention if target in ("qkv", "proj") else parts.mlp.submodules
+        setattr(home, f"linear_{target}", ADAPTED[target])
     count = get_num_layers_to_build(config, vp_stage=chunk)
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=RMSNorm)
 
 
-def build_chunks(config: TransformerConfig, arch: Architecture, place: Place) -> list[GPTModel]:
-    """This rank's part, weights not yet filled: one chunk of layers, or as many as there are virtual stages."""
+def build_chunks(
+    config: TransformerConfig, arch: Architecture, place: Place, lora: LoraSettings | None = None, seed: int = 0
+) -> list[GPTModel]:
+    """This rank's part, weights not yet filled: one chunk of layers, or as many as there are virtual stages.
+
+    With `lora` only the adapters want gradients; `seed` is that of their initial values.
+    """
     virtual = config.virtual_pipeline_model_parallel_size
-    return [_build_chunk(config, arch, place, chunk) for chunk in (range(virtual) if virtual else [None])]
+    adapted = lora.targets if lora else ()
+    chunks = [_build_chunk(config, arch, place, chunk, adapted) for chunk in (range(virtual) if virtual else [None])]
+    if lora is not None:
+        for chunk in chunks:
+            attach(chunk, lora, arch, place, seed)
+    return chunks
 
 
-def _build_chunk(config: TransformerConfig, arch: Architecture, place: Place, chunk: int | None) -> GPTModel:
+def _build_chunk(
+    config: TransformerConfig, arch: Architecture, place: Place, chunk: int | None, adapted: Sequence[Target]
+) -> GPTModel:
     """Positions are rotated in the core attention, not by GPTModel."""
     last = None if chunk is None else config.virtual_pipeline_model_parallel_size - 1
     model = GPTModel(
         config,
-        _layers(config, arch, chunk),
+        _layers(config, chunk, adapted),
         vocab_size=padded_vocab(arch.vocab, config.tensor_model_parallel_size),
         max_sequence_length=arch.max_positions,
         pre_process=place.first_stage and chunk in (None, 0),
@@ -210,5 +227,6 @@ def _mark_split_weights(model: GPTModel) -> None:
     dimensions = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if type(module) in dimensions and weight is not None and not hasattr(weight, "tensor_model_parallel"):
-            set_tensor_model_parallel_attributes(weight, True, dimensions[type(module)], 1)
+        dimension = next((d for kind, d in dimensions.items() if isinstance(module, kind)), None)
+        if dimension is not None and weight is not None and not hasattr(weight, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(weight, True, dimension, 1)

@@ -14,7 +14,9 @@ from torch import Tensor
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.lora import is_adapter
 from megasharp.convert.shards import hf_tensors, megatron_tensor
+from megasharp.mcore.lora import adapted_weights
 from megasharp.mcore.parallel import Place
 
 _LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
@@ -31,9 +33,11 @@ def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.n
 
 @torch.no_grad()
 def load_hf(chunks: Sequence[GPTModel], reader: HFReader, family: Family, arch: Architecture, place: Place) -> None:
-    """Fill this rank's parameters, one tensor at a time, cast to their dtype."""
+    """Fill this rank's parameters, one tensor at a time, cast to their dtype; adapters keep their initial values."""
     tp = parallel_state.get_tensor_model_parallel_world_size()
     for name, parameter in global_parameters(chunks):
+        if is_adapter(name):
+            continue
         shard = megatron_tensor(reader, family, arch, name, place.tp, tp)
         assert shard.shape == parameter.shape, f"{name}: {tuple(shard.shape)} for {tuple(parameter.shape)}"
         parameter.copy_(shard.to(parameter.dtype))
@@ -45,27 +49,37 @@ def export_stage(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield this stage's weights as whole Hugging Face tensors, on the ranks where `place.exports`, or `everywhere`.
 
+    Adapters are merged into the weights that leave; those of the model stay.
+
     Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.
     Everywhere, all ranks must and do.
     """
     if place.dp and not everywhere:
         return
     group = parallel_state.get_tensor_model_parallel_group()
+    adapted = dict(adapted_weights(chunks))
     for name, parameter in global_parameters(chunks):
-        shards = _gather_shards(parameter, group)
+        if is_adapter(name):
+            continue
+        value = adapted[parameter].merged_weight() if parameter in adapted else _apart(parameter)
+        shards = _gather_shards(value, parameter, group)
         if place.exports or everywhere:
             yield from hf_tensors(family, arch, name, shards)
 
 
-def _gather_shards(parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> list[Tensor]:
+def _apart(parameter: torch.nn.Parameter) -> Tensor:
+    """The parameter's value, on a CPU in memory of its own.
+
+    Whoever gets it may make a NumPy array of it, and torch then never again lets its storage be emptied, which
+    offloading does to parameters.
+    """
+    return parameter.detach() if parameter.is_cuda else parameter.detach().clone()
+
+
+def _gather_shards(value: Tensor, parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> list[Tensor]:
     """All tensor-parallel parts in rank order; just this one where the parameter is replicated."""
-    whole = parameter.detach()
-    if not whole.is_cuda:
-        # Whoever gets it may make a NumPy array of it, and torch then never again lets its storage be emptied, which
-        # offloading does to parameters.
-        whole = whole.clone()
     if dist.get_world_size(group) == 1 or not getattr(parameter, "tensor_model_parallel", False):
-        return [whole]
-    shards = [torch.empty_like(whole) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(shards, whole.contiguous(), group=group)
+        return [value]
+    shards = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(shards, value.contiguous(), group=group)
     return shards

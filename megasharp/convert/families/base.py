@@ -17,13 +17,9 @@ _LAYER_NUMBER = re.compile(r"(?<=^decoder\.layers\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class Family:
-    """One Hugging Face architecture: `hf_name` is what its config.json lists under `architectures`.
-
-    `model_types` are the kinds of config that `architecture` can read, as config.json names them.
-    """
+    """One Hugging Face architecture: `hf_name` is what its config.json lists under `architectures`."""
 
     hf_name: str
-    model_types: tuple[str, ...]
     architecture: Callable[[PretrainedConfig], Architecture]
     rules: tuple[Rule, ...]
 

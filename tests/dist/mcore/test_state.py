@@ -22,6 +22,7 @@ from policies import (
 )
 from torch import Tensor
 
+from megasharp.convert.lora import TARGETS, LoraSettings
 from megasharp.mcore.learner import RankLearner
 from megasharp.mcore.optimizer import parts
 from megasharp.ranks.learner import RanksLearner
@@ -34,13 +35,15 @@ OPTIMIZER = optimizer_settings(warmup_steps=1, decay="linear", total_steps=8, we
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its dtype in training."""
+    """A model and its dtype in training, and its adapters where only they are trained."""
 
     model: str
     dtype: torch.dtype
+    lora: LoraSettings | None = None
 
 
 FP32, BF16 = Case("qwen3-tied", torch.float32), Case("qwen2", torch.bfloat16)
+LORA = Case("qwen3-tied", torch.float32, LoraSettings(4, 8.0, TARGETS))
 # Which checkpoint (case and layout it was saved at) is loaded at which layout.
 RESUMES = (
     (FP32, "tp1", "tp1"),
@@ -51,6 +54,10 @@ RESUMES = (
     (BF16, "tp1", "tp2"),
     (FP32, "dp2", "dp2"),
     (FP32, "pp2", "pp2"),
+    (LORA, "tp1", "tp1"),
+    (LORA, "tp1", "tp2"),
+    (LORA, "dp2", "dp2"),
+    (LORA, "tp2pp2", "tp1"),
 )
 Resume = tuple[Case, str, str]
 
@@ -91,7 +98,7 @@ def save_all(
     for case, layout in cases:
         folder = checkpoint(root, case, layout)
         folder.mkdir(exist_ok=True)
-        values = settings(str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype)
+        values = settings(str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype, lora=case.lora)
         with learner_on(values) as (learner, _):
             for _ in range(STEPS):
                 step(learner, sequences, layout)
@@ -108,7 +115,7 @@ def load_all(
     for case, saved_at, layout in resumes:
         again = root / f"again-{checkpoint(root, case, saved_at).name}-{layout}"
         again.mkdir(exist_ok=True)
-        values = settings(str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype)
+        values = settings(str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype, lora=case.lora)
         with learner_on(values) as (learner, own):
             learner.load(checkpoint(root, case, saved_at))
             inner = inner_state(own)
@@ -129,7 +136,8 @@ def inner_state(learner: RankLearner) -> Inner:
 
 
 def checkpoint(root: Path, case: Case, layout: str) -> Path:
-    return root / f"{case.model}-{str(case.dtype).removeprefix('torch.')}-{layout}"
+    adapters = "-lora" if case.lora else ""
+    return root / f"{case.model}-{str(case.dtype).removeprefix('torch.')}{adapters}-{layout}"
 
 
 def plain_tensors(rank: int, world: int, folders: list[Path]) -> list[dict[str, object]]:
@@ -206,8 +214,15 @@ def same_value(before: object, after: object) -> bool:
 
 
 def test_weights_come_back_bit_for_bit(runs: Runs) -> None:
+    """What is exported; the product that merges adapters is rounded otherwise under another layout."""
     for resume, (_, point) in runs.resumed.items():
-        assert same_bits(point.at_save, runs.saved[resume[:2]].at_save), resume
+        case, saved_at, layout = resume
+        saved = runs.saved[case, saved_at].at_save
+        if case.lora is None or saved_at == layout:
+            assert same_bits(point.at_save, saved), resume
+        else:
+            for name, weight in saved.items():
+                assert (point.at_save[name] - weight).abs().max() <= 1e-6, (resume, name)
 
 
 def test_training_goes_on_as_if_it_had_not_stopped(runs: Runs) -> None:

@@ -15,6 +15,14 @@ UNREAD = "note       recipe.dlc is set, but no method of the recipe reads it"
 BEYOND = "note       recipe.schedule: the run ends before what follows step 200"
 
 
+def test_adapters_are_told_with_how_much_is_trained() -> None:
+    """4 layers; an A of 8 x 128 for each of query, key and value, and a B with their 256 rows."""
+    lines = describe(check(load_run(QUICKSTART, ["policy.lora={rank: 8, targets: [qkv]}"]), "run.yaml")).splitlines()
+    (line,) = [line for line in lines if line.startswith("lora")]
+    assert line == "lora       rank 8, alpha 16 on qkv: 20,480 parameters are trained, the others stay"
+    assert not any(line.startswith("lora") for line in describe(check(load_run(QUICKSTART), "run.yaml")).splitlines())
+
+
 @pytest.mark.parametrize(
     ("overrides", "notes"),
     [

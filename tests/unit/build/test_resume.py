@@ -55,6 +55,16 @@ def test_another_experiment_is_refused(tmp_path: Path, override: str) -> None:
     assert override.split("=")[0] in str(refused.value)
 
 
+@pytest.mark.parametrize("override", ["rank=4", "alpha=8.0", "targets=[qkv]"])
+def test_other_adapters_are_another_run(tmp_path: Path, override: str) -> None:
+    before = _stored(tmp_path, "policy.lora.rank=8")
+    assert check_resume(before, _config("policy.lora.rank=8")) == []
+    with pytest.raises(UserError, match=f"policy.lora.{override.split('=')[0]} was .* which is another run"):
+        check_resume(before, _config("policy.lora.rank=8", f"policy.lora.{override}"))
+    with pytest.raises(UserError, match=r"policy\.lora.* which is another run"):
+        check_resume(before, _config())
+
+
 def test_a_folder_that_is_no_run_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(UserError, match="not a run folder"):

@@ -402,8 +402,8 @@ MARKS = {
     "ds_math_ministral-8b_entropy_bonus": COEFFICIENT,
     "ds_math_ministral-8b_entropy_penalty": COEFFICIENT,
     "_ds_knights_and_knaves": Marks(
-        "- steps lr prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens temperature top_p "
-        "mini_batches reduction low high coefficient form every n temperature",
+        "steps rank alpha targets lr prompts_per_step responses_per_prompt max_prompt_tokens max_response_tokens "
+        "temperature top_p mini_batches reduction low high coefficient form every n temperature",
         "std",
     ),
     "ds_knights_and_knaves_qwen2.5-7b-instruct_entropy_bonus": COEFFICIENT,

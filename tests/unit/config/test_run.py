@@ -10,6 +10,7 @@ from megasharp.algos import METHODS
 from megasharp.config.core import dump_yaml, parse_yaml, read_tree, validate
 from megasharp.config.run import RunConfig, load_run
 from megasharp.config.unbuilt import refuse_unbuilt
+from megasharp.convert.lora import TARGETS
 from megasharp.errors import UserError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -34,11 +35,35 @@ UNBUILT = [
 ]
 
 
+ADAPTERS = [
+    ("policy.lora={}", "policy.lora.rank: this key is required"),
+    ("policy.lora.rank=0", "policy.lora.rank: .*greater than or equal to 1"),
+    ("policy.lora={rank: 4, alpha: 0.0}", "policy.lora.alpha: .*greater than 0"),
+    ("policy.lora={rank: 4, targets: [head]}", "policy.lora.targets.0: .*'qkv', 'proj', 'fc1' or 'fc2'"),
+    ("policy.lora={rank: 4, targets: []}", "policy.lora.targets: .*at least 1"),
+    ("policy.lora={rank: 4, targets: [qkv, fc1, qkv]}", "policy.lora: targets: qkv, fc1, qkv names one twice"),
+    ("policy.lora={rank: 4, dropout: 0.1}", "policy.lora.dropout: unknown key; known keys here: rank, alpha, targets"),
+]
+
+
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
     file = tmp_path / "run.yaml"
     file.write_text(MINIMAL)
     return file
+
+
+@pytest.mark.parametrize(("override", "message"), ADAPTERS)
+def test_adapters_that_cannot_be(run_file: Path, override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        load_run(run_file, [override])
+    assert "\n" not in str(refused.value)
+
+
+def test_adapters_are_on_every_map_unless_said_otherwise(run_file: Path) -> None:
+    assert load_run(run_file).policy.lora is None
+    lora = load_run(run_file, ["policy.lora.rank=8"]).policy.lora
+    assert lora is not None and lora.rank == 8 and tuple(lora.targets) == TARGETS
 
 
 @pytest.mark.parametrize("file", sorted(REPOSITORY.glob("examples/*/run.yaml")), ids=lambda file: file.parent.name)

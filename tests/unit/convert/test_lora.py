@@ -19,10 +19,10 @@ from megasharp.convert.lora import (
     input_size,
     merged,
     raised,
-    read_record,
+    record_adapters,
+    recorded_adapters,
     rows_of,
     trained_parameters,
-    write_record,
 )
 from megasharp.convert.mapping import Rule, Shard
 from megasharp.errors import UserError
@@ -104,10 +104,10 @@ def test_the_number_of_trained_parameters_is_counted_from_the_projections() -> N
 
 
 def test_a_record_comes_back_and_is_missing_where_there_are_no_adapters(tmp_path: Path) -> None:
-    assert read_record(tmp_path) is None
+    assert recorded_adapters(tmp_path) is None
     lora = LoraSettings(8, 16.0, ("qkv", "fc2"))
-    write_record(tmp_path, lora)
-    assert read_record(tmp_path) == lora and lora.scale == 2.0
+    record_adapters(tmp_path, lora)
+    assert recorded_adapters(tmp_path) == lora and lora.scale == 2.0
 
 
 @pytest.mark.parametrize(
@@ -121,5 +121,5 @@ def test_a_record_comes_back_and_is_missing_where_there_are_no_adapters(tmp_path
 def test_a_damaged_record_is_one_line_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / RECORD).write_text(text)
     with pytest.raises(UserError, match=rf"lora\.json: {message}") as refused:
-        read_record(tmp_path)
+        recorded_adapters(tmp_path)
     assert "\n" not in str(refused.value)

@@ -1,0 +1,186 @@
+"""Low-rank adapters on Megatron's column- and row-parallel linear maps (LoRA, arXiv 2106.09685, section 4.1).
+
+The layer spec names the classes of this file for the maps that are adapted; `attach` then freezes the whole model and
+gives each of them an A and a B. Megatron's reduction and its distributed optimizer take only what needs a gradient, so
+the frozen weights have neither a gradient buffer nor moments. How A and B lie: `convert/lora.py`.
+
+Under tensor parallelism the low-rank values are what travels between ranks. A column-parallel map multiplies each
+rank's part of the sequence by the whole A and gathers the results; a row-parallel one sums the ranks' products with
+their columns of A and scatters the sum over the sequence. Either way one of the two, A or B, is the same on every rank
+and has seen a part of the sequence only: it carries the mark by which Megatron sums its gradient over the ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor
+
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.lora import (
+    MODULES,
+    LoraSettings,
+    Rows,
+    Target,
+    input_size,
+    merged,
+    raised,
+    rows_of,
+)
+from megasharp.mcore.parallel import Place
+
+
+class _Adapted(torch.nn.Module):
+    """What both kinds have: a frozen weight beside A [projections * rank, inputs] and B [outputs, rank]."""
+
+    weight: torch.nn.Parameter
+    lora_A: torch.nn.Parameter
+    lora_B: torch.nn.Parameter
+    target: Target
+    rows: Rows
+    scale: float
+    # The dimension in which A and B are split over tensor-parallel ranks; None where they are the same on all.
+    split: tuple[int | None, int | None]
+
+    def adapt(self, target: Target, lora: LoraSettings, rows: Rows, a: Tensor) -> None:
+        """Take A's initial values, this rank's part of them; B begins at zero, so that the model begins unchanged."""
+        self.target, self.rows, self.scale = target, rows, lora.scale
+        self.lora_A = torch.nn.Parameter(a.to(self.weight))
+        self.lora_B = torch.nn.Parameter(self.weight.new_zeros(rows.total, lora.rank))
+        for parameter, dimension in zip((self.lora_A, self.lora_B), self.split, strict=True):
+            if dimension is None:
+                parameter.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+            else:
+                set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
+
+    def merged_weight(self) -> Tensor:
+        """This rank's part of the weight with the adapter in it; the weight itself stays."""
+        return merged(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.rows, self.scale)
+
+
+class AdaptedColumns(_Adapted, ColumnParallelLinear):  # type: ignore[misc]
+    """The fused query-key-value map, or gate and up: outputs are split over ranks, and so are the rows of B."""
+
+    split = (None, 0)
+
+    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """As Megatron's, plus scale B A x."""
+        output, bias = super().forward(input_, *args, **kwargs)
+        low = F.linear(input_, self.lora_A)
+        if self.sequence_parallel:
+            low = gather_from_sequence_parallel_region(low, group=self.tp_group)
+        return output + self.scale * raised(low, self.lora_B, self.rows), bias
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Megatron's entries, and B split as the weight is: of gate and up each half by itself."""
+        assert metadata is not None
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        entries = make_sharded_tensors_for_checkpoint(
+            {"lora_B": self.lora_B},
+            prefix,
+            {"lora_B": 0},
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+        if self.target == "fc1":
+            entries = {key: apply_swiglu_sharded_factory(entry, sharded_offsets) for key, entry in entries.items()}
+        return {**state, **entries}
+
+
+class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
+    """The output projection, or down: inputs are split over ranks, and so are the columns of A."""
+
+    split = (1, None)
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As Megatron's, plus scale B A x."""
+        output, bias = super().forward(input_)
+        low = F.linear(input_, self.lora_A)
+        if self.sequence_parallel:
+            low = reduce_scatter_to_sequence_parallel_region(low, group=self.tp_group)
+        return output + self.scale * F.linear(low, self.lora_B), bias
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Megatron's entries, and A split by columns as the weight is."""
+        assert metadata is not None
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        entries = make_sharded_tensors_for_checkpoint(
+            {"lora_A": self.lora_A},
+            prefix,
+            {"lora_A": 1},
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+        return {**state, **entries}
+
+
+# What the layer spec names in place of Megatron's own.
+ADAPTED: dict[Target, type[_Adapted]] = {
+    "qkv": AdaptedColumns,
+    "proj": AdaptedRows,
+    "fc1": AdaptedColumns,
+    "fc2": AdaptedRows,
+}
+
+
+def attach(model: GPTModel, lora: LoraSettings, arch: Architecture, place: Place, seed: int) -> None:
+    """Freeze every weight and give the adapted maps their A and B. Initial values do not depend on the layout."""
+    model.requires_grad_(False)
+    for layer in model.decoder.layers:
+        for target in lora.targets:
+            module = layer.get_submodule(MODULES[target])
+            assert isinstance(module, _Adapted)
+            tp = model.config.tensor_model_parallel_size
+            rows = rows_of(target, arch, tp)
+            name = f"decoder.layers.{layer.layer_number - 1}.{MODULES[target]}.lora_A"
+            shape = (len(rows.sizes) * lora.rank, input_size(target, arch))
+            whole = torch.empty(shape) if module.weight.is_meta else initial_values(name, seed, *shape)
+            columns = whole.chunk(tp, dim=1)[place.tp] if module.split[0] == 1 else whole
+            module.adapt(target, lora, rows, columns)
+    if model.pre_process and model.config.recompute_granularity == "full":
+        model.embedding.register_forward_hook(_ask_for_gradients)
+
+
+def initial_values(name: str, seed: int, rows: int, columns: int) -> Tensor:
+    """A's whole values: uniform in +-1 / sqrt(columns), as the paper's code and PEFT draw them (Kaiming, a = sqrt 5).
+
+    Section 4.1 itself says a random Gaussian. [rows, columns] in float32.
+    """
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return (torch.rand(rows, columns, generator=generator) * 2 - 1) / math.sqrt(columns)
+
+
+def _ask_for_gradients(module: torch.nn.Module, args: object, output: Tensor) -> None:
+    """Let the frozen embedding's output want a gradient: recomputed layers whose input wants none get none at all."""
+    if torch.is_grad_enabled():
+        output.requires_grad_()
+
+
+def adapted_weights(chunks: Sequence[GPTModel]) -> Iterator[tuple[torch.nn.Parameter, _Adapted]]:
+    """Every adapted weight of this rank, and the map it belongs to."""
+    for chunk in chunks:
+        for module in chunk.modules():
+            if isinstance(module, _Adapted):
+                yield module.weight, module
