@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from megasharp import signals
-from megasharp.errors import RankDied, TrainingStopped, UserError
+from megasharp.command import run_command
 
 app = typer.Typer(
     add_completion=False,
@@ -138,35 +134,29 @@ def megatron_to_hf(
     typer.echo(f"wrote {target}")
 
 
-def main(command: Callable[[], object] | None = None) -> None:
-    """Entry point: turns errors into exit codes. 2 is the user's to mend, 1 is a run that stopped or failed.
+@convert.command("verify")
+def verify(
+    one: Path,
+    other: Path,
+    tokens: Annotated[int, typer.Option(help="Length of the longest random sequence.")] = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
+    dtype: Annotated[str, typer.Option(help=f"What the logits are computed in: {DTYPES}.")] = "float32",
+    logits: Annotated[bool, typer.Option(help="Compare the logits, which needs a whole model in memory.")] = True,
+) -> None:
+    """Compare two folders, of Hugging Face or of Megatron: tensors, arguments, logits. Exit code 1 if they differ."""
+    from megasharp.mcore.verification import Probe
+    from megasharp.mcore.verification import verify as run
 
-    SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130.
-    """
-    # Nothing here may reach for a hub: models and data are folders on disk.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        with signals.handled():
-            (command or app)()
-    except BaseException as error:
-        code = _exit_code(error)
-        if code is None:
-            raise
-        sys.exit(code)
+    found = run(one, other, Probe(tokens, seed, dtype) if logits else None)
+    for line in found.lines:
+        typer.echo(line)
+    if not found.equal:
+        raise typer.Exit(1)
 
 
-def _exit_code(error: BaseException) -> int | None:
-    """Write the error's one line and return its exit code; None for what is not ours to judge."""
-    number = signals.arrived()
-    if number is not None:
-        # Whatever the error is, the signal was its cause.
-        stopped = error if isinstance(error, signals.Stopped) else signals.Stopped(number)
-        sys.stderr.write(f"megasharp: {stopped}\n")
-        return 128 + number
-    if isinstance(error, UserError | TrainingStopped | RankDied):
-        sys.stderr.write(f"megasharp: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
-    return None
+def main() -> None:
+    """Entry point of `megasharp`."""
+    run_command(app)
 
 
 if __name__ == "__main__":

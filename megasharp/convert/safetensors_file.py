@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,7 +65,9 @@ class TensorFile:
 
     def close(self) -> None:
         """Let go of an unfinished file; harmless after `finish`."""
-        self._file.close()
+        # What a full disk refused once, it refuses again.
+        with suppress(OSError):
+            self._file.close()
 
 
 def _entry(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, object]:

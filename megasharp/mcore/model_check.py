@@ -21,6 +21,9 @@ _Compared = tuple[str, object, object]
 
 _TYPES_WITH_QKV_BIAS = ("qwen2",)
 _TYPES_WITH_QK_NORM = ("qwen3", "qwen3_moe")
+# Their head_dim has a default of its own, whatever the other sizes are.
+_TYPES_WITH_OWN_HEAD_DIM = ("qwen3", "ministral")
+_TYPES_WITH_A_WINDOW_EVERYWHERE = ("mistral",)
 
 
 def check_model(model: GPTModel, arch: Architecture, config_file: Path) -> None:
@@ -56,18 +59,31 @@ def _transformer(model: GPTModel, raw: Mapping[str, Any]) -> Iterator[_Compared]
     yield "attention_bias", _qkv_bias(raw), config.add_qkv_bias
     yield "qk_norm", raw.get("model_type") in _TYPES_WITH_QK_NORM, config.qk_layernorm
     yield "mlp_bias", raw.get("mlp_bias"), config.add_bias_linear
+    windows = [layer.self_attention.core_attention.window for layer in model.decoder.layers]
+    yield "windows (sliding_window, layer_types)", _windows(raw), windows
 
 
 def _head_dim(raw: Mapping[str, Any]) -> object:
     if raw.get("head_dim") is not None:
         return raw["head_dim"]
     hidden, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
-    # Qwen3's head_dim has a default of its own, whatever the other sizes are.
-    return None if hidden is None or heads is None or raw.get("model_type") == "qwen3" else hidden // heads
+    if hidden is None or heads is None or raw.get("model_type") in _TYPES_WITH_OWN_HEAD_DIM:
+        return None
+    return hidden // heads
 
 
 def _qkv_bias(raw: Mapping[str, Any]) -> object:
     return True if raw.get("model_type") in _TYPES_WITH_QKV_BIAS else raw.get("attention_bias")
+
+
+def _windows(raw: Mapping[str, Any]) -> list[int | None]:
+    """Each layer's window; the kinds of the layers stand in `layer_types`, or in Qwen's older two keys."""
+    layers, window = int(raw["num_hidden_layers"]), raw.get("sliding_window")
+    if raw.get("layer_types"):
+        return [window if kind == "sliding_attention" else None for kind in raw["layer_types"]]
+    if raw.get("use_sliding_window"):
+        return [window if layer >= raw["max_window_layers"] else None for layer in range(layers)]
+    return [window if raw.get("model_type") in _TYPES_WITH_A_WINDOW_EVERYWHERE else None] * layers
 
 
 def _rope(arch: Architecture, raw: Mapping[str, Any]) -> Iterator[_Compared]:

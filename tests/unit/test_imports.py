@@ -37,6 +37,7 @@ LIBRARIES = {
     "serving/engine": {"torch", "sglang", "transformers", "fastapi", "msgspec"},
     "sync": {"torch", "safetensors"},
     "cli": {"typer", "rich"},
+    "command": set(),
     "errors": set(),
     "files": set(),
     "loop": {"torch"},

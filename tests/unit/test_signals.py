@@ -12,7 +12,8 @@ from contextlib import suppress
 
 import pytest
 
-from megasharp import cli, signals
+from megasharp import signals
+from megasharp.command import run_command
 from megasharp.errors import UserError
 
 
@@ -34,7 +35,7 @@ def send(number: int) -> None:
 
 def outcome(command: object, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
     with pytest.raises(SystemExit) as ended:
-        cli.main(command)  # type: ignore[arg-type]
+        run_command(command)  # type: ignore[arg-type]
     return ended.value.code, capsys.readouterr().err
 
 

@@ -1,0 +1,41 @@
+"""How a command ends: an error that is the user's, or a signal, is one line on standard error and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from megasharp import signals
+from megasharp.errors import RankDied, TrainingStopped, UserError
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Run a command to its end; errors become exit codes: 2 is the user's to mend, 1 is a run that stopped or failed.
+
+    SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130.
+    """
+    # Nothing here may reach for a hub: models and data are folders on disk.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        with signals.handled():
+            command()
+    except BaseException as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        sys.exit(code)
+
+
+def _exit_code(error: BaseException) -> int | None:
+    """Write the error's one line and return its exit code; None for what is not ours to judge."""
+    number = signals.arrived()
+    if number is not None:
+        # Whatever the error is, the signal was its cause.
+        stopped = error if isinstance(error, signals.Stopped) else signals.Stopped(number)
+        sys.stderr.write(f"megasharp: {stopped}\n")
+        return 128 + number
+    if isinstance(error, UserError | TrainingStopped | RankDied):
+        sys.stderr.write(f"megasharp: {error}\n")
+        return 2 if isinstance(error, UserError) else 1
+    return None
