@@ -40,10 +40,10 @@ def megatron_device(device: torch.device) -> contextlib.AbstractContextManager[N
     return on_cpu() if device.type == "cpu" else contextlib.nullcontext()
 
 
-def initialize(layout: ParallelLayout, seed: int) -> Place:
+def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
     """Set up Megatron's groups; torch.distributed must be initialised with `layout.world` ranks.
 
-    Call inside `megatron_device(...)`.
+    Call inside `megatron_device(...)`. `gloo`: whether there are gloo groups too, over which checkpoints are written.
     """
     use_where_nothing_is_fused()
     parallel_state.initialize_model_parallel(
@@ -51,7 +51,7 @@ def initialize(layout: ParallelLayout, seed: int) -> Place:
         layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
-        create_gloo_process_groups=True,
+        create_gloo_process_groups=gloo,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return Place(
