@@ -45,6 +45,29 @@ def train(
     typer.echo(f"run folder: {folder}")
 
 
+@app.command()
+def plan(
+    config: Annotated[Path, typer.Argument(help="The run's YAML file; it need not be able to start here.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value overrides by dotted path.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Fill so many nodes: sets dp and the engines.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="h200 (default), h100, b200, or a GPU's memory in MiB.")] = None,
+    mfu: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Model FLOPs utilisation; 0.40.")] = None,
+    response: Annotated[int | None, typer.Option(min=1, help="Mean response in tokens; half of the limit.")] = None,
+    disk: Annotated[float | None, typer.Option(min=0.001, help="GB/s of the shared disk, in all; 10.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")] = False,
+    suggest: Annotated[bool, typer.Option(help="Search layouts; print the best three with reasons.")] = False,
+) -> None:
+    """Say what a run needs of each GPU and how long a step takes. Exit code 1: it would not work."""
+    from megasharp.build.plan import Options, plan_run
+    from megasharp.config.run import load_run
+
+    options = Options(nodes, gpu, mfu, response, disk)
+    answer = plan_run(load_run(config, overrides or []), str(config), options, as_json=as_json, suggestions=suggest)
+    typer.echo(answer.text)
+    if not answer.works:
+        raise typer.Exit(1)
+
+
 @app.command(name="eval")
 def evaluate(
     source: Annotated[Path, typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.")],

@@ -31,10 +31,14 @@ _UNBUILT: tuple[_Check, ...] = (
 )
 
 
+def unbuilt(config: RunConfig) -> list[str]:
+    """Every key, with its value, that asks for a part which does not exist yet."""
+    return [key for key, asked in _UNBUILT if asked(config)]
+
+
 def refuse_unbuilt(config: RunConfig, where: str) -> None:
     """Raise UserError for the first key that asks for a part which does not exist yet."""
-    for key, asked in _UNBUILT:
-        if asked(config):
-            raise UserError(f"{where}: {key} is not built yet; leave this key at its default")
+    for key in unbuilt(config):
+        raise UserError(f"{where}: {key} is not built yet; leave this key at its default")
     if config.policy.device == "auto" and torch.cuda.is_available():
         raise UserError(f"{where}: training on CUDA is not built yet; set policy.device=cpu and hide the GPUs")

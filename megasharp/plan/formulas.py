@@ -1,0 +1,228 @@
+"""Every formula of the planner: plain numbers in and out, each with its source.
+
+Sizes are bytes (1 GB = 10^9), times seconds. `width` is the bytes of a weight: 2 in bfloat16, 4 in float32. "Measured"
+means checked by a test against the code itself on a CPU; nothing here was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from megasharp.convert.architecture import Architecture
+
+Recompute = Literal["none", "selective", "full"]
+
+_FP32 = 4
+# Runs of one block have lengths within a factor of two and are padded to the longest: evenly spread, by 4/3.
+PADDED_RUNS = 4 / 3
+
+
+# ---- what a rank holds all the time -------------------------------------------------------------------------------
+
+
+def gradient_bytes(parameters: int) -> int:
+    """One float32 number a parameter, whatever the weights are (`grad_reduce_in_fp32`)."""
+    return _FP32 * parameters
+
+
+def optimizer_bytes(parameters: int, width: int, shards: int) -> float:
+    """Adam's two moments, and below float32 the float32 copy of the weights, cut over `shards` = dp * cp ranks.
+
+    Megatron-core's distributed optimizer (its user guide, "dist_optimizer"): with bfloat16 weights 12 / d bytes a
+    parameter. With weights and gradients 18 bytes at d = 1, and 6 + 12 / d in general.
+    """
+    return (2 * _FP32 + (_FP32 if width < _FP32 else 0)) * parameters / shards
+
+
+# ---- what a micro-batch leaves for its backward pass --------------------------------------------------------------
+
+
+def layer_bytes_per_token(
+    arch: Architecture, tp: int, width: int, recompute: Recompute, *, fused_norms: bool, padded: float = PADDED_RUNS
+) -> float:
+    """What autograd keeps of one token in one layer, on one of `tp` ranks with sequence parallelism.
+
+    Korthikanti et al. (2205.05198) count GPT's layer, sections 4.1 and 4.2; this is the same count for the layer that
+    `mcore` builds, whole, to be divided by `tp`. With h hidden, q = heads * head_dim, k = kv_heads * head_dim, f = ffn,
+    each in `width` bytes:
+
+        norms                 their inputs and their outputs (the linear maps' inputs): 4 h
+        MLP                   gate and up in one tensor, gate's activation, up (a copy), their product: 5 f
+        attention, none       gathered queries, keys and values, each with all heads, and the output: 4 q, padded;
+                              the output in packed order: q; logsumexp: 4 bytes a head
+        attention, selective  inputs of the recomputed part: q, and the joined projection (q + 2 k); packed output: q
+        query and key norms   their inputs: the queries' copy q, and the joined projection (q + 2 k) for the keys
+        full                  the layer's input: h
+
+    Queries are copied out of the joined projection where a rank has more than one query group. There is no s^2 term: no
+    attention matrix is kept. On a CPU torch builds the norms of smaller operations, which keep float32 copies:
+    `fused_norms` False. Measured so, with `padded` 1 (one run): equal to the byte.
+    """
+    q, h, f = arch.query_size, arch.hidden, arch.ffn
+    if recompute == "full":
+        return width * h / tp
+    joined, copied = q + 2 * arch.kv_size, q if arch.kv_heads > tp else 0
+    total: float = 2 * (_norm_bytes(h, width, fused_norms) + width * h) + width * (5 * f + q)
+    if recompute == "none":
+        total += (4 * width * q + _FP32 * arch.heads) * padded
+        inputs = joined + copied
+    else:
+        total += width * (joined + (q + arch.kv_size if arch.qk_norm else copied))
+        inputs = copied
+    return (total + (_head_norms(arch, inputs, width, fused_norms) if arch.qk_norm else 0)) / tp
+
+
+def _norm_bytes(size: int, width: int, fused: bool) -> int:
+    """Input and reciprocal deviation of a norm over `size` numbers."""
+    return (width * size if fused else 2 * _FP32 * size) + _FP32
+
+
+def _head_norms(arch: Architecture, inputs: int, width: int, fused: bool) -> int:
+    """The same of the norms over each query head and key head; `inputs`: numbers that are kept as they came."""
+    size, deviations = arch.query_size + arch.kv_size, _FP32 * (arch.heads + arch.kv_heads)
+    if not fused and width < _FP32:
+        return 2 * _FP32 * size + deviations
+    return width * inputs + (0 if fused else _FP32 * size) + deviations
+
+
+def in_flight(stage: int, pp: int, vpp: int, micro_batches: int) -> float:
+    """How many micro-batches a stage holds activations of at most, counted in whole stages.
+
+    1F1B: pp - stage (Narayanan et al., 2104.04473, section 2.2.1). Interleaved: the warm-up of Megatron's schedule,
+    2 (pp - stage - 1) + (vpp - 1) pp chunks and the one at work, each a vpp-th of the stage.
+    """
+    if pp == 1:
+        return 1.0
+    if vpp == 1:
+        return float(min(pp - stage, micro_batches))
+    return min(2 * (pp - stage - 1) + (vpp - 1) * pp + 1, vpp * micro_batches) / vpp
+
+
+def logits_bytes(tokens: float, columns: int, width: int, entropy: bool) -> float:
+    """Most that the head holds at once: `tokens` rows of `columns` = vocab / tp logits.
+
+    From `ops/head.py` and the learner: the logits and their rows of responses, `width` each; the shifted float32 copy,
+    and with the entropy its exponential. Backward needs no more: the rows, a float32 gradient (with the gradient of the
+    entropy one more), its copy in `width`. Counted as if every row predicted. Measured: 1 % more.
+    """
+    return tokens * columns * (2 * width + _FP32 * (2 if entropy else 1))
+
+
+# ---- engines ------------------------------------------------------------------------------------------------------
+
+
+def kv_bytes_per_token(arch: Architecture, tp: int, width: int) -> int:
+    """Keys and values of one token on one of `tp` ranks; a rank holds at least one head."""
+    return 2 * arch.num_layers * max(1, arch.kv_heads // tp) * arch.head_dim * width
+
+
+def engine_graph_bytes(batch: int) -> int:
+    """CUDA graphs of decoding up to `batch` requests: SGLang 0.5.21's own estimate, 2 MiB for each."""
+    return 2 * batch * 2**20
+
+
+def engine_workspace_bytes(chunk: int, tp: int) -> float:
+    """Activations of a prefill chunk and what is constant: SGLang 0.5.21's estimate, 512 + 1.5 chunk + 128 tp MiB."""
+    return (512 + 1.5 * chunk + 128 * tp) * 2**20
+
+
+# ---- lengths ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prompts and responses in tokens. Of the responses, a share 1 - (n / longest)^(1 / k) is longer than n tokens.
+
+    k = longest / mean - 1 makes the mean right: evenly spread for a mean of half the longest, a thin tail for less.
+    An assumption: real lengths depend on model and task, and on nothing so much as on truncation.
+    """
+
+    prompt: float
+    prompt_longest: int
+    response: float
+    response_longest: int
+
+    @property
+    def _k(self) -> float:
+        return self.response_longest / self.response - 1.0
+
+    def longer_than(self, tokens: float) -> float:
+        """Share of responses with more than `tokens` tokens."""
+        if tokens >= self.response_longest:
+            return 0.0
+        return 1.0 if self._k == 0.0 else 1.0 - (tokens / self.response_longest) ** (1.0 / self._k)
+
+    @property
+    def context(self) -> float:
+        """Mean number of positions that a response's token attends to, weighted by tokens: E[r (p + r / 2)] / E[r]."""
+        mean_square = self.response_longest**2 / (2.0 * self._k + 1.0)
+        return self.prompt + mean_square / (2.0 * self.response)
+
+    @property
+    def longest(self) -> int:
+        """The longest prompt with the longest response."""
+        return self.prompt_longest + self.response_longest
+
+
+# ---- time ---------------------------------------------------------------------------------------------------------
+
+
+def forward_flops_per_token(arch: Architecture, context: float) -> float:
+    """2 N + 4 L q s: N weights that are multiplied (the embedding is looked up), s positions attended to.
+
+    PaLM (2204.02311), appendix B: forward and backward 6 N + 12 L H Q T; forward is a third. T is the mean context, so
+    that the causal half is counted. A backward pass costs twice the forward one.
+    """
+    lookup = 0 if arch.tied else arch.vocab * arch.hidden
+    return 2.0 * (arch.parameter_count() - lookup) + 4.0 * arch.num_layers * arch.query_size * context
+
+
+def recompute_share(arch: Architecture, context: float, recompute: Recompute) -> float:
+    """Forward work done a second time, as a share of one forward pass."""
+    if recompute == "none":
+        return 0.0
+    if recompute == "full":
+        return 1.0
+    return 4.0 * arch.num_layers * arch.query_size * context / forward_flops_per_token(arch, context)
+
+
+def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:
+    """Share of a pass in which a pipeline rank stands idle: (pp - 1) / (vpp m + pp - 1) (2104.04473, section 2.2)."""
+    return (pp - 1) / (vpp * micro_batches + pp - 1)
+
+
+def decode_seconds(
+    requests: float, at_once: float, lengths: Lengths, weights: float, kv_per_token: float, bandwidth: float
+) -> float:
+    """Seconds an engine decodes `requests` responses, at most `at_once` together; bytes are those of one rank.
+
+    Roofline of memory: a step reads the weights and the cache of every live request, at `bandwidth`. While more wait,
+    the batch is full, with requests at every age (`Lengths.context` is then a live request's mean size); the last
+    `at_once` start together and end one after the other, the longest last.
+    """
+    last = min(requests, at_once)
+    full_step = weights + at_once * lengths.context * kv_per_token
+    full_steps = max(0.0, requests - at_once) * lengths.response / at_once
+    steps = 256
+    size = lengths.response_longest / steps
+    drain = 0.0
+    for i in range(steps):
+        position = (i + 0.5) * size
+        live = last * lengths.longer_than(position)
+        drain += size * (weights + live * (lengths.prompt + position) * kv_per_token)
+    return (full_steps * full_step + drain) / bandwidth
+
+
+def micro_batches(rows: float, budget: int, ranks: int) -> int:
+    """Micro-batches of a rank: `rows` packed tokens over `ranks` data-parallel ranks, at most `budget` in one."""
+    return max(1, math.ceil(rows / (budget * ranks)))
+
+
+# ---- disk ---------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_bytes(parameters: int, width: int) -> int:
+    """Weights and the optimizer's state, each once whatever the layout: 14 bytes a parameter in bfloat16."""
+    return width * parameters + int(optimizer_bytes(parameters, width, 1))

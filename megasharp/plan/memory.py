@@ -1,0 +1,162 @@
+"""The memory of one rank of each pipeline stage, by part and by phase of a step.
+
+Phases are those of `sync/phases.py`. The reference is not offloaded, and while it computes, the policy's weights are
+kept in a second copy: both are what `mcore/learner.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+from megasharp.plan.formulas import (
+    gradient_bytes,
+    in_flight,
+    layer_bytes_per_token,
+    logits_bytes,
+    optimizer_bytes,
+)
+from megasharp.plan.request import Network, Request
+from megasharp.plan.result import EngineMemory, StageMemory
+from megasharp.plan.shares import Rows, Stage, stages
+
+TRAINING, ANNOTATION, HANDOVER, SAMPLING = "training", "annotation", "handover", "sampling"
+# In the order in which offloading costs least: gradients are dropped, the others are copied to the host and back.
+OFFLOAD_ORDER = ("gradients", "optimizer", "weights")
+# CUDA context, NCCL's buffers and fragmentation of a training process. An assumption, not measured: slime reports 3 to
+# 5 GB left in a Megatron process whose groups are destroyed.
+RESERVED = 4_000_000_000
+
+
+def stage_memory(request: Request, rows: Rows) -> list[StageMemory]:
+    """Every stage without engines: `totals` has the phases in which learners compute."""
+    split = request.split
+    policy = stages(request.policy, split.tp, split.pp, split.vpp)
+    memory = stages(request.memory, split.tp, split.pp, split.vpp) if request.memory else (None,) * split.pp
+    return [_stage(request, rows, number, policy[number], memory[number]) for number in range(split.pp)]
+
+
+def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Stage | None) -> StageMemory:
+    width, shards = request.width, request.split.shards
+    last = number == request.split.pp - 1
+    memory_step = 0
+    if memory is not None and request.memory is not None:
+        memory_step = _activations(request, request.memory, memory, number, rows)
+        memory_step += _logits(request, request.memory, rows, entropy=False) if last else 0
+    stage = StageMemory(
+        stage=number,
+        kind=_kind(number, request.split.pp),
+        layers=_runs(policy.layers),
+        parameters=policy.parameters,
+        weights=width * policy.parameters,
+        gradients=gradient_bytes(policy.parameters),
+        optimizer=int(optimizer_bytes(policy.parameters, width, shards)),
+        activations=_activations(request, request.policy, policy, number, rows),
+        logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
+        reference=width * policy.parameters if request.passes.reference else 0,
+        memory_parameters=memory.parameters if memory else 0,
+        memory_network=_static(memory.parameters, width, shards) if memory else 0,
+        memory_step=memory_step,
+        reserved=RESERVED if request.machines.gpu else 0,
+        totals={},
+        must_offload=(),
+    )
+    return replace(stage, totals=_learning(request, stage, rows))
+
+
+def _static(parameters: int, width: int, shards: int) -> int:
+    return width * parameters + gradient_bytes(parameters) + int(optimizer_bytes(parameters, width, shards))
+
+
+def _learning(request: Request, stage: StageMemory, rows: Rows) -> dict[str, int]:
+    kept = stage.static + stage.reference + stage.memory_network + stage.reserved
+    totals = {TRAINING: kept + max(stage.activations + stage.logits, stage.memory_step)}
+    if request.passes.old_logp or request.passes.reference:
+        swapped = stage.weights if request.passes.reference else 0
+        totals[ANNOTATION] = kept + swapped + _one_layer(request, request.policy, rows) + stage.logits
+    return totals
+
+
+def _tokens(request: Request, rows: Rows) -> float:
+    """Rows of a micro-batch on one rank of a context-parallel group."""
+    return rows.largest / request.split.cp
+
+
+def _one_layer(request: Request, network: Network, rows: Rows) -> int:
+    fused = request.machines.gpu is not None
+    per_token = layer_bytes_per_token(network.architecture, request.split.tp, request.width, "none", fused_norms=fused)
+    return int(_tokens(request, rows) * per_token)
+
+
+def _activations(request: Request, network: Network, stage: Stage, number: int, rows: Rows) -> int:
+    split, arch = request.split, network.architecture
+    fused = request.machines.gpu is not None
+    per_token = layer_bytes_per_token(arch, split.tp, request.width, split.recompute, fused_norms=fused)
+    held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * len(stage.layers) * per_token
+    final_norm = 2 * request.width * arch.hidden / split.tp if number == split.pp - 1 else 0
+    total = int(_tokens(request, rows) * (held + final_norm))
+    # A layer that is computed a second time holds all of its own for that moment.
+    return total if split.recompute == "none" else total + _one_layer(request, network, rows)
+
+
+def _logits(request: Request, network: Network, rows: Rows, entropy: bool) -> int:
+    split = request.split
+    columns = -(-network.architecture.vocab // split.tp)
+    return int(logits_bytes(rows.largest / split.cp, columns, request.width, entropy))
+
+
+def left_while_sampling(stage: StageMemory, request: Request, offload: Iterable[str]) -> int:
+    """Bytes of the learners that stay on the GPU when `offload` has left it."""
+    offload = set(offload)
+    parts = {"weights": stage.weights, "gradients": stage.gradients, "optimizer": stage.optimizer}
+    count, width = stage.memory_parameters, request.width
+    memory = {
+        "weights": width * count,
+        "gradients": gradient_bytes(count),
+        "optimizer": int(optimizer_bytes(count, width, request.split.shards)),
+    }
+    kept = sum(parts[name] + memory[name] for name in parts if name not in offload)
+    return kept + stage.reference + stage.reserved
+
+
+def with_engine(stage: StageMemory, request: Request, engine: EngineMemory) -> StageMemory:
+    """The stage with a co-located engine's rank on its GPU: the phases that they share, and what must make room."""
+    gpu = request.machines.gpu
+    learners = stage.static + stage.reference + stage.memory_network + stage.reserved
+    totals = {
+        **stage.totals,
+        HANDOVER: learners + engine.weights,
+        SAMPLING: left_while_sampling(stage, request, request.split.offload) + engine.total,
+    }
+    must: tuple[str, ...] | None = ()
+    if gpu is not None:
+        choices = [OFFLOAD_ORDER[:count] for count in range(len(OFFLOAD_ORDER) + 1)]
+        fitting = (c for c in choices if left_while_sampling(stage, request, c) + engine.total <= gpu.memory)
+        must = next(fitting, None)
+    return replace(stage, totals=totals, must_offload=must)
+
+
+def host_bytes(found: Iterable[StageMemory], request: Request) -> int:
+    """What the ranks of one node copy to its memory while engines sample, all stages taken as the largest."""
+    copied = set(request.split.offload) - {"gradients"}
+    if request.machines.gpu is None or request.engines is None or not request.engines.colocated or not copied:
+        return 0
+    largest = max(
+        left_while_sampling(stage, request, ()) - left_while_sampling(stage, request, copied) for stage in found
+    )
+    ranks = min(request.machines.gpus_per_node or request.split.world, request.split.world)
+    return largest * ranks
+
+
+def _kind(number: int, pp: int) -> Literal["first", "middle", "last", "only"]:
+    if pp == 1:
+        return "only"
+    return "first" if number == 0 else "last" if number == pp - 1 else "middle"
+
+
+def _runs(layers: tuple[int, ...]) -> str:
+    """Numbers of layers as ranges: 0-3, 8-11."""
+    starts = [layer for layer in layers if layer - 1 not in layers]
+    ends = [layer for layer in layers if layer + 1 not in layers]
+    return ", ".join(f"{first}-{last}" for first, last in zip(starts, ends, strict=True))

@@ -1,0 +1,123 @@
+"""What a plan says. Sizes in bytes on one GPU (or one rank of a CPU run) unless said otherwise, times in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """One pipeline stage's rank. `kind`: first, middle, last, or only where there is one stage.
+
+    `memory_network` is all that the memory network keeps (weights, gradients, optimizer); `memory_step` what its own
+    micro-batch adds. `reserved` is assumed for the CUDA context, NCCL and fragmentation. `totals`: by phase.
+    `must_offload`: the least that has to leave the GPU while co-located engines sample; None where all of it is too
+    little.
+    """
+
+    stage: int
+    kind: Literal["first", "middle", "last", "only"]
+    layers: str
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    reference: int
+    memory_parameters: int
+    memory_network: int
+    memory_step: int
+    reserved: int
+    totals: Mapping[str, int]
+    must_offload: tuple[str, ...] | None
+
+    @property
+    def static(self) -> int:
+        """Weights, gradients and optimizer of the policy."""
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """One rank of one SGLang engine, policy and memory network together.
+
+    `tokens` of cache for one engine; `sequences` at mean and at greatest length. `requests` come to one engine in a
+    step, `at_once` of them are decoded together. `largest_fraction` is the most `mem_fraction_static` for which all
+    fits beside what the learners leave; None on a CPU, or where the engines have GPUs of their own.
+    """
+
+    count: int
+    tp: int
+    weights: int
+    cache: int
+    graphs: int
+    workspace: int
+    total: int
+    fraction: float | None
+    largest_fraction: float | None
+    bytes_per_token: int
+    tokens: int
+    sequences_mean: int
+    sequences_longest: int
+    requests: float
+    at_once: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """One part of a step; `seconds` None where it is not predicted. `how` says what limits it."""
+
+    name: str
+    seconds: float | None
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What one checkpoint takes on disk, all ranks together."""
+
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error is a run that will not work; a warning one that may be slow, or fail later."""
+
+    level: Literal["error", "warning"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run's plan. `step_seconds` and `tokens_per_second_per_gpu` are None on CPUs.
+
+    `rows`: packed rows of a step; `micro_batches`: of a rank and optimizer step. `host`: bytes a node holds of what is
+    offloaded.
+    """
+
+    name: str
+    world: int
+    gpus: int
+    gpu_memory: int | None
+    parameters: Mapping[str, int]
+    stages: tuple[StageMemory, ...]
+    engine: EngineMemory | None
+    rows: int
+    micro_batches: int
+    micro_batch_rows: int
+    bubble: float
+    times: tuple[StageTime, ...]
+    step_seconds: float | None
+    tokens_per_second_per_gpu: float | None
+    checkpoint: Checkpoint
+    host: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def works(self) -> bool:
+        """Whether there is no error."""
+        return all(problem.level != "error" for problem in self.problems)

@@ -1,0 +1,133 @@
+"""The time of a step, part by part: decoding by memory bandwidth, passes by FLOPs, weights by bytes over links.
+
+On CPUs nothing is predicted. Rates are shares of the data sheet's (`Rates`); every figure is a prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megasharp.plan.formulas import (
+    bubble_share,
+    checkpoint_bytes,
+    decode_seconds,
+    forward_flops_per_token,
+    recompute_share,
+)
+from megasharp.plan.hardware import Gpu
+from megasharp.plan.request import Engines, Network, Request
+from megasharp.plan.result import Checkpoint, EngineMemory, StageTime
+from megasharp.plan.shares import Rows
+
+# PCIe 5.0 x16, one direction, at what copies from pinned memory reach.
+_HOST_LINK = 50e9
+
+
+def step_times(request: Request, rows: Rows, engine: EngineMemory | None, offloaded: int) -> list[StageTime]:
+    """Every part of a step; `offloaded`: bytes a rank copies to its host and back."""
+    gpu = request.machines.gpu
+    if gpu is None:
+        return []
+    times = [_rollout(request, gpu, engine)] if engine is not None else []
+    times += _passes(request, gpu, rows)
+    if request.engines is not None:
+        times.append(_sync(request, gpu, request.engines))
+        if offloaded:
+            times.append(StageTime("offload", 2 * offloaded / _HOST_LINK, "to the host and back, 50 GB/s a GPU"))
+    return times
+
+
+def step_seconds(request: Request, times: Sequence[StageTime]) -> float | None:
+    """All parts after each other; engines that sample while the policy trains take the longer of both."""
+    if not times or any(time.seconds is None for time in times):
+        return None
+    rollout = sum(time.seconds or 0.0 for time in times if time.name == "rollout")
+    others = sum(time.seconds or 0.0 for time in times if time.name != "rollout")
+    overlap = request.engines is not None and request.engines.overlap
+    return max(rollout, others) if overlap else rollout + others
+
+
+def tokens_per_second_per_gpu(request: Request, gpus: int, seconds: float | None) -> float | None:
+    """Prompt and response tokens of the responses that are trained on, as NeMo-RL counts them."""
+    if not seconds:
+        return None
+    lengths = request.batch.lengths
+    return request.batch.sequences * (lengths.prompt + lengths.response) / seconds / gpus
+
+
+def checkpoint(request: Request) -> Checkpoint:
+    """Policy, memory network and reference, without a Hugging Face copy."""
+    counts = [n.architecture.parameter_count() for n in (request.policy, request.memory) if n is not None]
+    size = sum(checkpoint_bytes(count, request.width) for count in counts)
+    size += request.width * counts[0] if request.passes.reference else 0
+    return Checkpoint(size, size / request.rates.disk)
+
+
+def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:
+    if engine.at_once < 1:
+        return StageTime("rollout", None, "no response fits into the cache")
+    lengths = request.batch.lengths
+    decoding = decode_seconds(
+        engine.requests,
+        engine.at_once,
+        lengths,
+        engine.weights,
+        engine.bytes_per_token,
+        gpu.bandwidth * request.rates.bandwidth,
+    )
+    networks = [n.architecture for n in (request.policy, request.memory) if n is not None]
+    per_token = sum(forward_flops_per_token(arch, lengths.prompt / 2) for arch in networks)
+    prompts = engine.requests / request.batch.responses * lengths.prompt
+    reading = prompts * per_token / (engine.tp * gpu.flops * request.rates.mfu)
+    how = f"{engine.at_once} of {engine.requests:.0f} responses at once in an engine, by memory bandwidth"
+    return StageTime("rollout", decoding + reading, how)
+
+
+def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
+    split = request.split
+    idle = bubble_share(split.pp, split.vpp, rows.micro_batches)
+    rate = split.world * gpu.flops * request.rates.mfu * (1 - idle)
+    forward = rows.step * _forward(request, request.policy) / rate
+    times = []
+    count = int(request.passes.old_logp) + int(request.passes.reference)
+    if count:
+        named = " and ".join(
+            name for name, there in (("old", request.passes.old_logp), ("reference", request.passes.reference)) if there
+        )
+        times.append(StageTime("annotate", count * forward, f"forward pass for {named} log-probs"))
+    times.append(
+        StageTime("update", forward * _work(request, request.policy), "forward and backward" + _again(request))
+    )
+    if request.memory is not None:
+        once = rows.step * _forward(request, request.memory) / rate
+        times.append(StageTime("memory", once * _work(request, request.memory), "the memory network's step"))
+    return times
+
+
+def _forward(request: Request, network: Network) -> float:
+    return forward_flops_per_token(network.architecture, request.batch.lengths.context)
+
+
+def _work(request: Request, network: Network) -> float:
+    """In forward passes: one forward, two for backward, and what is computed again."""
+    share = recompute_share(network.architecture, request.batch.lengths.context, request.split.recompute)
+    return 3.0 + share
+
+
+def _again(request: Request) -> str:
+    return "" if request.split.recompute == "none" else f", recompute {request.split.recompute}"
+
+
+def _sync(request: Request, gpu: Gpu, engines: Engines) -> StageTime:
+    counts = [n.architecture.parameter_count() for n in (request.policy, request.memory) if n is not None]
+    size = request.width * sum(counts)
+    links = request.rates.links
+    match engines.transport:
+        case "ipc" | "shared_memory":
+            return StageTime("sync", size / (gpu.nvlink / 2 * links), "whole weights gathered to each GPU over NVLink")
+        case "nccl" | "gloo":
+            return StageTime("sync", size / (gpu.network * links), "whole weights broadcast over one network adapter")
+        case "disk":
+            seconds = size * (1 + engines.count) / request.rates.disk
+            return StageTime("sync", seconds, f"written once, read by {engines.count} engine(s)")
+    return StageTime("sync", 0.0, "handed over in the process")

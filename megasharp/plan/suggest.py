@@ -1,0 +1,161 @@
+"""A search over layouts: every one is planned, those that fit are ranked by the predicted seconds of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import get_args
+
+from megasharp.errors import UserError
+from megasharp.plan.formulas import Recompute
+from megasharp.plan.make import make_plan
+from megasharp.plan.request import Engines, Network, Request, Split
+from megasharp.plan.result import Plan
+
+_SIZES = (1, 2, 4, 8)
+# Budgets of a micro-batch in multiples of the longest sequence, rounded up to whole thousands (of 1,024).
+_BUDGETS = (1, 2, 4)
+# Co-located engines get what is left, in steps of this share, and this much is kept free.
+_FRACTION, _FREE = 0.05, 0.03
+# Predictions closer than by this factor say nothing.
+_EQUAL = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A layout that fits: the keys to set, its plan, and why it is here."""
+
+    keys: dict[str, int | float | str]
+    plan: Plan
+    reasons: tuple[str, ...]
+
+
+def suggest(request: Request, count: int = 3) -> list[Suggestion]:
+    """The `count` fastest layouts that fit into the request's machines, each of another tp x pp x cp.
+
+    Raises UserError where nothing fits, or the run is not on GPUs.
+    """
+    if request.machines.gpu is None or not request.machines.gpus_per_node:
+        raise UserError("--suggest ranks layouts on GPUs: give --nodes and --gpu, or cluster.gpus_per_node in the file")
+    fitting = [(plan.step_seconds or 0.0, candidate, plan) for candidate, plan in _plans(request)]
+    if not fitting:
+        raise UserError("--suggest found no layout that fits; give it more nodes, or shorter responses")
+    fastest_of_all = min(seconds for seconds, _, _ in fitting)
+    fitting.sort(key=lambda item: _order(item[1].split, item[0], fastest_of_all))
+    best: dict[tuple[int, int, int], tuple[Request, Plan]] = {}
+    for _, candidate, plan in fitting:
+        split = candidate.split
+        best.setdefault((split.tp, split.pp, split.cp), (candidate, plan))
+    chosen = list(best.values())[:count]
+    fastest = chosen[0][1].step_seconds or 1.0
+    return [Suggestion(_keys(one), plan, _reasons(one, plan, fastest)) for one, plan in chosen]
+
+
+def _order(split: Split, seconds: float, fastest: float) -> tuple[float, ...]:
+    """What is not built yet comes last, however fast. Of layouts that are equally fast, the simplest comes first."""
+    return split.cp > 1, int(math.log(seconds / fastest) / math.log(_EQUAL)), split.pp, split.cp, seconds
+
+
+def _plans(request: Request) -> Iterator[tuple[Request, Plan]]:
+    for split, engines in product(_splits(request), _engines(request)):
+        candidate = dataclasses.replace(request, split=split, engines=engines)
+        plan = make_plan(candidate)
+        if engines is not None and engines.colocated:
+            candidate, plan = _with_fitting_cache(candidate, plan)
+        if plan.works and _fullest(plan) <= (1 - _FREE) * (plan.gpu_memory or 0):
+            yield candidate, plan
+
+
+def _fullest(plan: Plan) -> int:
+    return max(max(stage.totals.values()) for stage in plan.stages)
+
+
+def _with_fitting_cache(request: Request, plan: Plan) -> tuple[Request, Plan]:
+    """The same with the largest cache that fits beside what the learners leave."""
+    assert plan.engine is not None and request.engines is not None
+    room = (plan.engine.largest_fraction or 0.0) - _FREE
+    fraction = round(int(room / _FRACTION) * _FRACTION, 2)
+    if fraction <= 0.0:
+        return request, plan
+    engines = dataclasses.replace(request.engines, memory_fraction=min(fraction, 0.9))
+    candidate = dataclasses.replace(request, engines=engines)
+    return candidate, make_plan(candidate)
+
+
+def _splits(request: Request) -> Iterator[Split]:
+    machines, networks = request.machines, _networks(request)
+    engines = request.engines
+    apart = 0 if engines is None or engines.colocated else engines.count * engines.tp
+    gpus = machines.nodes * machines.gpus_per_node - apart
+    longest = request.batch.lengths.longest
+    budgets = {-(-longest * times // 1024) * 1024 for times in _BUDGETS}
+    for tp, pp, cp in product(_SIZES, _SIZES, (1, 2, 4)):
+        if tp > machines.gpus_per_node or machines.gpus_per_node % tp or gpus % (tp * pp * cp):
+            continue
+        if not all(_can_cut(network, tp, pp) for network in networks):
+            continue
+        for budget, recompute in product(sorted(budgets), get_args(Recompute)):
+            yield Split(gpus // (tp * pp * cp), tp, pp, 1, cp, budget, recompute, ("weights", "gradients", "optimizer"))
+
+
+def _engines(request: Request) -> Iterator[Engines | None]:
+    engines, machines = request.engines, request.machines
+    if engines is None:
+        yield None
+        return
+    gpus = machines.nodes * machines.gpus_per_node if engines.colocated else engines.count * engines.tp
+    for tp in _SIZES:
+        if machines.gpus_per_node % tp == 0 and gpus % tp == 0 and all(_can_cut(n, tp, 1) for n in _networks(request)):
+            yield dataclasses.replace(engines, tp=tp, count=gpus // tp)
+
+
+def _networks(request: Request) -> list[Network]:
+    return [network for network in (request.policy, request.memory) if network is not None]
+
+
+def _can_cut(network: Network, tp: int, pp: int) -> bool:
+    arch = network.architecture
+    return not any(size % tp for size in (arch.heads, arch.kv_heads, arch.ffn)) and arch.num_layers % pp == 0
+
+
+def _keys(request: Request) -> dict[str, int | float | str]:
+    split, engines = request.split, request.engines
+    keys: dict[str, int | float | str] = {
+        "policy.tp": split.tp,
+        "policy.pp": split.pp,
+        "policy.vpp": split.vpp,
+        "policy.cp": split.cp,
+        "policy.dp": split.dp,
+        "policy.micro_batch_tokens": split.micro_batch_tokens,
+        "policy.recompute": split.recompute,
+    }
+    if engines is not None:
+        keys |= {"rollout.engines": engines.count, "rollout.tp": engines.tp}
+        if engines.colocated:
+            keys["policy.offload"] = "[weights, gradients, optimizer]"
+            keys["rollout.sglang.mem_fraction_static"] = engines.memory_fraction or 0.0
+    return keys
+
+
+def _reasons(request: Request, plan: Plan, fastest: float) -> tuple[str, ...]:
+    split, seconds = request.split, plan.step_seconds or 0.0
+    slower = f", {seconds / fastest - 1:.0%} more than the first" if seconds > fastest else ""
+    reasons = [f"{seconds:.0f} s a step{slower}"]
+    reasons.append(
+        "no pipeline, so no bubble" if split.pp == 1 else f"{split.pp} pipeline stages idle {plan.bubble:.0%} of a pass"
+    )
+    spare = (plan.gpu_memory or 0) - _fullest(plan)
+    reasons.append(f"{spare / 1e9:.0f} GB of each GPU to spare at the fullest moment")
+    if split.recompute != "full":
+        reasons.append(f"activations fit with recompute {split.recompute}")
+    if plan.engine is not None:
+        reasons.append(
+            f"an engine's cache holds {plan.engine.sequences_mean} responses, {plan.engine.at_once} of "
+            f"{plan.engine.requests:.0f} at once"
+        )
+    if split.cp > 1:
+        reasons.append("policy.cp is not built yet")
+    return tuple(reasons)

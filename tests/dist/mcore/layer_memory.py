@@ -1,0 +1,79 @@
+"""Prints, as JSON, the bytes that autograd keeps for one more layer of the real Megatron model, per token and rank.
+
+A program of its own: torch's fake process group is global state. Used by test_plan.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.mcore.model import build_model, transformer_config
+from megasharp.mcore.packed import packed_rows
+from megasharp.mcore.parallel import destroy, initialize, megatron_device
+from megasharp.mcore.rope import rotary_tables
+from megasharp.types import ParallelLayout, Segments, as_dtype
+
+CPU = torch.device("cpu")
+
+
+def architecture(layers: int, qk_norm: bool) -> Architecture:
+    return Architecture(
+        family="qwen3", num_layers=layers, hidden=64, heads=8, kv_heads=2, head_dim=16, ffn=160, vocab=128,
+        norm_eps=1e-6, rope_parameters=RopeParameters(1e4), max_positions=512, tied=False, qkv_bias=not qk_norm,
+        qk_norm=qk_norm, dtype="float32",
+    )  # fmt: skip
+
+
+def kept(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, tokens: int) -> int:
+    """Bytes of all storages that autograd keeps after a forward pass, weights left out, each counted once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
+    with megatron_device(CPU):
+        place = initialize(layout, 1, gloo=False)
+        model = build_model(transformer_config(arch, layout, dtype, recompute, {}), arch, place)
+        for parameter in model.parameters():
+            torch.nn.init.ones_(parameter)
+        known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        found: dict[int, Tensor] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            # Holding the tensor keeps its address from being used again.
+            if tensor.untyped_storage().data_ptr() not in known:
+                found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+            return tensor
+
+        cos, sin = rotary_tables(torch.ones(arch.head_dim // 2), 1.0, torch.arange(tokens))
+        one_run = Segments(torch.tensor([0]), torch.tensor([tokens]), torch.tensor([-1]))
+        rows = packed_rows(one_run, tokens, cos, sin)
+        ids = torch.arange(tokens)[None]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model(ids % arch.vocab, ids, None, packed_seq_params=rows)
+        assert output.requires_grad
+        total = sum(tensor.untyped_storage().nbytes() for tensor in found.values())
+        destroy()
+    dist.destroy_process_group()
+    return total
+
+
+def main() -> None:
+    tokens, results = 256, {}
+    for qk_norm in (True, False):
+        for dtype in ("bfloat16", "float32"):
+            for recompute in ("none", "selective", "full"):
+                for tp in (1, 2):
+                    sizes = [
+                        kept(architecture(layers, qk_norm), ParallelLayout(tp=tp), as_dtype(dtype), recompute, tokens)
+                        for layers in (2, 3)
+                    ]
+                    results[f"{qk_norm} {dtype} {recompute} {tp}"] = (sizes[1] - sizes[0]) / tokens
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""`megasharp plan`: golden plans of the shipped models, both examples, CPU runs, problems, suggestions, the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megasharp.build.plan import Asked, Options, ask, compare, formula_counts
+from megasharp.cli import app
+from megasharp.config.run import load_run
+from megasharp.errors import UserError
+from megasharp.plan.make import make_plan
+from megasharp.plan.result import Plan
+from megasharp.plan.suggest import suggest
+from megasharp.plan.text import plan_text, suggestions_text
+
+REPOSITORY = Path(__file__).parents[3]
+EXAMPLES = REPOSITORY / "examples"
+STEP = "{task: countdown, prompts_per_step: 64, responses_per_prompt: 8}"
+
+
+@pytest.fixture(autouse=True)
+def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+
+
+def asked(folder: Path, piece: str, *overrides: str, options: Options | None = None) -> Asked:
+    file = folder / "run.yaml"
+    file.write_text(f"name: golden\nsteps: 1\ninclude: [configs/model/{piece}.yaml]\ndata: {STEP}\n")
+    return ask(load_run(file, overrides), "run.yaml", options or Options())
+
+
+def planned(folder: Path, piece: str, *overrides: str, options: Options | None = None) -> Plan:
+    return make_plan(asked(folder, piece, *overrides, options=options).request)
+
+
+def texts(plan: Plan, level: str) -> str:
+    return " | ".join(problem.text for problem in plan.problems if problem.level == level)
+
+
+# Piece, dp: static GB of a GPU, its memory network's GB, tokens of an engine's cache, checkpoint GB. The first columns
+# are bytes a parameter (18 at d = 1, 6 + 12 / d) times parameters / tp; the rest is pinned, so that a change is seen.
+GOLDEN = {
+    ("qwen2.5-32b", 1): (73.7, 0.0, 1_256_073, 458.7),
+    ("qwen2.5-32b", 4): (36.9, 0.0, 1_256_073, 458.7),
+    ("qwen3-32b", 1): (73.7, 0.0, 1_256_087, 458.7),
+    ("qwen3-32b", 4): (36.9, 0.0, 1_256_087, 458.7),
+    ("qwen3-32b+qwen3-1.7b", 1): (73.7, 3.9, 864_668, 482.8),
+    ("qwen3-32b+qwen3-1.7b", 4): (36.9, 1.9, 864_668, 482.8),
+    ("qwen3-14b", 8): (27.7, 0.0, 1_024_556, 206.8),
+    ("qwen3-8b+qwen3-1.7b", 16): (27.6, 5.8, 300_893, 138.8),
+}
+
+
+@pytest.mark.parametrize(("piece", "dp"), GOLDEN)
+def test_golden_plans(tmp_path: Path, piece: str, dp: int) -> None:
+    plan = planned(tmp_path, piece, f"policy.dp={dp}")
+    (stage,) = plan.stages
+    assert plan.engine is not None
+    found = (stage.static / 1e9, stage.memory_network / 1e9, plan.engine.tokens, plan.checkpoint.size / 1e9)
+    assert found == pytest.approx(GOLDEN[piece, dp], abs=0.06)
+
+
+def test_pipeline_stages_of_qwen3_32b_have_the_measured_parameters(tmp_path: Path) -> None:
+    found = formula_counts(asked(tmp_path, "qwen3-32b", "policy.pp=2", "policy.dp=2"))
+    assert found == [[2_047_926_272, 2_047_931_392]]
+    plan = planned(tmp_path, "qwen3-32b", "policy.pp=4", "policy.dp=1", "policy.recompute=none")
+    assert [stage.kind for stage in plan.stages] == ["first", "middle", "middle", "last"]
+    assert [stage.logits > 0 for stage in plan.stages] == [False, False, False, True]
+    assert [round(stage.activations / plan.stages[3].activations) for stage in plan.stages] == [4, 3, 2, 1]
+
+
+def test_a_virtual_pipeline_shares_layers_out_in_turns(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "qwen3-32b", "policy.pp=2", "policy.vpp=2", "policy.dp=2")
+    assert [stage.layers for stage in plan.stages] == ["0-15, 32-47", "16-31, 48-63"]
+    assert [stage.parameters for stage in plan.stages] == [2_047_926_272, 2_047_931_392]
+
+
+def test_a_real_model_that_differs_from_the_table_is_an_error() -> None:
+    compare([[5, 6]], [[5, 6]])
+    with pytest.raises(UserError, match="stage 1: Megatron's model has 7 parameters on its first rank, the family's"):
+        compare([[5, 7]], [[5, 6]])
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc"])
+def test_examples_show_the_plan_of_their_run(name: str) -> None:
+    """Regenerate with `megasharp plan examples/NAME/run.yaml > examples/NAME/plan.txt`."""
+    file = EXAMPLES / name / "run.yaml"
+    question = ask(load_run(file), str(file), Options())
+    plan = make_plan(question.request)
+    text = plan_text(question.request, plan, question.notes)
+    assert plan.works and max(map(len, text.splitlines())) <= 100
+    assert (EXAMPLES / name / "plan.txt").read_text(encoding="utf-8") == text + "\n"
+
+
+@pytest.mark.parametrize("name", ["quickstart", "fleet_on_cpu"])
+def test_a_cpu_run_is_planned_without_gpu_lines(name: str) -> None:
+    file = EXAMPLES / name / "run.yaml"
+    question = ask(load_run(file), str(file), Options())
+    plan = make_plan(question.request)
+    text = plan_text(question.request, plan, question.notes)
+    assert plan.works and not plan.problems and plan.step_seconds is None
+    assert "not predicted on CPUs" in text
+    assert not {"GPU", "CUDA", "mem_fraction"} & set(text.replace(",", " ").split())
+
+
+def test_nodes_fill_the_machines_and_say_so(tmp_path: Path) -> None:
+    question = asked(tmp_path, "qwen3-32b", options=Options(nodes=4, gpu="h100"))
+    assert (question.request.split.dp, question.request.engines and question.request.engines.count) == (4, 8)
+    assert "policy.dp=4 fills 4 node(s) of 8 GPUs (the file says 1)" in question.notes
+    assert "rollout.engines=8 fill them (the file says 1)" in question.notes
+    with pytest.raises(UserError, match=r"24 GPUs cannot be filled with policy.tp x pp x cp = 16"):
+        asked(tmp_path, "qwen3-32b", "policy.pp=2", options=Options(nodes=3))
+
+
+def test_without_nodes_the_file_is_planned_as_it_is(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "qwen3-32b", "cluster.nodes=2")
+    assert plan.world == 8 and "8 of 16 GPUs stay idle" in texts(plan, "warning")
+
+
+def test_unknown_models_and_gpus_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"run.yaml: Nobody/None-1b is no folder .* configs/model has none of that name"
+    ):
+        asked(tmp_path, "qwen3-32b", "model.path=Nobody/None-1b")
+    with pytest.raises(UserError, match="--gpu h300: give one of h200, h100, b200, or its memory in MiB"):
+        asked(tmp_path, "qwen3-32b", options=Options(gpu="h300"))
+    assert planned(tmp_path, "qwen3-32b", options=Options(gpu="81559")).gpu_memory == 81559 * 2**20
+
+
+def test_indivisible_heads_and_layers_are_errors_that_name_the_key(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"policy.tp=16 does not divide kv_heads=8"):
+        planned(tmp_path, "qwen3-32b", "policy.tp=16")
+    with pytest.raises(UserError, match=r"policy.pp=3 does not divide num_layers=64"):
+        planned(tmp_path, "qwen3-32b", "policy.pp=3")
+    with pytest.raises(UserError, match=r"rollout.tp=3 does not divide heads=64"):
+        planned(tmp_path, "qwen3-32b", "rollout.tp=3")
+
+
+PROBLEMS = {
+    "policy.tp=8 cluster.gpus_per_node=4 cluster.nodes=2": ("error", "policy.tp=8 crosses nodes of 4 GPUs"),
+    "policy.dp=2": ("error", "the run needs 16 GPUs, 1 node(s) of 8 have 8"),
+    "rollout.sglang.mem_fraction_static=0.9": ("error", "set rollout.sglang.mem_fraction_static to 0.86 (now 0.900)"),
+    "policy.offload=[]": ("error", "GB of 141 GB do not fit; add gradients, optimizer to policy.offload"),
+    "policy.recompute=none policy.micro_batch_tokens=40960": ("error", "set policy.recompute=full"),
+    "rollout.tp=1": ("warning", "have no engine and idle"),
+    "data.max_response_tokens=40000": ("error", "42048 tokens exceed the 40960 positions of Qwen3-32B"),
+    "policy.micro_batch_tokens=4096": ("warning", "prompt and response may have 10240 tokens"),
+    "data.prompts_per_step=63 recipe.mini_batches=2": ("warning", "is not divisible by recipe.mini_batches=2"),
+    "data.responses_per_prompt=7 cluster.nodes=3 policy.dp=3": ("warning", "448 responses are not divisible by"),
+    "policy.pp=8 policy.tp=1 data.prompts_per_step=8": ("warning", "pipeline ranks idle for"),
+    "cluster.nodes=2 policy.dp=2 rollout.engines=4": ("warning", "by way of the disk"),
+}
+
+
+def test_a_full_cache_is_told_twice_when_all_responses_could_be_long(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "qwen3-32b", "data.prompts_per_step=512")
+    assert "responses of full length" in texts(plan, "warning") and "waves" in texts(plan, "warning")
+
+
+@pytest.mark.parametrize("overrides", PROBLEMS)
+def test_what_hurt_others_is_told(tmp_path: Path, overrides: str) -> None:
+    level, text = PROBLEMS[overrides]
+    plan = planned(tmp_path, "qwen3-32b", *overrides.split())
+    assert text in texts(plan, level)
+    assert plan.works == (not texts(plan, "error"))
+
+
+def test_a_reference_stays_on_the_gpu_and_is_swapped_in(tmp_path: Path) -> None:
+    without, with_it = (
+        planned(tmp_path, "qwen3-32b", f"recipe.methods={methods}").stages[0] for methods in ("[grpo]", "[grpo, kl]")
+    )
+    assert with_it.reference == with_it.weights and without.reference == 0
+    assert with_it.totals["sampling"] - without.totals["sampling"] == with_it.weights
+    assert "annotation" not in without.totals
+    assert with_it.totals["annotation"] > with_it.static + 2 * with_it.weights
+
+
+def test_suggestions_fit_and_are_ranked(tmp_path: Path) -> None:
+    question = asked(tmp_path, "qwen3-32b+qwen3-1.7b", options=Options(nodes=4))
+    found = suggest(question.request)
+    assert len(found) == 3
+    assert all(one.plan.works and one.plan.world == 32 and one.keys["policy.cp"] == 1 for one in found)
+    assert len({(one.keys["policy.tp"], one.keys["policy.pp"]) for one in found}) == 3
+    first = found[0].plan.step_seconds
+    assert first is not None and first < (make_plan(question.request).step_seconds or 0.0)
+    overrides = [f"{key}={value}" for key, value in found[0].keys.items()]
+    again = planned(tmp_path, "qwen3-32b+qwen3-1.7b", *overrides, "cluster.nodes=4")
+    assert again.step_seconds == pytest.approx(first) and again.works
+    assert max(map(len, suggestions_text(found).splitlines())) <= 100
+
+
+def test_suggestions_need_gpus() -> None:
+    file = EXAMPLES / "quickstart" / "run.yaml"
+    with pytest.raises(UserError, match="--suggest ranks layouts on GPUs"):
+        suggest(ask(load_run(file), str(file), Options()).request)
+
+
+def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> None:
+    """With Megatron's model in a process of its own; an error in the plan is exit code 1."""
+    from typer.testing import CliRunner
+
+    file = tmp_path / "run.yaml"
+    file.write_text(f"name: golden\nsteps: 1\ninclude: [configs/model/qwen3-32b.yaml]\ndata: {STEP}\n")
+    command = ["plan", str(file), "policy.pp=2", "--nodes", "4", "--gpu", "h100", "--json", "rollout.tp=1"]
+    done = CliRunner().invoke(app, command)
+    tree = json.loads(done.stdout)
+    assert [stage["parameters"] for stage in tree["stages"]] == [2_047_926_272, 2_047_931_392]
+    assert tree["gpu_memory"] == 80_000_000_000 and not tree["works"] and done.exit_code == 1
+    assert tree["problems"][0]["level"] == "error"

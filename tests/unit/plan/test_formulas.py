@@ -1,0 +1,151 @@
+"""The planner's formulas: published figures, closed forms, and the head measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.hf_folder import read_config
+from megasharp.ops.head import VocabShard, token_head
+from megasharp.plan import formulas
+from megasharp.plan.formulas import Lengths
+
+MODELS = Path(__file__).parents[3] / "configs" / "model"
+# As their authors publish them; a tied head counts once.
+PUBLISHED = {
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-math-7b": 7_615_616_512,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-1.7b": 1_720_574_976,
+}
+
+
+def model(name: str) -> Architecture:
+    return read_config(MODELS / name)[2]
+
+
+def test_shipped_configs_have_the_published_parameters() -> None:
+    shipped = {folder.parent.name for folder in MODELS.glob("*/config.json")}
+    assert {name: model(name).parameter_count() for name in shipped} == PUBLISHED
+
+
+@pytest.mark.parametrize(("shards", "expected"), [(1, 18.0), (2, 12.0), (4, 9.0), (8, 7.5)])
+def test_static_bytes_of_a_parameter_are_those_of_megatrons_guide(shards: int, expected: float) -> None:
+    count = 1_000_000
+    found = 2 * count + formulas.gradient_bytes(count) + formulas.optimizer_bytes(count, 2, shards)
+    assert found / count == expected
+
+
+def test_float32_keeps_no_second_copy_of_the_weights() -> None:
+    assert formulas.optimizer_bytes(10, 4, 1) == 80
+    assert formulas.checkpoint_bytes(10, 4) == 120
+    assert formulas.checkpoint_bytes(32_760_000_000, 2) == pytest.approx(459e9, rel=1e-3)
+
+
+def test_key_values_of_qwen3_32b_take_256_kib_a_token() -> None:
+    assert formulas.kv_bytes_per_token(model("qwen3-32b"), 1, 2) == 256 * 1024
+    assert formulas.kv_bytes_per_token(model("qwen3-32b"), 8, 2) == 32 * 1024
+    assert formulas.kv_bytes_per_token(model("qwen3-32b"), 16, 2) == 32 * 1024
+
+
+def test_flops_of_qwen3_32b_are_six_per_weight_and_the_causal_attention() -> None:
+    """192 GF and 13 GF at 4,096 tokens, whose mean context is half."""
+    arch = model("qwen3-32b")
+    assert 3 * formulas.forward_flops_per_token(arch, 0.0) == pytest.approx(192e9, rel=0.01)
+    attention = formulas.forward_flops_per_token(arch, 2048.0) - formulas.forward_flops_per_token(arch, 0.0)
+    assert 3 * attention == pytest.approx(13e9, rel=0.02)
+    assert formulas.recompute_share(arch, 2048.0, "selective") == pytest.approx(13 / 205, rel=0.03)
+
+
+def test_a_tied_embedding_is_multiplied_as_the_head() -> None:
+    arch = model("qwen3-1.7b")
+    assert formulas.forward_flops_per_token(arch, 0.0) == 2 * arch.parameter_count()
+
+
+def test_bubble_and_micro_batches_in_flight_follow_1f1b() -> None:
+    assert formulas.bubble_share(1, 1, 5) == 0.0
+    assert formulas.bubble_share(4, 1, 9) == 3 / 12
+    assert formulas.bubble_share(4, 3, 3) == 3 / 12
+    assert [formulas.in_flight(stage, 4, 1, 100) for stage in range(4)] == [4, 3, 2, 1]
+    assert [formulas.in_flight(stage, 4, 1, 2) for stage in range(4)] == [2, 2, 2, 1]
+    # Interleaved, Korthikanti et al. have 1 + (pp - 1) / (pp vpp) of the whole model on the first stage.
+    assert formulas.in_flight(0, 4, 2, 100) == (2 * 3 + 4 + 1) / 2
+    assert formulas.in_flight(0, 4, 2, 100) / 4 == pytest.approx(1 + 3 / 8)
+
+
+@pytest.mark.parametrize("mean", [500.0, 250.0, 1000.0])
+def test_lengths_have_their_mean_and_mean_context(mean: float) -> None:
+    """By numerical integration of the share of responses that are longer."""
+    lengths = Lengths(100.0, 200, mean, 1000)
+    shares = [lengths.longer_than(n + 0.5) for n in range(1000)]
+    assert sum(shares) == pytest.approx(mean, rel=2e-3)
+    context = sum((100.0 + n + 0.5) * share for n, share in enumerate(shares)) / sum(shares)
+    assert lengths.context == pytest.approx(context, rel=2e-3)
+    assert lengths.longer_than(1000) == 0.0
+
+
+def test_decoding_equal_lengths_reads_weights_and_a_growing_cache_each_step() -> None:
+    """All responses of 100 tokens: 100 steps, caches of 10 + n + 1/2 tokens."""
+    lengths = Lengths(10.0, 10, 100.0, 100)
+    seconds = formulas.decode_seconds(4.0, 4.0, lengths, weights=1000.0, kv_per_token=2.0, bandwidth=10.0)
+    assert seconds == pytest.approx((100 * 1000.0 + 4 * 2.0 * (100 * 10 + 100**2 / 2)) / 10.0)
+
+
+def test_decoding_in_waves_costs_what_its_tokens_cost_in_a_full_batch() -> None:
+    lengths = Lengths(0.0, 0, 100.0, 100)
+
+    def decode(requests: float) -> float:
+        return formulas.decode_seconds(requests, 4.0, lengths, weights=1000.0, kv_per_token=2.0, bandwidth=10.0)
+
+    assert decode(12.0) - decode(8.0) == pytest.approx(decode(4.0))
+
+
+class _Peak(TorchDispatchMode):
+    """The most bytes of all results alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._live = {key: value for key, value in self._live.items() if not value[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self._live.values()))
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("entropy", "gradient"), [(False, False), (True, False), (True, True)])
+def test_the_head_holds_as_much_at_once_as_the_formula_says(dtype: torch.dtype, entropy: bool, gradient: bool) -> None:
+    """The learner's way: logits of all rows, then those that predict, then `token_head`, then backward."""
+    tokens, vocab = 256, 4096
+    hidden = torch.randn(tokens, 8, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocab, 8, dtype=dtype, requires_grad=True)
+
+    def loss() -> torch.Tensor:
+        logits = hidden @ weight.T
+        rows = logits.index_select(0, torch.arange(tokens))
+        target = torch.zeros(tokens, dtype=torch.int64)
+        head = token_head(rows, target, VocabShard(0, vocab, None), entropy=entropy, entropy_gradient=gradient, topn=3)
+        return head.logp_T.sum() + (head.entropy_T.sum() if gradient and head.entropy_T is not None else 0.0)
+
+    with _Peak() as peak:
+        loss().backward()  # type: ignore[no-untyped-call]
+    planned = formulas.logits_bytes(tokens, vocab, dtype.itemsize, entropy)
+    assert 1.0 <= peak.most / planned < 1.02
