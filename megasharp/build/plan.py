@@ -216,7 +216,7 @@ class ModelCheck:
         split = asked.request.split
         message = {
             "folders": [str(folder.absolute()) for folder in asked.folders],
-            **{name: getattr(split, name) for name in ("dp", "tp", "pp", "cp")},
+            **{name: getattr(split, name) for name in ("dp", "tp", "pp", "cp", "vpp")},
         }
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "megasharp.mcore.meta", json.dumps(message)],

@@ -3,7 +3,7 @@
 Weights are on torch's meta device and the process group is torch's fake one, at the full world size: what Megatron
 itself refuses or shapes is found on one machine, in seconds. The fake group is global state, so this is a program:
 
-    python -m megasharp.mcore.meta '{"folders": ["configs/model/qwen3-32b"], "dp": 2, "tp": 8, "pp": 2, "cp": 1}'
+    python -m megasharp.mcore.meta '{"folders": ["path/to/hf"], "dp": 2, "tp": 8, "pp": 2, "cp": 1, "vpp": 1}'
 
 prints, per folder, the number of parameters that the first tensor-parallel rank of each pipeline stage holds.
 """
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megasharp.convert.hf_folder import read_config
-from megasharp.mcore.model import build_model, transformer_config
+from megasharp.mcore.model import build_chunks, transformer_config
 from megasharp.mcore.parallel import destroy, initialize, megatron_device
 from megasharp.types import ParallelLayout
 
@@ -46,8 +46,8 @@ def _on_rank(folders: Sequence[Path], layout: ParallelLayout, rank: int) -> list
                 _, _, arch = read_config(folder)
                 config = transformer_config(arch, layout, torch.bfloat16, "none", {})
                 with torch.device("meta"):
-                    model = build_model(config, arch, place)
-                counts.append(sum(parameter.numel() for parameter in model.parameters()))
+                    chunks = build_chunks(config, arch, place)
+                counts.append(sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters()))
             destroy()
             return counts
     finally:
@@ -57,7 +57,7 @@ def _on_rank(folders: Sequence[Path], layout: ParallelLayout, rank: int) -> list
 def main() -> None:
     """Read the request from the first argument; print the counts as JSON."""
     request = json.loads(sys.argv[1])
-    layout = ParallelLayout(**{name: request[name] for name in ("dp", "tp", "pp", "cp")})
+    layout = ParallelLayout(**{name: request[name] for name in ("dp", "tp", "pp", "cp", "vpp")})
     print(json.dumps(stage_parameters([Path(folder) for folder in request["folders"]], layout)))
 
 

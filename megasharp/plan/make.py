@@ -20,7 +20,7 @@ def make_plan(request: Request) -> Plan:
     split, gpu = request.split, request.machines.gpu
     for network in (request.policy, request.memory):
         if network is not None:
-            network.architecture.check_parallel(split.tp, split.pp)
+            network.architecture.check_parallel(split.tp, split.pp, vpp=split.vpp)
             if request.engines is not None:
                 network.architecture.check_parallel(request.engines.tp, 1, "rollout")
     rows = rows_of(request.batch, split)

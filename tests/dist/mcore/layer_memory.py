@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megasharp.convert.architecture import Architecture, RopeParameters
-from megasharp.mcore.model import build_model, transformer_config
+from megasharp.mcore.model import build_chunks, transformer_config
 from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.parallel import destroy, initialize, megatron_device
 from megasharp.mcore.rope import rotary_tables
@@ -36,7 +36,7 @@ def kept(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompu
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
     with megatron_device(CPU):
         place = initialize(layout, 1, gloo=False)
-        model = build_model(transformer_config(arch, layout, dtype, recompute, {}), arch, place)
+        (model,) = build_chunks(transformer_config(arch, layout, dtype, recompute, {}), arch, place)
         for parameter in model.parameters():
             torch.nn.init.ones_(parameter)
         known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

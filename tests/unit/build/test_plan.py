@@ -73,9 +73,9 @@ def test_pipeline_stages_of_qwen3_32b_have_the_measured_parameters(tmp_path: Pat
 
 
 def test_a_virtual_pipeline_shares_layers_out_in_turns(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "qwen3-32b", "policy.pp=2", "policy.vpp=2", "policy.dp=2")
-    assert [stage.layers for stage in plan.stages] == ["0-15, 32-47", "16-31, 48-63"]
-    assert [stage.parameters for stage in plan.stages] == [2_047_926_272, 2_047_931_392]
+    plan = planned(tmp_path, "qwen3-32b", "policy.pp=4", "policy.vpp=2", "policy.tp=4", "policy.dp=2")
+    assert [stage.layers for stage in plan.stages] == ["0-7, 32-39", "8-15, 40-47", "16-23, 48-55", "24-31, 56-63"]
+    assert [stage.kind for stage in plan.stages] == ["first", "middle", "middle", "last"]
 
 
 def test_a_real_model_that_differs_from_the_table_is_an_error() -> None:

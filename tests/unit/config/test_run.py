@@ -72,7 +72,7 @@ def test_shipped_runs_parse_and_are_built(file: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(REPOSITORY)
     config = load_run(file)
     if (file.parent / "plan.txt").exists():
-        with pytest.raises(UserError, match="policy.device: cuda is not built yet"):
+        with pytest.raises(UserError, match=r"policy.device: cuda is not built yet"):
             refuse_unbuilt(config, str(file))
     else:
         refuse_unbuilt(config, str(file))
