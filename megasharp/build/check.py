@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.algos.schedule import RecipeSchedule
-from megasharp.build.engines import check_context, check_engine_keys, cluster_layout, fleet_settings, longest
+from megasharp.build.engines import (
+    check_context,
+    check_engine_keys,
+    check_windows,
+    cluster_layout,
+    fleet_settings,
+    longest,
+)
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.cluster.layout import Layout
 from megasharp.config.paths import find
@@ -82,6 +89,7 @@ def check(config: RunConfig, where: str) -> Checked:
     memory = _check_memory(config, recipes, architecture, where)
     if config.rollout.engine == "sglang":
         check_context(config, architecture.max_positions, where)
+        check_windows(config, architecture.windows + (memory.architecture.windows if memory else ()), where)
         check_engines(fleet_settings(config, folder, memory.folder if memory else None, Path()), where)
     tokenizer = load_tokenizer(folder)
     if config.data.path is None:

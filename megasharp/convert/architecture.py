@@ -35,6 +35,8 @@ class RopeParameters:
 class Architecture:
     """One decoder. `vocab` is the real vocabulary size (no padding), `dtype` a torch name such as "bfloat16".
 
+    `windows`: how many positions a query of each layer sees, its own included; None where it sees all before it. Empty
+    where no layer has a window.
     `folder` is where it was read, for error messages only: it takes no part in comparisons.
     """
 
@@ -53,6 +55,7 @@ class Architecture:
     qkv_bias: bool
     qk_norm: bool
     dtype: str
+    windows: tuple[int | None, ...] = ()
     folder: str = field(default="", compare=False)
 
     @property
@@ -64,6 +67,10 @@ class Architecture:
     def kv_size(self) -> int:
         """Rows of the key projection, and of the value projection."""
         return self.kv_heads * self.head_dim
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a query of `layer` (from 0) sees, its own included; None where it sees all before it."""
+        return self.windows[layer] if self.windows else None
 
     def shape(self, dimensions: tuple[Dimension, ...]) -> tuple[int, ...]:
         """Numbers for a symbolic shape, for instance ("vocab", "hidden")."""

@@ -51,6 +51,9 @@ def read_config(folder: str | Path) -> tuple[PretrainedConfig, Family, Architect
     except Exception as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
     family = FAMILIES[name]
+    if config.model_type not in family.model_types:
+        expected = " or ".join(family.model_types)
+        raise UserError(f"{path}: model_type={config.model_type} is not architecture {name}'s (expected: {expected})")
     return config, family, family.architecture(config)
 
 

@@ -1,7 +1,8 @@
 """Core attention on packed rows, brought into Megatron through the layer spec.
 
 Megatron's own DotProductAttention refuses packed sequences. This one applies the rotary embedding at the rows' own
-positions and torch's scaled-dot-product attention on blocks of similar runs (see `packed`), with grouped queries.
+positions and torch's scaled-dot-product attention on blocks of similar runs (see `blocks`), with grouped queries.
+A layer may have a window: then a query sees only that many positions, its own included.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megasharp.mcore.packed import Block, PackedRows
+from megasharp.mcore.blocks import Block
+from megasharp.mcore.packed import PackedRows
 from megasharp.mcore.rope import rotate
 
 
 class PackedAttention(torch.nn.Module):
-    """Causal attention of [P, heads, head_dim] queries over [P, groups, head_dim] keys and values."""
+    """Causal attention of [P, heads, head_dim] queries over [P, groups, head_dim] keys and values.
+
+    `layer_number` counts from 1 over the whole model; `windows` is the architecture's.
+    """
 
     def __init__(
         self,
@@ -24,10 +29,12 @@ class PackedAttention(torch.nn.Module):
         attn_mask_type: object,
         attention_type: str,
         softmax_scale: float | None = None,
+        windows: tuple[int | None, ...] = (),
         **unused: object,
     ) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
+        self.window = windows[layer_number - 1] if windows else None
 
     def forward(
         self,
@@ -42,10 +49,10 @@ class PackedAttention(torch.nn.Module):
         """Returns [P, heads * head_dim]. The mask arguments are Megatron's and are not used: the rows' plan rules."""
         rows = packed_seq_params
         assert rows is not None and rows.cos_PF is not None and rows.sin_PF is not None
-        assert rows.restore_P is not None
+        plan = rows.plan(self.window)
         query, key = rotate(query, rows.cos_PF, rows.sin_PF), rotate(key, rows.cos_PF, rows.sin_PF)
-        outputs = [self._attend(query, key, value, block) for block in rows.blocks]
-        return torch.cat(outputs).index_select(0, rows.restore_P)
+        outputs = [self._attend(query, key, value, block) for block in plan.blocks]
+        return torch.cat(outputs).index_select(0, plan.restore_P)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, block: Block) -> Tensor:
         """One block, padded: [B * Q, heads * head_dim]."""

@@ -106,7 +106,7 @@ class Passes:
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, MicroResult]]]:
         micro = next(micro_batches)
         cos, sin = rotary_tables(*self._frequencies, micro.positions_P)
-        rows = packed_rows(micro.segments, int(micro.tokens_P.numel()), cos, sin)
+        rows = packed_rows(micro.segments, cos, sin)
         output = model(micro.tokens_P[None], micro.positions_P[None], None, packed_seq_params=rows)
         return output, partial(self._loss, finish, request, micro)
 

@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -163,14 +163,16 @@ def _recompute_settings(recompute: str) -> dict[str, object]:
     return {"recompute_granularity": "selective"} if recompute == "selective" else {}
 
 
-def _layers(config: TransformerConfig, chunk: int | None, adapted: Sequence[Target]) -> TransformerBlockSubmodules:
+def _layers(
+    config: TransformerConfig, arch: Architecture, chunk: int | None, adapted: Sequence[Target]
+) -> TransformerBlockSubmodules:
     """Megatron's local layer spec with our norm, our packed core attention, and room for adapters."""
     layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     parts = layer.submodules
     parts.input_layernorm = RMSNorm
     parts.pre_mlp_layernorm = RMSNorm
     attention = parts.self_attention.submodules
-    attention.core_attention = PackedAttention
+    attention.core_attention = ModuleSpec(module=PackedAttention, params={"windows": arch.windows})
     if config.qk_layernorm:
         attention.q_layernorm = RMSNorm
         attention.k_layernorm = RMSNorm
@@ -204,7 +206,7 @@ def _build_chunk(
     last = None if chunk is None else config.virtual_pipeline_model_parallel_size - 1
     model = GPTModel(
         config,
-        _layers(config, chunk, adapted),
+        _layers(config, arch, chunk, adapted),
         vocab_size=padded_vocab(arch.vocab, config.tensor_model_parallel_size),
         max_sequence_length=arch.max_positions,
         pre_process=place.first_stage and chunk in (None, 0),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from megasharp.convert.families.base import Family
+from megasharp.convert.families.llama import LLAMA
+from megasharp.convert.families.mistral import MINISTRAL, MISTRAL
 from megasharp.convert.families.qwen2 import QWEN2
 from megasharp.convert.families.qwen3 import QWEN3
 
-FAMILIES: dict[str, Family] = {family.hf_name: family for family in (QWEN3, QWEN2)}
+FAMILIES: dict[str, Family] = {family.hf_name: family for family in (QWEN3, QWEN2, LLAMA, MISTRAL, MINISTRAL)}
 
 __all__ = ["FAMILIES", "Family"]

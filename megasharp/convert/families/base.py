@@ -17,9 +17,13 @@ _LAYER_NUMBER = re.compile(r"(?<=^decoder\.layers\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class Family:
-    """One Hugging Face architecture: `hf_name` is what its config.json lists under `architectures`."""
+    """One Hugging Face architecture: `hf_name` is what its config.json lists under `architectures`.
+
+    `model_types` are the kinds of config that `architecture` can read, as config.json names them.
+    """
 
     hf_name: str
+    model_types: tuple[str, ...]
     architecture: Callable[[PretrainedConfig], Architecture]
     rules: tuple[Rule, ...]
 

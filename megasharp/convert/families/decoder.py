@@ -13,6 +13,7 @@ HF_LAYER = "model.layers.{layer}."
 
 # Frequencies of the other types change with the sequence length; a training step has one fixed table.
 _ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -94,13 +95,22 @@ GATED_MLP: tuple[Rule, ...] = (
 )
 
 
-def read_decoder(config: PretrainedConfig, family: str, *, qkv_bias: bool, qk_norm: bool) -> Architecture:
-    """The Architecture of a Llama-like config.
+def read_decoder(
+    config: PretrainedConfig,
+    family: str,
+    *,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    windows: tuple[int | None, ...] = (),
+) -> Architecture:
+    """The Architecture of a Llama-like config; `windows` as the family reads them.
 
     Raises:
         UserError: the config asks for something these decoders are not built with here.
     """
     _check_supported(config)
+    if any(window is not None and window < 1 for window in windows):
+        raise refuse(config, "sliding_window", config.sliding_window, "at least 1, or null")
     heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
     return Architecture(
         family=family,
@@ -118,8 +128,25 @@ def read_decoder(config: PretrainedConfig, family: str, *, qkv_bias: bool, qk_no
         qkv_bias=qkv_bias,
         qk_norm=qk_norm,
         dtype=_dtype_name(config),
+        windows=windows if any(windows) else (),
         folder=str(config.name_or_path),
     )
+
+
+def windows_by_layer(config: PretrainedConfig) -> tuple[int | None, ...]:
+    """The windows of a config that names each layer's kind in `layer_types`.
+
+    Raises:
+        UserError: a kind of attention that is not built, or no size for the windows.
+    """
+    kinds: list[str] = config.layer_types
+    unknown = sorted(set(kinds) - set(_LAYER_TYPES))
+    if unknown:
+        raise refuse(config, "layer_types", unknown, ", ".join(_LAYER_TYPES))
+    windowed = "sliding_attention" in kinds
+    if windowed and config.sliding_window is None:
+        raise refuse(config, "sliding_window", None, "a number of positions where layer_types has sliding_attention")
+    return tuple(int(config.sliding_window) if kind == "sliding_attention" else None for kind in kinds)
 
 
 def refuse(config: PretrainedConfig, key: str, value: object, supported: str) -> UserError:
@@ -131,9 +158,6 @@ def refuse(config: PretrainedConfig, key: str, value: object, supported: str) ->
 def _check_supported(config: PretrainedConfig) -> None:
     if config.hidden_act != "silu":
         raise refuse(config, "hidden_act", config.hidden_act, "silu")
-    windowed = set(config.layer_types or ()) - {"full_attention"}
-    if windowed:
-        raise refuse(config, "layer_types", sorted(windowed), "full_attention in every layer")
     if config.num_attention_heads % config.num_key_value_heads:
         supported = f"a divisor of num_attention_heads={config.num_attention_heads}"
         raise refuse(config, "num_key_value_heads", config.num_key_value_heads, supported)
@@ -143,6 +167,8 @@ def _rope(config: PretrainedConfig) -> RopeParameters:
     settings = dict(config.rope_parameters)
     theta, rope_type = settings.pop("rope_theta"), settings.pop("rope_type")
     settings.pop("type", None)
+    if theta is None:
+        raise refuse(config, "rope_theta", None, "a number")
     partial = settings.get("partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise refuse(config, "partial_rotary_factor", partial, "1.0")

@@ -10,11 +10,12 @@ from megasharp.convert.families.base import Family
 
 
 def _architecture(config: PretrainedConfig) -> Architecture:
-    return decoder.read_decoder(config, "qwen2", qkv_bias=True, qk_norm=False)
+    return decoder.read_decoder(config, "qwen2", qkv_bias=True, windows=decoder.windows_by_layer(config))
 
 
 QWEN2 = Family(
     hf_name="Qwen2ForCausalLM",
+    model_types=("qwen2",),
     architecture=_architecture,
     rules=decoder.VOCABULARY + decoder.NORMS + decoder.ATTENTION + decoder.QKV_BIAS + decoder.GATED_MLP,
 )

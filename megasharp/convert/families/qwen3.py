@@ -13,11 +13,12 @@ def _architecture(config: PretrainedConfig) -> Architecture:
     # It also biases the output projection, which Megatron cannot have without biasing the MLP.
     if config.attention_bias:
         raise decoder.refuse(config, "attention_bias", True, "false")
-    return decoder.read_decoder(config, "qwen3", qkv_bias=False, qk_norm=True)
+    return decoder.read_decoder(config, "qwen3", qk_norm=True, windows=decoder.windows_by_layer(config))
 
 
 QWEN3 = Family(
     hf_name="Qwen3ForCausalLM",
+    model_types=("qwen3",),
     architecture=_architecture,
     rules=decoder.VOCABULARY + decoder.NORMS + decoder.ATTENTION + decoder.QK_NORM + decoder.GATED_MLP,
 )

@@ -7,12 +7,23 @@ copies the prompt into every row; with prompts of 14 tokens the two were equal (
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 # Slots added when a row is full, or a quarter of the capacity where that is more. Kept tight because a step reads
 # every row: free slots between them cost more (15 % of generation with 32 slots for 18 tokens) than growing does.
 GROWTH = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What a step's queries see: prompt positions by `mask`, float [B * kv_heads, 1, prompt] (None: all), and own
+    slots from `first` on."""
+
+    mask: Tensor | None
+    first: int
 
 
 class KeyValueCache:
@@ -39,6 +50,13 @@ class KeyValueCache:
     def positions(self) -> Tensor:
         """int64 [S]: the position of each row's next token."""
         return self.lengths_B.index_select(0, self.prompt_S) + self.length
+
+    def view(self, window: int | None) -> View:
+        """For the next token, in a layer where a query sees `window` positions, its own included (None: all)."""
+        if window is None or window > self.prompt_keys[0].shape[2] + self.length:
+            return View(self.mask, 0)
+        oldest_B = self.lengths_B + self.length + 1 - window
+        return View(self._prompt_mask(oldest_B), max(0, self.length + 1 - window))
 
     def select(self, rows: Tensor) -> None:
         """Keep `rows` (int64 indices, repeats allowed) in that order; prompts without a row are freed."""
@@ -102,8 +120,13 @@ class KeyValueCache:
         self.place_S: Tensor | None = None if plain else place_S
 
     def _padding_mask(self) -> Tensor | None:
+        return self._prompt_mask(torch.zeros_like(self.lengths_B))
+
+    def _prompt_mask(self, oldest_B: Tensor) -> Tensor | None:
+        """Hides padding, and positions before each prompt's oldest; None where nothing is hidden."""
         _, heads, padded, _ = self.prompt_keys[0].shape
-        hidden = torch.arange(padded, device=self.lengths_B.device) >= self.lengths_B[:, None]
+        position_P = torch.arange(padded, device=self.lengths_B.device)
+        hidden = (position_P >= self.lengths_B[:, None]) | (position_P < oldest_B[:, None])
         if not bool(hidden.any()):
             return None
         mask = torch.zeros(hidden.shape, dtype=self.prompt_keys[0].dtype, device=hidden.device)

@@ -1,4 +1,4 @@
-"""A compact decoder for Qwen3 and Qwen2: prompts once, then one token per row and step, against a cache.
+"""A compact decoder for the dense families: prompts once, then one token per row and step, against a cache.
 
 Written for small models, where the cost is many small operations: fused projections, one complex
 multiplication for the rotary embedding, one matrix product per (row, key-value head) for a step's attention.
@@ -15,7 +15,7 @@ from torch import Tensor
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.ops.linear import choose_linear
-from megasharp.rollout.inprocess.cache import KeyValueCache
+from megasharp.rollout.inprocess.cache import KeyValueCache, View
 from megasharp.rollout.inprocess.weights import DecoderWeights, LayerWeights
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -34,6 +34,7 @@ class Decoder:
         self._dtype = dtype
         self._linear = choose_linear(dtype, device)
         self._rotations = _rotations(architecture, FIRST_POSITIONS, dtype, device)
+        self._windows = [architecture.window(layer) for layer in range(architecture.num_layers)]
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValueCache]:
         """Read each prompt once. Returns the logits after each, [B, V], and a cache of B rows."""
@@ -42,12 +43,16 @@ class Decoder:
         tokens = torch.tensor([[*prompt, *([0] * (padded - len(prompt)))] for prompt in prompts], device=self.device)
         keys: list[Tensor] = []
         values: list[Tensor] = []
+        masks = {window: _band(padded, window, self.device) for window in set(self._windows)}
 
-        def attend(_: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             query, key, value = (_as_prompts(part, padded) for part in (query, key, value))
             keys.append(key)
             values.append(value)
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            mask = masks[self._windows[layer]]
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+            )
             return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
 
         positions = torch.arange(padded, device=self.device).repeat(len(prompts))
@@ -58,11 +63,12 @@ class Decoder:
     def step(self, tokens_S: Tensor, cache: KeyValueCache) -> Tensor:
         """Append `tokens_S` (int64, one per row of `cache`); returns the logits that follow, [S, V]."""
         cache.make_room()
+        views = {window: cache.view(window) for window in set(self._windows)}
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             cache.keys[layer][:, :, cache.length] = key
             cache.values[layer][:, :, cache.length] = value
-            return self._attend_step(cache, layer, query)
+            return self._attend_step(cache, layer, query, views[self._windows[layer]])
 
         highest = cache.prompt_keys[0].shape[2] + cache.length + 1
         hidden = self._hidden(tokens_S, cache.positions, highest, attend)
@@ -101,16 +107,16 @@ class Decoder:
         query, key = _rotate(query_key, rotation_T).tensor_split([a.heads], dim=1)
         return query, key, value
 
-    def _attend_step(self, cache: KeyValueCache, layer: int, query: Tensor) -> Tensor:
+    def _attend_step(self, cache: KeyValueCache, layer: int, query: Tensor, view: View) -> Tensor:
         """One query per row and head against the row's prompt and its own tokens, the newest included."""
         a = self.architecture
         rows, repeat = query.shape[0], a.heads // a.kv_heads
-        keys = cache.keys[layer][:, :, : cache.length + 1].flatten(0, 1)
-        values = cache.values[layer][:, :, : cache.length + 1].flatten(0, 1)
+        keys = cache.keys[layer][:, :, view.first : cache.length + 1].flatten(0, 1)
+        values = cache.values[layer][:, :, view.first : cache.length + 1].flatten(0, 1)
         queries = query.reshape(-1, repeat, a.head_dim)
         own = _scores(queries, keys, None)
         grid = _group_major(cache, queries.view(rows, a.kv_heads, repeat, -1))
-        shared = _scores(grid, cache.prompt_keys[layer].flatten(0, 1), cache.mask)
+        shared = _scores(grid, cache.prompt_keys[layer].flatten(0, 1), view.mask)
         shared = _row_major(cache, shared, a.kv_heads).reshape(*own.shape[:2], -1)
         weights = torch.softmax(torch.cat([shared, own], dim=-1), dim=-1)
         padded = shared.shape[-1]
@@ -124,6 +130,14 @@ def _as_prompts(heads_T: Tensor, padded: int) -> Tensor:
     """[B * padded, n, head_dim] as [B, n, padded, head_dim]; causal attention hides padding on the right."""
     heads, dim = heads_T.shape[1:]
     return heads_T.reshape(-1, padded, heads, dim).transpose(1, 2).contiguous()
+
+
+def _band(count: int, window: int | None, device: torch.device) -> Tensor | None:
+    """bool [count, count]: which positions each of `count` sees; None where plain causal attention says the same."""
+    if window is None or window >= count:
+        return None
+    ones = torch.ones(count, count, dtype=torch.bool, device=device)
+    return ones.tril() & ones.triu(1 - window)
 
 
 def _scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ class _Sample:
 
 
 class InProcessEngine:
-    """Samples from Qwen3 or Qwen2 weights; satisfies `megasharp.protocols.Engine`.
+    """Samples from the weights of any dense family; satisfies `megasharp.protocols.Engine`.
 
     `memory_folder` adds a memory network: where `SamplingParams.memory_mu` is given, that share of its logits is
     subtracted and its log-probs are recorded. The constructor reads no weights, only config.json (of two folders,

@@ -52,13 +52,39 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+# What a row's name begins with says its family. Windows and original positions are several times shorter than the
+# sequences of the tests.
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": False, "head_dim": 8},
     "qwen3-tied": {"tie_word_embeddings": True, "head_dim": 8},
     "qwen3-yarn": {"tie_word_embeddings": True, "head_dim": 16, "rope_parameters": YARN},
-    "qwen2": {"tie_word_embeddings": False},
+    # The settings of Qwen2.5-Math-7B and DeepSeek-R1-Distill-Qwen-7B, at other sizes.
+    "qwen2": {
+        "tie_word_embeddings": False,
+        "rope_theta": 10000,
+        "rms_norm_eps": 1e-6,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
     "qwen2-tied": {"tie_word_embeddings": True},
-    "qwen2-llama3": {"tie_word_embeddings": False, "rope_parameters": LLAMA3},
+    "qwen2-window": {
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 2,
+    },
+    "llama": {"tie_word_embeddings": False, "rope_parameters": LLAMA3},
+    "llama-tied": {"tie_word_embeddings": True, "rope_parameters": LLAMA3, "head_dim": 8},
+    "mistral": {"tie_word_embeddings": False, "sliding_window": None, "rope_theta": 1e6},
+    "mistral-window": {"tie_word_embeddings": False, "sliding_window": 6, "head_dim": 8},
+    "ministral": {
+        "tie_word_embeddings": False,
+        "sliding_window": 7,
+        "head_dim": 8,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
+        "rope_theta": 1e8,
+    },
 }
 LAYOUTS = {
     "tp1": ParallelLayout(),
@@ -74,15 +100,13 @@ LAYOUTS = {
 def make_model(name: str, **overrides: object) -> PreTrainedModel:
     """The model of that row of MODELS, every parameter random: norms and biases too."""
     # The ranks import this file too, and do not need transformers' models.
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
-    settings = {**SIZES, **MODELS[name], **overrides}
+    kind = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "mistral": "Mistral", "ministral": "Ministral"}
+    family = kind[name.partition("-")[0]]
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **MODELS[name], **overrides})
     torch.manual_seed(sum(map(ord, name)))
-    model: PreTrainedModel
-    if name.startswith("qwen3"):
-        model = Qwen3ForCausalLM(Qwen3Config(**settings))
-    else:
-        model = Qwen2ForCausalLM(Qwen2Config(**settings))
+    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.3)

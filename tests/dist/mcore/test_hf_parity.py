@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from launch import run_ranks
 from megatron.core import parallel_state
 from policies import (
@@ -30,16 +32,18 @@ from megasharp.algos.base import Needs, OldLogp
 from megasharp.convert.hf_folder import read_config
 from megasharp.mcore.learner import RankLearner
 from megasharp.mcore.weights import global_parameters
-from megasharp.types import Sequence, StepBatch
+from megasharp.types import MicroBatch, Sequence, StepBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, old_entropy=True)
-BF16_MODELS = ("qwen3-tied", "qwen2")
+BF16_MODELS = ("qwen3-tied", "qwen2", "llama-tied", "mistral-window")
+# What is peculiar to these is in their settings, not in how rows are packed: once will do.
+ONCE = ("llama", "mistral")
 WORLDS = {1: ("tp1",), 2: ("tp2", "pp2"), 4: ("tp2pp2",)}
-# Measured: below 1e-5 at every layout.
-LOGITS_TOLERANCE = 2e-5
+# Measured: below 3e-5 at every layout, of logits up to 8.
+LOGITS_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def observe(
             observe_one(model, folder, layout, sequences, shared, torch.float32)
             for model, folder in exact.items()
             for layout in WORLDS[world]
-            for shared in (True, False)
+            for shared in ((True,) if model in ONCE else (True, False))
         ],
         [
             observe_one(model, folder, layout, sequences, True, torch.bfloat16)
@@ -105,47 +109,78 @@ def observe_one(
 def assert_shapes_are_the_tables(folder: str, rank: RankLearner, tp: int) -> None:
     """The family's table says, of this stage, exactly the parameters that Megatron built."""
     _, family, arch = read_config(folder)
-    stage = rank._model
+    numbers = [layer.layer_number - 1 for chunk in rank._chunks for layer in chunk.decoder.layers]
     told = family.parameter_shapes(
         arch,
         tp,
-        layers=[layer.layer_number - 1 for layer in stage.decoder.layers],
+        layers=numbers,
         first_stage=parallel_state.is_pipeline_first_stage(),
         last_stage=parallel_state.is_pipeline_last_stage(),
     )
-    assert told == {name: tuple(parameter.shape) for name, parameter in global_parameters(stage)}
+    assert told == {name: tuple(parameter.shape) for name, parameter in global_parameters(rank._chunks)}
 
 
-def reference_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+def long_group() -> list[Sequence]:
+    """Two responses of 18 tokens after a prompt of 26: far beyond every window and all original positions."""
+    generator = torch.Generator().manual_seed(1)
+    one = ragged_sequences()[0]
+    prompt = torch.randint(0, VOCAB, (26,), generator=generator)
+    return [
+        replace(
+            one,
+            group_id="long",
+            index=index,
+            tokens=torch.cat([prompt, torch.randint(0, VOCAB, (18,), generator=generator)]),
+            prompt_length=26,
+            advantage_T=one.advantage_T[:1].repeat(18),
+            mask_T=torch.ones(18),
+            sampler_logp_T=torch.full((18,), -1.0),
+            policy_logp_T=torch.full((18,), -1.0),
+        )
+        for index in range(2)
+    ]
+
+
+def reference_logits(model: PreTrainedModel, sequences: list[Tensor]) -> list[Tensor]:
+    """transformers' logits [T, V] of each, from one padded batch."""
+    length = max(map(len, sequences))
+    tokens = torch.stack([F.pad(tokens, (0, length - len(tokens))) for tokens in sequences])
+    real = torch.stack([torch.arange(length) < len(tokens) for tokens in sequences])
     with torch.no_grad():
-        return model(tokens[None]).logits[0]
+        logits = model(tokens, attention_mask=real.long()).logits
+    return [rows[: len(tokens)] for rows, tokens in zip(logits, sequences, strict=True)]
 
 
 def largest_logit_error(model: PreTrainedModel, observed: Observed) -> float:
-    """Over every packed row: each run is one forward of transformers over its prefix and itself."""
+    """Over every packed row: to transformers, each run is a sequence of its prefix and itself."""
     assert observed.logits is not None
     micros = micro_batches(observed.batch)
     assert len(observed.logits) == len(micros) > 1
-    worst = 0.0
-    for micro, logits_PV in zip(micros, observed.logits, strict=True):
-        runs = micro.segments
-        rows = [
-            torch.arange(start, start + length)
-            for start, length in zip(runs.start.tolist(), runs.length.tolist(), strict=True)
-        ]
-        for own, prefix in zip(rows, runs.prefix.tolist(), strict=True):
-            before = rows[prefix] if prefix >= 0 else own[:0]
-            expected_PV = reference_logits(model, micro.tokens_P[torch.cat([before, own])])[len(before) :]
-            worst = max(worst, float((logits_PV[own] - expected_PV).abs().max()))
-    return worst
+    errors = [micro_error(model, micro, logits) for micro, logits in zip(micros, observed.logits, strict=True)]
+    return max(errors)
+
+
+def micro_error(model: PreTrainedModel, micro: MicroBatch, logits_PV: Tensor) -> float:
+    runs = micro.segments
+    rows = [
+        torch.arange(start, start + length)
+        for start, length in zip(runs.start.tolist(), runs.length.tolist(), strict=True)
+    ]
+    before = [rows[prefix] if prefix >= 0 else rows[0][:0] for prefix in runs.prefix.tolist()]
+    sequences = [micro.tokens_P[torch.cat(pair)] for pair in zip(before, rows, strict=True)]
+    return max(
+        float((logits_PV[own] - expected_TV[-len(own) :]).abs().max())
+        for own, expected_TV in zip(rows, reference_logits(model, sequences), strict=True)
+    )
 
 
 def assert_annotations_match(model: PreTrainedModel, sequences: list[Sequence], observed: Observed) -> None:
     """Straight from the sequences, so the packing's rows and targets are checked with it."""
     logp, entropy = by_sequence(observed.batch, "old_logp_T"), by_sequence(observed.batch, "old_entropy_T")
     assert logp.keys() == set(range(len(sequences)))
-    for flat, sequence in enumerate(sequences):
-        all_TV = reference_logits(model, sequence.tokens)[sequence.prompt_length - 1 : -1].log_softmax(-1)
+    reference = reference_logits(model, [sequence.tokens for sequence in sequences])
+    for flat, (sequence, logits_TV) in enumerate(zip(sequences, reference, strict=True)):
+        all_TV = logits_TV[sequence.prompt_length - 1 : -1].log_softmax(-1)
         expected_T = all_TV.gather(1, sequence.tokens[sequence.prompt_length :, None])[:, 0]
         torch.testing.assert_close(logp[flat], expected_T, atol=1e-4, rtol=0)
         torch.testing.assert_close(entropy[flat], -(all_TV.exp() * all_TV).sum(1), atol=1e-4, rtol=0)
@@ -163,10 +198,11 @@ def assert_same_bits(weights: dict[str, Tensor], model: PreTrainedModel) -> None
         assert torch.equal(bits(tensor), bits(expected[name])), name
 
 
+@cache
 def loaded(folder: str, dtype: torch.dtype) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model
 
 
@@ -174,7 +210,7 @@ def loaded(folder: str, dtype: torch.dtype) -> PreTrainedModel:
 def test_logits_annotations_and_round_trip(tmp_path: Path, world: int) -> None:
     exact = {name: save_model(tmp_path, name) for name in MODELS}
     rounded = {name: save_model(tmp_path / "bf16", name, dtype="bfloat16") for name in BF16_MODELS}
-    sequences = ragged_sequences()
+    sequences = ragged_sequences() + long_group()
     by_rank = run_ranks(world, observe, exact, rounded, sequences)
     checked = 0
     for in_fp32, in_bf16 in by_rank:
@@ -183,7 +219,7 @@ def test_logits_annotations_and_round_trip(tmp_path: Path, world: int) -> None:
         for observed in in_bf16:
             check_bf16(rounded[observed.model], observed, sequences)
     ranks_with_logits = {1: 1, 2: 2 + 1, 4: 2}[world]
-    assert checked == ranks_with_logits * len(MODELS) * 2
+    assert checked == ranks_with_logits * (len(MODELS) * 2 - len(ONCE))
 
 
 def check_fp32(folder: str, observed: Observed, sequences: list[Sequence]) -> bool:
@@ -200,14 +236,13 @@ def check_fp32(folder: str, observed: Observed, sequences: list[Sequence]) -> bo
 
 
 def check_bf16(folder: str, observed: Observed, sequences: list[Sequence]) -> None:
-    """The error against fp32 is at most twice that of transformers in bf16."""
+    """The error against fp32 is at most twice that of transformers in bf16 (measured: 0.5 to 1.7 times)."""
     rounded, exact = loaded(folder, torch.bfloat16), loaded(folder, torch.float32)
     assert_same_bits(observed.weights, rounded)
     if observed.logits is None:
         return
-    theirs = max(
-        float((reference_logits(rounded, s.tokens).float() - reference_logits(exact, s.tokens)).abs().max())
-        for s in sequences
-    )
+    tokens = [sequence.tokens for sequence in sequences]
+    pairs = zip(reference_logits(rounded, tokens), reference_logits(exact, tokens), strict=True)
+    theirs = max(float((in_bf16.float() - in_fp32).abs().max()) for in_bf16, in_fp32 in pairs)
     ours = largest_logit_error(exact, observed)
     assert theirs > 0 and ours < 2 * theirs, f"{observed.model} at {observed.layout}: {ours} against {theirs}"

@@ -56,7 +56,7 @@ class Result:
 
 CASES = (
     Case(),
-    Case(model="qwen3"),
+    Case(model="ministral"),
     Case(model="qwen2-tied", methods=("grpo", "kl")),
     Case(mini_batches=2),
     Case(model="qwen2", methods=("grpo", "kl"), mini_batches=2),

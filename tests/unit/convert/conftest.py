@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from megasharp.types import as_dtype
 
@@ -20,6 +32,18 @@ SIZES = {
     "intermediate_size": 32,
     "vocab_size": 53,
     "max_position_embeddings": 64,
+}
+CLASSES = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "ministral": (MinistralConfig, MinistralForCausalLM),
+}
+# transformers derives no head_dim for these.
+OF_FAMILY = {
+    "qwen3": {"head_dim": 8},
+    "ministral": {"head_dim": 8},
 }
 
 MakeModel = Callable[..., PreTrainedModel]
@@ -39,15 +63,13 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_model() -> MakeModel:
-    """`make_model("qwen3" | "qwen2", **config overrides)`: every parameter random, norms and biases too."""
+    """`make_model(a key of CLASSES, **config overrides)`: every parameter random, norms and biases too."""
 
     def make(family: str, **overrides: object) -> PreTrainedModel:
         torch.manual_seed(0)
-        model: PreTrainedModel
-        if family == "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 8, **overrides}))
-        else:
-            model = Qwen2ForCausalLM(Qwen2Config(**{**SIZES, **overrides}))
+        config_class, model_class = CLASSES[family]
+        settings = {**SIZES, **OF_FAMILY.get(family, {}), **overrides}
+        model: PreTrainedModel = model_class(config_class(**settings))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
+from tests.unit.convert.conftest import CLASSES
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("family", CLASSES)
 def test_parameter_count_equals_transformers(make_model, family: str, tied: bool) -> None:
     model = make_model(family, tie_word_embeddings=tied)
     arch = FAMILIES[type(model).__name__].architecture(model.config)
@@ -50,6 +52,45 @@ def test_every_field_is_read(save_model) -> None:
 def test_qwen2_derives_head_dim_and_has_biases(save_model) -> None:
     _, _, arch = read_config(save_model("qwen2"))
     assert (arch.head_dim, arch.qkv_bias, arch.qk_norm, arch.dtype) == (6, True, False, "float32")
+
+
+PATTERN = ["full_attention", "sliding_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "windows"),
+    [
+        ("mistral", {"sliding_window": 7}, (7, 7, 7)),
+        ("mistral", {"sliding_window": None}, ()),
+        ("ministral", {"sliding_window": 7, "layer_types": PATTERN}, (None, 7, 7)),
+        ("ministral", {"sliding_window": 7}, (7, 7, 7)),
+        ("ministral", {"sliding_window": None}, ()),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, (None, 8, 8)),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "layer_types": PATTERN}, (None, 8, 8)),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 8}, ()),
+        ("llama", {"sliding_window": 8}, ()),
+    ],
+)
+def test_windows_are_what_transformers_attends_with(
+    save_model, family: str, overrides: dict[str, object], windows: tuple[int | None, ...]
+) -> None:
+    _, _, arch = read_config(save_model(family, **overrides))
+    assert arch.windows == windows
+    assert [arch.window(layer) for layer in range(3)] == list(windows or (None,) * 3)
+
+
+def test_a_mistral_whose_config_names_kinds_of_layers_has_them(save_model) -> None:
+    """transformers reads such a config as Ministral's; Ministral-8B is published as MistralForCausalLM."""
+    folder = save_model("ministral", sliding_window=7, layer_types=PATTERN)
+    path = folder / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["rope_parameters"]
+    published = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "rope_theta": 1e8}
+    path.write_text(json.dumps({**stored, **published}))
+    _, family, arch = read_config(folder)
+    assert arch.rope_parameters == RopeParameters(1e8)
+    assert (family.hf_name, arch.windows) == ("MistralForCausalLM", (None, 7, 7))
+    assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == "MinistralForCausalLM"
 
 
 def test_architecture_travels_to_other_processes(save_model) -> None:
@@ -104,11 +145,12 @@ def test_list_valued_rope_settings_come_back_as_lists() -> None:
     [
         ("qwen3", {"attention_bias": True}, "attention_bias=True"),
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act=gelu"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-            "sliding_attention",
-        ),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer_types=['chunked_attention']"),
+        ("ministral", {"layer_types": ["sliding_attention"] * 3, "sliding_window": None}, "sliding_window=None"),
+        ("mistral", {"sliding_window": 0}, "sliding_window=0"),
+        ("llama", {"attention_bias": True}, "attention_bias=True"),
+        ("llama", {"mlp_bias": True}, "mlp_bias=True"),
+        ("mistral", {"hidden_act": "gelu"}, "hidden_act=gelu"),
         ("qwen2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
         ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads=3"),
     ],
@@ -123,6 +165,21 @@ def test_unsupported_settings_are_refused(save_model, family: str, overrides: di
     assert names in str(caught.value)
     assert str(folder / "config.json") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_architecture_with_another_ones_config_is_refused(save_model) -> None:
+    path = save_model("qwen3") / "config.json"
+    path.write_text(path.read_text().replace("Qwen3ForCausalLM", "LlamaForCausalLM"))
+    with pytest.raises(UserError) as caught:
+        read_config(path.parent)
+    assert str(caught.value) == f"{path}: model_type=qwen3 is not architecture LlamaForCausalLM's (expected: llama)"
+
+
+def test_a_config_without_a_base_wavelength_is_refused(save_model) -> None:
+    path = save_model("ministral") / "config.json"
+    path.write_text(path.read_text().replace("10000.0", "null"))
+    with pytest.raises(UserError, match=r"rope_theta=None is not supported \(supported: a number\)"):
+        read_config(path.parent)
 
 
 @pytest.mark.parametrize(

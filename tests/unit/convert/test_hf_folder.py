@@ -90,7 +90,7 @@ def test_unsupported_architecture_names_the_supported_ones(save_model) -> None:
     edit_json(folder / "config.json", architectures=["GPT2LMHeadModel"], model_type="gpt2")
     assert error_of(folder) == (
         f"{folder}/config.json: architecture GPT2LMHeadModel is not supported "
-        "(supported: Qwen2ForCausalLM, Qwen3ForCausalLM)"
+        "(supported: LlamaForCausalLM, MinistralForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)"
     )
 
 

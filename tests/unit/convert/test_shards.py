@@ -14,7 +14,18 @@ from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.mapping import padded_vocab
 from megasharp.convert.shards import expected_hf_shapes, hf_tensors, megatron_tensor
 
+LLAMA_LAYER = [
+    "input_layernorm.weight",
+    "self_attention.linear_qkv.weight",
+    "self_attention.linear_proj.weight",
+    "pre_mlp_layernorm.weight",
+    "mlp.linear_fc1.weight",
+    "mlp.linear_fc2.weight",
+]
 LAYER_NAMES = {
+    "llama": LLAMA_LAYER,
+    "mistral": LLAMA_LAYER,
+    "ministral": LLAMA_LAYER,
     "qwen3": [
         "input_layernorm.weight",
         "self_attention.linear_qkv.weight",
@@ -72,7 +83,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("family", LAYER_NAMES)
 def test_round_trip_is_bit_exact(make_model, family: str, tp: int, tied: bool, dtype: torch.dtype) -> None:
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 4} if tp == 4 else {}
     model = make_model(family, tie_word_embeddings=tied, **sizes).to(dtype)
@@ -94,7 +105,7 @@ def test_round_trip_is_bit_exact(make_model, family: str, tp: int, tied: bool, d
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("family", LAYER_NAMES)
 def test_expected_shapes_equal_transformers(make_model, family: str, tied: bool) -> None:
     reader = StateDict(make_model(family, tie_word_embeddings=tied))
     shapes = {name: tuple(tensor.shape) for name, tensor in reader.tensors.items()}
@@ -104,7 +115,7 @@ def test_expected_shapes_equal_transformers(make_model, family: str, tied: bool)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("family", LAYER_NAMES)
 def test_shapes_of_a_stage_are_those_of_its_shards(make_model, family: str, tied: bool) -> None:
     reader = StateDict(make_model(family, tie_word_embeddings=tied))
     whole = reader.family.parameter_shapes(reader.arch, 1, layers=range(3), first_stage=True, last_stage=True)

@@ -7,11 +7,34 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from megasharp.rollout.inprocess import InProcessEngine
 
-CLASSES = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+CLASSES = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "ministral": (MinistralConfig, MinistralForCausalLM),
+}
+# transformers derives no head_dim for these.
+OF_FAMILY = {
+    "qwen3": {"head_dim": 16},
+    "ministral": {"head_dim": 16},
+}
 SIZES = {
     "vocab_size": 23,
     "hidden_size": 48,
@@ -35,8 +58,7 @@ def make_model(tmp_path: Path) -> MakeModel:
     def make(family: str = "qwen3", *, seed: int = 0, **changes: object) -> tuple[PreTrainedModel, Path]:
         torch.manual_seed(seed)
         config_class, model_class = CLASSES[family]
-        head = {"head_dim": 16} if family == "qwen3" else {}
-        config = config_class(**{**SIZES, **head, **changes})
+        config = config_class(**{**SIZES, **OF_FAMILY.get(family, {}), **changes})
         model = model_class(config).eval()
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -209,12 +209,9 @@ def test_weights_that_are_not_finite_are_reported(make_model: MakeModel) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM is not supported"),
+        ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
-        (
-            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "layer_types": None},
-            "sliding_attention",
-        ),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "rope_type=proportional"),
         ({"hidden_size": "wide"}, "config.json"),
     ],

@@ -47,6 +47,8 @@ def assert_policy_logp(model: PreTrainedModel, prompt: Sequence[int], completion
         ("qwen3", {"num_key_value_heads": 4, "head_dim": 8}),
         ("qwen2", {}),
         ("qwen2", {"num_key_value_heads": 1}),
+        ("llama", {}),
+        ("mistral", {"sliding_window": None, "head_dim": 16}),
     ],
 )
 def test_log_probs_equal_a_full_forward(
@@ -70,9 +72,40 @@ def test_scaled_rotary_embeddings(make_model: MakeModel, rope: dict[str, object]
         assert_policy_logp(model, prompt, group[0], 1.0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("window", [1, 2, 5, 11, 12])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("mistral", {}),
+        ("ministral", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+    ],
+)
+def test_a_window_hides_what_is_further_back(
+    make_model: MakeModel, family: str, changes: dict[str, object], window: int
+) -> None:
+    """Prompts of 1 to 9 tokens and responses of 25: shorter than the window, and several times as long."""
+    model, folder = make_model(family, sliding_window=window, attn_implementation="eager", **changes)
+    samples = engine_of(model, folder).generate(REQUESTS, SamplingParams(max_tokens=25))
+    for prompt, group in zip(PROMPTS, samples, strict=True):
+        for completion in group:
+            assert_policy_logp(model, prompt, completion, 1.0)
+
+
+def test_windows_of_samples_that_stop_early(make_model: MakeModel) -> None:
+    model, folder = make_model("mistral", sliding_window=6)
+    sampling = SamplingParams(max_tokens=30, stop_token_ids=(1,))
+    samples = engine_of(model, folder).generate(REQUESTS, sampling)
+    assert {FinishReason.STOP, FinishReason.LENGTH} == {c.finish_reason for group in samples for c in group}
+    for prompt, group in zip(PROMPTS, samples, strict=True):
+        for completion in group:
+            assert_policy_logp(model, prompt, completion, 1.0)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "ministral"])
 def test_greedy_equals_transformers_generate(make_model: MakeModel, family: str) -> None:
-    model, folder = make_model(family)
+    windows = {"sliding_window": 7} if family in ("mistral", "ministral") else {}
+    model, folder = make_model(family, **windows)
     greedy = SamplingParams(max_tokens=12, temperature=0.0)
     for prompt, (completion, again, _) in zip(
         PROMPTS, engine_of(model, folder).generate(REQUESTS, greedy), strict=True
