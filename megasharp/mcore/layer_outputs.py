@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megasharp.convert.architecture import Architecture
+from megasharp.convert.lora import recorded_adapters
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.errors import UserError, one_line
 from megasharp.mcore.blank import alone
@@ -75,7 +76,7 @@ def megatron_outputs(
 ) -> LayerOutputs:
     """By megasharp's model, filled by Megatron's own loader from the torch_dist folder `weights`.
 
-    The sequences are packed into one row, as in training.
+    The sequences are packed into one row, as in training; adapters stay beside the frozen weights.
 
     Raises:
         UserError: Megatron cannot load the folder.
@@ -83,7 +84,7 @@ def megatron_outputs(
     with alone() as place:
         config = transformer_config(arch, ParallelLayout(), dtype, "none", {})
         config.use_cpu_initialization = True
-        (model,) = build_chunks(config, arch, place)
+        (model,) = build_chunks(config, arch, place, recorded_adapters(weights))
         try:
             load_model(weights, [model])
         # Megatron raises many kinds for damaged shards.

@@ -32,6 +32,7 @@ from megasharp.errors import UserError
 from megasharp.mcore.conversion import megatron_to_hf
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.optimizer import parts
+from megasharp.mcore.verification import Probe, verify
 from megasharp.mcore.weights import global_parameters
 from megasharp.types import Sequence, StepStats
 
@@ -329,6 +330,8 @@ def test_a_checkpoint_alone_gives_the_merged_model(root: Path, tmp_path: Path) -
         for name, weight in exported.items():
             assert (reader.tensor(name) - weight).abs().max() <= 1e-6, name
         assert sum(not torch.equal(reader.tensor(name), start[name]) for name in exported) == 7 * 4
+    found = verify(tmp_path / "exported", tmp_path, Probe(tokens=24))
+    assert found.equal, "transformers with the merged weights, Megatron with the adapters beside them: " + str(found)
     (tmp_path / "policy" / RECORD).unlink()
     with pytest.raises(UserError, match=r"extra tensor decoder\.layers\..*lora_[AB]"):
         megatron_to_hf(tmp_path, tmp_path / "base")
