@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from megasharp.serving.client import child
 
@@ -71,6 +71,24 @@ _CONFIGS = {
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=False,
+        **{**_COMMON, "initializer_range": 0.05},
+    ),
+    # Positions are scaled from far below the longest prompts on.
+    "llama": LlamaConfig(
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
         **{**_COMMON, "initializer_range": 0.05},
     ),
     "memory2": Qwen2Config(

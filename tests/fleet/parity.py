@@ -29,6 +29,7 @@ SETUPS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "Qwen3": ("policy3", None, {}),
     "Qwen3, one by one": ("policy3", None, {"sglang": _ONE_BY_ONE}),
     "Qwen2, tp 2, chunks": ("policy2", None, {"tp": 2, "deterministic": True, "sglang": {"chunked_prefill_size": 64}}),
+    "Llama, chunks": ("llama", None, {"sglang": {"chunked_prefill_size": 64}}),
     "Qwen3 + Qwen3": ("policy3", "memory3", {"sleep": True}),
     "Qwen3 + Qwen3, tp 2": ("policy3", "memory3", {"tp": 2, "deterministic": True}),
     "Qwen2 + Qwen3, one by one": ("policy2", "memory3", {"sglang": _ONE_BY_ONE}),

@@ -76,6 +76,7 @@ READ = {
     "num_kv_head_replicas",
     "MergedColumnParallelLinear": "output_sizes",
     "VocabParallelEmbedding": "org_vocab_size",
+    "LlamaForCausalLM": "model lm_head logits_processor",
     "Qwen2ForCausalLM": "model lm_head logits_processor",
     "Qwen3ForCausalLM": "model lm_head logits_processor",
     "SchedulerWeightUpdaterManager": "tp_worker",

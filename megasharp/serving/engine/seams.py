@@ -1,9 +1,10 @@
 """Every part of SGLang that is used from inside. Read from 0.5.21; look here first when the version changes.
 
 What each is used for:
-- model: `Qwen2ForCausalLM`, `Qwen3ForCausalLM` are subclassed; `RadixAttention` of the memory network gets layer ids
-  after the policy's; `DefaultModelLoader.Source` is how a model asks for a second checkpoint (`secondary_weights`);
-  `LogitsMetadata` says which rows become logits; `get_attn_backend` gives the step's attention plan.
+- model: `LlamaForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM` are subclassed; `RadixAttention` of the memory
+  network gets layer ids after the policy's; `DefaultModelLoader.Source` is how a model asks for a second checkpoint
+  (`secondary_weights`); `LogitsMetadata` says which rows become logits; `get_attn_backend` gives the step's attention
+  plan.
 - sampling: `Sampler` is subclassed and registered under the built-in back-ends' names, which are looked up first;
   `SamplingBatchInfo` has three methods meant to be overridden; `SamplingParams.verify` judges a request in the server.
 - weights: `WeightUpdater` and `SchedulerWeightUpdaterManager` receive updates, `WeightChecker` answers checksums; the
@@ -37,6 +38,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 from sglang.srt.model_loader.loader import DefaultModelLoader
+from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from sglang.srt.runtime_context import get_exec, get_parallel, get_serving
@@ -54,6 +56,7 @@ __all__ = [
     "Engine",
     "HEALTH_CHECK_RID_PREFIX",
     "HTTPException",
+    "LlamaForCausalLM",
     "LogitsMetadata",
     "MergedColumnParallelLinear",
     "QKVParallelLinear",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from megasharp.protocols import MEMORY_PREFIX
 from megasharp.serving.bucket import checksum
 from megasharp.serving.engine.seams import (
+    LlamaForCausalLM,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     Qwen2ForCausalLM,
@@ -82,7 +83,7 @@ def checksums(model: nn.Module) -> dict[str, str]:
 
 def known(model: nn.Module) -> bool:
     """Whether `slots_of` knows the model's family."""
-    return isinstance(model, Qwen2ForCausalLM | Qwen3ForCausalLM)
+    return isinstance(model, LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM)
 
 
 def _slots(network: nn.Module, prefix: str) -> Iterator[Slot]:
