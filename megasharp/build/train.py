@@ -19,6 +19,8 @@ from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
+from megasharp.convert.arguments import check_arguments, read_arguments, record_arguments
+from megasharp.convert.hf_folder import CONFIG_FILE
 from megasharp.convert.hf_write import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
 from megasharp.errors import UserError
@@ -237,6 +239,10 @@ class _Run:
         return self._checked.recipes.needs.ref_logp and every is not None and step >= every
 
     def _load(self, folder: Path) -> None:
+        recorded = read_arguments(folder)
+        if recorded is not None:
+            config = self._checked.folder / CONFIG_FILE
+            check_arguments(config, self._checked.architecture, folder / "policy", recorded)
         self._learner.load(folder / "policy")
         if self._memory is not None:
             self._memory.load(folder / "memory")
@@ -255,6 +261,7 @@ class _Run:
             self._learner.save_reference(folder / REFERENCE)
         (folder / "hf").mkdir()
         carry_over(self._checked.folder, folder / "hf")
+        record_arguments(folder, self._checked.architecture)
         if self._checked.config.checkpoint.export_hf:
             write_hf_folder(folder / "hf_export", self._checked.folder, self._learner.export_weights())
 
