@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.algos.base import OldLogp
 from megasharp.build.engines import choose_transport, device_of
+from megasharp.build.learners import lora_settings
 from megasharp.build.recipes import build_recipes
 from megasharp.config.paths import REPOSITORY, find
 from megasharp.config.run import RunConfig
@@ -142,6 +142,7 @@ def _request(
         policy=policy,
         memory=memory,
         width=as_dtype(config.model.dtype).itemsize,
+        lora=lora_settings(config),
         split=Split(
             dp=config.policy.dp,
             tp=config.policy.tp,
@@ -213,10 +214,11 @@ class ModelCheck:
     """
 
     def __init__(self, asked: Asked) -> None:
-        split = asked.request.split
+        split, lora = asked.request.split, asked.request.lora
         message = {
             "folders": [str(folder.absolute()) for folder in asked.folders],
             **{name: getattr(split, name) for name in ("dp", "tp", "pp", "cp", "vpp")},
+            "lora": dataclasses.asdict(lora) if lora else None,
         }
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "megasharp.mcore.meta", json.dumps(message)],
@@ -249,12 +251,10 @@ class ModelCheck:
 def formula_counts(asked: Asked) -> list[list[int]]:
     """What `ModelCheck.counts` should find, from the families' tables."""
     split = asked.request.split
-    networks: Sequence[Network | None] = (asked.request.policy, asked.request.memory)
-    return [
-        [stage.parameters for stage in stages(network, split.tp, split.pp, split.vpp)]
-        for network in networks
-        if network is not None
-    ]
+    policy, memory = asked.request.policy, asked.request.memory
+    found = [stages(policy, split.tp, split.pp, split.vpp, asked.request.lora)]
+    found += [stages(memory, split.tp, split.pp, split.vpp)] if memory else []
+    return [[stage.parameters for stage in one] for one in found]
 
 
 @dataclass(frozen=True, slots=True)

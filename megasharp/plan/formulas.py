@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megasharp.convert.architecture import Architecture
+from megasharp.convert.lora import LoraSettings, input_size, rows_of
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -36,6 +37,19 @@ def optimizer_bytes(parameters: int, width: int, shards: int) -> float:
     return (2 * _FP32 + (_FP32 if width < _FP32 else 0)) * parameters / shards
 
 
+def adapter_parameters(arch: Architecture, lora: LoraSettings, tp: int) -> int:
+    """Numbers of one layer's adapters on one of `tp` ranks (LoRA, 2106.09685, section 4.1): r (inputs + outputs) a map.
+
+    Of qkv and fc1 a rank holds the whole A and its rows of B, of proj and fc2 its columns of A and the whole B.
+    """
+    count = 0
+    for target in lora.targets:
+        rows, inputs = rows_of(target, arch, tp), input_size(target, arch)
+        columns = inputs if target in ("qkv", "fc1") else inputs // tp
+        count += lora.rank * (len(rows.sizes) * columns + rows.total)
+    return count
+
+
 # ---- what a micro-batch leaves for its backward pass --------------------------------------------------------------
 
 
@@ -56,9 +70,10 @@ def layer_bytes_per_token(
         query and key norms   their inputs: the queries' copy q, and the joined projection (q + 2 k) for the keys
         full                  the layer's input: h
 
-    Queries are copied out of the joined projection where a rank has more than one query group. There is no s^2 term: no
-    attention matrix is kept. On a CPU torch builds the norms of smaller operations, which keep float32 copies:
-    `fused_norms` False. Measured so, with `padded` 1 (one run): equal to the byte.
+    Queries are copied out of the joined projection where a rank has more than one query group. The low-rank values of
+    adapters are not counted. There is no s^2 term: no attention matrix is kept. On a CPU torch builds the norms of
+    smaller operations, which keep float32 copies: `fused_norms` False. Measured so, with `padded` 1 (one run): equal to
+    the byte.
     """
     q, h, f = arch.query_size, arch.hidden, arch.ffn
     if recompute == "full":
@@ -215,14 +230,17 @@ def decode_seconds(
     return (full_steps * full_step + drain) / bandwidth
 
 
-def micro_batches(rows: float, budget: int, ranks: int) -> int:
-    """Micro-batches of a rank: `rows` packed tokens over `ranks` data-parallel ranks, at most `budget` in one."""
-    return max(1, math.ceil(rows / (budget * ranks)))
+def micro_batches(rows: float, budget: int, ranks: int, multiple: int) -> int:
+    """Micro-batches of a rank: `rows` packed tokens over `ranks` data-parallel ranks, at most `budget` in one.
+
+    An interleaved pipeline asks for a `multiple` of its stages.
+    """
+    return max(1, math.ceil(rows / (budget * ranks * multiple))) * multiple
 
 
 # ---- disk ---------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_bytes(parameters: int, width: int) -> int:
-    """Weights and the optimizer's state, each once whatever the layout: 14 bytes a parameter in bfloat16."""
-    return width * parameters + int(optimizer_bytes(parameters, width, 1))
+def checkpoint_bytes(parameters: int, trained: int, width: int) -> int:
+    """Weights and the optimizer's state, each once whatever the layout: 14 bytes a trained parameter in bfloat16."""
+    return width * parameters + int(optimizer_bytes(trained, width, 1))

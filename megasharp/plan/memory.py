@@ -1,7 +1,7 @@
 """The memory of one rank of each pipeline stage, by part and by phase of a step.
 
-Phases are those of `sync/phases.py`. The reference is not offloaded, and while it computes, the policy's weights are
-kept in a second copy: both are what `mcore/learner.py` does.
+Phases are those of `sync/phases.py`. The reference (of what is trained) is not offloaded, and while it computes, the
+policy's own is kept in a second copy: both are what `mcore/learner.py` does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESERVED = 4_000_000_000
 def stage_memory(request: Request, rows: Rows) -> list[StageMemory]:
     """Every stage without engines: `totals` has the phases in which learners compute."""
     split = request.split
-    policy = stages(request.policy, split.tp, split.pp, split.vpp)
+    policy = stages(request.policy, split.tp, split.pp, split.vpp, request.lora)
     memory = stages(request.memory, split.tp, split.pp, split.vpp) if request.memory else (None,) * split.pp
     return [_stage(request, rows, number, policy[number], memory[number]) for number in range(split.pp)]
 
@@ -49,12 +49,13 @@ def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Sta
         kind=_kind(number, request.split.pp),
         layers=_runs(policy.layers),
         parameters=policy.parameters,
+        trained=policy.trained,
         weights=width * policy.parameters,
-        gradients=gradient_bytes(policy.parameters),
-        optimizer=int(optimizer_bytes(policy.parameters, width, shards)),
+        gradients=gradient_bytes(policy.trained),
+        optimizer=int(optimizer_bytes(policy.trained, width, shards)),
         activations=_activations(request, request.policy, policy, number, rows),
         logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
-        reference=width * policy.parameters if request.passes.reference else 0,
+        reference=width * policy.trained if request.passes.reference else 0,
         memory_parameters=memory.parameters if memory else 0,
         memory_network=_static(memory.parameters, width, shards) if memory else 0,
         memory_step=memory_step,
@@ -73,8 +74,8 @@ def _learning(request: Request, stage: StageMemory, rows: Rows) -> dict[str, int
     kept = stage.static + stage.reference + stage.memory_network + stage.reserved
     totals = {TRAINING: kept + max(stage.activations + stage.logits, stage.memory_step)}
     if request.passes.old_logp or request.passes.reference:
-        swapped = stage.weights if request.passes.reference else 0
-        totals[ANNOTATION] = kept + swapped + _one_layer(request, request.policy, rows) + stage.logits
+        # What is trained is kept in a second copy while the reference is in its place.
+        totals[ANNOTATION] = kept + stage.reference + _one_layer(request, request.policy, rows) + stage.logits
     return totals
 
 

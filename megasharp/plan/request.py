@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
+from megasharp.convert.lora import LoraSettings
 from megasharp.plan.formulas import Lengths, Recompute
 from megasharp.plan.hardware import Gpu
 
@@ -112,12 +113,13 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Everything a plan depends on. `width`: bytes of a weight."""
+    """Everything a plan depends on. `width`: bytes of a weight. `lora`: the policy's adapters; None trains it all."""
 
     name: str
     policy: Network
     memory: Network | None
     width: int
+    lora: LoraSettings | None
     split: Split
     batch: Batch
     passes: Passes

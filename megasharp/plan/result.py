@@ -11,16 +11,17 @@ from typing import Literal
 class StageMemory:
     """One pipeline stage's rank. `kind`: first, middle, last, or only where there is one stage.
 
-    `memory_network` is all that the memory network keeps (weights, gradients, optimizer); `memory_step` what its own
-    micro-batch adds. `reserved` is assumed for the CUDA context, NCCL and fragmentation. `totals`: by phase.
-    `must_offload`: the least that has to leave the GPU while co-located engines sample; None where all of it is too
-    little.
+    `trained`: the policy's parameters that have gradients: all of them, or its adapters. `memory_network` is all that
+    the memory network keeps (weights, gradients, optimizer); `memory_step` what its own micro-batch adds. `reserved` is
+    assumed for CUDA, NCCL and fragmentation. `totals`: by phase. `must_offload`: the least that has to leave
+    the GPU while co-located engines sample; None where all of it is too little.
     """
 
     stage: int
     kind: Literal["first", "middle", "last", "only"]
     layers: str
     parameters: int
+    trained: int
     weights: int
     gradients: int
     optimizer: int

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megasharp.convert.lora import trained_parameters
 from megasharp.plan.formulas import (
     bubble_share,
     checkpoint_bytes,
@@ -57,9 +58,14 @@ def tokens_per_second_per_gpu(request: Request, gpus: int, seconds: float | None
 
 def checkpoint(request: Request) -> Checkpoint:
     """Policy, memory network and reference, without a Hugging Face copy."""
-    counts = [n.architecture.parameter_count() for n in (request.policy, request.memory) if n is not None]
-    size = sum(checkpoint_bytes(count, request.width) for count in counts)
-    size += request.width * counts[0] if request.passes.reference else 0
+    arch, lora = request.policy.architecture, request.lora
+    adapters = trained_parameters(lora, arch) if lora else 0
+    policy = arch.parameter_count() + adapters
+    size = checkpoint_bytes(policy, adapters or policy, request.width)
+    if request.memory is not None:
+        memory = request.memory.architecture.parameter_count()
+        size += checkpoint_bytes(memory, memory, request.width)
+    size += request.width * policy if request.passes.reference else 0
     return Checkpoint(size, size / request.rates.disk)
 
 
@@ -109,9 +115,13 @@ def _forward(request: Request, network: Network) -> float:
 
 
 def _work(request: Request, network: Network) -> float:
-    """In forward passes: one forward, two for backward, and what is computed again."""
+    """In forward passes: one forward, two for backward, and what is computed again.
+
+    Frozen weights need no gradients of their own, which is half of the backward pass.
+    """
     share = recompute_share(network.architecture, request.batch.lengths.context, request.split.recompute)
-    return 3.0 + share
+    frozen = request.lora is not None and network is request.policy
+    return (2.0 if frozen else 3.0) + share
 
 
 def _again(request: Request) -> str:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from megasharp.plan.formulas import micro_batches
+from megasharp.convert.lora import LoraSettings
+from megasharp.plan.formulas import adapter_parameters, micro_batches
 from megasharp.plan.request import Batch, Network, Split
 
 # Packed rows come in steps of this many for each tensor-parallel rank.
@@ -15,14 +16,15 @@ _ROW_MULTIPLE = 128
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers (global numbers) and parameters of a pipeline stage's rank."""
+    """Layers (global numbers) and parameters of a pipeline stage's rank, and how many of them are trained."""
 
     layers: tuple[int, ...]
     parameters: int
+    trained: int
 
 
 @lru_cache(maxsize=256)
-def stages(network: Network, tp: int, pp: int, vpp: int) -> tuple[Stage, ...]:
+def stages(network: Network, tp: int, pp: int, vpp: int, lora: LoraSettings | None = None) -> tuple[Stage, ...]:
     """Every stage, from the family's table; with vpp > 1 a stage holds every pp-th run of layers."""
     arch, family = network.architecture, network.family
     run = arch.num_layers // (pp * vpp)
@@ -31,7 +33,9 @@ def stages(network: Network, tp: int, pp: int, vpp: int) -> tuple[Stage, ...]:
         starts = [(chunk * pp + stage) * run for chunk in range(vpp)]
         layers = tuple(layer for start in starts for layer in range(start, start + run))
         shapes = family.parameter_shapes(arch, tp, layers=layers, first_stage=stage == 0, last_stage=stage == pp - 1)
-        found.append(Stage(layers, sum(math.prod(shape) for shape in shapes.values())))
+        count = sum(math.prod(shape) for shape in shapes.values())
+        adapters = len(layers) * adapter_parameters(arch, lora, tp) if lora else 0
+        found.append(Stage(layers, count + adapters, adapters if lora else count))
     return tuple(found)
 
 
@@ -50,8 +54,9 @@ def rows_of(batch: Batch, split: Split) -> Rows:
     room = max(lengths.response, split.micro_batch_tokens - lengths.prompt)
     copies = math.ceil(batch.responses * lengths.response / room)
     step = batch.prompts * (copies * lengths.prompt + batch.responses * lengths.response)
-    count = micro_batches(step / batch.mini_batches, split.micro_batch_tokens, split.dp)
+    multiple = split.pp if split.vpp > 1 else 1
+    count = micro_batches(step / batch.mini_batches, split.micro_batch_tokens, split.dp, multiple)
     # A response that is longer than the budget is alone in its micro-batch.
     largest = max(min(split.micro_batch_tokens, step / (batch.mini_batches * split.dp)), lengths.longest)
-    multiple = _ROW_MULTIPLE * split.tp
-    return Rows(math.ceil(step), count, math.ceil(largest / multiple) * multiple)
+    unit = _ROW_MULTIPLE * split.tp
+    return Rows(math.ceil(step), count, math.ceil(largest / unit) * unit)

@@ -81,6 +81,9 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         f"{lengths.response:.0f} (<= {lengths.response_longest}) are assumed; {plan.rows:,} packed rows, "
         f"{plan.micro_batches} micro-batch(es) of <= {plan.micro_batch_rows:,} rows a rank and optimizer step",
     )
+    if request.lora is not None:
+        targets = ", ".join(request.lora.targets)
+        yield from _wrapped("lora", f"rank {request.lora.rank}, alpha {request.lora.alpha:g} on {targets}")
     yield from _wrapped("recipe", ", ".join(request.passes.methods) + _extra_passes(request))
     yield from _wrapped(
         "checked", f"Megatron's own model of every stage ({split.pp}), built without memory: the same parameters"
@@ -124,6 +127,8 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Ro
 
     yield "layers", lambda stage: stage.layers
     yield "parameters of the policy", lambda stage: f"{stage.parameters:,}"
+    if request.lora is not None:
+        yield "of them trained (adapters)", lambda stage: f"{stage.trained:,}"
     for name in ("weights", "gradients", "optimizer"):
         yield name, size(name)
     if request.passes.reference:

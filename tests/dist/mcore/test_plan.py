@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from megasharp.convert.hf_folder import read_config
+from megasharp.convert.lora import LoraSettings, Target
 from megasharp.plan.formulas import layer_bytes_per_token
 from megasharp.plan.request import Network
 from megasharp.plan.shares import stages
@@ -33,28 +34,33 @@ def run(*command: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def built(names: list[str], **layout: int) -> list[list[int]]:
+def built(names: list[str], **layout: object) -> list[list[int]]:
     request = {"folders": [str(MODELS / name) for name in names], "dp": 1, "tp": 1, "pp": 1, "cp": 1, "vpp": 1, **layout}
     found: list[list[int]] = json.loads(run("-m", "megasharp.mcore.meta", json.dumps(request)))
     return found
 
 
-def test_qwen3_32b_at_full_world_size_has_the_measured_parameters() -> None:
-    """Measured with Megatron by itself: ranks 0 and 31 of 32."""
-    assert built(["qwen3-32b"], tp=8, pp=2, dp=2) == [[2_047_926_272, 2_047_931_392]]
-
-
-@pytest.mark.parametrize(("tp", "pp", "vpp"), [(1, 1, 1), (4, 4, 1), (4, 4, 2)])
-def test_tables_count_what_megatron_builds(tp: int, pp: int, vpp: int) -> None:
-    """To the last element on first, middle and last stages, tied and untied; Qwen2.5-7B's heads allow no 8."""
+def test_tables_count_what_megatron_builds() -> None:
+    """To the last element on first, middle and last virtual stages, of every shipped model that can be cut so."""
     every = sorted(folder.parent.name for folder in MODELS.glob("*/config.json"))
-    assert {"qwen2.5-32b", "qwen3-1.7b"} <= set(every)
-    names = [name for name in every if read_config(MODELS / name)[2].num_layers % (pp * vpp) == 0]
+    names = [name for name in every if read_config(MODELS / name)[2].num_layers % 8 == 0]
+    assert {"qwen2.5-32b", "qwen3-32b", "qwen3-14b"} <= set(names)
     table = []
     for name in names:
         _, family, arch = read_config(MODELS / name)
-        table.append([stage.parameters for stage in stages(Network(name, family, arch), tp, pp, vpp)])
-    assert built(names, tp=tp, pp=pp, vpp=vpp) == table
+        table.append([stage.parameters for stage in stages(Network(name, family, arch), 4, 4, 2)])
+    assert built(names, tp=4, pp=4, vpp=2) == table
+
+
+def test_adapters_are_counted_as_megatron_has_them() -> None:
+    """On the first model alone; the other one is tied and has its embedding on both stages."""
+    targets: tuple[Target, ...] = ("qkv", "proj", "fc1", "fc2")
+    table = []
+    for name, lora in (("qwen3-8b", LoraSettings(16, 32.0, targets)), ("qwen3-1.7b", None)):
+        _, family, arch = read_config(MODELS / name)
+        table.append([stage.parameters for stage in stages(Network(name, family, arch), 4, 2, 1, lora)])
+    given = {"rank": 16, "alpha": 32.0, "targets": targets}
+    assert built(["qwen3-8b", "qwen3-1.7b"], tp=4, pp=2, lora=given) == table
 
 
 def test_a_layer_keeps_what_the_formula_says() -> None:

@@ -178,6 +178,19 @@ def test_a_reference_stays_on_the_gpu_and_is_swapped_in(tmp_path: Path) -> None:
     assert with_it.totals["annotation"] > with_it.static + 2 * with_it.weights
 
 
+def test_adapters_alone_have_gradients_moments_and_a_reference(tmp_path: Path) -> None:
+    methods = "recipe.methods=[grpo, kl]"
+    full = planned(tmp_path, "qwen3-32b", methods)
+    lora = planned(tmp_path, "qwen3-32b", methods, "policy.lora={rank: 16, targets: [qkv, fc2]}")
+    (stage,) = lora.stages
+    adapters = 64 * 16 * ((3 * 5120 + (8192 + 2 * 1024) // 8) + (25600 // 8 + 5120))
+    assert stage.trained == adapters == stage.parameters - full.stages[0].parameters
+    assert (stage.gradients, stage.optimizer, stage.reference) == (4 * adapters, 12 * adapters, 2 * adapters)
+    times = [{time.name: time.seconds for time in plan.times} for plan in (full, lora)]
+    assert (times[1]["update"] or 0.0) / (times[0]["update"] or 1.0) == pytest.approx(3 / 4)
+    assert lora.checkpoint.size < full.checkpoint.size / 3
+
+
 def test_suggestions_fit_and_are_ranked(tmp_path: Path) -> None:
     question = asked(tmp_path, "qwen3-32b+qwen3-1.7b", options=Options(nodes=4))
     found = suggest(question.request)

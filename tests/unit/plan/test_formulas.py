@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
+from megasharp.convert.lora import LoraSettings, trained_parameters
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.plan import formulas
 from megasharp.plan.formulas import Lengths
@@ -49,8 +50,18 @@ def test_static_bytes_of_a_parameter_are_those_of_megatrons_guide(shards: int, e
 
 def test_float32_keeps_no_second_copy_of_the_weights() -> None:
     assert formulas.optimizer_bytes(10, 4, 1) == 80
-    assert formulas.checkpoint_bytes(10, 4) == 120
-    assert formulas.checkpoint_bytes(32_760_000_000, 2) == pytest.approx(459e9, rel=1e-3)
+    assert formulas.checkpoint_bytes(10, 10, 4) == 120
+    assert formulas.checkpoint_bytes(32_760_000_000, 32_760_000_000, 2) == pytest.approx(459e9, rel=1e-3)
+
+
+def test_adapters_of_all_ranks_are_those_of_the_model() -> None:
+    """Halves that are the same on every rank are counted once in the whole."""
+    arch, lora = model("qwen3-8b"), LoraSettings(16, 32.0, ("qkv", "proj", "fc1", "fc2"))
+    assert arch.num_layers * formulas.adapter_parameters(arch, lora, 1) == trained_parameters(lora, arch)
+    whole_a = 3 * 16 * arch.hidden + 2 * 16 * arch.hidden
+    whole_b = 2 * 16 * arch.hidden
+    one, four = formulas.adapter_parameters(arch, lora, 1), formulas.adapter_parameters(arch, lora, 4)
+    assert 4 * four - 3 * (whole_a + whole_b) == one
 
 
 def test_key_values_of_qwen3_32b_take_256_kib_a_token() -> None:
