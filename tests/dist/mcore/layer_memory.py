@@ -50,7 +50,7 @@ def kept(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompu
 
         cos, sin = rotary_tables(torch.ones(arch.head_dim // 2), 1.0, torch.arange(tokens))
         one_run = Segments(torch.tensor([0]), torch.tensor([tokens]), torch.tensor([-1]))
-        rows = packed_rows(one_run, tokens, cos, sin)
+        rows = packed_rows(one_run, cos, sin)
         ids = torch.arange(tokens)[None]
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             output = model(ids % arch.vocab, ids, None, packed_seq_params=rows)
