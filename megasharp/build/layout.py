@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from megasharp.build.adapters import lora_settings
 from megasharp.build.check import Checked
 from megasharp.build.engines import choose_transport
-from megasharp.build.learners import lora_settings
 from megasharp.convert.lora import trained_parameters
 
 

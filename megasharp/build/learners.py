@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from megasharp.algos.base import Needs
+from megasharp.build.adapters import lora_settings
 from megasharp.build.check import Checked
-from megasharp.config.run import RunConfig
-from megasharp.convert.lora import LoraSettings
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.optimizer import OptimizerSettings
 from megasharp.mcore.rank import MEMORY, POLICY
@@ -62,9 +61,3 @@ def _policy(checked: Checked) -> LearnerSettings:
         diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
         lora=lora_settings(config),
     )
-
-
-def lora_settings(config: RunConfig) -> LoraSettings | None:
-    """The adapters that are trained, or None where all weights are."""
-    lora = config.policy.lora
-    return LoraSettings(lora.rank, lora.alpha, tuple(lora.targets)) if lora else None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.algos.base import OldLogp
+from megasharp.build.adapters import lora_settings
 from megasharp.build.engines import choose_transport, device_of
-from megasharp.build.learners import lora_settings
 from megasharp.build.recipes import build_recipes
 from megasharp.config.paths import REPOSITORY, find
 from megasharp.config.run import RunConfig

@@ -281,7 +281,7 @@ def follow_the_reference(rank: int, world: int, root: Path, sequences: list[Sequ
     case = CASES[1]
     method = recipe(case.methods)
     batch = packed(sequences, LAYOUTS["tp1"])
-    with learner_on(values(root, case, "tp1")) as (learner, own):
+    with learner_on(values(root, case, "tp1", offload=("weights", "gradients", "optimizer"))) as (learner, own):
 
         def logp(field: str) -> Tensor:
             done = learner.annotate(batch, recipe(case.methods, mini_batches=2).annotation)
@@ -291,6 +291,8 @@ def follow_the_reference(rank: int, world: int, root: Path, sequences: list[Sequ
         learner.step(learner.annotate(batch, method.annotation), method)
         seen += [logp("ref_logp_T"), logp("old_logp_T")]
         learner.set_reference()
+        assert own.offload() > 0
+        own.onload()
         learner.step(learner.annotate(batch, method.annotation), method)
         seen += [logp("ref_logp_T"), logp("old_logp_T")]
         assert own._reference is not None

@@ -1,0 +1,19 @@
+"""What each rank is told about the learners of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megasharp.build.check import check
+from megasharp.build.learners import learner_settings
+from megasharp.config.run import load_run
+from megasharp.convert.lora import LoraSettings
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
+
+
+def test_adapters_are_the_policys_and_the_memory_network_is_trained_whole() -> None:
+    lora = "policy.lora={rank: 4, alpha: 2.0, targets: [fc1, qkv]}"
+    both = learner_settings(check(load_run(QUICKSTART, ["recipe.methods=[grpo,dlc]", lora]), "run.yaml"))
+    assert both["policy"].lora == LoraSettings(4, 2.0, ("fc1", "qkv"))
+    assert both["memory"].lora is None
