@@ -9,7 +9,7 @@ from megasharp.algos.schedule import RecipeSchedule
 from megasharp.build.engines import (
     check_context,
     check_engine_keys,
-    check_windows,
+    check_window,
     cluster_layout,
     fleet_settings,
     longest,
@@ -89,7 +89,8 @@ def check(config: RunConfig, where: str) -> Checked:
     memory = _check_memory(config, recipes, architecture, where)
     if config.rollout.engine == "sglang":
         check_context(config, architecture.max_positions, where)
-        check_windows(config, architecture.windows + (memory.architecture.windows if memory else ()), where)
+        for network in (architecture, *((memory.architecture,) if memory else ())):
+            check_window(config, network.smallest_window, where)
         check_engines(fleet_settings(config, folder, memory.folder if memory else None, Path()), where)
     tokenizer = load_tokenizer(folder)
     if config.data.path is None:

@@ -105,17 +105,16 @@ def check_context(config: RunConfig, positions: int, where: str) -> None:
             )
 
 
-def check_windows(config: RunConfig, windows: tuple[int | None, ...], where: str) -> None:
-    """Refuse lengths beyond the networks' windows: SGLang 0.5.21 has none in these families' models.
+def check_window(config: RunConfig, window: int | None, where: str) -> None:
+    """Refuse lengths beyond a network's window: SGLang 0.5.21 has none in these families' models.
 
     It would sample with attention to all positions, where the learner trains with attention to a few.
     """
-    smallest = min((window for window in windows if window is not None), default=None)
-    if smallest is not None and longest(config) > smallest:
+    if window is not None and longest(config) > window:
         raise UserError(
             f"{where}: data.max_prompt_tokens + data.max_response_tokens = {longest(config)}, but some "
-            f"layers see a window of {smallest} positions, which SGLang does not heed; lower the lengths to "
-            f"{smallest} in all, or set rollout.engine=inprocess"
+            f"layers see a window of {window} positions, which SGLang does not heed; lower the lengths to "
+            f"{window} in all, or set rollout.engine=inprocess"
         )
 
 

@@ -72,6 +72,11 @@ class Architecture:
         """How many positions a query of `layer` (from 0) sees, its own included; None where it sees all before it."""
         return self.windows[layer] if self.windows else None
 
+    @property
+    def smallest_window(self) -> int | None:
+        """The fewest positions that some layer sees; None where no layer has a window."""
+        return min((window for window in self.windows if window is not None), default=None)
+
     def shape(self, dimensions: tuple[Dimension, ...]) -> tuple[int, ...]:
         """Numbers for a symbolic shape, for instance ("vocab", "hidden")."""
         sizes: dict[Dimension, int] = {

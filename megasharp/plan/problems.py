@@ -84,6 +84,12 @@ def _lengths(request: Request) -> Iterator[Problem]:
                 f"prompt and response of {longest} tokens exceed the {network.architecture.max_positions} positions of "
                 f"{network.name}"
             )
+        window = network.architecture.smallest_window if network else None
+        if network and request.engines and window is not None and longest > window:
+            yield _error(
+                f"prompt and response of {longest} tokens exceed the window of {window} positions of {network.name}, "
+                "which SGLang does not heed: the run would be refused"
+            )
     if longest > budget:
         yield _warning(
             f"prompt and response may have {longest} tokens, policy.micro_batch_tokens is {budget}: a response is not "

@@ -11,7 +11,7 @@ from megasharp.build.engines import (
     check_context,
     check_engine_keys,
     check_room,
-    check_windows,
+    check_window,
     choose_transport,
     cluster_layout,
     engine_python,
@@ -121,10 +121,10 @@ def test_lengths_that_engines_have_no_room_for(overrides: list[str], positions: 
 
 
 def test_lengths_beyond_a_window_that_engines_would_not_heed() -> None:
-    check_windows(config(), (), "run.yaml")
-    check_windows(config(), (None, 96, 100), "run.yaml")
+    check_window(config(), None, "run.yaml")
+    check_window(config(), 96, "run.yaml")
     with pytest.raises(UserError, match=r"run\.yaml: .* = 96, but some layers see a window of 95 positions"):
-        check_windows(config(), (100, None, 95), "run.yaml")
+        check_window(config(), 95, "run.yaml")
 
 
 def test_lengths_that_running_engines_have_no_room_for() -> None:

@@ -77,6 +77,7 @@ def test_windows_are_what_transformers_attends_with(
     _, _, arch = read_config(save_model(family, **overrides))
     assert arch.windows == windows
     assert [arch.window(layer) for layer in range(3)] == list(windows or (None,) * 3)
+    assert arch.smallest_window == ({8, 7} & set(windows) or {None}).pop()
 
 
 def test_a_mistral_whose_config_names_kinds_of_layers_has_them(save_model) -> None:
