@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 from megasharp.plan.formulas import (
+    Recompute,
     gradient_bytes,
     in_flight,
     layer_bytes_per_token,
@@ -38,22 +39,26 @@ def stage_memory(request: Request, rows: Rows) -> list[StageMemory]:
 
 
 def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Stage | None) -> StageMemory:
-    width, shards = request.width, request.split.shards
-    last = number == request.split.pp - 1
+    split, width, shards = request.split, request.width, request.split.shards
+    last = number == split.pp - 1
+    activations: dict[str, int] = {
+        setting: _activations(request, request.policy, policy, number, rows, setting) for setting in get_args(Recompute)
+    }
     memory_step = 0
     if memory is not None and request.memory is not None:
-        memory_step = _activations(request, request.memory, memory, number, rows)
+        memory_step = _activations(request, request.memory, memory, number, rows, split.recompute)
         memory_step += _logits(request, request.memory, rows, entropy=False) if last else 0
     stage = StageMemory(
         stage=number,
-        kind=_kind(number, request.split.pp),
+        kind=_kind(number, split.pp),
         layers=_runs(policy.layers),
         parameters=policy.parameters,
         trained=policy.trained,
         weights=width * policy.parameters,
         gradients=gradient_bytes(policy.trained),
         optimizer=int(optimizer_bytes(policy.trained, width, shards)),
-        activations=_activations(request, request.policy, policy, number, rows),
+        activations=activations[split.recompute],
+        activations_by=activations,
         logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
         reference=width * policy.trained if request.passes.reference else 0,
         memory_parameters=memory.parameters if memory else 0,
@@ -90,15 +95,17 @@ def _one_layer(request: Request, network: Network, rows: Rows) -> int:
     return int(_tokens(request, rows) * per_token)
 
 
-def _activations(request: Request, network: Network, stage: Stage, number: int, rows: Rows) -> int:
+def _activations(
+    request: Request, network: Network, stage: Stage, number: int, rows: Rows, recompute: Recompute
+) -> int:
     split, arch = request.split, network.architecture
     fused = request.machines.gpu is not None
-    per_token = layer_bytes_per_token(arch, split.tp, request.width, split.recompute, fused_norms=fused)
+    per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, fused_norms=fused)
     held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * len(stage.layers) * per_token
     final_norm = 2 * request.width * arch.hidden / split.tp if number == split.pp - 1 else 0
     total = int(_tokens(request, rows) * (held + final_norm))
     # A layer that is computed a second time holds all of its own for that moment.
-    return total if split.recompute == "none" else total + _one_layer(request, network, rows)
+    return total if recompute == "none" else total + _one_layer(request, network, rows)
 
 
 def _logits(request: Request, network: Network, rows: Rows, entropy: bool) -> int:

@@ -127,7 +127,7 @@ def _way_out(request: Request, phase: str, found: Sequence[StageMemory], engine:
     if phase == HANDOVER:
         return "raise policy.tp, policy.dp or rollout.tp"
     if request.split.recompute != "full":
-        return "set policy.recompute=full, lower policy.micro_batch_tokens, or raise policy.tp, pp or dp"
+        return "set policy.recompute=full, lower policy.micro_batch_tokens, or raise policy.tp or dp"
     return "lower policy.micro_batch_tokens, or raise policy.tp, pp or dp"
 
 

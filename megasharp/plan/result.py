@@ -11,10 +11,11 @@ from typing import Literal
 class StageMemory:
     """One pipeline stage's rank. `kind`: first, middle, last, or only where there is one stage.
 
-    `trained`: the policy's parameters that have gradients: all of them, or its adapters. `memory_network` is all that
-    the memory network keeps (weights, gradients, optimizer); `memory_step` what its own micro-batch adds. `reserved` is
-    assumed for CUDA, NCCL and fragmentation. `totals`: by phase. `must_offload`: the least that has to leave
-    the GPU while co-located engines sample; None where all of it is too little.
+    `trained`: the policy's parameters that have gradients: all of them, or its adapters. `activations_by`: what they
+    would be under each setting of recompute. `memory_network` is all that the memory network keeps (weights, gradients,
+    optimizer); `memory_step` what its own micro-batch adds. `reserved` is assumed for CUDA, NCCL and fragmentation.
+    `totals`: by phase. `must_offload`: the least that has to leave the GPU while co-located engines sample; None where
+    all of it is too little.
     """
 
     stage: int
@@ -26,6 +27,7 @@ class StageMemory:
     gradients: int
     optimizer: int
     activations: int
+    activations_by: Mapping[str, int]
     logits: int
     reference: int
     memory_parameters: int

@@ -135,7 +135,7 @@ def _keys(request: Request) -> dict[str, int | float | str]:
     if engines is not None:
         keys |= {"rollout.engines": engines.count, "rollout.tp": engines.tp}
         if engines.colocated:
-            keys["policy.offload"] = "[weights, gradients, optimizer]"
+            keys["policy.offload"] = "[weights,gradients,optimizer]"
             keys["rollout.sglang.mem_fraction_static"] = engines.memory_fraction or 0.0
     return keys
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from megasharp.plan.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING
+from megasharp.plan.memory import ANNOTATION, HANDOVER, OFFLOAD_ORDER, SAMPLING, TRAINING
 from megasharp.plan.request import Request
 from megasharp.plan.result import EngineMemory, Plan, StageMemory
 from megasharp.plan.suggest import Suggestion
@@ -43,7 +43,7 @@ def suggestions_text(found: Sequence[Suggestion]) -> str:
 
 
 def _override(key: str, value: int | float | str) -> str:
-    return f"'{key}={value}'" if isinstance(value, str) and " " in value else f"{key}={value}"
+    return f"'{key}={value}'" if isinstance(value, str) and "[" in value else f"{key}={value}"
 
 
 def _wrapped(label: str, text: str) -> list[str]:
@@ -111,8 +111,8 @@ def _memory(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[s
     of = f", of {gpu.memory / 1e9:.0f} GB" if gpu else ""
     for first in range(0, len(plan.stages), _STAGES):
         shown = plan.stages[first : first + _STAGES]
-        heads = [f"stage {stage.stage}" + ("" if stage.kind == "only" else f" {stage.kind}") for stage in shown]
-        yield _line(f"Memory of {where}, {unit[1]}{of}", heads)
+        heads = [f"{stage.stage}" + ("" if stage.kind == "only" else f" {stage.kind}") for stage in shown]
+        yield _line(f"Memory of {where}, {unit[1]}{of}; stage", heads)
         for label, cell in _rows(request, plan, unit):
             yield _line(f"  {label}", [cell(stage) for stage in shown])
 
@@ -137,6 +137,8 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Ro
         yield "parameters of the memory network", lambda stage: f"{stage.memory_parameters:,}"
         yield "its weights, gradients, optimizer", size("memory_network")
     yield f"activations (recompute {request.split.recompute})", size("activations")
+    for setting in (name for name in plan.stages[0].activations_by if name != request.split.recompute):
+        yield f"  with recompute {setting} instead", _activations(setting, unit[0])
     yield "logits head", size("logits")
     if request.memory is not None:
         yield "the memory network's step instead", size("memory_step")
@@ -148,9 +150,15 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Ro
         yield "must leave it while engines sample", _must
 
 
+def _activations(setting: str, scale: float) -> Callable[[StageMemory], str]:
+    return lambda stage: f"{stage.activations_by[setting] / scale:.1f}"
+
+
 def _must(stage: StageMemory) -> str:
     if stage.must_offload is None:
         return "not enough"
+    if len(stage.must_offload) == len(OFFLOAD_ORDER):
+        return "all"
     short = {"gradients": "grad", "optimizer": "optim", "weights": "weights"}
     return " ".join(short[name] for name in stage.must_offload) or "nothing"
 

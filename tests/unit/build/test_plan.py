@@ -72,6 +72,19 @@ def test_pipeline_stages_of_qwen3_32b_have_the_measured_parameters(tmp_path: Pat
     assert [round(stage.activations / plan.stages[3].activations) for stage in plan.stages] == [4, 3, 2, 1]
 
 
+def test_recompute_trades_activations_for_time(tmp_path: Path) -> None:
+    plans = {
+        setting: planned(tmp_path, "qwen3-32b", f"policy.recompute={setting}")
+        for setting in ("none", "selective", "full")
+    }
+    kept = {setting: plan.stages[0].activations for setting, plan in plans.items()}
+    assert kept["none"] > kept["selective"] > kept["full"]
+    assert all(plan.stages[0].activations_by == kept for plan in plans.values())
+    update = {setting: plan.times[1].seconds or 0.0 for setting, plan in plans.items()}
+    assert update["full"] / update["none"] == pytest.approx(4 / 3)
+    assert update["none"] < update["selective"] < update["full"]
+
+
 def test_a_virtual_pipeline_shares_layers_out_in_turns(tmp_path: Path) -> None:
     plan = planned(tmp_path, "qwen3-32b", "policy.pp=4", "policy.vpp=2", "policy.tp=4", "policy.dp=2")
     assert [stage.layers for stage in plan.stages] == ["0-7, 32-39", "8-15, 40-47", "16-23, 48-55", "24-31, 56-63"]
@@ -187,6 +200,33 @@ def test_a_reference_stays_on_the_gpu_and_is_swapped_in(tmp_path: Path) -> None:
     assert with_it.totals["sampling"] - without.totals["sampling"] == with_it.weights
     assert "annotation" not in without.totals
     assert with_it.totals["annotation"] > with_it.static + 2 * with_it.weights
+
+
+def test_engines_of_their_own_have_gpus_of_their_own(tmp_path: Path) -> None:
+    apart = ("cluster.placement=disaggregated", "cluster.nodes=2", "rollout.engines=2", "rollout.max_staleness=1")
+    plan = planned(tmp_path, "qwen3-32b", *apart)
+    assert plan.works and (plan.world, plan.gpus, plan.host) == (8, 16, 0)
+    assert list(plan.stages[0].totals) == ["training"]
+    seconds = {time.name: time.seconds or 0.0 for time in plan.times}
+    assert seconds["sync"] == pytest.approx(2 * 32_762_123_264 / (50e9 * 0.8))
+    assert plan.step_seconds == max(seconds["rollout"], seconds["update"] + seconds["sync"])
+    in_turn = planned(tmp_path, "qwen3-32b", *apart[:3])
+    assert in_turn.step_seconds == pytest.approx(sum(seconds.values()))
+
+
+def test_a_published_run_is_predicted_within_a_third(tmp_path: Path) -> None:
+    """NeMo-RL v0.5: Qwen3-32B, 32 H100, 64 x 32 responses of at most 4,096 tokens (3,251 with their prompts), TP4 PP4,
+    376 s a step on shared GPUs. Its weights do not go by way of the disk."""
+    plan = planned(
+        tmp_path,
+        "qwen3-32b",
+        *("policy.tp=4", "policy.pp=4", "policy.dp=2", "policy.micro_batch_tokens=8192", "cluster.nodes=4"),
+        *("data.responses_per_prompt=32", "data.max_prompt_tokens=512", "data.max_response_tokens=4096"),
+        *("recipe.methods=[grpo, kl]", "recipe.mini_batches=4", "rollout.engines=8"),
+        options=Options(gpu="h100", response=3000),
+    )
+    seconds = sum(time.seconds or 0.0 for time in plan.times if time.name != "sync")
+    assert plan.works and seconds == pytest.approx(376, rel=1 / 3)
 
 
 def test_adapters_alone_have_gradients_moments_and_a_reference(tmp_path: Path) -> None:
