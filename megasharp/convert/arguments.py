@@ -38,7 +38,10 @@ _LEFT_OUT = ("dtype", "folder")
 
 
 def model_arguments(arch: Architecture) -> Arguments:
-    """All arguments of a model, flat, by config.json's names; rotary settings each by its own."""
+    """All arguments of a model, flat, by config.json's names; rotary settings each by its own.
+
+    What a model has none of is None, as an argument that an older version did not record.
+    """
     found: Arguments = {}
     for field in dataclasses.fields(arch):
         value = getattr(arch, field.name)
@@ -47,7 +50,7 @@ def model_arguments(arch: Architecture) -> Arguments:
         if isinstance(value, RopeParameters):
             found |= _rope(value)
         else:
-            found[_KEYS.get(field.name, field.name)] = list(value) if isinstance(value, tuple) else value
+            found[_KEYS.get(field.name, field.name)] = list(value) or None if isinstance(value, tuple) else value
     return found
 
 

@@ -6,16 +6,19 @@ A run's checkpoint has a manifest of another kind and name; its model's argument
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from megasharp import __version__
 from megasharp.config.core import Section
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import Arguments, model_arguments, read_arguments
-from megasharp.convert.hashes import weights_sha256
+from megasharp.convert.hashes import tensor_sha256, weights_sha256
 from megasharp.errors import UserError, one_line
 
 CONVERSION_FILE = "conversion.json"
@@ -26,14 +29,15 @@ class Conversion(Section):
     """One conversion.
 
     `source` is the folder as it was named; `weights_sha256` stands for all of the source's weights, `tensors` for each
-    by its Hugging Face name, in `source_dtype`. `dtype` is what was written, `arguments` the model's by config.json's
-    names, `software` the versions that took part.
+    by its Hugging Face name, in `source_dtype`. `dtype` is what was written, `rounded` has the digests of the tensors
+    that were rounded to it; `arguments` are the model's by config.json's names, `software` the versions that took part.
     """
 
     kind: Literal["hf-to-megatron", "megatron-to-hf"]
     source: str
     weights_sha256: str
     tensors: dict[str, str]
+    rounded: dict[str, str] = {}
     source_dtype: str
     dtype: str
     family: str
@@ -46,12 +50,29 @@ def software_versions() -> dict[str, str]:
     return {"megasharp": __version__, **{name: importlib.metadata.version(name) for name in SOFTWARE}}
 
 
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """SHA-256 of tensors by Hugging Face name, as they were read, and of those that were rounded, as they were written.
+
+    Both fill while tensors are converted.
+    """
+
+    read: dict[str, str] = field(default_factory=dict)
+    rounded: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, tensor: Tensor, written: torch.dtype) -> None:
+        """Note one tensor, which is written in that dtype."""
+        self.read[name] = tensor_sha256(tensor)
+        if tensor.dtype != written:
+            self.rounded[name] = tensor_sha256(tensor.to(written))
+
+
 def write_record(
     folder: Path,
     kind: Literal["hf-to-megatron", "megatron-to-hf"],
     source: Path,
     arch: Architecture,
-    tensors: dict[str, str],
+    digests: Digests,
     source_dtype: str,
     dtype: str,
 ) -> None:
@@ -59,8 +80,9 @@ def write_record(
     record = Conversion(
         kind=kind,
         source=str(source.absolute()),
-        weights_sha256=weights_sha256(tensors),
-        tensors=tensors,
+        weights_sha256=weights_sha256(digests.read),
+        tensors=digests.read,
+        rounded=digests.rounded,
         source_dtype=source_dtype,
         dtype=dtype,
         family=arch.family,

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import check_arguments
-from megasharp.convert.hashes import tensor_sha256
 from megasharp.convert.hf_folder import CONFIG_FILE, HFReader, read_config
 from megasharp.convert.hf_write import MAX_SHARD_BYTES, carry_over, fill_hf_folder, set_dtype
 from megasharp.convert.lora import (
@@ -27,7 +26,7 @@ from megasharp.convert.lora import (
     rows_of,
     target_of,
 )
-from megasharp.convert.record import read_record, recorded_arguments, write_record
+from megasharp.convert.record import Digests, read_record, recorded_arguments, write_record
 from megasharp.convert.shards import hf_tensors, megatron_tensor
 from megasharp.errors import UserError
 from megasharp.files import completed_folder, folder_errors
@@ -59,7 +58,7 @@ def hf_to_megatron(source: Path, target: Path, *, tp: int = 1, pp: int = 1, dtyp
         if dtype is None:
             _check_dtypes(reader)
         pieces = _cut(arch, source, written, tp)
-        hashed = _HashingReader(reader)
+        hashed = _HashingReader(reader, written)
 
         def value(name: str) -> Tensor:
             return megatron_tensor(hashed, reader.family, arch, name, 0, 1)
@@ -120,8 +119,8 @@ class MegatronWeights:
         self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1, self._lora)
         self._stored = StreamedCheckpoint(folder / "policy", self._pieces)
         self.dtype = _name(self._stored.dtype)
-        self.digests: dict[str, str] = {}
-        self._expected = _unrounded_digests(folder)
+        self.digests = Digests()
+        self._expected = _written_digests(folder)
 
     def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every tensor once, in the model's order, rounded to `dtype` where it is given.
@@ -134,8 +133,10 @@ class MegatronWeights:
                 continue
             value = self._value(parameter)
             for name, tensor in hf_tensors(self.family, self.architecture, parameter, [value]):
-                self._check(name, tensor)
-                yield name, tensor if dtype is None else tensor.to(as_dtype(dtype))
+                written = tensor.dtype if dtype is None else as_dtype(dtype)
+                self.digests.add(name, tensor, written)
+                self._check(name)
+                yield name, tensor.to(written)
 
     def _value(self, parameter: str) -> Tensor:
         value, target = self._stored.parameter(parameter), target_of(parameter)
@@ -144,28 +145,28 @@ class MegatronWeights:
         a, b = (self._stored.parameter(f"{parameter.removesuffix('.weight')}.{name}") for name in ADAPTER_NAMES)
         return merged(value, a, b, rows_of(target, self.architecture), self._lora.scale)
 
-    def _check(self, name: str, tensor: Tensor) -> None:
-        self.digests[name] = tensor_sha256(tensor)
-        if self._expected.get(name, self.digests[name]) != self.digests[name]:
+    def _check(self, name: str) -> None:
+        if self._expected.get(name, self.digests.read[name]) != self.digests.read[name]:
             raise UserError(f"{self.folder / 'policy'}: tensor {name} is damaged: it is not what was converted")
 
 
-def _unrounded_digests(folder: Path) -> dict[str, str]:
+def _written_digests(folder: Path) -> dict[str, str]:
+    """What a conversion wrote, by its own record; nothing for a run's checkpoint."""
     record = read_record(folder)
-    return record.tensors if record is not None and record.source_dtype == record.dtype else {}
+    return {} if record is None else {**record.tensors, **record.rounded}
 
 
 class _HashingReader:
-    """Remembers the SHA-256 of every tensor that is read through it."""
+    """Remembers the SHA-256 of every tensor that is read through it, to be written in that dtype."""
 
-    def __init__(self, reader: HFReader) -> None:
-        self._reader = reader
-        self.digests: dict[str, str] = {}
+    def __init__(self, reader: HFReader, written: torch.dtype) -> None:
+        self._reader, self._written = reader, written
+        self.digests = Digests()
 
     def tensor(self, name: str) -> Tensor:
         """The whole tensor, as the reader gives it."""
         tensor = self._reader.tensor(name)
-        self.digests[name] = tensor_sha256(tensor)
+        self.digests.add(name, tensor, self._written)
         return tensor
 
 

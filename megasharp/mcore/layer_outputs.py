@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import recorded_adapters
@@ -54,6 +55,7 @@ def transformers_outputs(folder: Path, sequences: Sequence[Tensor], dtype: torch
     Raises:
         UserError: transformers cannot load the folder.
     """
+    disable_progress_bar()
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
     # transformers reports a folder it cannot load with whatever the cause happened to raise.

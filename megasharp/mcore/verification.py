@@ -24,7 +24,8 @@ from megasharp.mcore.layer_outputs import LOGITS, LayerOutputs, megatron_outputs
 from megasharp.types import as_dtype
 
 # Largest difference of an output, relative to the largest value of that output. Both sides hold the same weights; what
-# is left is the order of their sums, and in the shorter dtypes the roundings between operations.
+# is left is the order of their sums, and in the shorter dtypes the roundings between operations, which add up over
+# layers. Measured on the quickstart's base (4 layers): 6e-7, 1.2e-2 and 1.5e-3.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 8e-3}
 _SHOWN = 5
 

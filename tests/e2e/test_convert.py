@@ -30,14 +30,13 @@ import sys, time
 from pathlib import Path
 from megasharp.command import run_command
 from megasharp.mcore import conversion
-digest, seen = conversion.tensor_sha256, []
-def slow(tensor):
-    seen.append(tensor)
-    if len(seen) == 20:
+add = conversion.Digests.add
+def slow(self, *arguments):
+    add(self, *arguments)
+    if len(self.read) == 20:
         Path(sys.argv[4]).touch()
         time.sleep(600)
-    return digest(tensor)
-conversion.tensor_sha256 = slow
+conversion.Digests.add = slow
 run_command(lambda: getattr(conversion, sys.argv[1])(Path(sys.argv[2]), Path(sys.argv[3])))
 """
 

@@ -166,6 +166,17 @@ def test_a_changed_byte_is_named_by_its_tensor(megatron: Path) -> None:
     assert "tensor model.layers.1.input_layernorm.weight is damaged" in message
 
 
+def test_a_changed_byte_is_found_in_rounded_weights_too(save_model, tmp_path: Path) -> None:
+    source, megatron = save_model("qwen3"), tmp_path / "megatron"
+    hf_to_megatron(source, megatron, dtype="bfloat16")
+    norm = load_file(source / "model.safetensors")["model.norm.weight"].bfloat16()
+    path, value = shard(megatron), norm.view(torch.uint8).numpy().tobytes()
+    content = path.read_bytes()
+    assert content.count(value) == 1
+    path.write_bytes(content.replace(value, bytes([value[0] ^ 1]) + value[1:]))
+    assert "tensor model.norm.weight is damaged" in error_of(megatron)
+
+
 def test_a_shard_of_rubbish_is_named_with_its_tensor(megatron: Path) -> None:
     path = shard(megatron)
     path.write_bytes(b"x" * path.stat().st_size)

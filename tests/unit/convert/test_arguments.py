@@ -1,0 +1,77 @@
+"""A model's arguments beside its weights: written, read back, compared key by key."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.arguments import (
+    ARGUMENTS_FILE,
+    check_arguments,
+    model_arguments,
+    read_arguments,
+    record_arguments,
+)
+from megasharp.convert.hf_folder import read_config
+from megasharp.errors import UserError
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+@pytest.fixture
+def arch(save_model) -> Architecture:
+    _, _, found = read_config(save_model("mistral", sliding_window=8))
+    return found
+
+
+def test_what_is_written_is_read_back(arch: Architecture, tmp_path: Path) -> None:
+    assert read_arguments(tmp_path) is None
+    record_arguments(tmp_path, arch)
+    recorded = read_arguments(tmp_path)
+    assert recorded == model_arguments(arch)
+    assert recorded["windows"] == [8, 8, 8] and recorded["num_key_value_heads"] == 2
+    check_arguments(tmp_path / "config.json", arch, tmp_path, recorded)
+
+
+def test_every_field_of_an_architecture_counts(arch: Architecture, tmp_path: Path) -> None:
+    """But for the dtype, which is the weights' own matter, and the folder."""
+    fields = {field.name for field in dataclasses.fields(arch)} - {"dtype", "folder"}
+    recorded = model_arguments(arch)
+    for name in fields - {"rope_parameters"}:
+        value = getattr(arch, name)
+        other = (9, 9, 9) if name == "windows" else "another" if name == "family" else value + 1
+        with pytest.raises(UserError, match="does not describe the weights in"):
+            check_arguments(tmp_path, dataclasses.replace(arch, **{name: other}), tmp_path, recorded)
+
+
+def test_each_rope_setting_is_named(save_model, tmp_path: Path) -> None:
+    _, _, arch = read_config(save_model("qwen3", rope_parameters=YARN))
+    recorded = model_arguments(arch)
+    scaling = tuple((key, 2.0 if key == "factor" else value) for key, value in arch.rope_parameters.scaling)
+    rope = dataclasses.replace(arch.rope_parameters, scaling=scaling)
+    with pytest.raises(UserError, match=r": rope_scaling.factor=2.0, recorded 4.0: restore"):
+        check_arguments(tmp_path, dataclasses.replace(arch, rope_parameters=rope), tmp_path, recorded)
+
+
+def test_a_record_of_a_version_without_windows_fits_a_model_without(save_model, tmp_path: Path) -> None:
+    _, _, arch = read_config(save_model("qwen3"))
+    older = {key: value for key, value in model_arguments(arch).items() if key != "windows"}
+    check_arguments(tmp_path, arch, tmp_path, older)
+    with pytest.raises(UserError, match=r"windows=\[4, 4, 4\], recorded None"):
+        check_arguments(tmp_path, dataclasses.replace(arch, windows=(4, 4, 4)), tmp_path, older)
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_an_unreadable_record_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / ARGUMENTS_FILE).write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_arguments(tmp_path)
+    assert str(tmp_path / ARGUMENTS_FILE) in str(caught.value) and "\n" not in str(caught.value)
