@@ -39,13 +39,15 @@ def step_times(request: Request, rows: Rows, engine: EngineMemory | None, offloa
 
 
 def step_seconds(request: Request, times: Sequence[StageTime]) -> float | None:
-    """All parts after each other; engines that sample while the policy trains take the longer of both."""
-    if not times or any(time.seconds is None for time in times):
+    """All parts after each other; engines that sample while the policy trains take the longer of both.
+
+    None where a part is not predicted; the engine in the trainer's process is none that is.
+    """
+    if request.engines is None or not times or any(time.seconds is None for time in times):
         return None
     rollout = sum(time.seconds or 0.0 for time in times if time.name == "rollout")
     others = sum(time.seconds or 0.0 for time in times if time.name != "rollout")
-    overlap = request.engines is not None and request.engines.overlap
-    return max(rollout, others) if overlap else rollout + others
+    return max(rollout, others) if request.engines.overlap else rollout + others
 
 
 def tokens_per_second_per_gpu(request: Request, gpus: int, seconds: float | None) -> float | None:

@@ -36,10 +36,12 @@ class Suggestion:
 def suggest(request: Request, count: int = 3) -> list[Suggestion]:
     """The `count` fastest layouts that fit into the request's machines, each of another tp x pp x cp.
 
-    Raises UserError where nothing fits, or the run is not on GPUs.
+    Raises UserError where nothing fits, or the run is not on GPUs or has no engines.
     """
     if request.machines.gpu is None or not request.machines.gpus_per_node:
         raise UserError("--suggest ranks layouts on GPUs: give --nodes and --gpu, or cluster.gpus_per_node in the file")
+    if request.engines is None:
+        raise UserError("--suggest ranks layouts by whole steps, with engines of their own: set rollout.engine=sglang")
     fitting = [(plan.step_seconds or 0.0, candidate, plan) for candidate, plan in _plans(request)]
     if not fitting:
         raise UserError("--suggest found no layout that fits; give it more nodes, or shorter responses")

@@ -256,6 +256,15 @@ def test_suggestions_fit_and_are_ranked(tmp_path: Path) -> None:
     assert max(map(len, suggestions_text(found).splitlines())) <= 100
 
 
+def test_rollouts_in_the_process_leave_the_step_open(tmp_path: Path) -> None:
+    question = asked(tmp_path, "qwen3-32b", "rollout.engine=inprocess", "rollout.tp=1", options=Options(gpu="h200"))
+    plan = make_plan(question.request)
+    assert plan.step_seconds is None and plan.tokens_per_second_per_gpu is None
+    assert "rollouts by the engine in this process are not predicted" in plan_text(question.request, plan, ())
+    with pytest.raises(UserError, match=r"set rollout.engine=sglang"):
+        suggest(question.request)
+
+
 def test_suggestions_need_gpus() -> None:
     file = EXAMPLES / "quickstart" / "run.yaml"
     with pytest.raises(UserError, match="--suggest ranks layouts on GPUs"):

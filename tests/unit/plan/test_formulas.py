@@ -23,6 +23,8 @@ MODELS = Path(__file__).parents[3] / "configs" / "model"
 PUBLISHED = {
     "qwen2.5-32b": 32_763_876_352,
     "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-7b-instruct": 7_615_616_512,
+    "qwen2.5-3b-instruct": 3_085_938_688,
     "qwen2.5-math-7b": 7_615_616_512,
     "qwen3-32b": 32_762_123_264,
     "qwen3-14b": 14_768_307_200,
