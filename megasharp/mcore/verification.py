@@ -7,6 +7,7 @@ logits say that the mapping is right, which equal bytes alone do not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from megasharp.types import as_dtype
 # layers. Measured on the quickstart's base (4 layers): 6e-7, 1.2e-2 and 1.5e-3.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 8e-3}
 _SHOWN = 5
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,9 @@ def verify(one: Path, other: Path, probe: Probe | None) -> Verification:
     if probe is not None and (probe.dtype not in DTYPES or probe.tokens < 2):
         raise UserError(f"--dtype {probe.dtype} --tokens {probe.tokens}: expected one of {', '.join(DTYPES)}, and 2 up")
     sides = _side(one), _side(other)
-    arguments = _compare_arguments(*sides)
-    tensors = _compare_tensors(*sides)
-    found = [*arguments, *tensors]
+    found = [*_compare_arguments(*sides), *_compare_tensors(*sides)]
     count = len(sides[0].tensors)
-    lines = found or [f"arguments, and names, shapes, dtypes and SHA-256 of {count} tensors: equal"]
+    lines = [*found] or [f"arguments, and names, shapes, dtypes and SHA-256 of {count} tensors: equal"]
     comparable = _shapes(sides[0]) == _shapes(sides[1])
     if probe is None:
         lines.append("logits: not compared")
@@ -123,11 +123,17 @@ def _compare_arguments(one: _Side, other: _Side) -> list[str]:
 
 
 def _compare_tensors(one: _Side, other: _Side) -> list[str]:
-    """The first differences, in the model's order, and how many more there are."""
-    names = [*one.tensors, *(name for name in other.tensors if name not in one.tensors)]
+    """The first differences, layer by layer, and how many more there are."""
+    names = sorted(one.tensors.keys() | other.tensors.keys(), key=_place)
     found = [line for name in names if (line := _compare_tensor(name, one, other))]
     more = [f"and {len(found) - _SHOWN} more tensors"] if len(found) > _SHOWN else []
     return [*found[:_SHOWN], *more]
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    """The embedding, the layers by their numbers, and what follows them."""
+    layer = _LAYER.search(name)
+    return (1, int(layer[1]), name) if layer else (0 if "embed" in name else 2, 0, name)
 
 
 def _compare_tensor(name: str, one: _Side, other: _Side) -> str | None:

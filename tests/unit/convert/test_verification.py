@@ -68,6 +68,17 @@ def test_a_changed_weight_is_found_by_its_name_and_layer(save_model, tmp_path: P
         assert found.lines[-1] == "different"
 
 
+def test_differences_come_layer_by_layer_and_once(save_model) -> None:
+    source = save_model("qwen3")
+    other = changed(source, lambda t: [tensor.add_(1) for name, tensor in t.items() if "norm" in name])
+    lines = verify(source, other, PROBE).lines
+    tensors = [line.split(":")[0].removeprefix("tensor ") for line in lines if line.startswith("tensor ")]
+    assert [name.split(".")[2] for name in tensors] == ["0", "0", "0", "0", "1"]
+    # Four norms in each of three layers, and one behind them.
+    assert "and 8 more tensors" in lines
+    assert len(lines) == len(set(lines))
+
+
 def test_a_change_too_small_for_the_logits_is_found_by_its_bytes(save_model) -> None:
     source = save_model("qwen3")
     other = changed(source, lambda t: t[DOWN][0, 0].add_(1e-6))
