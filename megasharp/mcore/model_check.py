@@ -76,14 +76,26 @@ def _qkv_bias(raw: Mapping[str, Any]) -> object:
     return True if raw.get("model_type") in _TYPES_WITH_QKV_BIAS else raw.get("attention_bias")
 
 
-def _windows(raw: Mapping[str, Any]) -> list[int | None]:
-    """Each layer's window; the kinds of the layers stand in `layer_types`, or in Qwen's older two keys."""
-    layers, window = int(raw["num_hidden_layers"]), raw.get("sliding_window")
+def _windows(raw: Mapping[str, Any]) -> list[int | None] | None:
+    """Each layer's window; None where the text leaves one of the keys that decide to transformers' defaults.
+
+    The kinds of the layers stand in `layer_types`, or in Qwen's older two keys.
+    """
+    window = raw.get("sliding_window")
     if raw.get("layer_types"):
-        return [window if kind == "sliding_attention" else None for kind in raw["layer_types"]]
-    if raw.get("use_sliding_window"):
-        return [window if layer >= raw["max_window_layers"] else None for layer in range(layers)]
-    return [window if raw.get("model_type") in _TYPES_WITH_A_WINDOW_EVERYWHERE else None] * layers
+        decide = ["sliding_window"] if "sliding_attention" in raw["layer_types"] else []
+        windows = [window if kind == "sliding_attention" else None for kind in raw["layer_types"]]
+    elif "num_hidden_layers" not in raw:
+        return None
+    elif raw.get("use_sliding_window"):
+        decide = ["sliding_window", "max_window_layers"]
+        first = raw.get("max_window_layers", 0)
+        windows = [window if layer >= first else None for layer in range(raw["num_hidden_layers"])]
+    else:
+        everywhere = raw.get("model_type") in _TYPES_WITH_A_WINDOW_EVERYWHERE
+        decide = ["sliding_window"] if everywhere else []
+        windows = [window if everywhere else None] * raw["num_hidden_layers"]
+    return windows if all(key in raw for key in decide) else None
 
 
 def _rope(arch: Architecture, raw: Mapping[str, Any]) -> Iterator[_Compared]:

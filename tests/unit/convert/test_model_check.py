@@ -62,6 +62,25 @@ def test_windows_without_layer_types_are_read_from_the_older_keys(save_model) ->
 
 
 @pytest.mark.parametrize(
+    ("family", "settings", "left_out"),
+    [
+        ("mistral", {"sliding_window": 4096}, ["sliding_window"]),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 4096}, ["layer_types", "max_window_layers"]),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, ["layer_types", "sliding_window"]),
+        ("ministral", {"sliding_window": 4096, "layer_types": KINDS}, ["sliding_window"]),
+        ("mistral", {"sliding_window": 4096}, ["rms_norm_eps", "max_position_embeddings", "hidden_act"]),
+    ],
+)
+def test_keys_left_to_transformers_defaults_are_no_contradiction(
+    save_model, family: str, settings: dict[str, object], left_out: list[str]
+) -> None:
+    path = save_model(family, **settings) / "config.json"
+    text = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in text.items() if key not in left_out}))
+    check(path.parent)
+
+
+@pytest.mark.parametrize(
     ("field", "value", "key"),
     [
         ("num_layers", 4, "num_hidden_layers=3 but the Megatron model has 4"),
