@@ -19,6 +19,7 @@ from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
+from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import check_arguments, read_arguments, record_arguments
 from megasharp.convert.hf_folder import CONFIG_FILE
 from megasharp.convert.hf_write import carry_over, write_hf_folder
@@ -239,12 +240,13 @@ class _Run:
         return self._checked.recipes.needs.ref_logp and every is not None and step >= every
 
     def _load(self, folder: Path) -> None:
-        recorded = read_arguments(folder)
-        if recorded is not None:
-            config = self._checked.folder / CONFIG_FILE
-            check_arguments(config, self._checked.architecture, folder / "policy", recorded)
+        _check_recorded(folder, self._checked.folder, self._checked.architecture, folder / "policy")
         self._learner.load(folder / "policy")
         if self._memory is not None:
+            assert self._checked.memory is not None
+            _check_recorded(
+                folder / "memory", self._checked.memory.folder, self._checked.memory.architecture, folder / "memory"
+            )
             self._memory.load(folder / "memory")
         if self._start.reference == REFERENCE:
             self._learner.load_reference(folder / REFERENCE)
@@ -256,6 +258,8 @@ class _Run:
         if self._memory is not None:
             (folder / "memory").mkdir()
             self._memory.save(folder / "memory")
+            assert self._checked.memory is not None
+            record_arguments(folder / "memory", self._checked.memory.architecture)
         if self._reference_moved(step):
             (folder / REFERENCE).mkdir()
             self._learner.save_reference(folder / REFERENCE)
@@ -336,6 +340,12 @@ class _Run:
         curves = {name: figures.pass_at_k for name, figures in change.evaluations.items()}
         distinct = {name: figures.distinct_correct for name, figures in change.evaluations.items()}
         return plot_pass_at_k(curves, path, change.suite, distinct)
+
+
+def _check_recorded(folder: Path, model: Path, arch: Architecture, weights: Path) -> None:
+    recorded = read_arguments(folder)
+    if recorded is not None:
+        check_arguments(model / CONFIG_FILE, arch, weights, recorded)
 
 
 def _eval_line(result: EvalResult) -> str:

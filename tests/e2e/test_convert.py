@@ -54,11 +54,18 @@ def test_verify_tells_a_converted_model_from_another(command: Command, tmp_path:
 
 
 def test_a_run_is_not_resumed_with_another_models_arguments(command: Command, tmp_path: Path) -> None:
-    base = tmp_path / "base"
+    base, memory = tmp_path / "base", tmp_path / "memory"
     shutil.copytree(BASE, base)
-    run = command.train("steps=1", "name=a", f"model.path={base}")
+    shutil.copytree(BASE.parent / "memory", memory)
+    with_memory = ("recipe.methods=[grpo,dlc]", f"recipe.dlc.memory.path={memory}")
+    run = command.train("steps=1", "name=a", f"model.path={base}", *with_memory)
     command.run(*run)
     checkpoint = command.runs / "a" / "checkpoints" / "step_000001"
+    theta = json.loads((memory / "config.json").read_text())["rope_parameters"]["rope_theta"]
+    edit(memory / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 2 * theta})
+    error = command.run(*run, "steps=2", "--resume", code=2)
+    assert f"{memory / 'config.json'} does not describe the weights in {checkpoint / 'memory'}" in error
+    assert f"rope_theta={2 * theta}, recorded {theta}" in error
     edit(base / "config.json", rms_norm_eps=0.5)
     error = command.run(*run, "steps=2", "--resume", code=2)
     assert f"{base / 'config.json'} does not describe the weights in {checkpoint / 'policy'}" in error
