@@ -21,6 +21,7 @@ from policies import (
 )
 from torch import Tensor
 
+from megasharp.convert.lora import TARGETS, LoraSettings
 from megasharp.types import StepStats
 
 METHOD = recipe(("grpo", "kl"))
@@ -37,10 +38,19 @@ class Trained:
     after: dict[str, Tensor]
 
 
-def train(folder: str, layout_name: str, *, save: Path | None = None, load: Path | None = None) -> Trained:
+def train(
+    folder: str,
+    layout_name: str,
+    *,
+    save: Path | None = None,
+    load: Path | None = None,
+    lora: LoraSettings | None = None,
+) -> Trained:
     layout = LAYOUTS[layout_name]
     batch = packed(ragged_sequences(), layout, micro_batch_tokens=32)
-    values = settings(folder, layout, METHOD.needs, optimizer_settings(eps=1e-6), offload=("weights", "gradients"))
+    values = settings(
+        folder, layout, METHOD.needs, optimizer_settings(eps=1e-6), offload=("weights", "gradients"), lora=lora
+    )
     with learner_on(values) as (learner, own):
         layers = [f"{n}:{layer.layer_number}" for n, c in enumerate(own._chunks) for layer in c.decoder.layers]
         stats = []
@@ -71,6 +81,10 @@ def continued(rank: int, world: int, folder: str, saved: Path) -> Trained:
     return train(folder, "tp1", load=saved)
 
 
+def train_adapters(rank: int, world: int, folder: str, layout_name: str) -> Trained:
+    return train(folder, layout_name, lora=LoraSettings(3, 6.0, TARGETS))
+
+
 def assert_close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
     assert got.keys() == want.keys()
     for name, weight in want.items():
@@ -91,3 +105,13 @@ def test_interleaved_stages_train_save_and_load_as_one_rank_does(tmp_path: Path)
         assert got.stats[-1].loss == pytest.approx(want.stats[-1].loss, rel=1e-5)
         assert got.stats[-1].grad_norm == pytest.approx(want.stats[-1].grad_norm, rel=1e-4)
     assert any(not torch.equal(want.after[name], weight) for name, weight in want.at_save.items())
+
+
+def test_interleaved_stages_train_the_same_adapters(tmp_path: Path) -> None:
+    folder = save_model(tmp_path, "qwen3-tied", num_hidden_layers=6)
+    (want,) = run_ranks(1, train_adapters, folder, "tp1")
+    got = run_ranks(3, train_adapters, folder, INTERLEAVED)[0]
+    assert_close(got.after, want.after)
+    assert got.stats[-1].grad_norm == pytest.approx(want.stats[-1].grad_norm, rel=1e-4)
+    moved = [name for name, weight in want.at_save.items() if not torch.equal(want.after[name], weight)]
+    assert len(moved) == 7 * 6
