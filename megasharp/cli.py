@@ -144,6 +144,15 @@ def hf_to_megatron(
     typer.echo(f"wrote {target}")
 
 
+@convert.command("megatron-to-peft")
+def megatron_to_peft(source: Path, target: Path) -> None:
+    """The adapters in a run's checkpoint SOURCE (policy.lora) to a PEFT folder TARGET; megatron-to-hf merges them."""
+    from megasharp.mcore.conversion import megatron_to_peft as run
+
+    run(source, target)
+    typer.echo(f"wrote {target}")
+
+
 @convert.command("megatron-to-hf")
 def megatron_to_hf(
     source: Path,

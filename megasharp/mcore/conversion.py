@@ -26,6 +26,7 @@ from megasharp.convert.lora import (
     rows_of,
     target_of,
 )
+from megasharp.convert.peft_folder import Projection, fill_peft_folder
 from megasharp.convert.record import Digests, read_record, recorded_arguments, write_record
 from megasharp.convert.shards import hf_tensors, megatron_tensor
 from megasharp.errors import UserError
@@ -96,11 +97,24 @@ def megatron_to_hf(
             )
 
 
+def megatron_to_peft(source: Path, target: Path) -> None:
+    """The adapters of a run's checkpoint as a PEFT folder; `target` must not exist and appears only when complete.
+
+    Raises:
+        UserError: the source is damaged or has no adapters, the target exists, or the disk is full.
+    """
+    weights = MegatronWeights(source)
+    if weights.lora is None:
+        raise UserError(f"{source / 'policy'}: has no adapters, all weights were trained: use megatron-to-hf")
+    with completed_folder(target) as folder, folder_errors(target):
+        fill_peft_folder(folder, weights.lora, weights.adapters())
+
+
 class MegatronWeights:
     """The weights of a Megatron folder or a run's checkpoint, as Hugging Face tensors, adapters merged into them.
 
     Opening checks the model's arguments and every stored tensor, and reads no weights. `dtype` names what they are
-    stored in. `digests` fills as the tensors are read.
+    stored in, `lora` its adapters if it has any. `digests` fills as the tensors are read.
 
     Raises:
         UserError: the folder is not one, or is damaged.
@@ -115,8 +129,8 @@ class MegatronWeights:
         arguments = recorded_arguments(folder)
         if arguments is not None:
             check_arguments(folder / "hf" / CONFIG_FILE, self.architecture, folder / "policy", arguments)
-        self._lora = recorded_adapters(folder / "policy")
-        self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1, self._lora)
+        self.lora = recorded_adapters(folder / "policy")
+        self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1, self.lora)
         self._stored = StreamedCheckpoint(folder / "policy", self._pieces)
         self.dtype = _name(self._stored.dtype)
         self.digests = Digests()
@@ -138,12 +152,30 @@ class MegatronWeights:
                 self._check(name)
                 yield name, tensor.to(written)
 
+    def adapters(self) -> Iterator[Projection]:
+        """Every adapted projection, in the model's order; none where all weights were trained.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        for parameter in self._pieces.pieces:
+            if self.lora is None or target_of(parameter) not in self.lora.targets:
+                continue
+            rule, layer = self.family.rule_for(self.architecture, parameter)
+            a, b = self._adapter(parameter)
+            parts = zip(rule.hf, a.chunk(len(rule.hf)), rule.merge([b], self.architecture), strict=True)
+            yield from ((name.format(layer=layer), one_a, one_b) for name, one_a, one_b in parts)
+
+    def _adapter(self, parameter: str) -> tuple[Tensor, Tensor]:
+        module = parameter.removesuffix(".weight")
+        a, b = (self._stored.parameter(f"{module}.{name}") for name in ADAPTER_NAMES)
+        return a, b
+
     def _value(self, parameter: str) -> Tensor:
         value, target = self._stored.parameter(parameter), target_of(parameter)
-        if self._lora is None or target is None or target not in self._lora.targets:
+        if self.lora is None or target is None or target not in self.lora.targets:
             return value
-        a, b = (self._stored.parameter(f"{parameter.removesuffix('.weight')}.{name}") for name in ADAPTER_NAMES)
-        return merged(value, a, b, rows_of(target, self.architecture), self._lora.scale)
+        return merged(value, *self._adapter(parameter), rows_of(target, self.architecture), self.lora.scale)
 
     def _check(self, name: str) -> None:
         if self._expected.get(name, self.digests.read[name]) != self.digests.read[name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from policies import (
     settings,
     weights_of,
 )
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.func import functional_call
 
@@ -29,7 +31,7 @@ from megasharp.convert.hf_folder import HFReader, read_config
 from megasharp.convert.hf_write import carry_over
 from megasharp.convert.lora import MODULES, RECORD, TARGETS, LoraSettings, is_adapter, trained_parameters
 from megasharp.errors import UserError
-from megasharp.mcore.conversion import megatron_to_hf
+from megasharp.mcore.conversion import megatron_to_hf, megatron_to_peft
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.optimizer import parts
 from megasharp.mcore.verification import Probe, verify
@@ -319,6 +321,21 @@ def save_after_training(rank: int, world: int, root: Path, folder: Path, sequenc
         return weights_of(learner)
 
 
+def assert_adapts(checkpoint: Path, start: dict[str, Tensor], exported: dict[str, Tensor]) -> None:
+    """The PEFT folder's A and B on the first weights, by PEFT's own names and formula, give what was exported."""
+    megatron_to_peft(checkpoint, checkpoint / "peft")
+    config = json.loads((checkpoint / "peft" / "adapter_config.json").read_text())
+    tensors = load_file(checkpoint / "peft" / "adapter_model.safetensors")
+    modules = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert config["target_modules"] == modules and len(tensors) == 2 * 7 * 4
+    for name, tensor in tensors.items():
+        if ".lora_A." in name:
+            weight = name.removeprefix("base_model.model.").replace(".lora_A", "")
+            change = tensors[name.replace("lora_A", "lora_B")].double() @ tensor.double()
+            merged = start[weight] + config["lora_alpha"] / config["r"] * change
+            assert (merged - exported[weight]).abs().max() <= 1e-6, name
+
+
 def test_a_checkpoint_alone_gives_the_merged_model(root: Path, tmp_path: Path) -> None:
     """Saved by four ranks, read as one stream by the conversion, which knows of the adapters from the record alone."""
     (tmp_path / "policy").mkdir()
@@ -332,6 +349,7 @@ def test_a_checkpoint_alone_gives_the_merged_model(root: Path, tmp_path: Path) -
         for name, weight in exported.items():
             assert (reader.tensor(name) - weight).abs().max() <= 1e-6, name
         assert sum(not torch.equal(reader.tensor(name), start[name]) for name in exported) == 7 * 4
+    assert_adapts(tmp_path, start, exported)
     found = verify(tmp_path / "exported", tmp_path, Probe(tokens=24))
     assert found.equal, "transformers with the merged weights, Megatron with the adapters beside them: " + str(found)
     (tmp_path / "policy" / RECORD).unlink()
