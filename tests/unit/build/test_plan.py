@@ -265,6 +265,14 @@ def test_rollouts_in_the_process_leave_the_step_open(tmp_path: Path) -> None:
         suggest(question.request)
 
 
+@pytest.mark.parametrize("overrides", ["data.max_response_tokens=40000", "cluster.nodes=1"])
+def test_nothing_is_suggested_where_nothing_works(tmp_path: Path, overrides: str) -> None:
+    """Too long for the model's positions; too large for 24 GiB."""
+    gpu = "h200" if "data" in overrides else "24576"
+    with pytest.raises(UserError, match="--suggest found no layout that fits"):
+        suggest(asked(tmp_path, "qwen3-32b", overrides, options=Options(gpu=gpu)).request)
+
+
 def test_suggestions_need_gpus() -> None:
     file = EXAMPLES / "quickstart" / "run.yaml"
     with pytest.raises(UserError, match="--suggest ranks layouts on GPUs"):
