@@ -81,6 +81,10 @@ def moments_of(own: RankLearner) -> list[Tensor]:
     return [moment.clone() for o in optimizers for state in o.state.values() for moment in state.values()]
 
 
+def parameters_of(own: RankLearner) -> list[torch.nn.Parameter]:
+    return [parameter for chunk in own._chunks for parameter in chunk.parameters()]
+
+
 def poisoned_weight(rank: int, world: int, folder: str, layouts: list[str]) -> list[Skipped]:
     """One element of the last rank's part of the model is not a number; the other ranks' parts are well."""
     found = []
@@ -91,12 +95,12 @@ def poisoned_weight(rank: int, world: int, folder: str, layouts: list[str]) -> l
             if rank == world - 1:
                 weight = next(own._chunks[0].decoder.layers[0].mlp.linear_fc2.parameters())
                 weight.data[0, 0] = math.nan
-            before = [p.detach().clone() for p in own._parameters()]
+            before = [p.detach().clone() for p in parameters_of(own)]
             moments = moments_of(own)
             bad = learner.step(packed(ragged_sequences(), layout), recipe())
             unchanged = all(
                 torch.equal(x.nan_to_num(77.0), p.nan_to_num(77.0))
-                for x, p in zip(before, own._parameters(), strict=True)
+                for x, p in zip(before, parameters_of(own), strict=True)
             )
             kept = all(torch.equal(x, y) for x, y in zip(moments, moments_of(own), strict=True))
             found.append(Skipped(bad, unchanged, kept))
@@ -140,7 +144,7 @@ class Offloaded:
 def storages(own: RankLearner, kinds: tuple[str, ...]) -> list[torch.UntypedStorage]:
     found = []
     if "weights" in kinds:
-        found += [p.untyped_storage() for p in own._parameters()]
+        found += [p.untyped_storage() for p in parameters_of(own)]
     if "gradients" in kinds:
         found += [buffer.grad_data.untyped_storage() for chunk in own._ddp for buffer in chunk.buffers]
     if "optimizer" in kinds:

@@ -313,7 +313,9 @@ def test_the_reference_is_the_frozen_model_until_a_reset(root: Path) -> None:
 # A checkpoint by itself.
 
 
-def save_after_training(rank: int, world: int, root: Path, folder: Path, sequences: list[Sequence]) -> dict[str, Tensor]:
+def save_after_training(
+    rank: int, world: int, root: Path, folder: Path, sequences: list[Sequence]
+) -> dict[str, Tensor]:
     method = recipe()
     with learner_on(values(root, CASES[0], "tp2pp2")) as (learner, _):
         learner.step(packed(sequences, LAYOUTS["tp2pp2"]), method)

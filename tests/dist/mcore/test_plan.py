@@ -35,7 +35,15 @@ def run(*command: str) -> str:
 
 
 def built(names: list[str], **layout: object) -> list[list[int]]:
-    request = {"folders": [str(MODELS / name) for name in names], "dp": 1, "tp": 1, "pp": 1, "cp": 1, "vpp": 1, **layout}
+    request = {
+        "folders": [str(MODELS / name) for name in names],
+        "dp": 1,
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "vpp": 1,
+        **layout,
+    }
     found: list[list[int]] = json.loads(run("-m", "megasharp.mcore.meta", json.dumps(request)))
     return found
 

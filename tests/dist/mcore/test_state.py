@@ -98,7 +98,9 @@ def save_all(
     for case, layout in cases:
         folder = checkpoint(root, case, layout)
         folder.mkdir(exist_ok=True)
-        values = settings(str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype, lora=case.lora)
+        values = settings(
+            str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype, lora=case.lora
+        )
         with learner_on(values) as (learner, _):
             for _ in range(STEPS):
                 step(learner, sequences, layout)
@@ -115,7 +117,9 @@ def load_all(
     for case, saved_at, layout in resumes:
         again = root / f"again-{checkpoint(root, case, saved_at).name}-{layout}"
         again.mkdir(exist_ok=True)
-        values = settings(str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype, lora=case.lora)
+        values = settings(
+            str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype, lora=case.lora
+        )
         with learner_on(values) as (learner, own):
             learner.load(checkpoint(root, case, saved_at))
             inner = inner_state(own)
