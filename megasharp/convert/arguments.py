@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megasharp.convert.architecture import Architecture, RopeParameters
@@ -63,9 +63,58 @@ def _rope(rope: RopeParameters) -> Arguments:
 
 
 def differences(one: Mapping[str, Argument], other: Mapping[str, Argument]) -> list[tuple[str, Argument, Argument]]:
-    """(key, one's value, other's value) of every argument that differs; None stands for one that is not given."""
+    """(key, one's value, other's value) of every argument that differs.
+
+    None stands for one that is not given, and so does an empty list. Windows come as config.json's `sliding_window`,
+    once for each pair of sizes, with the layers that have it.
+    """
     keys = [*one, *(key for key in other if key not in one)]
-    return [(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)]
+    pairs = [(key, _given(one.get(key)), _given(other.get(key))) for key in keys]
+    return [
+        found
+        for key, mine, theirs in pairs
+        if mine != theirs
+        for found in (_windows(mine, theirs) if key == "windows" else [(key, mine, theirs)])
+    ]
+
+
+def _given(value: Argument) -> Argument:
+    return None if value == [] else value
+
+
+def _windows(mine: Argument, theirs: Argument) -> list[tuple[str, Argument, Argument]]:
+    """The windows that differ, by pairs; layers that only one of the models has are left to their number's own key."""
+    if not all(value is None or isinstance(value, list) for value in (mine, theirs)):
+        return [("windows", mine, theirs)]
+    sizes = [value for value in (mine, theirs) if isinstance(value, list)]
+    layers = range(min(map(len, sizes)))
+    pairs = [(_window(mine, layer), _window(theirs, layer)) for layer in layers]
+    return [
+        (_windows_key(pair, [layer for layer in layers if pairs[layer] == pair]), *pair)
+        for pair in dict.fromkeys(pairs)
+        if pair[0] != pair[1]
+    ]
+
+
+def _window(windows: Argument, layer: int) -> Argument:
+    return windows[layer] if isinstance(windows, list) else None
+
+
+def _windows_key(pair: tuple[Argument, Argument], layers: Sequence[int]) -> str:
+    """Whether a layer has a window at all is the matter of two keys."""
+    keys = "sliding_window, layer_types" if None in pair else "sliding_window"
+    return f"{keys} (layers {_ranges(layers)})"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short.
+
+    Example: "0-3, 6, 8-9".
+    """
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    parts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(parts)
 
 
 def check_arguments(config: Path, arch: Architecture, folder: Path, recorded: Mapping[str, Argument]) -> None:

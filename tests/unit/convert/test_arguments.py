@@ -65,8 +65,32 @@ def test_a_record_of_a_version_without_windows_fits_a_model_without(save_model, 
     _, _, arch = read_config(save_model("qwen3"))
     older = {key: value for key, value in model_arguments(arch).items() if key != "windows"}
     check_arguments(tmp_path, arch, tmp_path, older)
-    with pytest.raises(UserError, match=r"windows=\[4, 4, 4\], recorded None"):
+    with pytest.raises(UserError, match=r"sliding_window, layer_types \(layers 0-2\)=4, recorded None"):
         check_arguments(tmp_path, dataclasses.replace(arch, windows=(4, 4, 4)), tmp_path, older)
+
+
+@pytest.mark.parametrize("nothing", [[], None])
+def test_no_windows_are_recorded_one_way_or_another(save_model, tmp_path: Path, nothing: list[None] | None) -> None:
+    _, _, arch = read_config(save_model("qwen3"))
+    recorded = {**model_arguments(arch), "windows": nothing}
+    check_arguments(tmp_path, arch, tmp_path, recorded)
+    with pytest.raises(UserError, match=r": sliding_window, layer_types \(layers 1\)=4, recorded None: restore"):
+        check_arguments(tmp_path, dataclasses.replace(arch, windows=(None, 4, None)), tmp_path, recorded)
+
+
+def test_windows_that_differ_are_told_by_their_sizes_and_layers(arch: Architecture, tmp_path: Path) -> None:
+    recorded = {**model_arguments(arch), "windows": [8, 6, 6]}
+    with pytest.raises(UserError, match=r": sliding_window \(layers 1-2\)=8, recorded 6: restore"):
+        check_arguments(tmp_path, arch, tmp_path, recorded)
+    other = dataclasses.replace(arch, windows=(None, 8, None))
+    with pytest.raises(UserError, match=r": sliding_window, layer_types \(layers 0, 2\)=None, recorded 8: restore"):
+        check_arguments(tmp_path, other, tmp_path, model_arguments(arch))
+
+
+def test_windows_of_another_number_of_layers_are_told_by_that_number(arch: Architecture, tmp_path: Path) -> None:
+    other = dataclasses.replace(arch, num_layers=2, windows=(8, 8))
+    with pytest.raises(UserError, match=r": num_hidden_layers=2, recorded 3: restore"):
+        check_arguments(tmp_path, other, tmp_path, model_arguments(arch))
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
