@@ -1,7 +1,6 @@
 """Hugging Face checkpoint folders, opened with every name and shape checked.
 
-Nothing here reaches the network. Formats: https://github.com/huggingface/safetensors#format, and the file
-`model.safetensors.index.json` as transformers writes it.
+Nothing here reaches the network.
 """
 
 from __future__ import annotations
@@ -20,11 +19,17 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.shards import expected_hf_shapes
+from megasharp.convert.weight_files import (
+    INDEX_FILE,
+    open_weights,
+    tensor_names,
+    tensors_by_file,
+    weight_files,
+    where_looked_for,
+)
 from megasharp.errors import UserError, one_line
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -86,7 +91,7 @@ class HFReader:
 
     Raises:
         UserError: anything `read_config` refuses; weights that are missing or truncated; a tensor that is
-            missing, extra, misshapen or not floating point.
+            missing, extra, in two files, misshapen or not floating point.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -94,9 +99,11 @@ class HFReader:
         self.config, self.family, self.architecture = read_config(folder)
         self._stack = ExitStack()
         try:
-            self._files = _weight_files(self.folder)
-            paths = sorted(set(self._files.values()))
-            self._handles = {path: self._stack.enter_context(_open(path)) for path in paths}
+            self._files = weight_files(self.folder)
+            self._handles = {
+                path: self._stack.enter_context(open_weights(path, names))
+                for path, names in tensors_by_file(self._files).items()
+            }
             self._files |= self._unindexed()
             self._check()
         except BaseException:
@@ -142,15 +149,21 @@ class HFReader:
         return tensor
 
     def _unindexed(self) -> dict[str, Path]:
-        """Tensors that sit in the files without an entry in the index."""
-        found = {name: path for path, handle in self._handles.items() for name in _names(handle)}
+        """Tensors that sit in the files without an entry in the index; none may be in two files."""
+        found: dict[str, Path] = {}
+        for path, handle in self._handles.items():
+            for name in tensor_names(handle):
+                if name in found:
+                    raise UserError(f"tensor {name} is in {found[name]} and in {path}: only one can be meant")
+                found[name] = path
         return {name: path for name, path in found.items() if name not in self._files}
 
     def _check(self) -> None:
         expected = expected_hf_shapes(self.family, self.architecture)
         for name, shape in expected.items():
             if name not in self._files:
-                raise UserError(f"tensor {name} is missing from {self.folder}: its config.json asks for it")
+                where, config = where_looked_for(self.folder), self.folder / CONFIG_FILE
+                raise UserError(f"tensor {name} is missing from {where}: {config} asks for it")
             self._check_header(name, shape)
         for name in sorted(self._files.keys() - expected.keys()):
             if not self._is_spare_head(name, expected):
@@ -197,39 +210,3 @@ def _architecture_name(path: Path) -> str:
     if not isinstance(names, list) or len(names) != 1:
         raise UserError(f"{path}: architectures={names} must be a list of one name, as ['Qwen3ForCausalLM']")
     return str(names[0])
-
-
-def _weight_files(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor; a single file wins over an index, as in transformers."""
-    single, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
-    if single.is_file():
-        with _open(single) as handle:
-            return dict.fromkeys(_names(handle), single)
-    if not index.is_file():
-        raise UserError(f"no safetensors weights in {folder}: expected {WEIGHTS_FILE} or {INDEX_FILE}")
-    files = {name: folder / file for name, file in _weight_map(index).items()}
-    for path in sorted(set(files.values())):
-        if not path.is_file():
-            raise UserError(f"{index} names {path.name}, which does not exist: complete the download")
-    return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        raw = json.loads(index.read_text(encoding="utf-8"))
-        weight_map = {str(name): str(file) for name, file in raw["weight_map"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} cannot be read: {type(error).__name__}: {one_line(error)}") from error
-    return weight_map
-
-
-def _names(handle: safe_open) -> list[str]:
-    names: list[str] = handle.keys()  # type: ignore[no-untyped-call]
-    return names
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is truncated or not a safetensors file: {one_line(error)}") from error

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from megasharp.convert.hf_folder import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
+from megasharp.convert.hf_folder import CONFIG_FILE, TOKENIZER_FILES, read_config
 from megasharp.convert.safetensors_file import TensorFile
 from megasharp.convert.shards import expected_hf_shapes
+from megasharp.convert.weight_files import INDEX_FILE, WEIGHTS_FILE
 from megasharp.files import completed_folder, folder_errors
 
 _CARRIED_FILES = (

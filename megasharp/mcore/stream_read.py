@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from megasharp.errors import UserError, one_line
 from megasharp.mcore.pieces import Cut, Piece
 
+_CONTENTS = ".metadata"
 _OPTIMIZER = ("optimizer.", "chained_")
 
 
@@ -73,7 +74,7 @@ class StreamedCheckpoint:
             ) from error
 
     def _read_metadata(self) -> Metadata:
-        path = self._folder / ".metadata"
+        path = self._folder / _CONTENTS
         try:
             metadata = self._reader.read_metadata()
             assert metadata.storage_data, "it lists no files"
@@ -99,7 +100,9 @@ class StreamedCheckpoint:
         for key, found in self._metadata.state_dict_metadata.items():
             weight = not key.startswith(_OPTIMIZER) and not isinstance(found, BytesStorageMetadata)
             if weight and key not in keys:
-                raise UserError(f"{self._folder}: extra tensor {key}, which the model of its config.json does not have")
+                raise UserError(
+                    f"{self._folder / _CONTENTS}: extra tensor {key}, which the model of its config.json has not"
+                )
         for index, info in self._metadata.storage_data.items():
             if index.fqn in keys:
                 self._check_file(index, info.offset + info.length)
@@ -107,8 +110,8 @@ class StreamedCheckpoint:
     def _check_stored(self, key: str, piece: Piece) -> None:
         found = self._metadata.state_dict_metadata.get(key)
         if not isinstance(found, TensorStorageMetadata):
-            raise UserError(f"{self._folder}: tensor {key} is missing: the model of its config.json has it")
-        where = f"{self._folder}: tensor {key}"
+            raise UserError(f"{self._folder / _CONTENTS}: tensor {key} is missing: the model of its config.json has it")
+        where = f"{self._folder / _CONTENTS}: tensor {key}"
         if not _fits(tuple(found.size), piece):
             asked = f"the model of its config.json asks for {piece.whole}"
             raise UserError(f"{where} has shape {tuple(found.size)}, but {asked}")

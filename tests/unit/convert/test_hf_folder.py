@@ -114,10 +114,46 @@ def test_index_errors(save_model) -> None:
     edit_json(index, weight_map={name: file for name, file in listed.items() if name != NORM})
     HFReader(folder).close()
     edit_json(index, weight_map=listed)
-    (folder / listed[NORM]).unlink()
-    assert f"{index} names {listed[NORM]}, which does not exist" in error_of(folder)
+    path, shared = folder / listed[NORM], [name for name, file in listed.items() if file == listed[NORM]]
+    content = path.read_bytes()
+    for length in (len(content) - 1, 20):
+        path.write_bytes(content[:length])
+        message = error_of(folder)
+        assert message.startswith(f"{path} is truncated") and any(f"tensor {name} " in message for name in shared)
+    path.unlink()
+    message = error_of(folder)
+    assert message.startswith(f"{index} names {path.name}, which does not exist, for tensor {shared[0]}")
     index.write_text("{")
     assert f"{index} cannot be read" in error_of(folder)
+
+
+def test_a_file_that_is_cut_short_names_a_tensor_behind_its_end(save_model) -> None:
+    path = save_model() / "model.safetensors"
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    last = max((name for name in header if name != "__metadata__"), key=lambda name: header[name]["data_offsets"])
+    path.write_bytes(content[:-1])
+    assert f", so tensor {last} cannot be read: " in error_of(path.parent)
+
+
+def test_a_tensor_in_no_file_names_where_it_was_looked_for(save_model) -> None:
+    folder = save_model()
+    rewrite(folder, lambda t: t.pop(NORM))
+    asked = f"{folder / 'config.json'} asks for it"
+    assert error_of(folder) == f"tensor {NORM} is missing from {folder / 'model.safetensors'}: {asked}"
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "one.safetensors"}}))
+    assert error_of(folder) == f"tensor {NORM} is missing from {index} and the files that it names: {asked}"
+
+
+def test_a_tensor_in_two_files_names_both(save_model) -> None:
+    folder = save_model(shard=4000)
+    listed = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    other = folder / next(file for file in sorted(set(listed.values())) if file != listed[NORM])
+    save_file({**load_file(other), NORM: torch.ones(24)}, other, metadata={"format": "pt"})
+    one, two = sorted([folder / listed[NORM], other])
+    assert error_of(folder).startswith(f"tensor {NORM} is in {one} and in {two}")
 
 
 @pytest.mark.parametrize(
