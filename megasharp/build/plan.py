@@ -23,8 +23,9 @@ from megasharp.plan.formulas import Lengths
 from megasharp.plan.hardware import DEFAULT, find_gpu
 from megasharp.plan.make import make_plan
 from megasharp.plan.request import Batch, Engines, Machines, Network, Passes, Rates, Request, Split
+from megasharp.plan.result import Plan
 from megasharp.plan.shares import stages
-from megasharp.plan.suggest import suggest
+from megasharp.plan.suggest import Suggestion, suggest
 from megasharp.plan.text import plan_text, suggestions_text
 from megasharp.types import as_dtype
 
@@ -32,6 +33,14 @@ SHIPPED = REPOSITORY / "configs" / "model"
 _GPUS_PER_NODE = 8
 # Megatron's import is most of it.
 _MODEL_SECONDS = 300
+# Of what `--json` prints.
+UNITS = {
+    "sizes": "bytes of one GPU (or CPU rank); checkpoint.size of all ranks together, host of a node",
+    "seconds": "seconds",
+    "lengths": "tokens",
+    "rates": "shares of the data sheet; disk in bytes per second",
+    "parameters": "numbers; in stages, of one rank",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +65,22 @@ class Asked:
 
 def ask(config: RunConfig, where: str, options: Options) -> Asked:
     """The planner's request for a run. Raises UserError for a model that is not known, and for keys that contradict."""
-    config, notes = _fill_nodes(config, where, options)
     recipes = build_recipes(config, where)
     needs = recipes.needs
     policy, policy_folder = _network(config.model.path, where)
+    _check_cut(config, policy)
     folders = [policy_folder]
     memory = None
     if needs.memory is not None:
         memory, memory_folder = _network(needs.memory.path, where)
+        _check_cut(config, memory)
         folders.append(memory_folder)
         if memory.architecture.vocab != policy.architecture.vocab:
             raise UserError(
                 f"{where}: the memory network {memory.name} has a vocabulary of {memory.architecture.vocab} tokens, "
                 f"the policy {policy.name} one of {policy.architecture.vocab}; they must be the same"
             )
+    config, notes = _fill_nodes(config, where, options)
     for folder, path in zip(folders, (config.model.path, needs.memory.path if needs.memory else ""), strict=False):
         if folder.parent == SHIPPED and not (find(path) / CONFIG_FILE).is_file():
             notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")
@@ -97,6 +108,14 @@ def _network(path: str, where: str) -> tuple[Network, Path]:
     return Network(Path(path).name, family, architecture), folder
 
 
+def _check_cut(config: RunConfig, network: Network) -> None:
+    """Before nodes are filled: a layout that cuts no model is not a question of how many GPUs there are."""
+    policy, architecture = config.policy, network.architecture
+    architecture.check_parallel(policy.tp, policy.pp, vpp=policy.vpp)
+    if config.rollout.engine == "sglang":
+        architecture.check_parallel(config.rollout.tp, 1, "rollout")
+
+
 def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunConfig, list[str]]:
     """With --nodes, data-parallel ranks and engines that fill them; without it, the file as it is."""
     cluster = config.cluster
@@ -110,7 +129,7 @@ def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunCon
         if gpus % model_ranks or gpus % rollout.tp:
             raise UserError(
                 f"{where}: {gpus} GPUs cannot be filled with policy.tp x pp x cp = {model_ranks} and rollout.tp = "
-                f"{rollout.tp}"
+                f"{rollout.tp}: both must divide {gpus}, or give another --nodes"
             )
         dp, engines = gpus // model_ranks, gpus // rollout.tp
     else:
@@ -276,17 +295,29 @@ def plan_run(config: RunConfig, where: str, options: Options, *, as_json: bool, 
     finally:
         check.stop()
     if as_json:
-        tree = {
-            **dataclasses.asdict(plan),
-            "works": plan.works,
-            "notes": asked.notes,
-            "suggestions": [{"keys": one.keys, "reasons": one.reasons} for one in found],
-        }
-        return Answer(json.dumps(tree, indent=2, allow_nan=False), plan.works)
+        return Answer(json.dumps(_tree(asked, plan, found), indent=2, allow_nan=False), plan.works)
     parts = [plan_text(asked.request, plan, asked.notes)]
     if suggestions:
         parts.append(suggestions_text(found))
     return Answer("\n\n".join(parts), plan.works)
+
+
+def _tree(asked: Asked, plan: Plan, found: list[Suggestion]) -> dict[str, object]:
+    """The plan for programs: with what it was asked for, so that two plans can be told apart."""
+    request = asked.request
+    engines, gpu = request.engines, request.machines.gpu
+    return {
+        "units": UNITS,
+        "layout": dataclasses.asdict(request.split),
+        "engines": dataclasses.asdict(engines) if engines else None,
+        "machines": {**dataclasses.asdict(request.machines), "gpu": gpu.name if gpu else None},
+        "rates": dataclasses.asdict(request.rates),
+        "lengths": dataclasses.asdict(request.batch.lengths),
+        **dataclasses.asdict(plan),
+        "works": plan.works,
+        "notes": asked.notes,
+        "suggestions": [{"keys": one.keys, "reasons": one.reasons} for one in found],
+    }
 
 
 def compare(built: list[list[int]], table: list[list[int]]) -> None:

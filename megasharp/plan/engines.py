@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megasharp.plan.formulas import engine_graph_bytes, engine_workspace_bytes, kv_bytes_per_token
+from megasharp.plan.formulas import (
+    engine_default_fraction,
+    engine_graph_bytes,
+    engine_workspace_bytes,
+    kv_bytes_per_token,
+)
 from megasharp.plan.request import Engines, Request
 from megasharp.plan.result import EngineMemory
 
 _GIB = 2**30
 # What our engines take on a CPU, and with a memory network on a GPU (serving/engine/config.py).
 _CPU_POOL, _MEMORY_ROWS = 16_384, 256
+# CUDA context and NCCL's buffers of an engine's process, which stay while it sleeps. An assumption, not measured.
+CONTEXT = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,8 @@ class _Defaults:
 
 def _defaults(memory: float, tp: int) -> _Defaults:
     gib = memory / _GIB
+    if gib < 20:
+        return _Defaults(2048, 8)
     if gib < 35:
         return _Defaults(4096, 48 if tp < 4 else 160)
     if gib < 60:
@@ -50,11 +59,11 @@ def engine_memory(request: Request, learners_leave: int) -> EngineMemory | None:
     batch = min(defaults.batch, most or defaults.batch)
     graphs = engine_graph_bytes(batch)
     workspace = int(engine_workspace_bytes(engines.chunk or defaults.chunk, engines.tp))
-    fraction = engines.memory_fraction or round(1 - (graphs + workspace) / gpu.memory, 3)
+    fraction = engines.memory_fraction or engine_default_fraction(graphs + workspace, gpu.memory)
     cache = int(max(0, fraction * gpu.memory - weights))
     if engines.pool_tokens is not None:
         cache = min(cache, engines.pool_tokens * per_token)
-    room = gpu.memory - graphs - workspace - learners_leave
+    room = gpu.memory - graphs - workspace - CONTEXT - learners_leave
     return _filled(
         request,
         engines,
@@ -110,6 +119,7 @@ def _filled(
         cache=sizes.cache,
         graphs=sizes.graphs,
         workspace=sizes.workspace,
+        context=CONTEXT if request.machines.gpu else 0,
         total=sizes.weights + sizes.cache + sizes.graphs + sizes.workspace,
         fraction=fraction,
         largest_fraction=largest_fraction,

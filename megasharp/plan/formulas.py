@@ -139,8 +139,20 @@ def engine_graph_bytes(batch: int) -> int:
 
 
 def engine_workspace_bytes(chunk: int, tp: int) -> float:
-    """Activations of a prefill chunk and what is constant: SGLang 0.5.21's estimate, 512 + 1.5 chunk + 128 tp MiB."""
-    return (512 + 1.5 * chunk + 128 * tp) * 2**20
+    """Activations of a prefill chunk and what is constant: SGLang 0.5.21's estimate, 512 + 1.5 chunk + 128 tp MiB.
+
+    A chunk counts as 2,048 tokens at least.
+    """
+    return (512 + 1.5 * max(chunk, 2048) + 128 * tp) * 2**20
+
+
+def engine_default_fraction(reserved: float, memory: float) -> float:
+    """SGLang 0.5.21's `mem_fraction_static` where none is set: all but graphs and workspace, `reserved` bytes.
+
+    Above 60 GiB of memory it reserves 10 GiB at least. Its 8 MiB for each size of a prefill graph are left out.
+    """
+    floor = 10 * 2**30 if memory > 60 * 2**30 else 0
+    return round(1 - max(reserved, floor) / memory, 3)
 
 
 # ---- lengths ------------------------------------------------------------------------------------------------------
@@ -230,12 +242,14 @@ def decode_seconds(
     return (full_steps * full_step + drain) / bandwidth
 
 
-def micro_batches(rows: float, budget: int, ranks: int, multiple: int) -> int:
+def micro_batches(rows: float, responses: float, budget: int, ranks: int, multiple: int) -> int:
     """Micro-batches of a rank: `rows` packed tokens over `ranks` data-parallel ranks, at most `budget` in one.
 
-    An interleaved pipeline asks for a `multiple` of its stages.
+    A response is not cut, so there are no more than `responses` over the ranks. An interleaved pipeline asks for a
+    `multiple` of its stages.
     """
-    return max(1, math.ceil(rows / (budget * ranks * multiple))) * multiple
+    count = min(rows / budget, responses)
+    return max(1, math.ceil(count / (ranks * multiple))) * multiple
 
 
 # ---- disk ---------------------------------------------------------------------------------------------------------

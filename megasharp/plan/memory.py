@@ -129,18 +129,19 @@ def left_while_sampling(stage: StageMemory, request: Request, offload: Iterable[
 
 
 def with_engine(stage: StageMemory, request: Request, engine: EngineMemory) -> StageMemory:
-    """The stage with a co-located engine's rank on its GPU: the phases that they share, and what must make room."""
+    """The stage with a co-located engine's rank on its GPU: asleep while learners compute, awake while it samples."""
     gpu = request.machines.gpu
     learners = stage.static + stage.reference + stage.memory_network + stage.reserved
     totals = {
-        **stage.totals,
-        HANDOVER: learners + engine.weights,
-        SAMPLING: left_while_sampling(stage, request, request.split.offload) + engine.total,
+        **{phase: total + engine.asleep for phase, total in stage.totals.items()},
+        HANDOVER: learners + engine.asleep + engine.weights,
+        SAMPLING: left_while_sampling(stage, request, request.split.offload) + engine.total + engine.context,
     }
     must: tuple[str, ...] | None = ()
     if gpu is not None:
         choices = [OFFLOAD_ORDER[:count] for count in range(len(OFFLOAD_ORDER) + 1)]
-        fitting = (c for c in choices if left_while_sampling(stage, request, c) + engine.total <= gpu.memory)
+        room = gpu.memory - engine.total - engine.context
+        fitting = (c for c in choices if left_while_sampling(stage, request, c) <= room)
         must = next(fitting, None)
     return replace(stage, totals=totals, must_offload=must)
 

@@ -49,7 +49,8 @@ class EngineMemory:
 
     `tokens` of cache for one engine; `sequences` at mean and at greatest length. `requests` come to one engine in a
     step, `at_once` of them are decoded together. `largest_fraction` is the most `mem_fraction_static` for which all
-    fits beside what the learners leave; None on a CPU, or where the engines have GPUs of their own.
+    fits beside what the learners leave; None on a CPU, or where the engines have GPUs of their own. `context` is
+    assumed for the process itself; `total` is without it, as SGLang takes its share of what is free then.
     """
 
     count: int
@@ -58,6 +59,7 @@ class EngineMemory:
     cache: int
     graphs: int
     workspace: int
+    context: int
     total: int
     fraction: float | None
     largest_fraction: float | None
@@ -67,6 +69,11 @@ class EngineMemory:
     sequences_longest: int
     requests: float
     at_once: int
+
+    @property
+    def asleep(self) -> int:
+        """What stays on its GPU while it sleeps: weights and cache leave, CUDA graphs and the process do not."""
+        return self.graphs + self.context
 
 
 @dataclass(frozen=True, slots=True)

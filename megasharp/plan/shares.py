@@ -55,7 +55,13 @@ def rows_of(batch: Batch, split: Split) -> Rows:
     copies = math.ceil(batch.responses * lengths.response / room)
     step = batch.prompts * (copies * lengths.prompt + batch.responses * lengths.response)
     multiple = split.pp if split.vpp > 1 else 1
-    count = micro_batches(step / batch.mini_batches, split.micro_batch_tokens, split.dp, multiple)
+    count = micro_batches(
+        step / batch.mini_batches,
+        batch.sequences / batch.mini_batches,
+        budget=split.micro_batch_tokens,
+        ranks=split.dp,
+        multiple=multiple,
+    )
     # A response that is longer than the budget is alone in its micro-batch.
     largest = max(min(split.micro_batch_tokens, step / (batch.mini_batches * split.dp)), lengths.longest)
     unit = _ROW_MULTIPLE * split.tp

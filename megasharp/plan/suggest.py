@@ -1,4 +1,7 @@
-"""A search over layouts: every one is planned, those that fit are ranked by the predicted seconds of a step."""
+"""A search over layouts: every one is planned, those that fit are ranked by the predicted seconds of a step.
+
+Predictions that lie within 5 % of each other say nothing: among such layouts the one of fewer pipeline stages is first.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ class Suggestion:
 
 
 def suggest(request: Request, count: int = 3) -> list[Suggestion]:
-    """The `count` fastest layouts that fit into the request's machines, each of another tp x pp x cp.
+    """The `count` first layouts that fit into the request's machines, each of another tp x pp x cp.
+
+    By seconds of a step in classes of 5 %, then the simplest first; what is not built yet comes last.
 
     Raises UserError where nothing fits, or the run is not on GPUs or has no engines.
     """
@@ -52,12 +57,12 @@ def suggest(request: Request, count: int = 3) -> list[Suggestion]:
         split = candidate.split
         best.setdefault((split.tp, split.pp, split.cp), (candidate, plan))
     chosen = list(best.values())[:count]
-    fastest = chosen[0][1].step_seconds or 1.0
-    return [Suggestion(_keys(one), plan, _reasons(one, plan, fastest)) for one, plan in chosen]
+    first = chosen[0][1].step_seconds or 1.0
+    return [Suggestion(_keys(one), plan, _reasons(one, plan, first)) for one, plan in chosen]
 
 
 def _order(split: Split, seconds: float, fastest: float) -> tuple[float, ...]:
-    """What is not built yet comes last, however fast. Of layouts that are equally fast, the simplest comes first."""
+    """What is not built yet comes last, however fast. Within a class of 5 % the simplest comes first."""
     return split.cp > 1, int(math.log(seconds / fastest) / math.log(_EQUAL)), split.pp, split.cp, seconds
 
 
@@ -142,10 +147,10 @@ def _keys(request: Request) -> dict[str, int | float | str]:
     return keys
 
 
-def _reasons(request: Request, plan: Plan, fastest: float) -> tuple[str, ...]:
+def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
     split, seconds = request.split, plan.step_seconds or 0.0
-    slower = f", {seconds / fastest - 1:.0%} more than the first" if seconds > fastest else ""
-    reasons = [f"{seconds:.0f} s a step{slower}"]
+    compared = f", {abs(seconds / first - 1):.0%} {'more' if seconds > first else 'less'} than the first"
+    reasons = [f"{seconds:.0f} s a step" + (compared if seconds != first else "")]
     reasons.append(
         "no pipeline, so no bubble" if split.pp == 1 else f"{split.pp} pipeline stages idle {plan.bubble:.0%} of a pass"
     )

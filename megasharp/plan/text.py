@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from megasharp.plan.memory import ANNOTATION, HANDOVER, OFFLOAD_ORDER, SAMPLING, TRAINING
+from megasharp.plan.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING
 from megasharp.plan.request import Request
 from megasharp.plan.result import EngineMemory, Plan, StageMemory
 from megasharp.plan.suggest import Suggestion
 
-_WIDTH, _LABEL, _COLUMN, _STAGES = 100, 40, 14, 4
+_WIDTH, _LABEL, _COLUMN, _STAGES = 100, 40, 15, 4
 _PHASES = {
     TRAINING: "in training",
     ANNOTATION: "in annotation (passes before)",
@@ -24,7 +24,7 @@ def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
     unit = _unit(plan)
     lines = [*_head(request, plan), "", *_memory(request, plan, unit)]
     if plan.engine is not None:
-        lines += ["", *_engine(request, plan.engine, unit)]
+        lines += ["", *_engine(request, plan, plan.engine, unit)]
     lines += ["", *_time(request, plan), *_wrapped("checkpoint", _checkpoint(request, plan))]
     if notes or plan.problems:
         lines.append("")
@@ -35,7 +35,7 @@ def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
 
 def suggestions_text(found: Sequence[Suggestion]) -> str:
     """Layouts as overrides that can be copied, each with its reasons."""
-    lines = ["Layouts that fit, the fastest first (predicted):"]
+    lines = ["Layouts that fit, the fastest first, within 5 % the simplest (predicted):"]
     for number, one in enumerate(found, 1):
         keys = " ".join(_override(key, value) for key, value in one.keys.items())
         lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join(one.reasons))]
@@ -113,8 +113,16 @@ def _memory(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[s
         shown = plan.stages[first : first + _STAGES]
         heads = [f"{stage.stage}" + ("" if stage.kind == "only" else f" {stage.kind}") for stage in shown]
         yield _line(f"Memory of {where}, {unit[1]}{of}; stage", heads)
+        yield from _layers(shown)
         for label, cell in _rows(request, plan, unit):
             yield _line(f"  {label}", [cell(stage) for stage in shown])
+
+
+def _layers(shown: Sequence[StageMemory]) -> Iterator[str]:
+    """A line for each run of layers: a virtual pipeline's stages have several, of the same number each."""
+    runs = [stage.layers.split(", ") for stage in shown]
+    for number, cells in enumerate(zip(*runs, strict=True)):
+        yield _line("  layers" if number == 0 else "", cells)
 
 
 def _line(label: str, cells: Sequence[str]) -> str:
@@ -125,7 +133,6 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Ro
     def size(name: str) -> Callable[[StageMemory], str]:
         return lambda stage: f"{getattr(stage, name) / unit[0]:.1f}"
 
-    yield "layers", lambda stage: stage.layers
     yield "parameters of the policy", lambda stage: f"{stage.parameters:,}"
     if request.lora is not None:
         yield "of them trained (adapters)", lambda stage: f"{stage.trained:,}"
@@ -144,26 +151,33 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Ro
         yield "the memory network's step instead", size("memory_step")
     if request.machines.gpu is not None:
         yield "CUDA, NCCL, fragmentation (assumed)", size("reserved")
+    if plan.engine is not None and _colocated_on_gpus(request):
+        engine = plan.engine
+        yield "a sleeping engine's graphs and context", lambda _: f"{engine.asleep / unit[0]:.1f}"
     for phase in plan.stages[0].totals:
         yield _PHASES[phase], lambda stage, phase=phase: f"{stage.totals[phase] / unit[0]:.1f}"  # type: ignore[misc]
-    if plan.engine is not None and request.engines is not None and request.engines.colocated and request.machines.gpu:
-        yield "must leave it while engines sample", _must
+
+
+def _colocated_on_gpus(request: Request) -> bool:
+    return request.engines is not None and request.engines.colocated and request.machines.gpu is not None
 
 
 def _activations(setting: str, scale: float) -> Callable[[StageMemory], str]:
     return lambda stage: f"{stage.activations_by[setting] / scale:.1f}"
 
 
-def _must(stage: StageMemory) -> str:
-    if stage.must_offload is None:
-        return "not enough"
-    if len(stage.must_offload) == len(OFFLOAD_ORDER):
-        return "all"
-    short = {"gradients": "grad", "optimizer": "optim", "weights": "weights"}
-    return " ".join(short[name] for name in stage.must_offload) or "nothing"
+def _must(stages: Sequence[StageMemory]) -> str:
+    """The least of policy.offload that makes room for engines, and on which stages, where these differ."""
+    found: dict[str, list[str]] = {}
+    for stage in stages:
+        names = "even all is not enough" if stage.must_offload is None else ", ".join(stage.must_offload) or "nothing"
+        found.setdefault(names, []).append(str(stage.stage))
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{names} (stage {', '.join(numbers)})" for names, numbers in found.items())
 
 
-def _engine(request: Request, engine: EngineMemory, unit: tuple[float, str]) -> Iterator[str]:
+def _engine(request: Request, plan: Plan, engine: EngineMemory, unit: tuple[float, str]) -> Iterator[str]:
     assert request.engines is not None
     scale, name = unit
     placed = "beside the policy" if request.engines.colocated else "on GPUs of their own"
@@ -172,12 +186,15 @@ def _engine(request: Request, engine: EngineMemory, unit: tuple[float, str]) -> 
     parts = [f"weights {engine.weights / scale:.1f} {name}{both}", f"cache {engine.cache / scale:.1f} {name}"]
     if request.machines.gpu:
         parts += [f"CUDA graphs {engine.graphs / scale:.1f} {name}", f"workspace {engine.workspace / scale:.1f} {name}"]
+        parts.append(f"its process {engine.context / scale:.1f} {name} (CUDA context and NCCL, assumed)")
     yield from _wrapped("engines", f"{engine.count} x tp {engine.tp} {placed}; of {where}: {', '.join(parts)}")
     if engine.fraction is not None:
         asked = request.engines.memory_fraction
         said = "" if asked is not None else ", SGLang's default"
         most = f"; {engine.largest_fraction:.2f} is the most that fits" if engine.largest_fraction is not None else ""
         yield from _wrapped("", f"mem_fraction_static {engine.fraction:.3f}{said}{most}")
+    if _colocated_on_gpus(request):
+        yield from _wrapped("", f"must leave the GPU while engines sample (policy.offload): {_must(plan.stages)}")
     yield from _wrapped(
         "cache",
         f"{engine.tokens:,} tokens an engine: {engine.sequences_mean} responses at their mean size, "
