@@ -190,7 +190,7 @@ def _engine(request: Request, plan: Plan, engine: EngineMemory, unit: tuple[floa
     yield from _wrapped("engines", f"{engine.count} x tp {engine.tp} {placed}; of {where}: {', '.join(parts)}")
     if engine.fraction is not None:
         asked = request.engines.memory_fraction
-        said = "" if asked is not None else ", SGLang's default"
+        said = "" if asked is not None else ", SGLang's default (its prefill graphs are left out)"
         most = f"; {engine.largest_fraction:.2f} is the most that fits" if engine.largest_fraction is not None else ""
         yield from _wrapped("", f"mem_fraction_static {engine.fraction:.3f}{said}{most}")
     if _colocated_on_gpus(request):

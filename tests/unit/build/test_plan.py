@@ -300,6 +300,10 @@ def test_sglangs_default_fraction_reserves_what_sglang_does(
     keys += [f"rollout.sglang.chunked_prefill_size={chunk}"] if chunk else []
     plan = planned(tmp_path, "qwen3-32b", *keys, options=Options(gpu=str(gpu)))
     assert plan.engine is not None and plan.engine.fraction == round((gpu - reserved) / gpu, 3)
+    question = asked(tmp_path, "qwen3-32b", *keys, options=Options(gpu=str(gpu)))
+    assert "SGLang's default (its prefill graphs are left out)" in " ".join(
+        plan_text(question.request, plan, ()).split()
+    )
 
 
 def test_a_reference_stays_on_the_gpu_and_is_swapped_in(tmp_path: Path) -> None:
