@@ -27,6 +27,11 @@ def run_command(command: Callable[[], object]) -> None:
         sys.exit(code)
 
 
+def note(line: str) -> None:
+    """Say on standard error what a user should know, though nothing is wrong."""
+    sys.stderr.write(f"megasharp: note: {line}\n")
+
+
 def _exit_code(error: BaseException) -> int | None:
     """Write the error's one line and return its exit code; None for what is not ours to judge."""
     number = signals.arrived()

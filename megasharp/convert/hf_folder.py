@@ -54,7 +54,7 @@ def read_config(folder: str | Path) -> tuple[PretrainedConfig, Family, Architect
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     # transformers reports a bad value with whatever the attribute happened to raise.
     except Exception as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+        raise UserError(_unknown_dtype(path) or f"{path} cannot be read: {one_line(error)}") from error
     family = FAMILIES[name]
     if config.model_type not in family.model_types:
         expected = " or ".join(family.model_types)
@@ -210,3 +210,13 @@ def _architecture_name(path: Path) -> str:
     if not isinstance(names, list) or len(names) != 1:
         raise UserError(f"{path}: architectures={names} must be a list of one name, as ['Qwen3ForCausalLM']")
     return str(names[0])
+
+
+def _unknown_dtype(path: Path) -> str | None:
+    """The error for a dtype that torch has not, for which transformers' own names no key."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("dtype", "torch_dtype"):
+        name = raw.get(key)
+        if isinstance(name, str) and not isinstance(getattr(torch, name, None), torch.dtype):
+            return f"{path}: {key}={name} is none of torch's dtypes: name what the weights are stored in"
+    return None

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megasharp.command import note
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import check_arguments
 from megasharp.convert.hf_folder import CONFIG_FILE, HFReader, read_config
@@ -82,19 +83,22 @@ def megatron_to_hf(
     The weights keep the dtype they are stored in, or are rounded to `dtype`; config.json names it.
 
     Raises:
-        UserError: the source is damaged, or its config.json is not the one of its weights; the target exists, or the
+        UserError: the source is damaged, its config.json is not the one of its weights, or these have several dtypes
+            and none is asked for; the target exists, or the
             disk is full.
     """
     if dtype is not None:
         _asked(dtype)
     weights = MegatronWeights(source)
+    stored = weights.dtypes()
+    if dtype is None and len(stored) > 1:
+        found = " and ".join(f"{name} in {stored_in}" for stored_in, name in sorted(stored.items()))
+        raise UserError(f"{source / 'policy'}: tensors {found}: have all of them rounded to one with --dtype")
     with completed_folder(target) as folder:
         fill_hf_folder(folder, target, source / "hf", weights.tensors(dtype), max_shard_bytes)
         with folder_errors(target):
-            written = dtype or weights.dtype
-            write_record(
-                folder, "megatron-to-hf", source, weights.architecture, weights.digests, weights.dtype, written
-            )
+            read = ", ".join(sorted(stored))
+            write_record(folder, "megatron-to-hf", source, weights.architecture, weights.digests, read, dtype or read)
 
 
 def megatron_to_peft(source: Path, target: Path) -> None:
@@ -113,8 +117,8 @@ def megatron_to_peft(source: Path, target: Path) -> None:
 class MegatronWeights:
     """The weights of a Megatron folder or a run's checkpoint, as Hugging Face tensors, adapters merged into them.
 
-    Opening checks the model's arguments and every stored tensor, and reads no weights. `dtype` names what they are
-    stored in, `lora` its adapters if it has any. `digests` fills as the tensors are read.
+    Opening checks the model's arguments and every stored tensor, and reads no weights; where no arguments are recorded,
+    a note says so. `lora` are its adapters if it has any. `digests` fills as the tensors are read.
 
     Raises:
         UserError: the folder is not one, or is damaged.
@@ -127,14 +131,24 @@ class MegatronWeights:
         self.folder = folder
         _, self.family, self.architecture = read_config(folder / "hf")
         arguments = recorded_arguments(folder)
-        if arguments is not None:
+        if arguments is None:
+            config = folder / "hf" / CONFIG_FILE
+            note(f"{folder} has no record of the model's arguments: {config} could not be checked against the weights")
+        else:
             check_arguments(folder / "hf" / CONFIG_FILE, self.architecture, folder / "policy", arguments)
         self.lora = recorded_adapters(folder / "policy")
         self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1, self.lora)
         self._stored = StreamedCheckpoint(folder / "policy", self._pieces)
-        self.dtype = _name(self._stored.dtype)
         self.digests = Digests()
         self._expected = _written_digests(folder)
+
+    def dtypes(self) -> dict[str, str]:
+        """The dtypes that weights are stored in, each with the first parameter that is; adapters do not count."""
+        found: dict[str, str] = {}
+        for parameter in self._pieces.pieces:
+            if not is_adapter(parameter):
+                found.setdefault(_name(self._stored.dtype(parameter)), parameter)
+        return found
 
     def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every tensor once, in the model's order, rounded to `dtype` where it is given.

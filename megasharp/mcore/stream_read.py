@@ -43,11 +43,9 @@ class StreamedCheckpoint:
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         self._check()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The widest dtype that a weight is stored in."""
-        found = {self._stored(key).properties.dtype for key in self._keys()}
-        return max(found, key=lambda dtype: (dtype.itemsize, str(dtype)))
+    def dtype(self, name: str) -> torch.dtype:
+        """What the parameter is stored in; its pieces agree."""
+        return self._stored(self._cut.pieces[name][0].key).properties.dtype
 
     def parameter(self, name: str) -> Tensor:
         """The whole parameter in its stored dtype, in memory of its own.
@@ -57,7 +55,7 @@ class StreamedCheckpoint:
         """
         pieces = self._cut.pieces[name]
         rows = sum(piece.shape[0] for piece in pieces)
-        whole = torch.empty(rows, *pieces[0].shape[1:], dtype=self._stored(pieces[0].key).properties.dtype)
+        whole = torch.empty(rows, *pieces[0].shape[1:], dtype=self.dtype(name))
         for piece in pieces:
             self._read(piece, piece.of(whole).view(piece.stored_shape))
         return whole

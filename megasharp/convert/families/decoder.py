@@ -144,6 +144,9 @@ def windows_by_layer(config: PretrainedConfig) -> tuple[int | None, ...]:
     if unknown:
         raise refuse(config, "layer_types", unknown, ", ".join(_LAYER_TYPES))
     windowed = "sliding_attention" in kinds
+    if windowed and getattr(config, "use_sliding_window", None) is False:
+        supported = "true, or layer_types without sliding_attention"
+        raise refuse(config, "use_sliding_window", "false with sliding_attention in layer_types", supported)
     if windowed and config.sliding_window is None:
         raise refuse(config, "sliding_window", None, "a number of positions where layer_types has sliding_attention")
     return tuple(int(config.sliding_window) if kind == "sliding_attention" else None for kind in kinds)

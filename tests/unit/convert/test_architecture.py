@@ -168,6 +168,22 @@ def test_unsupported_settings_are_refused(save_model, family: str, overrides: di
     assert "\n" not in str(caught.value)
 
 
+def test_windows_that_a_config_switches_off_and_asks_for_name_both_keys(save_model) -> None:
+    path = save_model("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1) / "config.json"
+    path.write_text(path.read_text().replace('"use_sliding_window": true', '"use_sliding_window": false'))
+    with pytest.raises(UserError, match="use_sliding_window=false with sliding_attention in layer_types is not"):
+        read_config(path.parent)
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_dtype_that_torch_has_not_is_named_with_its_key(save_model, key: str) -> None:
+    path = save_model("qwen3") / "config.json"
+    path.write_text(path.read_text().replace('"dtype": "float32"', f'"{key}": "bfloat16x"'))
+    with pytest.raises(UserError) as caught:
+        read_config(path.parent)
+    assert str(caught.value).startswith(f"{path}: {key}=bfloat16x is none of torch's dtypes")
+
+
 def test_an_architecture_with_another_ones_config_is_refused(save_model) -> None:
     path = save_model("qwen3") / "config.json"
     path.write_text(path.read_text().replace("Qwen3ForCausalLM", "LlamaForCausalLM"))

@@ -138,6 +138,25 @@ def test_another_family_is_named(megatron: Path) -> None:
     assert "family=qwen2, recorded qwen3" in message and "qk_norm=False, recorded True" in message
 
 
+def test_weights_without_a_record_are_converted_with_a_note(megatron: Path, tmp_path: Path, capsys) -> None:
+    megatron_to_hf(megatron, tmp_path / "checked")
+    assert "could not be checked" not in capsys.readouterr().err
+    (megatron / "conversion.json").unlink()
+    megatron_to_hf(megatron, tmp_path / "unchecked")
+    config = megatron / "hf" / "config.json"
+    note = f"{megatron} has no record of the model's arguments: {config} could not be checked against the weights"
+    assert f"megasharp: note: {note}\n" in capsys.readouterr().err
+
+
+def test_weights_of_several_dtypes_are_refused_unless_one_is_asked_for(megatron: Path) -> None:
+    path = megatron / "policy" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    _replace(metadata, properties=torch.bfloat16)
+    path.write_bytes(pickle.dumps(metadata))
+    mixed = "decoder.layers.0.mlp.linear_fc1.weight in bfloat16 and embedding.word_embeddings.weight in float32"
+    assert error_of(megatron).startswith(f"{megatron / 'policy'}: tensors {mixed}: have all")
+
+
 def shard(megatron: Path) -> Path:
     return next((megatron / "policy").glob("*.distcp"))
 
