@@ -126,7 +126,9 @@ def _balance(units: Sequence[_Unit], layout: PackLayout) -> list[list[_Unit]]:
     order = sorted(range(len(units)), key=lambda i: (-_tokens(units[i]), i))
     total = sum(_tokens(unit) for unit in units)
     step = layout.micro_batch_multiple
-    per_rank = max(1, math.ceil(total / (layout.micro_batch_tokens * layout.dp * step))) * step
+    # Where single responses are over the budget, more bins than units would only be empty.
+    bins_by_tokens, bins_by_units = total / (layout.micro_batch_tokens * layout.dp), len(units) / layout.dp
+    per_rank = max(1, math.ceil(min(bins_by_tokens, bins_by_units) / step)) * step
     while True:
         bins = _spread(units, order, per_rank * layout.dp)
         if all(len(bin_) <= 1 or sum(map(_tokens, bin_)) <= layout.micro_batch_tokens for bin_ in bins):

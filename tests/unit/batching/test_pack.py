@@ -142,6 +142,12 @@ def test_a_response_over_the_budget_is_alone_and_raises_nobody_elses_budget() ->
     assert sizes == {(0,): 29, (1,): 12, (2,): 12, (3,): 12}
 
 
+def test_no_bins_are_made_that_must_stay_empty() -> None:
+    long = [sequence(0, index, [1, 2], list(range(50))) for index in range(5)]
+    (mini,) = pack(long, layout(micro_batch_tokens=10), seed=0).mini_batches
+    assert [len(micro.sequence_ids) for micro in mini.per_rank[0]] == [1] * 5
+
+
 def test_prompts_are_shared_within_the_budget_only() -> None:
     group = [sequence(0, index, [1, 2, 3, 4], [5, 6, 7]) for index in range(6)]
     shared = micros(pack(group, layout(micro_batch_tokens=1000), seed=0))
