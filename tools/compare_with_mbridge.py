@@ -1,8 +1,8 @@
 """Megatron parameters by our tables against mbridge's, an independent converter, for tiny random models.
 
-    pip install --no-deps --target elsewhere mbridge==0.15.1 einops
-    PYTHONPATH=elsewhere python tools/compare_with_mbridge.py
+    python tools/compare_with_mbridge.py
 
+mbridge and einops, which it forgets to ask for, come with the extra `test`.
 Compared for every parameter: which Hugging Face tensors it is made of, its value whole, and each rank's part at
 tp = 2; and of Megatron's configuration every field that both set from config.json. The program fails at a difference.
 mbridge reads the names Transformer Engine gives norms; our tables have them as aliases.
@@ -86,7 +86,7 @@ def save(folder: Path, config: PreTrainedConfig) -> None:
 
 def compare(folder: Path) -> Iterator[str | None]:
     """For each setting and parameter: what differs, or None."""
-    # Imported here because it is no dependency: the module's text says how to get it.
+    # Imported here because megasharp itself does not need it.
     from mbridge import AutoBridge
 
     with alone() as place, HFReader(folder) as reader:
