@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import get_type_hints
 
 import torch
@@ -177,10 +178,15 @@ def _layers(
         attention.q_layernorm = RMSNorm
         attention.k_layernorm = RMSNorm
     for target in adapted:
-        home = attention if target in ("qkv", "proj") else parts.mlp.submodules
+        home = attention if target in ("qkv", "proj") else _linear_maps(parts.mlp)
         setattr(home, f"linear_{target}", ADAPTED[target])
     count = get_num_layers_to_build(config, vp_stage=chunk)
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=RMSNorm)
+
+
+def _linear_maps(mlp: ModuleSpec | partial[object]) -> object:
+    """The classes of an MLP's linear maps; in megatron-core 0.19 the spec of an MLP is a function with its arguments."""
+    return mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
 
 
 def build_chunks(
