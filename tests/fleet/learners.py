@@ -58,8 +58,9 @@ def learner_settings(layout: ParallelLayout) -> dict[str, LearnerSettings]:
 @torch.no_grad()
 def scale(part: RankLearner, factor: float) -> None:
     """Other weights of the same shapes."""
-    for parameter in part._parameters():
-        parameter.mul_(factor)
+    for chunk in part._chunks:
+        for parameter in chunk.parameters():
+            parameter.mul_(factor)
 
 
 def interrupt(ranks: OneRank, learner: str, at: int, deed: Callable[[], None]) -> None:
