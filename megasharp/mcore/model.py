@@ -185,7 +185,7 @@ def _layers(
 
 
 def _linear_maps(mlp: ModuleSpec | partial[object]) -> object:
-    """The classes of an MLP's linear maps; in megatron-core 0.19 the spec of an MLP is a function with its arguments."""
+    """The classes of an MLP's linear maps; megatron-core 0.19 has a function with its arguments as an MLP's spec."""
     return mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
 
 
