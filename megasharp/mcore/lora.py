@@ -33,6 +33,7 @@ from torch import Tensor
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import (
+    ADAPTER_NAMES,
     MODULES,
     LoraSettings,
     Rows,
@@ -68,6 +69,25 @@ class _Adapted(torch.nn.Module):
             else:
                 set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
 
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Megatron's entries, and A or B split as the weight is: of gate and up each half by itself."""
+        assert metadata is not None
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        dimensions = {name: at for name, at in zip(ADAPTER_NAMES, self.split, strict=True) if at is not None}
+        entries = make_sharded_tensors_for_checkpoint(
+            {name: getattr(self, name) for name in dimensions},
+            prefix,
+            dimensions,
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+        if self.target == "fc1":
+            entries = {key: apply_swiglu_sharded_factory(entry, sharded_offsets) for key, entry in entries.items()}
+        return {**state, **entries}
+
     def merged_weight(self) -> Tensor:
         """This rank's part of the weight with the adapter in it; the weight itself stays."""
         return merged(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.rows, self.scale)
@@ -86,24 +106,6 @@ class AdaptedColumns(_Adapted, ColumnParallelLinear):  # type: ignore[misc]
             low = gather_from_sequence_parallel_region(low, group=self.tp_group)
         return output + self.scale * raised(low, self.lora_B, self.rows), bias
 
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Megatron's entries, and B split as the weight is: of gate and up each half by itself."""
-        assert metadata is not None
-        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        entries = make_sharded_tensors_for_checkpoint(
-            {"lora_B": self.lora_B},
-            prefix,
-            {"lora_B": 0},
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=metadata["dp_cp_group"],
-        )
-        if self.target == "fc1":
-            entries = {key: apply_swiglu_sharded_factory(entry, sharded_offsets) for key, entry in entries.items()}
-        return {**state, **entries}
-
 
 class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
     """The output projection, or down: inputs are split over ranks, and so are the columns of A."""
@@ -117,22 +119,6 @@ class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
         if self.sequence_parallel:
             low = reduce_scatter_to_sequence_parallel_region(low, group=self.tp_group)
         return output + self.scale * F.linear(low, self.lora_B), bias
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Megatron's entries, and A split by columns as the weight is."""
-        assert metadata is not None
-        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        entries = make_sharded_tensors_for_checkpoint(
-            {"lora_A": self.lora_A},
-            prefix,
-            {"lora_A": 1},
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=metadata["dp_cp_group"],
-        )
-        return {**state, **entries}
 
 
 # What the layer spec names in place of Megatron's own.
