@@ -48,11 +48,13 @@ def one_thread_and_no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def children() -> list[psutil.Process]:
-    """Living children of this process, except the tracker that multiprocessing keeps."""
+    """Living children of this process, except those that multiprocessing keeps for other tests."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "resource_tracker" not in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+            command = " ".join(child.cmdline())
+            kept = any(f"multiprocessing.{name}" in command for name in ("resource_tracker", "forkserver"))
+            if not kept and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
     return found
 
