@@ -16,6 +16,7 @@ from megasharp.build.placement import open_placement
 from megasharp.build.resume import check_resume
 from megasharp.build.serving import open_serving
 from megasharp.build.threads import limit_threads
+from megasharp.checkpoint.attempts import AttemptLog
 from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
@@ -82,16 +83,18 @@ def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
         # Ranks, which write checkpoints and logs, may run in another folder.
         folder = open_run(root.absolute(), dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)
-        _Run(checked, folder, say, stack).train()
+        attempt = stack.enter_context(AttemptLog(folder.logs))
+        _Run(checked, folder, attempt, say, stack).train()
 
 
 class _Run:
     """The parts of one run and what happens around the loop."""
 
-    def __init__(self, checked: Checked, folder: RunFolder, say: Say, stack: ExitStack) -> None:
+    def __init__(self, checked: Checked, folder: RunFolder, attempt: AttemptLog, say: Say, stack: ExitStack) -> None:
         config = checked.config
         self._checked = checked
         self._folder = folder
+        self._attempt = attempt
         self._say = say
         self._clock = StageClock()
         self._store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last, config.checkpoint.keep_every)
@@ -102,6 +105,7 @@ class _Run:
         resumed = folder.resumed
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")
+        attempt.resumed(self._start.step)
         self._progress = Progress(config.steps, self._start.step + 1)
         with self._clock.stage("start"):
             placement = open_placement(checked)
@@ -198,6 +202,7 @@ class _Run:
             "mem/peak_rss_mb": peak_rss_bytes() / 2**20,
         }
         self._log.write(step, row)
+        self._attempt.finished(step, self._clock.totals)
         if groups and all(group.dropped_reason is not None for group in groups):
             dropped = {name.removeprefix("group/dropped_"): n for name, n in values.items() if "group/dropped_" in name}
             reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in dropped.items())
@@ -301,6 +306,7 @@ class _Run:
     def _finish(self) -> None:
         root = self._folder.root
         self._clock.take()
+        self._attempt.spent(self._clock.totals)
         peak = peak_rss_bytes()
         changes = [self._change(suite.name) for suite in self._checked.suites]
         pictures = [self._picture(change) for change in changes if change.evaluations]
