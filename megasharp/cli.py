@@ -173,17 +173,22 @@ def verify(
     tokens: Annotated[int, typer.Option(help="Length of the longest random sequence.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
     dtype: Annotated[str, typer.Option(help=f"What the logits are computed in: {DTYPES}.")] = "float32",
-    logits: Annotated[bool, typer.Option(help="Compare the logits, which needs a whole model in memory.")] = True,
+    logits: Annotated[
+        bool, typer.Option(help="Compare logits too: holds one whole model in memory, in --dtype, then the other.")
+    ] = True,
 ) -> None:
-    """Compare two folders, of Hugging Face or of Megatron: tensors, arguments, logits. Exit code 1 if they differ."""
+    """Compare two folders, of Hugging Face or of Megatron: arguments, tensors, logits.
+
+    Exit code 0: the same model, bit for bit. 3: the same after rounding, one's weights are the other's rounded to its
+    dtype, as --dtype of a conversion does. 1: they differ. 2: one cannot be read.
+    """
     from megasharp.mcore.verification import Probe
     from megasharp.mcore.verification import verify as run
 
     found = run(one, other, Probe(tokens, seed, dtype) if logits else None)
     for line in found.lines:
         typer.echo(line)
-    if not found.equal:
-        raise typer.Exit(1)
+    raise typer.Exit(found.exit_code)
 
 
 def main() -> None:

@@ -49,9 +49,10 @@ def completed_folder(path: Path) -> Iterator[Path]:
     Otherwise it goes, and so do those that killed processes left for the same `path`.
 
     Raises:
-        UserError: `path` exists, or the operating system refused (a full disk, a read-only folder).
+        UserError: `path` exists, also if it appears in the meantime, or the operating system refused (a full disk, a
+            read-only folder).
     """
-    if path.exists():
+    if path.exists() or path.is_symlink():
         raise UserError(f"{path} already exists: remove it or choose another folder")
     with folder_errors(path):
         scratch = Scratch(f".{path.name}.partial-", path.absolute().parent)
@@ -61,10 +62,19 @@ def completed_folder(path: Path) -> Iterator[Path]:
             _like_any_other(scratch.path)
             for inner in (*scratch.path.rglob("*"), scratch.path):
                 flush(inner)
-            scratch.path.rename(path)
+            _rename(scratch.path, path)
             flush(path.absolute().parent)
     finally:
         scratch.close()
+
+
+def _rename(folder: Path, path: Path) -> None:
+    try:
+        folder.rename(path)
+    except OSError as error:
+        if path.exists():
+            raise UserError(f"{path} was made by another process in the meantime: it stays, this one goes") from error
+        raise
 
 
 def _like_any_other(folder: Path) -> None:

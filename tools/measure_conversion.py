@@ -23,10 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megasharp.convert.hf_folder import CONFIG_FILE, HFReader, read_config
+from megasharp.convert.hf_folder import HFReader, read_config
 from megasharp.convert.hf_write import write_hf_folder
 from megasharp.convert.record import read_record
 from megasharp.convert.shards import expected_hf_shapes
+from megasharp.convert.weight_files import CONFIG_FILE
 
 GB = 10**9
 # Qwen2.5-3B's widths; the number of layers makes the size.

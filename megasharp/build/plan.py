@@ -17,7 +17,8 @@ from megasharp.build.recipes import build_recipes
 from megasharp.config.paths import REPOSITORY, find
 from megasharp.config.run import RunConfig
 from megasharp.config.unbuilt import unbuilt
-from megasharp.convert.hf_folder import CONFIG_FILE, read_config
+from megasharp.convert.hf_folder import read_config
+from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError
 from megasharp.plan.formulas import Lengths
 from megasharp.plan.hardware import DEFAULT, find_gpu

@@ -22,8 +22,8 @@ from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import check_arguments, read_arguments, record_arguments
-from megasharp.convert.hf_folder import CONFIG_FILE
 from megasharp.convert.hf_write import carry_over, write_hf_folder
+from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.data.stream import DataCursor
 from megasharp.errors import UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate

@@ -18,8 +18,10 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
+from megasharp.convert.mistaken import what_it_is
 from megasharp.convert.shards import expected_hf_shapes
 from megasharp.convert.weight_files import (
+    CONFIG_FILE,
     INDEX_FILE,
     open_weights,
     tensor_names,
@@ -28,8 +30,6 @@ from megasharp.convert.weight_files import (
     where_looked_for,
 )
 from megasharp.errors import UserError, one_line
-
-CONFIG_FILE = "config.json"
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -55,6 +55,10 @@ def read_config(folder: str | Path) -> tuple[PretrainedConfig, Family, Architect
     # transformers reports a bad value with whatever the attribute happened to raise.
     except Exception as error:
         raise UserError(_unknown_dtype(path) or f"{path} cannot be read: {one_line(error)}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise UserError(
+            f"{path}: quantization_config is set: use an unquantized checkpoint, or remove the key if this one is"
+        )
     family = FAMILIES[name]
     if config.model_type not in family.model_types:
         expected = " or ".join(family.model_types)
@@ -203,7 +207,8 @@ def _architecture_name(path: Path) -> str:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"{path} does not exist: {path.parent} is not a Hugging Face model folder") from error
+        folder = path.parent
+        raise UserError(f"{path} does not exist: not a Hugging Face model folder{what_it_is(folder)}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
     names = raw.get("architectures") if isinstance(raw, dict) else None

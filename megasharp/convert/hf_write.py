@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor
 
-from megasharp.convert.hf_folder import CONFIG_FILE, TOKENIZER_FILES, read_config
+from megasharp.convert.hf_folder import TOKENIZER_FILES, read_config
 from megasharp.convert.safetensors_file import TensorFile
 from megasharp.convert.shards import expected_hf_shapes
-from megasharp.convert.weight_files import INDEX_FILE, WEIGHTS_FILE
+from megasharp.convert.weight_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from megasharp.errors import UserError, one_line
 from megasharp.files import completed_folder, folder_errors
 
 _CARRIED_FILES = (
@@ -123,13 +123,27 @@ class _ShardWriter:
 
 
 def carry_over(source: Path, folder: Path) -> None:
-    """Copy what describes a model besides its weights: configuration, tokenizer files, chat template."""
+    """Copy what describes a model besides its weights: configuration, tokenizer files, chat template.
+
+    Raises:
+        UserError: a file of `source` cannot be read, or is a link to one that does not exist.
+    """
     for name in (CONFIG_FILE, *_CARRIED_FILES):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+        _carry(source / name, folder / name)
     for name in _CARRIED_FOLDERS:
-        if (source / name).is_dir():
-            shutil.copytree(source / name, folder / name, copy_function=shutil.copyfile)
+        for path in sorted((source / name).rglob("*")):
+            _carry(path, folder / path.relative_to(source))
+
+
+def _carry(path: Path, target: Path) -> None:
+    if path.is_dir() or not (path.exists() or path.is_symlink()):
+        return
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}: complete the download or remove it") from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
 
 
 def set_dtype(path: Path, dtype: str) -> None:

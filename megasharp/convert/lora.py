@@ -135,11 +135,16 @@ class _Record(Section):
     rank: int
     alpha: float
     targets: list[Target]
+    base: str | None = None
 
 
-def record_adapters(folder: Path, lora: LoraSettings) -> None:
-    """Say in a folder of shards that they hold adapters, and which: without it they could not be merged."""
-    write_text(folder / RECORD, json.dumps(asdict(lora), indent=1) + "\n")
+def record_adapters(folder: Path, lora: LoraSettings, base: Path) -> None:
+    """Say in a folder of shards that they hold adapters, which, and on the weights of which Hugging Face folder `base`.
+
+    Without it they could not be merged.
+    """
+    record = {**asdict(lora), "base": str(base.absolute())}
+    write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
 
 
 def recorded_adapters(folder: Path) -> LoraSettings | None:
@@ -147,6 +152,20 @@ def recorded_adapters(folder: Path) -> LoraSettings | None:
 
     Raises UserError when the record cannot be read.
     """
+    record = _read(folder)
+    return None if record is None else LoraSettings(record.rank, record.alpha, tuple(record.targets))
+
+
+def recorded_base(folder: Path) -> str | None:
+    """The folder of the model that the adapters began with; None where that was not recorded.
+
+    Raises UserError when the record cannot be read.
+    """
+    record = _read(folder)
+    return None if record is None else record.base
+
+
+def _read(folder: Path) -> _Record | None:
     path = folder / RECORD
     if not path.exists():
         return None
@@ -154,5 +173,4 @@ def recorded_adapters(folder: Path) -> LoraSettings | None:
         tree = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a record of adapters: {one_line(error)}") from error
-    record = validate(_Record, tree, str(path))
-    return LoraSettings(record.rank, record.alpha, tuple(record.targets))
+    return validate(_Record, tree, str(path))

@@ -17,8 +17,13 @@ ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json
 Projection = tuple[str, Tensor, Tensor]
 
 
-def fill_peft_folder(folder: Path, lora: LoraSettings, projections: Iterable[Projection]) -> None:
-    """Write both files into the existing empty folder."""
+def fill_peft_folder(
+    folder: Path, lora: LoraSettings, base: str | None, projections: Iterable[Projection]
+) -> dict[str, Tensor]:
+    """Write both files into the existing empty folder; gives the tensors by PEFT's names.
+
+    `base` is the folder of the model that the adapters belong to, where it is known.
+    """
     tensors: dict[str, Tensor] = {}
     modules = set()
     for weight, a, b in projections:
@@ -30,7 +35,7 @@ def fill_peft_folder(folder: Path, lora: LoraSettings, projections: Iterable[Pro
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
@@ -42,3 +47,4 @@ def fill_peft_folder(folder: Path, lora: LoraSettings, projections: Iterable[Pro
     # save_file would make a file that its owner alone may read.
     (folder / ADAPTER_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return tensors

@@ -23,17 +23,19 @@ from megasharp.errors import UserError, one_line
 
 CONVERSION_FILE = "conversion.json"
 SOFTWARE = ("torch", "megatron-core", "transformers")
+Kind = Literal["hf-to-megatron", "megatron-to-hf", "megatron-to-peft"]
 
 
 class Conversion(Section):
     """One conversion.
 
-    `source` is the folder as it was named; `weights_sha256` stands for all of the source's weights, `tensors` for each
-    by its Hugging Face name, in `source_dtype`. `dtype` is what was written, `rounded` has the digests of the tensors
-    that were rounded to it; `arguments` are the model's by config.json's names, `software` the versions that took part.
+    `source` is the folder's absolute path; `weights_sha256` stands for all of the source's weights, `tensors` for each
+    by its Hugging Face name, in `source_dtype`; of "megatron-to-peft" it is the adapters, by PEFT's names. `dtype` is
+    what was written, `rounded` has the digests of the tensors that were rounded to it; `arguments` are the model's by
+    config.json's names, `software` the versions that took part.
     """
 
-    kind: Literal["hf-to-megatron", "megatron-to-hf"]
+    kind: Kind
     source: str
     weights_sha256: str
     tensors: dict[str, str]
@@ -69,7 +71,7 @@ class Digests:
 
 def write_record(
     folder: Path,
-    kind: Literal["hf-to-megatron", "megatron-to-hf"],
+    kind: Kind,
     source: Path,
     arch: Architecture,
     digests: Digests,

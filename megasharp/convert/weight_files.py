@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from megasharp.errors import UserError, one_line
 
+CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -30,7 +31,7 @@ def weight_files(folder: Path) -> dict[str, Path]:
         with open_weights(single) as handle:
             return dict.fromkeys(tensor_names(handle), single)
     if not index.is_file():
-        raise UserError(f"no safetensors weights in {folder}: expected {WEIGHTS_FILE} or {INDEX_FILE}")
+        raise UserError(_no_weights(folder))
     files = {name: folder / file for name, file in _weight_map(index).items()}
     for path, names in tensors_by_file(files).items():
         if not path.is_file():
@@ -74,6 +75,18 @@ def where_looked_for(folder: Path) -> str:
     if single.is_file():
         return str(single)
     return f"{folder / INDEX_FILE} and the files that it names"
+
+
+def _no_weights(folder: Path) -> str:
+    missing = f"no safetensors weights in {folder}"
+    for path in (folder / WEIGHTS_FILE, folder / INDEX_FILE):
+        if path.is_symlink():
+            return f"{missing}: {path.name} is a link to {path.readlink()}, which does not exist: complete the download"
+    if any(folder.glob("pytorch_model*")):
+        return f"{missing}, only pytorch_model files: load them with transformers and save them with save_pretrained"
+    if any(folder.glob("adapter_model*")):
+        return f"{missing}, only adapters: merge them into their base model with PEFT (merge_and_unload) and save that"
+    return f"{missing}: expected {WEIGHTS_FILE} or {INDEX_FILE}"
 
 
 def _weight_map(index: Path) -> dict[str, str]:

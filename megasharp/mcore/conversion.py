@@ -16,7 +16,7 @@ from torch import Tensor
 from megasharp.command import note
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import check_arguments
-from megasharp.convert.hf_folder import CONFIG_FILE, HFReader, read_config
+from megasharp.convert.hf_folder import HFReader, read_config
 from megasharp.convert.hf_write import MAX_SHARD_BYTES, carry_over, fill_hf_folder, set_dtype
 from megasharp.convert.lora import (
     ADAPTER_NAMES,
@@ -24,12 +24,15 @@ from megasharp.convert.lora import (
     is_adapter,
     merged,
     recorded_adapters,
+    recorded_base,
     rows_of,
     target_of,
 )
-from megasharp.convert.peft_folder import Projection, fill_peft_folder
+from megasharp.convert.mistaken import what_it_is
+from megasharp.convert.peft_folder import ADAPTER_CONFIG, Projection, fill_peft_folder
 from megasharp.convert.record import Digests, read_record, recorded_arguments, write_record
 from megasharp.convert.shards import hf_tensors, megatron_tensor
+from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError
 from megasharp.files import completed_folder, folder_errors
 from megasharp.mcore.blank import alone, blank_model
@@ -104,14 +107,23 @@ def megatron_to_hf(
 def megatron_to_peft(source: Path, target: Path) -> None:
     """The adapters of a run's checkpoint as a PEFT folder; `target` must not exist and appears only when complete.
 
+    The folder names the run's base model as its own; a note says so where that was not recorded.
+
     Raises:
         UserError: the source is damaged or has no adapters, the target exists, or the disk is full.
     """
     weights = MegatronWeights(source)
     if weights.lora is None:
         raise UserError(f"{source / 'policy'}: has no adapters, all weights were trained: use megatron-to-hf")
+    base, digests = recorded_base(source / "policy"), Digests()
+    if base is None:
+        note(f"{source} has no record of its base model: set base_model_name_or_path in {target / ADAPTER_CONFIG}")
     with completed_folder(target) as folder, folder_errors(target):
-        fill_peft_folder(folder, weights.lora, weights.adapters())
+        tensors = fill_peft_folder(folder, weights.lora, base, weights.adapters())
+        for name, tensor in tensors.items():
+            digests.add(name, tensor, tensor.dtype)
+        dtype = _names({tensor.dtype for tensor in tensors.values()})
+        write_record(folder, "megatron-to-peft", source, weights.architecture, digests, dtype, dtype)
 
 
 class MegatronWeights:
@@ -127,7 +139,8 @@ class MegatronWeights:
     def __init__(self, folder: Path) -> None:
         for part in ("policy", "hf"):
             if not (folder / part).is_dir():
-                raise UserError(f"{folder}: not a Megatron checkpoint folder: {part}/ is missing")
+                missing = f"not a Megatron checkpoint folder: {part}/ is missing"
+                raise UserError(f"{folder}: {missing}{what_it_is(folder)}")
         self.folder = folder
         _, self.family, self.architecture = read_config(folder / "hf")
         arguments = recorded_arguments(folder)

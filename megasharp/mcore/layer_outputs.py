@@ -49,8 +49,10 @@ class _Tap:
 
 
 @torch.no_grad()
-def transformers_outputs(folder: Path, sequences: Sequence[Tensor], dtype: torch.dtype) -> LayerOutputs:
-    """By transformers' own model of a Hugging Face folder, one sequence at a time.
+def transformers_outputs(
+    folder: Path, sequences: Sequence[Tensor], dtype: torch.dtype, rounded: torch.dtype | None = None
+) -> LayerOutputs:
+    """By transformers' own model of a Hugging Face folder, one sequence at a time; `rounded` rounds its weights first.
 
     Raises:
         UserError: transformers cannot load the folder.
@@ -61,6 +63,7 @@ def transformers_outputs(folder: Path, sequences: Sequence[Tensor], dtype: torch
     # transformers reports a folder it cannot load with whatever the cause happened to raise.
     except Exception as error:
         raise UserError(f"{folder}: transformers cannot load this folder: {one_line(error)}") from error
+    _round(model, rounded)
     tap = _Tap()
     tap.on(model.model.embed_tokens, EMBEDDING)
     for number, layer in enumerate(model.model.layers):
@@ -74,11 +77,16 @@ def transformers_outputs(folder: Path, sequences: Sequence[Tensor], dtype: torch
 
 @torch.no_grad()
 def megatron_outputs(
-    weights: Path, arch: Architecture, sequences: Sequence[Tensor], dtype: torch.dtype
+    weights: Path,
+    arch: Architecture,
+    sequences: Sequence[Tensor],
+    dtype: torch.dtype,
+    rounded: torch.dtype | None = None,
 ) -> LayerOutputs:
     """By megasharp's model, filled by Megatron's own loader from the torch_dist folder `weights`.
 
-    The sequences are packed into one row, as in training; adapters stay beside the frozen weights.
+    The sequences are packed into one row, as in training; adapters stay beside the frozen weights. `rounded` rounds all
+    of them first.
 
     Raises:
         UserError: Megatron cannot load the folder.
@@ -92,6 +100,7 @@ def megatron_outputs(
         # Megatron raises many kinds for damaged shards.
         except Exception as error:
             raise UserError(f"{weights}: Megatron cannot load this folder: {one_line(error)}") from error
+        _round(model, rounded)
         tap = _Tap()
         tap.on(model.embedding, EMBEDDING)
         for number, layer in enumerate(model.decoder.layers):
@@ -103,6 +112,12 @@ def megatron_outputs(
         rows = packed_rows(_runs(sequences), cos, sin)
         model.eval()(tokens_P[None], positions_P[None], None, packed_seq_params=rows)
     return tap.outputs
+
+
+def _round(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
+    if dtype is not None:
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
 
 
 def _positions(sequences: Sequence[Tensor]) -> Tensor:

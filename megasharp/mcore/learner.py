@@ -211,7 +211,7 @@ class RankLearner:
         with self._on_device():
             save_state(folder, self._ddp, self._optimizer, self._scheduler)
         if self._settings.lora is not None and dist.get_rank() == 0:
-            record_adapters(folder, self._settings.lora)
+            record_adapters(folder, self._settings.lora, Path(self._settings.folder))
 
     def load(self, folder: Path) -> None:
         """Read shards written under any layout."""

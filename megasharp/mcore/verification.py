@@ -2,23 +2,28 @@
 
 First the arguments, then every tensor's name, shape, dtype and bytes, then what both models make of the same random
 tokens: a Hugging Face folder by transformers, a Megatron folder by megasharp's model and Megatron's own loader. Equal
-logits say that the mapping is right, which equal bytes alone do not.
+logits say that the mapping is right, which equal bytes alone do not. Weights of two dtypes are compared in the narrower
+one.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import differences, model_arguments
+from megasharp.convert.compare import Comparison, Described, to_round
 from megasharp.convert.hashes import tensor_sha256
-from megasharp.convert.hf_folder import CONFIG_FILE, HFReader
+from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.mistaken import what_it_is
+from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import DTYPES, MegatronWeights
 from megasharp.mcore.layer_outputs import LOGITS, LayerOutputs, megatron_outputs, transformers_outputs
@@ -28,8 +33,10 @@ from megasharp.types import as_dtype
 # is left is the order of their sums, and in the shorter dtypes the roundings between operations, which add up over
 # layers. Measured on the quickstart's base (4 layers): 6e-7, 1.2e-2 and 1.5e-3.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 8e-3}
-_SHOWN = 5
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+Outcome = Literal["equal", "rounded", "different"]
+# 2 is a user's mistake, as in every command.
+EXIT_CODES: dict[Outcome, int] = {"equal": 0, "different": 1, "rounded": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +50,50 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found, as lines to print, and whether both are the same model."""
+    """What was found, as lines to print.
 
-    equal: bool
+    "rounded": the folders hold one model in two dtypes, one's weights are the other's rounded.
+    """
+
+    outcome: Outcome
     lines: tuple[str, ...]
 
+    @property
+    def equal(self) -> bool:
+        """Whether both are the same model, bit for bit."""
+        return self.outcome == "equal"
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """What is compared of one tensor."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    sha256: str
+    @property
+    def exit_code(self) -> int:
+        """What the command ends with."""
+        return EXIT_CODES[self.outcome]
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the two folders."""
+    """One of the two folders; `read` gives all tensors, one after the other."""
 
     folder: Path
-    is_megatron: bool
+    kind: Literal["Hugging Face", "Megatron"]
     architecture: Architecture
-    tensors: Mapping[str, _Tensor]
+    adapters: bool
+    read: Callable[[], Iterator[tuple[str, Tensor]]]
+    tensors: Mapping[str, Described]
 
-    def outputs(self, sequences: Sequence[Tensor], dtype: torch.dtype) -> LayerOutputs:
-        """What its model makes of the sequences."""
-        if self.is_megatron:
-            return megatron_outputs(self.folder / "policy", self.architecture, sequences, dtype)
-        return transformers_outputs(self.folder, sequences, dtype)
+    def heading(self) -> str:
+        """What it is, on a line."""
+        adapted = ", adapters merged" if self.adapters else ""
+        return f"{self.folder} ({self.kind}, {' and '.join(sorted(self.dtypes()))}{adapted})"
+
+    def dtypes(self) -> set[str]:
+        """What its tensors are stored in."""
+        return {tensor.dtype for tensor in self.tensors.values()}
+
+    def outputs(self, sequences: Sequence[Tensor], dtype: torch.dtype, rounded: torch.dtype | None) -> LayerOutputs:
+        """What its model makes of the sequences, with its weights rounded first where that is asked for."""
+        if self.kind == "Megatron":
+            return megatron_outputs(self.folder / "policy", self.architecture, sequences, dtype, rounded)
+        return transformers_outputs(self.folder, sequences, dtype, rounded)
 
 
 def verify(one: Path, other: Path, probe: Probe | None) -> Verification:
@@ -83,75 +105,75 @@ def verify(one: Path, other: Path, probe: Probe | None) -> Verification:
     if probe is not None and (probe.dtype not in DTYPES or probe.tokens < 2):
         raise UserError(f"--dtype {probe.dtype} --tokens {probe.tokens}: expected one of {', '.join(DTYPES)}, and 2 up")
     sides = _side(one), _side(other)
-    found = [*_compare_arguments(*sides), *_compare_tensors(*sides)]
-    count = len(sides[0].tensors)
-    lines = [*found] or [f"arguments, and names, shapes, dtypes and SHA-256 of {count} tensors: equal"]
-    comparable = _shapes(sides[0]) == _shapes(sides[1])
-    if probe is None:
-        lines.append("logits: not compared")
-    elif not comparable:
-        lines.append("logits: not compared, the models have other shapes")
-    else:
-        worst = _compare_outputs(*sides, probe)
-        lines += worst.lines
-        found += [] if worst.equal else worst.lines
-    return Verification(not found, (*lines, "different" if found else "equal"))
+    arguments = _compare_arguments(*sides)
+    tensors = Comparison(sides[0].tensors, sides[1].tensors, _alike_after_rounding(*sides))
+    outputs = _outputs(sides, tensors, probe)
+    different = bool(arguments or tensors.different()) or not outputs.equal
+    outcome: Outcome = "different" if different else "rounded" if tensors.rounded else "equal"
+    last = f"equal after rounding to {tensors.rounded_to()}" if outcome == "rounded" else outcome
+    headings = (f"{letter}: {side.heading()}" for letter, side in zip("AB", sides, strict=True))
+    found = arguments or ["arguments: equal"]
+    return Verification(outcome, (*headings, *found, *tensors.lines(), *outputs.lines, last))
 
 
 def _side(folder: Path) -> _Side:
     if (folder / CONFIG_FILE).is_file():
         with HFReader(folder) as reader:
-            tensors = {name: _describe(reader.tensor(name)) for name in reader.names()}
-            return _Side(folder, False, reader.architecture, tensors)
+            arch = reader.architecture
+        read = partial(_hf_tensors, folder)
+        return _Side(folder, "Hugging Face", arch, False, read, _described(read))
     if (folder / "policy").is_dir():
         weights = MegatronWeights(folder)
-        return _Side(folder, True, weights.architecture, {name: _describe(t) for name, t in weights.tensors()})
-    raise UserError(f"{folder}: neither a Hugging Face folder nor a Megatron checkpoint folder")
+        adapters = weights.lora is not None
+        described = _described(weights.tensors)
+        return _Side(folder, "Megatron", weights.architecture, adapters, weights.tensors, described)
+    raise UserError(f"{folder}: neither a Hugging Face folder nor a Megatron checkpoint folder{what_it_is(folder)}")
 
 
-def _describe(tensor: Tensor) -> _Tensor:
-    return _Tensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor_sha256(tensor))
+def _hf_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    with HFReader(folder) as reader:
+        for name in reader.names():
+            yield name, reader.tensor(name)
 
 
-def _shapes(side: _Side) -> dict[str, tuple[int, ...]]:
-    return {name: tensor.shape for name, tensor in side.tensors.items()}
+def _described(read: Callable[[], Iterator[tuple[str, Tensor]]]) -> dict[str, Described]:
+    return {
+        name: Described(tuple(t.shape), str(t.dtype).removeprefix("torch."), tensor_sha256(t)) for name, t in read()
+    }
 
 
 def _compare_arguments(one: _Side, other: _Side) -> list[str]:
     found = differences(model_arguments(one.architecture), model_arguments(other.architecture))
-    return [f"argument {key}: {mine} in {one.folder}, {theirs} in {other.folder}" for key, mine, theirs in found]
+    return [f"argument {key}: {mine} in A, {theirs} in B" for key, mine, theirs in found]
 
 
-def _compare_tensors(one: _Side, other: _Side) -> list[str]:
-    """The first differences, layer by layer, and how many more there are."""
-    names = sorted(one.tensors.keys() | other.tensors.keys(), key=_place)
-    found = [line for name in names if (line := _compare_tensor(name, one, other))]
-    more = [f"and {len(found) - _SHOWN} more tensors"] if len(found) > _SHOWN else []
-    return [*found[:_SHOWN], *more]
+def _alike_after_rounding(one: _Side, other: _Side) -> dict[str, str]:
+    """The tensors that only their dtypes tell apart, with the dtype that one side's were rounded to."""
+    found: dict[str, str] = {}
+    for wide, narrow in ((one, other), (other, one)):
+        wanted = to_round(wide.tensors, narrow.tensors)
+        for name, tensor in wide.read() if wanted else ():
+            dtype = wanted.get(name)
+            if dtype is not None and tensor_sha256(tensor.to(as_dtype(dtype))) == narrow.tensors[name].sha256:
+                found.setdefault(name, dtype)
+    return found
 
 
-def _place(name: str) -> tuple[int, int, str]:
-    """The embedding, the layers by their numbers, and what follows them."""
-    layer = _LAYER.search(name)
-    return (1, int(layer[1]), name) if layer else (0 if "embed" in name else 2, 0, name)
+def _outputs(sides: tuple[_Side, _Side], tensors: Comparison, probe: Probe | None) -> Verification:
+    if probe is None:
+        return Verification("equal", ("logits: not compared",))
+    if not tensors.same_shapes():
+        return Verification("equal", ("logits: not compared, the models have other shapes",))
+    return _compare_outputs(sides, set(tensors.rounded.values()), probe)
 
 
-def _compare_tensor(name: str, one: _Side, other: _Side) -> str | None:
-    mine, theirs = one.tensors.get(name), other.tensors.get(name)
-    if mine is None or theirs is None:
-        return f"tensor {name}: missing from {one.folder if mine is None else other.folder}"
-    for what in ("shape", "dtype", "sha256"):
-        here, there = getattr(mine, what), getattr(theirs, what)
-        if here != there:
-            return f"tensor {name}: {what} {here} in {one.folder}, {there} in {other.folder}"
-    return None
-
-
-def _compare_outputs(one: _Side, other: _Side, probe: Probe) -> Verification:
+def _compare_outputs(sides: tuple[_Side, _Side], rounded: set[str], probe: Probe) -> Verification:
     """The parts in the order in which they run: the first that differs, and the logits."""
-    sequences = _sequences(one.architecture.vocab, probe)
-    mine, theirs = (side.outputs(sequences, as_dtype(probe.dtype)) for side in (one, other))
-    tolerance = TOLERANCES[probe.dtype]
+    sequences = _sequences(sides[0].architecture.vocab, probe)
+    weights = as_dtype(next(iter(rounded))) if len(rounded) == 1 else None
+    # One model is let go before the other is loaded.
+    mine, theirs = (side.outputs(sequences, as_dtype(probe.dtype), weights) for side in sides)
+    tolerance = _tolerance(sides, probe)
     relative = {name: _relative(mine[name], theirs[name]) for name in mine}
     first = next((name for name, error in relative.items() if not error <= tolerance), None)
     largest = float((mine[LOGITS] - theirs[LOGITS]).abs().max())
@@ -162,7 +184,15 @@ def _compare_outputs(one: _Side, other: _Side, probe: Probe) -> Verification:
     ]
     if first is not None:
         lines.append(f"first difference by layer: {first}, {relative[first]:.3g} of its largest value")
-    return Verification(first is None, tuple(lines))
+    return Verification("equal" if first is None else "different", tuple(lines))
+
+
+def _tolerance(sides: tuple[_Side, _Side], probe: Probe) -> float:
+    """Of the computation's dtype; merged adapters were rounded to the weights' dtype, those beside them were not."""
+    dtypes = {probe.dtype}
+    if any(side.adapters for side in sides):
+        dtypes |= sides[0].dtypes() | sides[1].dtypes()
+    return max(TOLERANCES.get(dtype, 0.0) for dtype in dtypes)
 
 
 def _relative(mine: Tensor, theirs: Tensor) -> float:

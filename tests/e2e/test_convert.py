@@ -49,7 +49,7 @@ def test_verify_tells_a_converted_model_from_another(command: Command, tmp_path:
     process = command.start("convert", "verify", str(BASE), str(BASE.parent / "memory"), "--no-logits")
     other, _ = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "tensor model.embed_tokens.weight: shape (22, 128)" in other
+    assert "embedding: model.embed_tokens.weight: shape (22, 128) in A" in other
     assert other.splitlines()[-1] == "different"
 
 

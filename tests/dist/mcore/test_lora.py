@@ -323,12 +323,13 @@ def save_after_training(
         return weights_of(learner)
 
 
-def assert_adapts(checkpoint: Path, start: dict[str, Tensor], exported: dict[str, Tensor]) -> None:
+def assert_adapts(checkpoint: Path, base: Path, start: dict[str, Tensor], exported: dict[str, Tensor]) -> None:
     """The PEFT folder's A and B on the first weights, by PEFT's own names and formula, give what was exported."""
     megatron_to_peft(checkpoint, checkpoint / "peft")
     config = json.loads((checkpoint / "peft" / "adapter_config.json").read_text())
     tensors = load_file(checkpoint / "peft" / "adapter_model.safetensors")
     modules = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert config["base_model_name_or_path"] == str(base)
     assert config["target_modules"] == modules and len(tensors) == 2 * 7 * 4
     for name, tensor in tensors.items():
         if ".lora_A." in name:
@@ -351,7 +352,7 @@ def test_a_checkpoint_alone_gives_the_merged_model(root: Path, tmp_path: Path) -
         for name, weight in exported.items():
             assert (reader.tensor(name) - weight).abs().max() <= 1e-6, name
         assert sum(not torch.equal(reader.tensor(name), start[name]) for name in exported) == 7 * 4
-    assert_adapts(tmp_path, start, exported)
+    assert_adapts(tmp_path, root / CASES[0].model, start, exported)
     found = verify(tmp_path / "exported", tmp_path, Probe(tokens=24))
     assert found.equal, "transformers with the merged weights, Megatron with the adapters beside them: " + str(found)
     (tmp_path / "policy" / RECORD).unlink()

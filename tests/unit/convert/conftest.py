@@ -8,21 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MinistralConfig,
-    MinistralForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from megasharp.types import as_dtype
+from tests.unit.families import new_model
 
 SIZES = {
     "hidden_size": 24,
@@ -32,18 +21,6 @@ SIZES = {
     "intermediate_size": 32,
     "vocab_size": 53,
     "max_position_embeddings": 64,
-}
-CLASSES = {
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "ministral": (MinistralConfig, MinistralForCausalLM),
-}
-# transformers derives no head_dim for these.
-OF_FAMILY = {
-    "qwen3": {"head_dim": 8},
-    "ministral": {"head_dim": 8},
 }
 
 MakeModel = Callable[..., PreTrainedModel]
@@ -63,13 +40,11 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_model() -> MakeModel:
-    """`make_model(a key of CLASSES, **config overrides)`: every parameter random, norms and biases too."""
+    """`make_model(family, **config overrides)`: every parameter random, norms and biases too."""
 
     def make(family: str, **overrides: object) -> PreTrainedModel:
         torch.manual_seed(0)
-        config_class, model_class = CLASSES[family]
-        settings = {**SIZES, **OF_FAMILY.get(family, {}), **overrides}
-        model: PreTrainedModel = model_class(config_class(**settings))
+        model = new_model(family, {**SIZES, **overrides}, head_dim=8)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_()

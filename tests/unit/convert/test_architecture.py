@@ -14,7 +14,7 @@ from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
-from tests.unit.convert.conftest import CLASSES
+from tests.unit.families import CLASSES
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -104,6 +104,20 @@ def test_tokenizer_and_templates_are_carried_over_and_nothing_else(save_model) -
     assert (target / "model.safetensors").stat().st_mode == ordinary
 
 
+def test_a_file_of_the_source_that_cannot_be_read_is_named(save_model) -> None:
+    source = save_model()
+    tokenizer = source / "tokenizer.json"
+    # This process's memory: a file that opens, but begins with what cannot be read; then one that is not there.
+    for link in ("/proc/self/mem", "/nowhere"):
+        tokenizer.symlink_to(link)
+        with pytest.raises(UserError) as caught:
+            write_hf_folder(source.parent / "copy", source, weights(source))
+        assert str(caught.value).startswith(f"{tokenizer} cannot be read: [Errno")
+        assert str(caught.value).endswith("complete the download or remove it")
+        tokenizer.unlink()
+        assert [path.name for path in source.parent.iterdir()] == ["model"]
+
+
 def test_config_names_the_dtype_that_was_written(save_model) -> None:
     source = save_model(dtype="bfloat16")
     path = source / "config.json"
@@ -123,6 +137,31 @@ def test_existing_target_is_refused_and_untouched(save_model) -> None:
     with pytest.raises(UserError, match="already exists"):
         write_hf_folder(source, source, weights(source))
     assert sorted(path.name for path in source.iterdir()) == before
+
+
+def test_a_link_to_nowhere_has_the_name_already(save_model) -> None:
+    source = save_model()
+    (source.parent / "copy").symlink_to("nowhere")
+    with pytest.raises(UserError, match="copy already exists: remove it"):
+        write_hf_folder(source.parent / "copy", source, weights(source))
+
+
+def test_of_two_that_write_one_folder_the_first_stays(save_model) -> None:
+    source = save_model()
+    target = source.parent / "copy"
+
+    def interrupted() -> Iterator[tuple[str, Tensor]]:
+        for number, pair in enumerate(weights(source)):
+            if number == 7:
+                write_hf_folder(target, source, ((name, tensor + 1) for name, tensor in weights(source)))
+            yield pair
+
+    with pytest.raises(UserError) as caught:
+        write_hf_folder(target, source, interrupted())
+    assert str(caught.value) == f"{target} was made by another process in the meantime: it stays, this one goes"
+    with HFReader(target) as reader:
+        assert all(torch.equal(reader.tensor(name), tensor + 1) for name, tensor in weights(source))
+    assert sorted(path.name for path in source.parent.iterdir()) == ["copy", "model"]
 
 
 def test_a_failing_stream_leaves_nothing(save_model) -> None:

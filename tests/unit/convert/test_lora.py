@@ -21,6 +21,7 @@ from megasharp.convert.lora import (
     raised,
     record_adapters,
     recorded_adapters,
+    recorded_base,
     rows_of,
     trained_parameters,
 )
@@ -104,10 +105,11 @@ def test_the_number_of_trained_parameters_is_counted_from_the_projections() -> N
 
 
 def test_a_record_comes_back_and_is_missing_where_there_are_no_adapters(tmp_path: Path) -> None:
-    assert recorded_adapters(tmp_path) is None
+    assert recorded_adapters(tmp_path) is None and recorded_base(tmp_path) is None
     lora = LoraSettings(8, 16.0, ("qkv", "fc2"))
-    record_adapters(tmp_path, lora)
+    record_adapters(tmp_path, lora, Path("base"))
     assert recorded_adapters(tmp_path) == lora and lora.scale == 2.0
+    assert recorded_base(tmp_path) == str(Path.cwd() / "base")
 
 
 @pytest.mark.parametrize(

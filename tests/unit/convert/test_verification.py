@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from megasharp.errors import UserError
-from megasharp.mcore.conversion import hf_to_megatron
+from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
 from megasharp.mcore.verification import Probe, Verification, verify
 
 PROBE = Probe(tokens=24)
@@ -44,7 +46,9 @@ def test_a_converted_model_is_the_same_to_the_logits(save_model, tmp_path: Path,
     found = verify(source, tmp_path / "megatron", PROBE)
     assert found.equal, text(found)
     assert "logits of random sequences of 24, 12 tokens in float32" in text(found)
-    assert found.lines[-1] == "equal"
+    assert found.lines[0] == f"A: {source} (Hugging Face, float32)"
+    assert found.lines[1] == f"B: {tmp_path / 'megatron'} (Megatron, float32)"
+    assert found.lines[-1] == "equal" and found.exit_code == 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -63,7 +67,7 @@ def test_a_changed_weight_is_found_by_its_name_and_layer(save_model, tmp_path: P
     for one in (source, tmp_path / "megatron"):
         found = verify(one, other, PROBE)
         assert not found.equal
-        assert f"tensor {DOWN}: sha256 " in text(found)
+        assert f"layer 1: {DOWN}: SHA-256 " in text(found)
         assert "first difference by layer: layer 1," in text(found)
         assert found.lines[-1] == "different"
 
@@ -72,18 +76,22 @@ def test_differences_come_layer_by_layer_and_once(save_model) -> None:
     source = save_model("qwen3")
     other = changed(source, lambda t: [tensor.add_(1) for name, tensor in t.items() if "norm" in name])
     lines = verify(source, other, PROBE).lines
-    tensors = [line.split(":")[0].removeprefix("tensor ") for line in lines if line.startswith("tensor ")]
-    assert [name.split(".")[2] for name in tensors] == ["0", "0", "0", "0", "1"]
     # Four norms in each of three layers, and one behind them.
-    assert "and 8 more tensors" in lines
-    assert len(lines) == len(set(lines))
+    starts = [f"layer {n}: model.layers.{n}.input_layernorm.weight: SHA-256 " for n in range(3)]
+    ends = [", and 3 more of its tensors"] * 3
+    for line, start, end in zip(
+        lines[3:], [*starts, "behind the layers: model.norm.weight: "], [*ends, ""], strict=False
+    ):
+        assert line.startswith(start) and line.endswith(end), line
+    assert lines[7] == "36 tensors: 23 equal in name, shape, dtype and SHA-256, 13 different"
+    assert max(map(len, lines[3:])) < 150
 
 
 def test_a_change_too_small_for_the_logits_is_found_by_its_bytes(save_model) -> None:
     source = save_model("qwen3")
     other = changed(source, lambda t: t[DOWN][0, 0].add_(1e-6))
     found = verify(source, other, PROBE)
-    assert not found.equal and f"tensor {DOWN}: sha256 " in text(found)
+    assert not found.equal and f"layer 1: {DOWN}: SHA-256 " in text(found)
     assert "first difference by layer" not in text(found)
 
 
@@ -93,7 +101,7 @@ def test_arguments_that_no_tensor_shows_are_compared(save_model) -> None:
     other = changed(source, lambda t: None, rope_parameters=rope)
     found = verify(source, other, PROBE)
     assert not found.equal
-    assert f"argument rope_theta: 10000.0 in {source}, 100.0 in {other}" in text(found)
+    assert "argument rope_theta: 10000.0 in A, 100.0 in B" in text(found)
     assert "first difference by layer: layer 0," in text(found)
 
 
@@ -101,13 +109,69 @@ def test_names_shapes_and_dtypes_are_compared(save_model) -> None:
     source = save_model("qwen3", tie_word_embeddings=True)
     untied = changed(
         source,
-        lambda t: t.update({"lm_head.weight": torch.zeros(53, 24), DOWN: t[DOWN].double()}),
+        lambda t: t.update({"lm_head.weight": torch.zeros(53, 24), DOWN: t[DOWN].double() + 1}),
         tie_word_embeddings=False,
     )
     found = text(verify(source, untied, PROBE))
-    assert f"tensor lm_head.weight: missing from {source}" in found
-    assert f"tensor {DOWN}: dtype float32 in {source}, float64 in {untied}" in found
+    assert "behind the layers: lm_head.weight: missing from A" in found
+    assert f"layer 1: {DOWN}: float32 in A, float64 in B, and other values" in found
     assert "logits: not compared, the models have other shapes" in found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_rounded_model_is_told_from_another(save_model, tmp_path: Path, dtype: str) -> None:
+    source, rounded, back = save_model("qwen3"), tmp_path / "rounded", tmp_path / "back"
+    hf_to_megatron(source, rounded, dtype=dtype)
+    megatron_to_hf(rounded, back)
+    for one, other in ((source, rounded), (back, source)):
+        found = verify(one, other, PROBE)
+        assert (found.outcome, found.exit_code) == ("rounded", 3), text(found)
+        assert f"36 tensors: 36 with the same values after rounding to {dtype}" in found.lines
+        assert found.lines[-1] == f"equal after rounding to {dtype}"
+        assert "first difference by layer" not in text(found)
+    assert verify(rounded, back, PROBE).equal
+
+
+@pytest.mark.parametrize(("stored", "asked"), [("bfloat16", "float16"), ("float16", "bfloat16")])
+def test_dtypes_of_one_size_are_rounded_either_way(save_model, tmp_path: Path, stored: str, asked: str) -> None:
+    source = save_model("qwen3", dtype=stored)
+    hf_to_megatron(source, tmp_path / "megatron", dtype=asked)
+    for sides in ((source, tmp_path / "megatron"), (tmp_path / "megatron", source)):
+        found = verify(*sides, PROBE)
+        assert found.outcome == "rounded", text(found)
+        assert "36 with the same values after rounding to" in text(found)
+
+
+def test_a_change_among_rounded_weights_is_found_by_its_name_and_layer(save_model, tmp_path: Path) -> None:
+    source = save_model("qwen3")
+    other = changed(source, lambda t: t[DOWN].mul_(1.5))
+    hf_to_megatron(other, tmp_path / "rounded", dtype="bfloat16")
+    found = verify(source, tmp_path / "rounded", PROBE)
+    assert (found.outcome, found.exit_code) == ("different", 1)
+    assert f"layer 1: {DOWN}: float32 in A, bfloat16 in B, and other values, however it is rounded" in found.lines
+    assert "36 tensors: 35 with the same values after rounding to bfloat16, 1 different" in found.lines
+    assert "first difference by layer: layer 1," in text(found)
+
+
+def test_one_model_is_let_go_before_the_other_is_loaded(
+    save_model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_model("qwen3")
+    hf_to_megatron(source, tmp_path / "megatron")
+    alive: list[weakref.ref[torch.nn.Module]] = []
+    held: list[int] = []
+    register = torch.nn.Module.register_forward_hook
+
+    def watched(module: torch.nn.Module, *arguments: Any) -> object:
+        if not any(seen() is module for seen in alive):
+            held.append(sum(seen() is not None for seen in alive))
+            alive.append(weakref.ref(module))
+        return register(module, *arguments)
+
+    monkeypatch.setattr(torch.nn.Module, "register_forward_hook", watched)
+    verify(source, tmp_path / "megatron", PROBE)
+    # Embedding, three layers, norm and head of each model are watched; never more than one model's are alive.
+    assert held == [*range(6), *range(6)]
 
 
 def test_without_logits_no_model_is_loaded(save_model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,34 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MinistralConfig,
-    MinistralForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from megasharp.rollout.inprocess import InProcessEngine
+from tests.unit.families import new_model
 
-CLASSES = {
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "ministral": (MinistralConfig, MinistralForCausalLM),
-}
-# transformers derives no head_dim for these.
-OF_FAMILY = {
-    "qwen3": {"head_dim": 16},
-    "ministral": {"head_dim": 16},
-}
 SIZES = {
     "vocab_size": 23,
     "hidden_size": 48,
@@ -57,15 +34,13 @@ def make_model(tmp_path: Path) -> MakeModel:
 
     def make(family: str = "qwen3", *, seed: int = 0, **changes: object) -> tuple[PreTrainedModel, Path]:
         torch.manual_seed(seed)
-        config_class, model_class = CLASSES[family]
-        config = config_class(**{**SIZES, **OF_FAMILY.get(family, {}), **changes})
-        model = model_class(config).eval()
+        model = new_model(family, {**SIZES, **changes}, head_dim=16).eval()
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
-        config.architectures = [model_class.__name__]
+        model.config.architectures = [type(model).__name__]
         folder = tmp_path / f"{family}-{seed}"
-        config.save_pretrained(folder)
+        model.config.save_pretrained(folder)
         return model, folder
 
     return make
