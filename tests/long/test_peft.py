@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +18,9 @@ from tests.unit.families import new_model
 @pytest.mark.long
 @pytest.mark.parametrize("tied", [True, False])
 def test_peft_finds_the_base_and_makes_the_merged_exports_logits(tmp_path: Path, tied: bool) -> None:
+    # Of no concern to who collects the other tests.
+    from peft import AutoPeftModelForCausalLM
+
     torch.manual_seed(0)
     new_model("qwen2", {**SIZES, "initializer_range": 0.2, "tie_word_embeddings": tied}, head_dim=6).save_pretrained(
         tmp_path / "base"
