@@ -58,11 +58,14 @@ def plan(
     suggest: Annotated[bool, typer.Option(help="Search layouts; print the best three with reasons.")] = False,
 ) -> None:
     """Say what a run needs of each GPU and how long a step takes. Exit code 1: it would not work."""
-    from megasharp.build.plan import Options, plan_run
-    from megasharp.config.run import load_run
+    from megasharp.build.model_check import ModelCheck
 
-    options = Options(nodes, gpu, mfu, response, disk)
-    answer = plan_run(load_run(config, overrides or []), str(config), options, as_json=as_json, suggestions=suggest)
+    with ModelCheck() as check:
+        from megasharp.build.plan import Options, plan_run
+        from megasharp.config.run import load_run
+
+        run, options = load_run(config, overrides or []), Options(nodes, gpu, mfu, response, disk)
+        answer = plan_run(run, str(config), options, check, as_json=as_json, suggestions=suggest)
     typer.echo(answer.text)
     if not answer.works:
         raise typer.Exit(1)

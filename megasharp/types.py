@@ -401,6 +401,16 @@ class ParallelLayout:
         """Number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
+    @property
+    def shards(self) -> int:
+        """Over how many ranks the optimizer's state is cut."""
+        return self.dp * self.cp
+
+    @property
+    def micro_batch_multiple(self) -> int:
+        """What a rank's number of micro-batches must divide by: interleaved stages take `pp` of them in turn."""
+        return self.pp if self.vpp > 1 else 1
+
 
 def as_dtype(name: str) -> torch.dtype:
     """The torch dtype called `name` in a config: float32, bfloat16, float16 or float64."""

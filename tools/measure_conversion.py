@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, read_config
 from megasharp.convert.hf_write import write_hf_folder
 from megasharp.convert.record import read_record
@@ -58,10 +59,13 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def main() -> int:
     """Make, convert, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the weights (10^9 bytes)")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="about the size of the weights (10^9 bytes)")
     parser.add_argument("--single-file", action="store_true", help="all weights in one file instead of files of 1 GB")
     parser.add_argument("--folder", type=Path, default=None, help="where the folders are made; removed at the end")
     arguments = parser.parse_args()
+    smallest = smallest_size()
+    if arguments.gigabytes * GB < smallest:
+        parser.error(f"--gigabytes {arguments.gigabytes:g}: a model of one layer is {smallest / GB:.2f}, give no less")
     with tempfile.TemporaryDirectory(prefix="measure-conversion-", dir=arguments.folder) as folder:
         return measure(Path(folder), arguments.gigabytes, arguments.single_file)
 
@@ -89,23 +93,33 @@ def measure(folder: Path, gigabytes: float, single_file: bool) -> int:
     return 1 if failed or not same else 0
 
 
+def smallest_size() -> int:
+    """Bytes of the weights of the model with one layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        return 2 * described(Path(folder), 1).parameter_count()
+
+
+def described(folder: Path, layers: int) -> Architecture:
+    """Write the config.json of a model of so many layers."""
+    (folder / CONFIG_FILE).write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+    return read_config(folder)[2]
+
+
 def make_checkpoint(folder: Path, gigabytes: float, single_file: bool) -> int:
     """Write a random checkpoint of about that size; returns its weights' bytes."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
-        described = Path(name)
-        (described / CONFIG_FILE).write_text(json.dumps({**CONFIG, "num_hidden_layers": 1}))
-        _, _, arch = read_config(described)
-        layer = arch.parameter_count() - arch.vocab * arch.hidden
-        layers = max(1, round((gigabytes * GB / 2 - arch.vocab * arch.hidden) / layer))
-        (described / CONFIG_FILE).write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
-        write_hf_folder(folder, described, random_weights(described), 10**15 if single_file else GB)
+        description = Path(name)
+        one = described(description, 1).parameter_count()
+        layer = described(description, 2).parameter_count() - one
+        described(description, 1 + round((gigabytes * GB / 2 - one) / layer))
+        write_hf_folder(folder, description, random_weights(description), 10**15 if single_file else GB)
     with HFReader(folder) as reader:
         return 2 * reader.architecture.parameter_count()
 
 
-def random_weights(described: Path) -> Iterator[tuple[str, Tensor]]:
+def random_weights(description: Path) -> Iterator[tuple[str, Tensor]]:
     """Random bf16 values for every tensor of the model that a folder describes."""
-    _, family, arch = read_config(described)
+    _, family, arch = read_config(description)
     generator = torch.Generator().manual_seed(0)
     for name, shape in expected_hf_shapes(family, arch).items():
         yield name, torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, 0.02, generator=generator)

@@ -64,11 +64,6 @@ def check(config: RunConfig, where: str) -> Checked:
     recipes = build_recipes(config, where)
     if config.eval.with_memory and recipes.needs.memory is None:
         raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
-    if config.recipe.mini_batches > config.data.prompts_per_step:
-        raise UserError(
-            f"{where}: recipe.mini_batches={config.recipe.mini_batches} is more than "
-            f"data.prompts_per_step={config.data.prompts_per_step}; a mini-batch needs a whole group"
-        )
     folder = find(config.model.path)
     with HFReader(folder) as reader:
         architecture = reader.architecture
@@ -158,5 +153,6 @@ def _check_length(config: RunConfig, architecture: Architecture, where: str) -> 
     if longest(config) > architecture.max_positions:
         raise UserError(
             f"{where}: data.max_prompt_tokens + data.max_response_tokens = {longest(config)} is more than the "
-            f"{architecture.max_positions} positions of {architecture.folder or config.model.path}"
+            f"{architecture.max_positions} positions of {architecture.folder or config.model.path}; lower one of the "
+            "two keys"
         )

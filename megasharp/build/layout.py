@@ -6,6 +6,7 @@ from megasharp.build.adapters import lora_settings
 from megasharp.build.check import Checked
 from megasharp.build.engines import choose_transport
 from megasharp.convert.lora import trained_parameters
+from megasharp.plan.shares import run_text, runs_of_layers
 
 
 def describe(checked: Checked) -> str:
@@ -85,12 +86,10 @@ def _engines(checked: Checked) -> str:
 
 def _stage(checked: Checked, stage: int) -> str:
     layout = checked.layout
-    layers = checked.architecture.num_layers // (layout.pp * layout.vpp)
     width = layout.tp * layout.dp
     first = stage * width
     ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
     ends = [name for name, there in (("embedding", stage == 0), ("head", stage == layout.pp - 1)) if there]
     extra = f" + {' and '.join(ends)}" if ends else ""
-    firsts = [(chunk * layout.pp + stage) * layers for chunk in range(layout.vpp)]
-    held = ", ".join(f"{first_layer}-{first_layer + layers - 1}" for first_layer in firsts)
+    held = ", ".join(map(run_text, runs_of_layers(checked.architecture.num_layers, layout, stage)))
     return f"  stage {stage}  {ranks}: layers {held}{extra}"

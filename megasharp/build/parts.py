@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from megasharp.batching.pack import PackLayout
+from megasharp.batching.pack import ROW_MULTIPLE, PackLayout
 from megasharp.build.check import Checked
 from megasharp.build.learners import learner_settings
 from megasharp.build.placement import Placement
@@ -26,9 +26,6 @@ from megasharp.rollout.order import CollectionSettings
 from megasharp.types import SamplingParams
 
 CPU = torch.device("cpu")
-# oneDNN keeps code and scratch memory per matrix shape; rows in steps of 128 keep the shapes of a run few. Measured:
-# with free lengths resident memory grew by 20 MB a step, with this by none after the first steps.
-ROW_MULTIPLE = 128
 
 
 def make_engine(folder: Path, dtype: torch.dtype = torch.float32, memory_folder: Path | None = None) -> InProcessEngine:
@@ -99,5 +96,5 @@ def pack_layout(checked: Checked) -> PackLayout:
         mini_batches=config.recipe.mini_batches,
         row_multiple=ROW_MULTIPLE * checked.layout.tp,
         constant=float(config.data.max_response_tokens),
-        micro_batch_multiple=checked.layout.pp if checked.layout.vpp > 1 else 1,
+        micro_batch_multiple=checked.layout.micro_batch_multiple,
     )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megasharp.algos.base import OldLogp
 from megasharp.build.adapters import lora_settings
@@ -24,24 +22,17 @@ from megasharp.plan.formulas import Lengths
 from megasharp.plan.hardware import DEFAULT, find_gpu
 from megasharp.plan.make import make_plan
 from megasharp.plan.request import Batch, Engines, Machines, Network, Passes, Rates, Request, Split
-from megasharp.plan.result import Plan
 from megasharp.plan.shares import stages
-from megasharp.plan.suggest import Suggestion, suggest
+from megasharp.plan.suggest import suggest
 from megasharp.plan.text import plan_text, suggestions_text
+from megasharp.plan.tree import plan_tree
 from megasharp.types import as_dtype
+
+if TYPE_CHECKING:
+    from megasharp.build.model_check import ModelCheck
 
 SHIPPED = REPOSITORY / "configs" / "model"
 _GPUS_PER_NODE = 8
-# Megatron's import is most of it.
-_MODEL_SECONDS = 300
-# Of what `--json` prints.
-UNITS = {
-    "sizes": "bytes of one GPU (or CPU rank); checkpoint.size of all ranks together, host of a node",
-    "seconds": "seconds",
-    "lengths": "tokens",
-    "rates": "shares of the data sheet; disk in bytes per second",
-    "parameters": "numbers; in stages, of one rank",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +48,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, the folders its networks were read from, and what was derived or replaced on the way, a line each."""
+    """A request, and what was derived or replaced on the way, a line each."""
 
     request: Request
-    folders: tuple[Path, ...]
     notes: tuple[str, ...]
 
 
@@ -68,23 +58,20 @@ def ask(config: RunConfig, where: str, options: Options) -> Asked:
     """The planner's request for a run. Raises UserError for a model that is not known, and for keys that contradict."""
     recipes = build_recipes(config, where)
     needs = recipes.needs
-    policy, policy_folder = _network(config.model.path, where)
+    policy, notes = _network(config.model.path, where)
     _check_cut(config, policy)
-    folders = [policy_folder]
     memory = None
     if needs.memory is not None:
-        memory, memory_folder = _network(needs.memory.path, where)
+        memory, its_notes = _network(needs.memory.path, where)
+        notes += its_notes
         _check_cut(config, memory)
-        folders.append(memory_folder)
         if memory.architecture.vocab != policy.architecture.vocab:
             raise UserError(
                 f"{where}: the memory network {memory.name} has a vocabulary of {memory.architecture.vocab} tokens, "
                 f"the policy {policy.name} one of {policy.architecture.vocab}; they must be the same"
             )
-    config, notes = _fill_nodes(config, where, options)
-    for folder, path in zip(folders, (config.model.path, needs.memory.path if needs.memory else ""), strict=False):
-        if folder.parent == SHIPPED and not (find(path) / CONFIG_FILE).is_file():
-            notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")
+    config, changed = _fill_nodes(config, where, options)
+    notes += changed
     notes += [f"{key} is not built yet: the run cannot start" for key in unbuilt(config)]
     before = [recipe.annotation for recipe in recipes.all]
     passes = Passes(
@@ -92,21 +79,22 @@ def ask(config: RunConfig, where: str, options: Options) -> Asked:
         old_logp=any(annotation.old_logp is not OldLogp.NONE or annotation.old_entropy for annotation in before),
         reference=needs.ref_logp,
     )
-    return Asked(_request(config, where, options, passes, policy, memory), tuple(folders), tuple(notes))
+    return Asked(_request(config, where, options, passes, policy, memory), tuple(notes))
 
 
-def _network(path: str, where: str) -> tuple[Network, Path]:
-    """From the folder, or where there is none from the shipped config of that name."""
-    folder = find(path)
+def _network(path: str, where: str) -> tuple[Network, list[str]]:
+    """From the folder, or where there is none from the shipped config of that name; a note says so."""
+    folder, notes = find(path), []
     if not (folder / CONFIG_FILE).is_file():
         folder = SHIPPED / Path(path).name.lower()
+        notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")
     if not (folder / CONFIG_FILE).is_file():
         known = ", ".join(sorted(config.parent.name for config in SHIPPED.glob(f"*/{CONFIG_FILE}")))
         raise UserError(
             f"{where}: {path} is no folder with a {CONFIG_FILE}, and configs/model has none of that name: {known}"
         )
     _, family, architecture = read_config(folder)
-    return Network(Path(path).name, family, architecture), folder
+    return Network(Path(path).name, family, architecture), notes
 
 
 def _check_cut(config: RunConfig, network: Network) -> None:
@@ -114,7 +102,7 @@ def _check_cut(config: RunConfig, network: Network) -> None:
     policy, architecture = config.policy, network.architecture
     architecture.check_parallel(policy.tp, policy.pp, vpp=policy.vpp)
     if config.rollout.engine == "sglang":
-        architecture.check_parallel(config.rollout.tp, 1, "rollout")
+        architecture.check_parallel(config.rollout.tp, 1, "rollout.")
 
 
 def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunConfig, list[str]]:
@@ -134,11 +122,7 @@ def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunCon
             )
         dp, engines = gpus // model_ranks, gpus // rollout.tp
     else:
-        if policy.dp * options.nodes % cluster.nodes or rollout.engines * options.nodes % cluster.nodes:
-            raise UserError(
-                f"{where}: policy.dp and rollout.engines of {cluster.nodes} node(s) do not scale to {gpus} GPUs"
-            )
-        dp, engines = policy.dp * options.nodes // cluster.nodes, rollout.engines * options.nodes // cluster.nodes
+        dp, engines = _shared_out(config, where, gpus)
     if dp != policy.dp:
         notes.append(f"policy.dp={dp} fills {options.nodes} node(s) of {room} GPUs (the file says {policy.dp})")
     if rollout.engine == "sglang" and engines != rollout.engines:
@@ -150,6 +134,24 @@ def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunCon
             "rollout": rollout.model_copy(update={"engines": engines} if rollout.engine == "sglang" else {}),
         }
     ), notes
+
+
+def _shared_out(config: RunConfig, where: str, gpus: int) -> tuple[int, int]:
+    """Data-parallel ranks and engines that fill `gpus` GPUs, which they do not share, about as the file shares its own.
+
+    Of several numbers as close, the fewest ranks.
+    """
+    policy, rollout = config.policy, config.rollout
+    ranks = policy.tp * policy.pp * policy.cp
+    share = policy.dp * ranks / (policy.dp * ranks + rollout.engines * rollout.tp)
+    filling = [dp for dp in range(1, -(-gpus // ranks)) if (gpus - dp * ranks) % rollout.tp == 0]
+    if not filling:
+        raise UserError(
+            f"{where}: {gpus} GPUs cannot be filled with policy.tp x pp x cp = {ranks} and engines of their own of "
+            f"rollout.tp = {rollout.tp}; change one of them, or give another --nodes"
+        )
+    dp = min(filling, key=lambda dp: abs(dp * ranks - share * gpus))
+    return dp, (gpus - dp * ranks) // rollout.tp
 
 
 def _request(
@@ -227,53 +229,11 @@ def _engines(config: RunConfig, where: str) -> Engines | None:
     )
 
 
-class ModelCheck:
-    """The real Megatron model of every pipeline stage, built without memory in a process that starts at once.
-
-    It runs while the plan is made; `counts` waits for it.
-    """
-
-    def __init__(self, asked: Asked) -> None:
-        split, lora = asked.request.split, asked.request.lora
-        message = {
-            "folders": [str(folder.absolute()) for folder in asked.folders],
-            **{name: getattr(split, name) for name in ("dp", "tp", "pp", "cp", "vpp")},
-            "lora": dataclasses.asdict(lora) if lora else None,
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "megasharp.mcore.meta", json.dumps(message)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def counts(self) -> list[list[int]]:
-        """Parameters by network and stage. Raises UserError with Megatron's own words where it cannot be built."""
-        try:
-            out, errors = self._process.communicate(timeout=_MODEL_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.stop()
-            raise UserError(f"Megatron's model was not built in {_MODEL_SECONDS} s") from None
-        if self._process.returncode:
-            last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-            raise UserError(f"Megatron cannot build this model in this layout: {last}")
-        found: list[list[int]] = json.loads(out.strip().splitlines()[-1])
-        return found
-
-    def stop(self) -> None:
-        """End the process if it runs."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-
 def formula_counts(asked: Asked) -> list[list[int]]:
-    """What `ModelCheck.counts` should find, from the families' tables."""
-    split = asked.request.split
-    policy, memory = asked.request.policy, asked.request.memory
-    found = [stages(policy, split.tp, split.pp, split.vpp, asked.request.lora)]
-    found += [stages(memory, split.tp, split.pp, split.vpp)] if memory else []
+    """What Megatron's own models should have, from the families' tables: by network and stage."""
+    layout, memory = asked.request.split.layout, asked.request.memory
+    found = [stages(asked.request.policy, layout, asked.request.lora)]
+    found += [stages(memory, layout)] if memory else []
     return [[stage.parameters for stage in one] for one in found]
 
 
@@ -285,40 +245,23 @@ class Answer:
     works: bool
 
 
-def plan_run(config: RunConfig, where: str, options: Options, *, as_json: bool, suggestions: bool) -> Answer:
-    """Plan a run; the real model's parameters are compared with the tables'. Raises UserError in one line."""
+def plan_run(
+    config: RunConfig, where: str, options: Options, check: ModelCheck, *, as_json: bool, suggestions: bool
+) -> Answer:
+    """Plan a run; the parameters that `check` counts are compared with the tables'. Raises UserError in one line."""
     asked = ask(config, where, options)
-    check = ModelCheck(asked)
-    try:
-        plan = make_plan(asked.request)
-        found = suggest(asked.request) if suggestions else []
-        compare(check.counts(), formula_counts(asked))
-    finally:
-        check.stop()
+    request = asked.request
+    networks = [network.architecture for network in (request.policy, request.memory) if network is not None]
+    check.ask(networks, request.split.layout, request.lora)
+    plan = make_plan(request)
+    found = suggest(request) if suggestions else []
+    compare(check.counts(), formula_counts(asked))
     if as_json:
-        return Answer(json.dumps(_tree(asked, plan, found), indent=2, allow_nan=False), plan.works)
-    parts = [plan_text(asked.request, plan, asked.notes)]
+        return Answer(json.dumps(plan_tree(request, plan, asked.notes, found), indent=2, allow_nan=False), plan.works)
+    parts = [plan_text(request, plan, asked.notes)]
     if suggestions:
         parts.append(suggestions_text(found))
     return Answer("\n\n".join(parts), plan.works)
-
-
-def _tree(asked: Asked, plan: Plan, found: list[Suggestion]) -> dict[str, object]:
-    """The plan for programs: with what it was asked for, so that two plans can be told apart."""
-    request = asked.request
-    engines, gpu = request.engines, request.machines.gpu
-    return {
-        "units": UNITS,
-        "layout": dataclasses.asdict(request.split),
-        "engines": dataclasses.asdict(engines) if engines else None,
-        "machines": {**dataclasses.asdict(request.machines), "gpu": gpu.name if gpu else None},
-        "rates": dataclasses.asdict(request.rates),
-        "lengths": dataclasses.asdict(request.batch.lengths),
-        **dataclasses.asdict(plan),
-        "works": plan.works,
-        "notes": asked.notes,
-        "suggestions": [{"keys": one.keys, "reasons": one.reasons} for one in found],
-    }
 
 
 def compare(built: list[list[int]], table: list[list[int]]) -> None:

@@ -14,7 +14,15 @@ from megasharp.errors import UserError
 
 
 def build_recipes(config: RunConfig, where: str) -> RecipeSchedule:
-    """Build and check every recipe of a run. Raises UserError naming methods, or the key of the schedule."""
+    """Build and check every recipe of a run.
+
+    Raises UserError naming methods, the key of the schedule, or more mini-batches than there are groups.
+    """
+    if config.recipe.mini_batches > config.data.prompts_per_step:
+        raise UserError(
+            f"{where}: recipe.mini_batches={config.recipe.mini_batches} is more than "
+            f"data.prompts_per_step={config.data.prompts_per_step}; a mini-batch needs a whole group"
+        )
     untils = [stage.until for stage in config.recipe.schedule]
     if any(later <= earlier for earlier, later in pairwise(untils)):
         raise UserError(f"{where}: recipe.schedule: each `until` must be above the one before it, found {untils}")

@@ -99,25 +99,23 @@ class Architecture:
         vocabulary = self.vocab * self.hidden * (1 if self.tied else 2)
         return vocabulary + self.num_layers * layer + self.hidden
 
-    def check_parallel(self, tp: int, pp: int, section: str = "policy", vpp: int = 1) -> None:
+    def check_parallel(self, tp: int, pp: int, prefix: str = "policy.", vpp: int = 1) -> None:
         """Refuse a tensor- or pipeline-parallel size this model cannot be cut by; `vpp`: chunks of each stage.
 
-        `section` is the config table the sizes come from, for the message.
+        `prefix` makes the message's keys: a table of the run file ("rollout."), or "--" of a command.
 
         Raises:
             UserError: `tp` does not divide heads, kv_heads or ffn, `pp * vpp` does not divide num_layers, or there are
                 chunks of fewer than three stages.
         """
         for name in ("heads", "kv_heads", "ffn"):
-            self._check_divides(f"{section}.tp", tp, name, getattr(self, name))
-        self._check_divides(f"{section}.pp", pp, "num_layers", self.num_layers)
+            self._check_divides(f"{prefix}tp", tp, name, getattr(self, name))
+        self._check_divides(f"{prefix}pp", pp, "num_layers", self.num_layers)
         if vpp > 1 and pp < 3:
             # With two, a stage's neighbours are the same rank, and Megatron's messages to both sides get mixed up.
-            raise UserError(
-                f"{section}.vpp={vpp} needs three pipeline stages or more, not {section}.pp={pp}: set it to 1"
-            )
+            raise UserError(f"{prefix}vpp={vpp} needs three pipeline stages or more, not {prefix}pp={pp}: set it to 1")
         if vpp > 1:
-            self._check_divides(f"{section}.vpp", vpp, f"num_layers/{section}.pp", self.num_layers // pp)
+            self._check_divides(f"{prefix}vpp", vpp, f"num_layers/{prefix}pp", self.num_layers // pp)
 
     def _check_divides(self, key: str, parts: int, name: str, size: int) -> None:
         if parts < 1:

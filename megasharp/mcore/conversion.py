@@ -58,7 +58,7 @@ def hf_to_megatron(source: Path, target: Path, *, tp: int = 1, pp: int = 1, dtyp
     """
     with HFReader(source) as reader:
         arch = reader.architecture
-        arch.check_parallel(tp, pp, "convert")
+        arch.check_parallel(tp, pp, "--")
         written = as_dtype(arch.dtype if dtype is None else _asked(dtype))
         if dtype is None:
             _check_dtypes(reader)

@@ -1,8 +1,8 @@
 """Unmodified Megatron-core on a machine without CUDA, over gloo.
 
 Megatron writes `device="cuda"`, `torch.cuda.current_device()` and compares tensor type strings with `torch.cuda.*`.
-Inside `on_cpu()` those calls are routed to the CPU; outside of it torch is as it was. What is routed, and why it is
-enough, was found by running megatron-core 0.16 and 0.19 at TP, PP, SP and DP above one.
+Inside `on_cpu()` and `beside_cuda()` those calls are routed to the CPU; outside of them torch is as it was. What is
+routed, and why it is enough, was found by running megatron-core 0.16 and 0.19 at TP, PP, SP and DP above one.
 """
 
 from __future__ import annotations
@@ -154,11 +154,18 @@ _active = threading.local()
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
     """Route CUDA to the CPU while the block runs; may be nested. Refused where CUDA is present."""
+    if torch.cuda.is_available():
+        raise RuntimeError("on_cpu() is for machines without CUDA; here CUDA is available")
+    with beside_cuda():
+        yield
+
+
+@contextlib.contextmanager
+def beside_cuda() -> Iterator[None]:
+    """The same wherever there is CUDA too: its GPUs are not touched, which may be another program's."""
     if getattr(_active, "on", False):
         yield
         return
-    if torch.cuda.is_available():
-        raise RuntimeError("on_cpu() is for machines without CUDA; here CUDA is available")
     with contextlib.ExitStack() as stack:
         for owner, name, value in _routes():
             stack.callback(setattr, owner, name, getattr(owner, name))

@@ -2,5 +2,5 @@
 
 Pure: numbers in, numbers out. `formulas` holds every formula with its source, `hardware` the GPUs, `request` what is
 asked, `result` what comes out; `memory`, `engines` and `seconds` apply the formulas, `problems` judges, `suggest`
-searches, `text` prints.
+searches, `text` prints, `tree` is the same for programs.
 """

@@ -187,6 +187,17 @@ class Lengths:
         mean_square = self.response_longest**2 / (2.0 * self._k + 1.0)
         return self.prompt + mean_square / (2.0 * self.response)
 
+    def context_within(self, window: int | None) -> float:
+        """The same where a token sees `window` positions at most: E[integral of min(p + t, w) over t < r] / E[r]."""
+        if window is None:
+            return self.context
+        seen = min(max(0.0, window - self.prompt), float(self.response_longest))
+        # The integrals to `seen` of 1 - (t / L)^(1 / k), alone and times t.
+        late = 0.0 if self._k == 0.0 else (seen / self.response_longest) ** (1.0 / self._k)
+        tokens = seen - seen * late * self._k / (1.0 + self._k)
+        positions = seen**2 / 2.0 - seen**2 * late * self._k / (1.0 + 2.0 * self._k)
+        return (positions + self.prompt * tokens + window * (self.response - tokens)) / self.response
+
     @property
     def longest(self) -> int:
         """The longest prompt with the longest response."""
@@ -194,6 +205,14 @@ class Lengths:
 
 
 # ---- time ---------------------------------------------------------------------------------------------------------
+
+
+def mean_context(arch: Architecture, lengths: Lengths) -> float:
+    """Mean number of positions that a response's token attends to, over all layers: within a layer's window if any.
+
+    `mcore/blocks.py` computes no more than that, up to its padding.
+    """
+    return sum(lengths.context_within(arch.window(layer)) for layer in range(arch.num_layers)) / arch.num_layers
 
 
 def forward_flops_per_token(arch: Architecture, context: float) -> float:

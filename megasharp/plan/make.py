@@ -22,7 +22,7 @@ def make_plan(request: Request) -> Plan:
         if network is not None:
             network.architecture.check_parallel(split.tp, split.pp, vpp=split.vpp)
             if request.engines is not None:
-                network.architecture.check_parallel(request.engines.tp, 1, "rollout")
+                network.architecture.check_parallel(request.engines.tp, 1, "rollout.")
     rows = rows_of(request.batch, split)
     found = stage_memory(request, rows)
     colocated = request.engines is not None and request.engines.colocated

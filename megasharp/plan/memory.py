@@ -33,8 +33,8 @@ RESERVED = 4_000_000_000
 def stage_memory(request: Request, rows: Rows) -> list[StageMemory]:
     """Every stage without engines: `totals` has the phases in which learners compute."""
     split = request.split
-    policy = stages(request.policy, split.tp, split.pp, split.vpp, request.lora)
-    memory = stages(request.memory, split.tp, split.pp, split.vpp) if request.memory else (None,) * split.pp
+    policy = stages(request.policy, split.layout, request.lora)
+    memory = stages(request.memory, split.layout) if request.memory else (None,) * split.pp
     return [_stage(request, rows, number, policy[number], memory[number]) for number in range(split.pp)]
 
 
@@ -51,7 +51,7 @@ def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Sta
     stage = StageMemory(
         stage=number,
         kind=_kind(number, split.pp),
-        layers=_runs(policy.layers),
+        layers=policy.runs,
         parameters=policy.parameters,
         trained=policy.trained,
         weights=width * policy.parameters,
@@ -101,7 +101,7 @@ def _activations(
     split, arch = request.split, network.architecture
     fused = request.machines.gpu is not None
     per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, fused_norms=fused)
-    held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * len(stage.layers) * per_token
+    held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * stage.layers * per_token
     final_norm = 2 * request.width * arch.hidden / split.tp if number == split.pp - 1 else 0
     total = int(_tokens(request, rows) * (held + final_norm))
     # A layer that is computed a second time holds all of its own for that moment.
@@ -162,10 +162,3 @@ def _kind(number: int, pp: int) -> Literal["first", "middle", "last", "only"]:
     if pp == 1:
         return "only"
     return "first" if number == 0 else "last" if number == pp - 1 else "middle"
-
-
-def _runs(layers: tuple[int, ...]) -> str:
-    """Numbers of layers as ranges: 0-3, 8-11."""
-    starts = [layer for layer in layers if layer - 1 not in layers]
-    ends = [layer for layer in layers if layer + 1 not in layers]
-    return ", ".join(f"{first}-{last}" for first, last in zip(starts, ends, strict=True))

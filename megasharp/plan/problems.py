@@ -82,18 +82,19 @@ def _lengths(request: Request) -> Iterator[Problem]:
         if network is not None and longest > network.architecture.max_positions:
             yield _error(
                 f"prompt and response of {longest} tokens exceed the {network.architecture.max_positions} positions of "
-                f"{network.name}"
+                f"{network.name}; lower data.max_prompt_tokens or data.max_response_tokens"
             )
         window = network.architecture.smallest_window if network else None
         if network and request.engines and window is not None and longest > window:
             yield _error(
                 f"prompt and response of {longest} tokens exceed the window of {window} positions of {network.name}, "
-                "which SGLang does not heed: the run would be refused"
+                "which SGLang does not heed: the run would be refused; lower data.max_prompt_tokens or "
+                "data.max_response_tokens, or set rollout.engine=inprocess"
             )
     if longest > budget:
         yield _warning(
             f"prompt and response may have {longest} tokens, policy.micro_batch_tokens is {budget}: a response is not "
-            "cut, so such a micro-batch is larger than the budget (the memory below counts with it)"
+            "cut, so such a micro-batch is larger than the budget, and its memory is what is planned"
         )
 
 

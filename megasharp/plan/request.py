@@ -9,6 +9,7 @@ from megasharp.convert.families import Family
 from megasharp.convert.lora import LoraSettings
 from megasharp.plan.formulas import Lengths, Recompute
 from megasharp.plan.hardware import Gpu
+from megasharp.types import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +21,18 @@ class Network:
     architecture: Architecture
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """How learners are cut over ranks, and how they save memory. `offload` leaves the GPU while engines sample."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split(ParallelLayout):
+    """A layout, and how its ranks save memory. `offload` leaves the GPU while engines sample."""
 
-    dp: int
-    tp: int
-    pp: int
-    vpp: int
-    cp: int
     micro_batch_tokens: int
     recompute: Recompute
     offload: tuple[str, ...]
 
     @property
-    def world(self) -> int:
-        """Number of ranks."""
-        return self.dp * self.tp * self.pp * self.cp
-
-    @property
-    def shards(self) -> int:
-        """Over how many ranks the optimizer's state is cut."""
-        return self.dp * self.cp
+    def layout(self) -> ParallelLayout:
+        """The layout alone."""
+        return ParallelLayout(self.dp, self.tp, self.pp, self.cp, self.vpp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class StageMemory:
 
     stage: int
     kind: Literal["first", "middle", "last", "only"]
-    layers: str
+    layers: tuple[range, ...]
     parameters: int
     trained: int
     weights: int
@@ -131,3 +131,8 @@ class Plan:
     def works(self) -> bool:
         """Whether there is no error."""
         return all(problem.level != "error" for problem in self.problems)
+
+    @property
+    def fullest(self) -> int:
+        """The most bytes of any stage's GPU in any phase."""
+        return max(max(stage.totals.values()) for stage in self.stages)

@@ -13,6 +13,7 @@ from megasharp.plan.formulas import (
     checkpoint_bytes,
     decode_seconds,
     forward_flops_per_token,
+    mean_context,
     recompute_share,
 )
 from megasharp.plan.hardware import Gpu
@@ -113,7 +114,8 @@ def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
 
 
 def _forward(request: Request, network: Network) -> float:
-    return forward_flops_per_token(network.architecture, request.batch.lengths.context)
+    arch = network.architecture
+    return forward_flops_per_token(arch, mean_context(arch, request.batch.lengths))
 
 
 def _work(request: Request, network: Network) -> float:
@@ -121,7 +123,8 @@ def _work(request: Request, network: Network) -> float:
 
     Frozen weights need no gradients of their own, which is half of the backward pass.
     """
-    share = recompute_share(network.architecture, request.batch.lengths.context, request.split.recompute)
+    arch = network.architecture
+    share = recompute_share(arch, mean_context(arch, request.batch.lengths), request.split.recompute)
     frozen = request.lora is not None and network is request.policy
     return (2.0 if frozen else 3.0) + share
 

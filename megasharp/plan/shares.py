@@ -5,37 +5,55 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
+from megasharp.batching.pack import ROW_MULTIPLE
 from megasharp.convert.lora import LoraSettings
 from megasharp.plan.formulas import adapter_parameters, micro_batches
 from megasharp.plan.request import Batch, Network, Split
+from megasharp.types import ParallelLayout
 
-# Packed rows come in steps of this many for each tensor-parallel rank.
-_ROW_MULTIPLE = 128
+
+def runs_of_layers(count: int, layout: ParallelLayout, stage: int) -> tuple[range, ...]:
+    """Which of a model's `count` layers (from 0) a pipeline stage has: with vpp > 1 every pp-th of shorter runs."""
+    length = count // (layout.pp * layout.vpp)
+    starts = [(chunk * layout.pp + stage) * length for chunk in range(layout.vpp)]
+    return tuple(range(start, start + length) for start in starts)
+
+
+def run_text(run: range) -> str:
+    """The numbers of a run of layers: "8-15", or "8" alone."""
+    return f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers (global numbers) and parameters of a pipeline stage's rank, and how many of them are trained."""
+    """Runs of layers and parameters of a pipeline stage's rank, and how many of them are trained."""
 
-    layers: tuple[int, ...]
+    runs: tuple[range, ...]
     parameters: int
     trained: int
 
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        return sum(map(len, self.runs))
+
 
 @lru_cache(maxsize=256)
-def stages(network: Network, tp: int, pp: int, vpp: int, lora: LoraSettings | None = None) -> tuple[Stage, ...]:
-    """Every stage, from the family's table; with vpp > 1 a stage holds every pp-th run of layers."""
-    arch, family = network.architecture, network.family
-    run = arch.num_layers // (pp * vpp)
+def stages(network: Network, layout: ParallelLayout, lora: LoraSettings | None = None) -> tuple[Stage, ...]:
+    """Every stage, from the family's table."""
+    arch, family, last = network.architecture, network.family, layout.pp - 1
     found = []
-    for stage in range(pp):
-        starts = [(chunk * pp + stage) * run for chunk in range(vpp)]
-        layers = tuple(layer for start in starts for layer in range(start, start + run))
-        shapes = family.parameter_shapes(arch, tp, layers=layers, first_stage=stage == 0, last_stage=stage == pp - 1)
+    for stage in range(layout.pp):
+        runs = runs_of_layers(arch.num_layers, layout, stage)
+        layers = tuple(chain.from_iterable(runs))
+        shapes = family.parameter_shapes(
+            arch, layout.tp, layers=layers, first_stage=stage == 0, last_stage=stage == last
+        )
         count = sum(math.prod(shape) for shape in shapes.values())
-        adapters = len(layers) * adapter_parameters(arch, lora, tp) if lora else 0
-        found.append(Stage(layers, count + adapters, adapters if lora else count))
+        adapters = len(layers) * adapter_parameters(arch, lora, layout.tp) if lora else 0
+        found.append(Stage(runs, count + adapters, adapters if lora else count))
     return tuple(found)
 
 
@@ -54,15 +72,14 @@ def rows_of(batch: Batch, split: Split) -> Rows:
     room = max(lengths.response, split.micro_batch_tokens - lengths.prompt)
     copies = math.ceil(batch.responses * lengths.response / room)
     step = batch.prompts * (copies * lengths.prompt + batch.responses * lengths.response)
-    multiple = split.pp if split.vpp > 1 else 1
     count = micro_batches(
         step / batch.mini_batches,
         batch.sequences / batch.mini_batches,
         budget=split.micro_batch_tokens,
         ranks=split.dp,
-        multiple=multiple,
+        multiple=split.micro_batch_multiple,
     )
     # A response that is longer than the budget is alone in its micro-batch.
     largest = max(min(split.micro_batch_tokens, step / (batch.mini_batches * split.dp)), lengths.longest)
-    unit = _ROW_MULTIPLE * split.tp
+    unit = ROW_MULTIPLE * split.tp
     return Rows(math.ceil(step), count, math.ceil(largest / unit) * unit)

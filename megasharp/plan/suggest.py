@@ -23,15 +23,19 @@ _SIZES = (1, 2, 4, 8)
 _BUDGETS = (1, 2, 4)
 # Co-located engines get what is left, in steps of this share, and this much is kept free.
 _FRACTION, _FREE = 0.05, 0.03
+# Of the learners, while co-located engines sample.
+_OFFLOAD = ("weights", "gradients", "optimizer")
 # Predictions closer than by this factor say nothing.
 _EQUAL = 1.05
+
+Value = int | float | str | list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """A layout that fits: the keys to set, its plan, and why it is here."""
 
-    keys: dict[str, int | float | str]
+    keys: dict[str, Value]
     plan: Plan
     reasons: tuple[str, ...]
 
@@ -72,12 +76,8 @@ def _plans(request: Request) -> Iterator[tuple[Request, Plan]]:
         plan = make_plan(candidate)
         if engines is not None and engines.colocated:
             candidate, plan = _with_fitting_cache(candidate, plan)
-        if plan.works and _fullest(plan) <= (1 - _FREE) * (plan.gpu_memory or 0):
+        if plan.works and plan.fullest <= (1 - _FREE) * (plan.gpu_memory or 0):
             yield candidate, plan
-
-
-def _fullest(plan: Plan) -> int:
-    return max(max(stage.totals.values()) for stage in plan.stages)
 
 
 def _with_fitting_cache(request: Request, plan: Plan) -> tuple[Request, Plan]:
@@ -105,7 +105,8 @@ def _splits(request: Request) -> Iterator[Split]:
         if not all(_can_cut(network, tp, pp) for network in networks):
             continue
         for budget, recompute in product(sorted(budgets), get_args(Recompute)):
-            yield Split(gpus // (tp * pp * cp), tp, pp, 1, cp, budget, recompute, ("weights", "gradients", "optimizer"))
+            dp = gpus // (tp * pp * cp)
+            yield Split(dp, tp, pp, cp, micro_batch_tokens=budget, recompute=recompute, offload=_OFFLOAD)
 
 
 def _engines(request: Request) -> Iterator[Engines | None]:
@@ -128,9 +129,9 @@ def _can_cut(network: Network, tp: int, pp: int) -> bool:
     return not any(size % tp for size in (arch.heads, arch.kv_heads, arch.ffn)) and arch.num_layers % pp == 0
 
 
-def _keys(request: Request) -> dict[str, int | float | str]:
+def _keys(request: Request) -> dict[str, Value]:
     split, engines = request.split, request.engines
-    keys: dict[str, int | float | str] = {
+    keys: dict[str, Value] = {
         "policy.tp": split.tp,
         "policy.pp": split.pp,
         "policy.vpp": split.vpp,
@@ -142,7 +143,7 @@ def _keys(request: Request) -> dict[str, int | float | str]:
     if engines is not None:
         keys |= {"rollout.engines": engines.count, "rollout.tp": engines.tp}
         if engines.colocated:
-            keys["policy.offload"] = "[weights,gradients,optimizer]"
+            keys["policy.offload"] = list(split.offload)
             keys["rollout.sglang.mem_fraction_static"] = engines.memory_fraction or 0.0
     return keys
 
@@ -154,7 +155,7 @@ def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
     reasons.append(
         "no pipeline, so no bubble" if split.pp == 1 else f"{split.pp} pipeline stages idle {plan.bubble:.0%} of a pass"
     )
-    spare = (plan.gpu_memory or 0) - _fullest(plan)
+    spare = (plan.gpu_memory or 0) - plan.fullest
     reasons.append(f"{spare / 1e9:.0f} GB of each GPU to spare at the fullest moment")
     if split.recompute != "full":
         reasons.append(f"activations fit with recompute {split.recompute}")

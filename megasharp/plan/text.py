@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from megasharp.plan.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING
 from megasharp.plan.request import Request
 from megasharp.plan.result import EngineMemory, Plan, StageMemory
-from megasharp.plan.suggest import Suggestion
+from megasharp.plan.shares import run_text
+from megasharp.plan.suggest import Suggestion, Value
 
 _WIDTH, _LABEL, _COLUMN, _STAGES = 100, 40, 15, 4
 _PHASES = {
@@ -42,8 +43,8 @@ def suggestions_text(found: Sequence[Suggestion]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _override(key: str, value: int | float | str) -> str:
-    return f"'{key}={value}'" if isinstance(value, str) and "[" in value else f"{key}={value}"
+def _override(key: str, value: Value) -> str:
+    return f"'{key}=[{','.join(value)}]'" if isinstance(value, list) else f"{key}={value}"
 
 
 def _wrapped(label: str, text: str) -> list[str]:
@@ -84,10 +85,26 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
     if request.lora is not None:
         targets = ", ".join(request.lora.targets)
         yield from _wrapped("lora", f"rank {request.lora.rank}, alpha {request.lora.alpha:g} on {targets}")
+    yield from _windows(request)
     yield from _wrapped("recipe", ", ".join(request.passes.methods) + _extra_passes(request))
     yield from _wrapped(
         "checked", f"Megatron's own model of every stage ({split.pp}), built without memory: the same parameters"
     )
+
+
+def _windows(request: Request) -> Iterator[str]:
+    """What sliding windows change of the plan, and what they do not."""
+    for network in (request.policy, request.memory):
+        arch = network.architecture if network else None
+        if network is None or arch is None or arch.smallest_window is None:
+            continue
+        layers = sum(window is not None for window in arch.windows)
+        yield from _wrapped(
+            "windows",
+            f"{layers} of {arch.num_layers} layers of {network.name} see {arch.smallest_window:,} positions. Counted "
+            "in the time of passes, not in activations (a window's keys are gathered up to twice). Engines keep and "
+            "see every position: SGLang heeds no window, and longer sequences are refused",
+        )
 
 
 def _extra_passes(request: Request) -> str:
@@ -98,8 +115,7 @@ def _extra_passes(request: Request) -> str:
 
 
 def _unit(plan: Plan) -> tuple[float, str]:
-    largest = max(max(stage.totals.values()) for stage in plan.stages)
-    return (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
+    return (1e9, "GB") if plan.fullest >= 1e9 else (1e6, "MB")
 
 
 _Row = tuple[str, Callable[[StageMemory], str]]
@@ -120,9 +136,8 @@ def _memory(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[s
 
 def _layers(shown: Sequence[StageMemory]) -> Iterator[str]:
     """A line for each run of layers: a virtual pipeline's stages have several, of the same number each."""
-    runs = [stage.layers.split(", ") for stage in shown]
-    for number, cells in enumerate(zip(*runs, strict=True)):
-        yield _line("  layers" if number == 0 else "", cells)
+    for number, runs in enumerate(zip(*(stage.layers for stage in shown), strict=True)):
+        yield _line("  layers" if number == 0 else "", [run_text(run) for run in runs])
 
 
 def _line(label: str, cells: Sequence[str]) -> str:
@@ -218,8 +233,12 @@ def _time(request: Request, plan: Plan) -> Iterator[str]:
         yield f"  {time.name:<10}{seconds:>8} s  {time.how}"
     if plan.step_seconds is not None and plan.tokens_per_second_per_gpu is not None:
         together = "sampling beside training" if request.engines and request.engines.overlap else "one after the other"
-        figures = f"{together}; {plan.tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
-        yield f"  {'step':<10}{plan.step_seconds:>8.1f} s  {figures}"
+        yield f"  {'step':<10}{plan.step_seconds:>8.1f} s  {together}"
+        yield from _wrapped(
+            "rate",
+            f"{plan.tokens_per_second_per_gpu:,.0f} tokens/s/GPU: prompts and responses that are trained on, over the "
+            f"{plan.gpus} GPUs of the run (idle ones of its nodes are not counted)",
+        )
     if request.engines is None:
         yield "            rollouts by the engine in this process are not predicted"
 

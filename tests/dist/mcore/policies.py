@@ -171,8 +171,9 @@ def packed(
     share_prompts: bool = True,
 ) -> StepBatch:
     """One step's batch as the given layout needs it."""
-    multiple = layout.pp if layout.vpp > 1 else 1
-    cut = PackLayout(layout.dp, micro_batch_tokens, mini_batches, layout.tp, 40.0, share_prompts, multiple)
+    cut = PackLayout(
+        layout.dp, micro_batch_tokens, mini_batches, layout.tp, 40.0, share_prompts, layout.micro_batch_multiple
+    )
     return pack(sequences, cut, seed=5)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,41 +12,44 @@ from pathlib import Path
 import pytest
 
 from megasharp.convert.hf_folder import read_config
-from megasharp.convert.lora import LoraSettings, Target
+from megasharp.convert.lora import LoraSettings
 from megasharp.plan.formulas import layer_bytes_per_token
 from megasharp.plan.request import Network
 from megasharp.plan.shares import stages
+from megasharp.types import ParallelLayout
 from tests.dist.mcore.layer_memory import architecture
 
 REPOSITORY = Path(__file__).parents[3]
 MODELS = REPOSITORY / "configs" / "model"
 
 
-def run(*command: str) -> str:
+def run(*command: str, question: bytes = b"") -> str:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command],
         capture_output=True,
-        text=True,
+        input=question,
         check=False,
         timeout=300,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip().splitlines()[-1]
 
 
-def built(names: list[str], **layout: object) -> list[list[int]]:
-    request = {
-        "folders": [str(MODELS / name) for name in names],
-        "dp": 1,
-        "tp": 1,
-        "pp": 1,
-        "cp": 1,
-        "vpp": 1,
-        **layout,
-    }
-    found: list[list[int]] = json.loads(run("-m", "megasharp.mcore.meta", json.dumps(request)))
+def built(
+    names: list[str],
+    layout: ParallelLayout,
+    lora: LoraSettings | None = None,
+    *program: str,
+) -> list[list[int]]:
+    question = pickle.dumps(([read_config(MODELS / name)[2] for name in names], layout, lora))
+    found: list[list[int]] = json.loads(run(*(program or ("-m", "megasharp.mcore.meta_program")), question=question))
     return found
+
+
+def counted(name: str, layout: ParallelLayout, lora: LoraSettings | None = None) -> list[int]:
+    _, family, arch = read_config(MODELS / name)
+    return [stage.parameters for stage in stages(Network(name, family, arch), layout, lora)]
 
 
 def test_tables_count_what_megatron_builds() -> None:
@@ -53,22 +57,30 @@ def test_tables_count_what_megatron_builds() -> None:
     every = sorted(folder.parent.name for folder in MODELS.glob("*/config.json"))
     names = [name for name in every if read_config(MODELS / name)[2].num_layers % 8 == 0]
     assert {"qwen2.5-32b", "qwen3-32b", "qwen3-14b"} <= set(names)
-    table = []
-    for name in names:
-        _, family, arch = read_config(MODELS / name)
-        table.append([stage.parameters for stage in stages(Network(name, family, arch), 4, 4, 2)])
-    assert built(names, tp=4, pp=4, vpp=2) == table
+    layout = ParallelLayout(tp=4, pp=4, vpp=2)
+    assert built(names, layout) == [counted(name, layout) for name in names]
 
 
 def test_adapters_are_counted_as_megatron_has_them() -> None:
     """On the first model alone; the other one is tied and has its embedding on both stages."""
-    targets: tuple[Target, ...] = ("qkv", "proj", "fc1", "fc2")
-    table = []
-    for name, lora in (("qwen3-8b", LoraSettings(16, 32.0, targets)), ("qwen3-1.7b", None)):
-        _, family, arch = read_config(MODELS / name)
-        table.append([stage.parameters for stage in stages(Network(name, family, arch), 4, 2, 1, lora)])
-    given = {"rank": 16, "alpha": 32.0, "targets": targets}
-    assert built(["qwen3-8b", "qwen3-1.7b"], tp=4, pp=2, lora=given) == table
+    lora, layout = LoraSettings(16, 32.0, ("qkv", "proj", "fc1", "fc2")), ParallelLayout(tp=4, pp=2)
+    table = [counted("qwen3-8b", layout, lora), counted("qwen3-1.7b", layout)]
+    assert built(["qwen3-8b", "qwen3-1.7b"], layout, lora) == table
+
+
+# On a machine with GPUs none of them is touched: they may be another program's, or too small.
+WITH_CUDA = """
+import torch
+torch.cuda.is_available = lambda: True
+from megasharp.mcore import meta_program
+meta_program.main()
+"""
+
+
+def test_models_are_built_where_there_is_a_gpu_too() -> None:
+    """A process that believes in one: whatever asks for it would fail here."""
+    lora, layout = LoraSettings(16, 32.0, ("qkv",)), ParallelLayout(dp=2, tp=4, pp=3, vpp=4)
+    assert built(["qwen3-8b"], layout, lora, "-c", WITH_CUDA) == [counted("qwen3-8b", layout, lora)]
 
 
 def test_a_layer_keeps_what_the_formula_says() -> None:

@@ -38,3 +38,17 @@ def test_one_token_to_choose_from_is_no_sampling(engine: str) -> None:
     tree = apply_overrides(parse_yaml(minimal, "minimal"), [f"rollout={{engine: {engine}, top_k: 1}}"])
     with pytest.raises(UserError, match=r"run\.yaml: rollout\.top_k=1 samples one response again and again"):
         check(validate(RunConfig, tree, "minimal"), "run.yaml")
+
+
+def test_lengths_beyond_a_models_positions_say_which_keys_to_lower() -> None:
+    quickstart = "{name: tiny, steps: 3, model: {path: examples/quickstart/base}, data: {task: countdown}}"
+    config = validate(RunConfig, parse_yaml(quickstart, "tiny"), "tiny")
+    with pytest.raises(UserError, match=r"data\.max_prompt_tokens \+ .* = 96 is more than the 64 .*; lower one"):
+        check(config, "run.yaml")
+
+
+def test_a_mini_batch_has_a_group() -> None:
+    minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown, prompts_per_step: 2}}"
+    tree = apply_overrides(parse_yaml(minimal, "minimal"), ["recipe.mini_batches=3"])
+    with pytest.raises(UserError, match=r"run\.yaml: recipe\.mini_batches=3 is more than data\.prompts_per_step=2"):
+        check(validate(RunConfig, tree, "minimal"), "run.yaml")

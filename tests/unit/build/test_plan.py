@@ -8,37 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megasharp.build.plan import Asked, Options, ask, compare, formula_counts
-from megasharp.cli import app
+from megasharp.build.plan import Options, ask, compare, formula_counts
 from megasharp.config.run import load_run
 from megasharp.errors import UserError
 from megasharp.plan.make import make_plan
-from megasharp.plan.result import Plan
 from megasharp.plan.suggest import suggest
 from megasharp.plan.text import plan_text, suggestions_text
-
-REPOSITORY = Path(__file__).parents[3]
-EXAMPLES = REPOSITORY / "examples"
-STEP = "{task: countdown, prompts_per_step: 64, responses_per_prompt: 8}"
+from tests.unit.build.plans import EXAMPLES, REPOSITORY, asked, planned, texts
 
 
 @pytest.fixture(autouse=True)
 def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-
-
-def asked(folder: Path, piece: str, *overrides: str, options: Options | None = None) -> Asked:
-    file = folder / "run.yaml"
-    file.write_text(f"name: golden\nsteps: 1\ninclude: [configs/model/{piece}.yaml]\ndata: {STEP}\n")
-    return ask(load_run(file, overrides), "run.yaml", options or Options())
-
-
-def planned(folder: Path, piece: str, *overrides: str, options: Options | None = None) -> Plan:
-    return make_plan(asked(folder, piece, *overrides, options=options).request)
-
-
-def texts(plan: Plan, level: str) -> str:
-    return " | ".join(problem.text for problem in plan.problems if problem.level == level)
 
 
 # Piece, dp: static GB of a GPU, its memory network's GB, tokens of an engine's cache, checkpoint GB. The first columns
@@ -88,7 +69,7 @@ def test_recompute_trades_activations_for_time(tmp_path: Path) -> None:
 
 def test_a_virtual_pipeline_shares_layers_out_in_turns(tmp_path: Path) -> None:
     plan = planned(tmp_path, "qwen3-32b", "policy.pp=4", "policy.vpp=2", "policy.tp=4", "policy.dp=2")
-    assert [stage.layers for stage in plan.stages] == ["0-7, 32-39", "8-15, 40-47", "16-23, 48-55", "24-31, 56-63"]
+    assert plan.stages[1].layers == (range(8, 16), range(40, 48))
     assert [stage.kind for stage in plan.stages] == ["first", "middle", "middle", "last"]
 
 
@@ -129,6 +110,41 @@ def test_nodes_fill_the_machines_and_say_so(tmp_path: Path) -> None:
         asked(tmp_path, "qwen3-32b", "policy.pp=2", options=Options(nodes=3))
 
 
+# tp of policy and engine, dp and engines of the file, nodes to fill: dp and engines that do.
+APART = [
+    ((8, 8, 1, 1, 2), (1, 1)),
+    ((8, 4, 1, 2, 4), (2, 4)),
+    ((8, 4, 3, 2, 2), (1, 2)),
+    ((4, 2, 1, 1, 1), (1, 2)),
+    ((2, 1, 3, 1, 1), (3, 2)),
+]
+
+
+@pytest.mark.parametrize(("file", "filled"), APART)
+def test_nodes_are_filled_by_engines_of_their_own_too(
+    tmp_path: Path, file: tuple[int, int, int, int, int], filled: tuple[int, int]
+) -> None:
+    """About as the file shares its GPUs out, with none left over."""
+    tp, engine_tp, dp, engines, nodes = file
+    keys = ["cluster.placement=disaggregated", f"policy.tp={tp}", f"rollout.tp={engine_tp}"]
+    keys += [f"policy.dp={dp}", f"rollout.engines={engines}"]
+    request = asked(tmp_path, "qwen3-32b", *keys, options=Options(nodes=nodes)).request
+    assert request.engines is not None
+    assert (request.split.dp, request.engines.count) == filled
+    assert filled[0] * tp + filled[1] * engine_tp == 8 * nodes
+    assert "stay idle" not in texts(make_plan(request), "warning")
+
+
+def test_nodes_that_cannot_be_filled_apart_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"8 GPUs cannot be filled with policy.tp x pp x cp = 8 and engines of"):
+        asked(tmp_path, "qwen3-32b", "cluster.placement=disaggregated", options=Options(nodes=1))
+
+
+def test_more_mini_batches_than_groups_are_refused_as_train_does(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"recipe.mini_batches=65 is more than data.prompts_per_step=64; a mini-batch"):
+        asked(tmp_path, "qwen3-32b", "recipe.mini_batches=65")
+
+
 def test_without_nodes_the_file_is_planned_as_it_is(tmp_path: Path) -> None:
     plan = planned(tmp_path, "qwen3-32b", "cluster.nodes=2")
     assert plan.world == 8 and "8 of 16 GPUs stay idle" in texts(plan, "warning")
@@ -160,7 +176,7 @@ PROBLEMS = {
     "policy.offload=[]": ("error", "GB of 141 GB do not fit; add gradients, optimizer to policy.offload"),
     "policy.recompute=none policy.micro_batch_tokens=40960": ("error", "set policy.recompute=full"),
     "rollout.tp=1": ("warning", "have no engine and idle"),
-    "data.max_response_tokens=40000": ("error", "42048 tokens exceed the 40960 positions of Qwen3-32B"),
+    "data.max_response_tokens=40000": ("error", "42048 tokens exceed the 40960 positions of Qwen3-32B; lower data"),
     "policy.micro_batch_tokens=4096": ("warning", "prompt and response may have 10240 tokens"),
     "data.prompts_per_step=63 recipe.mini_batches=2": ("warning", "is not divisible by recipe.mini_batches=2"),
     "data.responses_per_prompt=7 cluster.nodes=3 policy.dp=3": ("warning", "448 responses are not divisible by"),
@@ -189,6 +205,23 @@ def test_a_window_that_engines_do_not_heed_is_an_error(tmp_path: Path) -> None:
     words = "exceed the window of 4096 positions of windowed, which SGLang does not heed"
     assert words in texts(planned(tmp_path, "qwen3-8b", path, "data.max_response_tokens=4096"), "error")
     assert words not in texts(planned(tmp_path, "qwen3-8b", path, short), "error")
+
+
+def test_windows_make_passes_shorter_and_say_so(tmp_path: Path) -> None:
+    known = json.loads((REPOSITORY / "configs/model/ministral-8b-instruct-2410/config.json").read_text())
+    times, shown = [], []
+    for name, window in (("windowed", 4096), ("whole", None)):
+        model = tmp_path / name
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps({**known, "sliding_window": window}))
+        keys = (f"model.path={model}", "data.max_prompt_tokens=2048", "data.max_response_tokens=30000")
+        question = asked(tmp_path, "qwen3-8b", *keys)
+        plan = make_plan(question.request)
+        times.append({time.name: time.seconds or 0.0 for time in plan.times})
+        shown.append(" ".join(plan_text(question.request, plan, ()).split()))
+    assert times[0]["update"] < 0.9 * times[1]["update"]
+    assert times[0]["rollout"] == times[1]["rollout"]
+    assert "36 of 36 layers of windowed see 4,096 positions." in shown[0] and "windows" not in shown[1]
 
 
 def test_a_full_cache_is_told_twice_when_all_responses_could_be_long(tmp_path: Path) -> None:
@@ -265,6 +298,12 @@ def test_the_table_of_a_virtual_pipeline_has_a_line_for_each_run_of_layers(tmp_p
     ]
     assert len(lines[first + 4].split()) == 4 + 4
     assert max(map(len, lines)) <= 100
+
+
+def test_a_single_layer_is_one_number(tmp_path: Path) -> None:
+    question = asked(tmp_path, "qwen3-32b", "policy.pp=16", "policy.vpp=4", "policy.tp=1")
+    text = plan_text(question.request, make_plan(question.request), ())
+    assert next(line.split() for line in text.splitlines() if line.startswith("  layers")) == ["layers", *"0123"]
 
 
 def test_a_layout_that_cuts_no_model_is_told_before_nodes_are_filled(tmp_path: Path) -> None:
@@ -404,30 +443,3 @@ def test_suggestions_need_gpus() -> None:
     file = EXAMPLES / "quickstart" / "run.yaml"
     with pytest.raises(UserError, match="--suggest ranks layouts on GPUs"):
         suggest(ask(load_run(file), str(file), Options()).request)
-
-
-def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> None:
-    """With Megatron's model in a process of its own; an error in the plan is exit code 1."""
-    from typer.testing import CliRunner
-
-    file = tmp_path / "run.yaml"
-    file.write_text(f"name: golden\nsteps: 1\ninclude: [configs/model/qwen3-32b.yaml]\ndata: {STEP}\n")
-    command = ["plan", str(file), "policy.pp=2", "--nodes", "4", "--gpu", "h100", "--json", "rollout.tp=1"]
-    command += ["--mfu", "0.3", "--disk", "5", "--response", "3000"]
-    done = CliRunner().invoke(app, command)
-    tree = json.loads(done.stdout)
-    assert [stage["parameters"] for stage in tree["stages"]] == [2_047_926_272, 2_047_931_392]
-    assert tree["gpu_memory"] == 80_000_000_000 and not tree["works"] and done.exit_code == 1
-    assert tree["problems"][0]["level"] == "error"
-    assert tree["layout"] == {
-        **dict.fromkeys(("dp", "pp"), 2),
-        **dict.fromkeys(("vpp", "cp"), 1),
-        "tp": 8,
-        "micro_batch_tokens": 20480,
-        "recompute": "full",
-        "offload": ["weights", "gradients", "optimizer"],
-    }
-    assert tree["machines"] == {"nodes": 4, "gpus_per_node": 8, "gpu": "h100"}
-    assert tree["rates"] == {"mfu": 0.3, "bandwidth": 0.5, "links": 0.8, "disk": 5e9}
-    assert tree["lengths"]["response"] == 3000 and tree["engines"]["tp"] == 1
-    assert tree["units"]["sizes"].startswith("bytes") and tree["units"]["lengths"] == "tokens"

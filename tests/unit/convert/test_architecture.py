@@ -234,4 +234,4 @@ def test_ffn_counts_too_and_fitting_layouts_pass(save_model) -> None:
     _, _, arch = read_config(save_model("qwen3", intermediate_size=33))
     arch.check_parallel(1, 3)
     with pytest.raises(UserError, match=r"memory\.tp=2 does not divide ffn=33"):
-        arch.check_parallel(2, 1, section="memory")
+        arch.check_parallel(2, 1, prefix="memory.")

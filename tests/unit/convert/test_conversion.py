@@ -104,7 +104,7 @@ def test_a_dtype_that_config_does_not_name_is_refused_or_rounded(save_model, tmp
 
 
 def test_a_layout_the_model_cannot_be_cut_by_is_refused(save_model, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tp=3 does not divide heads=4"):
+    with pytest.raises(UserError, match=r"^--tp=3 does not divide heads=4"):
         hf_to_megatron(save_model("qwen3"), tmp_path / "megatron", tp=3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,27 @@ def test_lengths_have_their_mean_and_mean_context(mean: float) -> None:
     context = sum((100.0 + n + 0.5) * share for n, share in enumerate(shares)) / sum(shares)
     assert lengths.context == pytest.approx(context, rel=2e-3)
     assert lengths.longer_than(1000) == 0.0
+
+
+@pytest.mark.parametrize("mean", [500.0, 250.0, 1000.0])
+@pytest.mark.parametrize("window", [50, 100, 300, 1099, 1100, 5000])
+def test_a_token_attends_to_no_more_than_its_window(mean: float, window: int) -> None:
+    """By numerical integration; a window of the longest sequence is none."""
+    lengths = Lengths(100.0, 200, mean, 1000)
+    shares = [lengths.longer_than(n + 0.5) for n in range(1000)]
+    context = sum(min(100.0 + n + 0.5, window) * share for n, share in enumerate(shares)) / mean
+    assert lengths.context_within(window) == pytest.approx(context, rel=2e-3)
+    assert lengths.context_within(None) == lengths.context
+    if window >= 1100:
+        assert lengths.context_within(window) == pytest.approx(lengths.context, rel=1e-12)
+
+
+def test_only_layers_with_a_window_attend_to_less() -> None:
+    lengths = Lengths(100.0, 200, 500.0, 1000)
+    arch = replace(model("qwen3-1.7b"), windows=(None,) * 21 + (200,) * 7)
+    expected = 0.75 * lengths.context + 0.25 * lengths.context_within(200)
+    assert formulas.mean_context(arch, lengths) == pytest.approx(expected)
+    assert formulas.mean_context(model("qwen3-1.7b"), lengths) == pytest.approx(lengths.context)
 
 
 def test_decoding_equal_lengths_reads_weights_and_a_growing_cache_each_step() -> None:

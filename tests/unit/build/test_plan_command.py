@@ -1,0 +1,133 @@
+"""`megasharp plan` as a command: the real model beside it, and the whole plan as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from megasharp.build.model_check import ModelCheck
+from megasharp.build.plan import Options, ask
+from megasharp.cli import app
+from megasharp.config.run import load_run
+from megasharp.convert.hf_folder import read_config
+from megasharp.errors import UserError
+from megasharp.plan.make import make_plan
+from megasharp.plan.request import Request
+from megasharp.plan.suggest import suggest
+from megasharp.plan.text import plan_text, suggestions_text
+from megasharp.plan.tree import plan_tree
+from megasharp.types import ParallelLayout
+from tests.unit.build.plans import EXAMPLES, REPOSITORY, asked, write_run
+
+
+@pytest.fixture(autouse=True)
+def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+
+
+def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> None:
+    """With Megatron's model in a process of its own; an error in the plan is exit code 1."""
+    command = ["plan", str(write_run(tmp_path, "qwen3-32b")), "policy.pp=2", "--nodes", "4", "--gpu", "h100", "--json"]
+    command += ["rollout.tp=1", "policy.lora={rank: 8, targets: [qkv]}", "--mfu", "0.3", "--disk", "5"]
+    done = CliRunner().invoke(app, [*command, "--response", "3000"])
+    tree = json.loads(done.stdout)
+    adapters = 32 * 8 * (3 * 5120 + (8192 + 2 * 1024) // 8)
+    assert [stage["trained_parameters"] for stage in tree["stages"]] == [adapters, adapters]
+    assert [stage["parameters"] - adapters for stage in tree["stages"]] == [2_047_926_272, 2_047_931_392]
+    assert not tree["works"] and done.exit_code == 1
+    assert tree["problems"][0]["level"] == "error"
+    assert tree["layout"] == {
+        **dict.fromkeys(("dp", "pp"), 2),
+        **dict.fromkeys(("vpp", "cp"), 1),
+        "tp": 8,
+        "ranks": 32,
+        "micro_batch_tokens": 20480,
+        "recompute": "full",
+        "offload": ["weights", "gradients", "optimizer"],
+    }
+    assert tree["lora"] == {"rank": 8, "alpha": 16.0, "targets": ["qkv"]}
+    assert tree["machines"] == {
+        "nodes": 4,
+        "gpus_per_node": 8,
+        "gpus_in_use": 32,
+        "gpu": "h100",
+        "gpu_memory_bytes": 80_000_000_000,
+    }
+    assert tree["assumed"] == {
+        "mfu_share": 0.3,
+        "memory_bandwidth_share": 0.5,
+        "link_bandwidth_share": 0.8,
+        "disk_bytes_per_second": 5e9,
+    }
+    assert tree["batch"]["response_mean_tokens"] == 3000 and tree["batch"]["mini_batches"] == 1
+    assert tree["engines"]["tp"] == 1
+
+
+def test_a_model_that_megatron_cannot_build_is_told_in_its_words() -> None:
+    arch = read_config(REPOSITORY / "configs/model/qwen3-8b")[2]
+    with (
+        ModelCheck() as check,
+        pytest.raises(UserError, match=r"^Megatron cannot build this model in this layout: \S"),
+    ):
+        check.ask([arch], ParallelLayout(pp=5), None)
+        check.counts()
+
+
+def test_a_check_that_is_not_asked_ends_with_its_block() -> None:
+    with ModelCheck() as check:
+        process = check._process
+    assert process.returncode == -9
+
+
+def leaves(tree: object) -> Iterator[Any]:
+    if isinstance(tree, dict | list | tuple):
+        for one in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves(one)
+    else:
+        yield tree
+
+
+def shown(value: float) -> set[str]:
+    """How a text may show a number: sizes in GB or MB, shares in per cent, the others as they are."""
+    scaled = (value, value / 1e9, value / 1e6, 100 * value)
+    return {f"{number:{form}}" for number in scaled for form in (",", ".0f", ",.0f", ".1f", ".2f", ".3f")}
+
+
+# Numbers of the words themselves: "16-bit" is said of weight_bits.
+WORDS = {"1", "2", "5"}
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc", "quickstart"])
+def test_every_number_of_the_text_is_in_the_json(name: str) -> None:
+    file = EXAMPLES / name / "run.yaml"
+    overrides = ["policy.lora={rank: 16, alpha: 48, targets: [qkv]}", "policy.pp=4", "policy.dp=1"]
+    question = ask(load_run(file, overrides if name == "qwen3-32b-dlc" else []), str(file), Options())
+    numbers_are_there(question.request, question.notes)
+
+
+def numbers_are_there(request: Request, notes: tuple[str, ...]) -> None:
+    plan = make_plan(request)
+    found = suggest(request) if request.machines.gpu else []
+    text = plan_text(request, plan, notes) + (suggestions_text(found) if found else "")
+    tree = json.loads(json.dumps(plan_tree(request, plan, notes, found), allow_nan=False))
+    known = WORDS.union(*(shown(leaf) for leaf in leaves(tree) if isinstance(leaf, int | float)))
+    words = " ".join(leaf for leaf in leaves(tree) if isinstance(leaf, str))
+    known |= set(re.findall(r"\d[\d,.]*\d|\d", words))
+    printed = set(re.findall(r"\d[\d,.]*\d|\d", text))
+    assert len(printed) >= 20
+    assert printed <= known, sorted(printed - known)
+
+
+def test_a_suggestions_json_sets_its_keys_and_has_its_seconds(tmp_path: Path) -> None:
+    request = asked(tmp_path, "qwen3-32b", options=Options(nodes=2)).request
+    found = suggest(request)
+    (first, *_) = json.loads(json.dumps(plan_tree(request, make_plan(request), (), found)))["suggestions"]
+    assert first["step_seconds"] == found[0].plan.step_seconds
+    assert first["keys"]["policy.offload"] == ["weights", "gradients", "optimizer"]
+    assert f"{(141e9 - first['fullest_bytes']) / 1e9:.0f} GB of each GPU to spare" in first["reasons"][2]
