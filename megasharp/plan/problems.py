@@ -9,6 +9,7 @@ from megasharp.plan.request import Request
 from megasharp.plan.result import Checkpoint, EngineMemory, Problem, StageMemory
 from megasharp.plan.shares import Rows
 
+_MORE_CACHE = "raise rollout.sglang.mem_fraction_static or rollout.tp"
 _BUBBLE, _TIGHT, _SAVE_SECONDS = 0.10, 0.95, 60.0
 
 
@@ -112,7 +113,10 @@ def _memory(request: Request, found: Sequence[StageMemory], engine: EngineMemory
             yield _warning(f"{where}: less than 5 % to spare, and fragmentation was only assumed")
     apart = request.engines is not None and not request.engines.colocated
     if engine is not None and apart and engine.total > gpu.memory:
-        yield _error(f"an engine's GPU: {engine.total / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB do not fit")
+        yield _error(
+            f"an engine's GPU: {engine.total / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB do not fit; lower "
+            "rollout.sglang.mem_fraction_static, or raise rollout.tp"
+        )
 
 
 def _way_out(request: Request, phase: str, found: Sequence[StageMemory], engine: EngineMemory | None) -> str:
@@ -143,16 +147,20 @@ def _engines(request: Request, engine: EngineMemory | None) -> Iterator[Problem]
         return
     longest = request.batch.lengths.longest
     if engine.sequences_longest < 1:
-        yield _error(f"one response of {longest} tokens does not fit into the cache of {engine.tokens:,} tokens")
+        yield _error(
+            f"one response of {longest} tokens does not fit into the cache of {engine.tokens:,} tokens; {_MORE_CACHE}"
+        )
     elif engine.sequences_longest < engine.at_once:
         yield _warning(
             f"the cache holds {engine.sequences_longest} responses of full length, {engine.at_once} are decoded at "
-            "once: if most of them grow long, SGLang retracts requests and computes them again"
+            "once: if most of them grow long, SGLang retracts requests and computes them again; set "
+            "rollout.sglang.max_running_requests where that happens"
         )
     if engine.at_once < engine.requests:
         yield _warning(
             f"{engine.requests:.0f} responses come to an engine, {engine.at_once} at once: they are sampled in "
-            f"{engine.requests / max(1, engine.at_once):.1f} waves, and the last wave waits for its longest response"
+            f"{engine.requests / max(1, engine.at_once):.1f} waves, and the last wave waits for its longest response; "
+            f"more at once: {_MORE_CACHE}, or raise rollout.sglang.max_running_requests where it is set"
         )
 
 

@@ -79,8 +79,8 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         "step",
         f"{batch.prompts} prompts x {batch.responses} = {batch.sequences} responses, {batch.mini_batches} optimizer "
         f"step(s); prompts of {lengths.prompt:.0f} tokens (<= {lengths.prompt_longest}), responses of "
-        f"{lengths.response:.0f} (<= {lengths.response_longest}) are assumed; {plan.rows:,} packed rows, "
-        f"{plan.micro_batches} micro-batch(es) of <= {plan.micro_batch_rows:,} rows a rank and optimizer step",
+        f"{lengths.response:.0f} (<= {lengths.response_longest}) are assumed; {plan.rows:,} packed tokens, "
+        f"{plan.micro_batches} micro-batch(es) of <= {plan.micro_batch_rows:,} tokens a rank and optimizer step",
     )
     if request.lora is not None:
         targets = ", ".join(request.lora.targets)

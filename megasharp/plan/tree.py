@@ -82,9 +82,9 @@ def _batch(request: Request, plan: Plan) -> Tree:
         "prompt_longest_tokens": lengths.prompt_longest,
         "response_mean_tokens": lengths.response,
         "response_longest_tokens": lengths.response_longest,
-        "packed_rows": plan.rows,
+        "packed_tokens": plan.rows,
         "micro_batches": plan.micro_batches,
-        "micro_batch_rows": plan.micro_batch_rows,
+        "micro_batch_largest_tokens": plan.micro_batch_rows,
         "bubble_share": plan.bubble,
     }
 

@@ -182,6 +182,11 @@ PROBLEMS = {
     "data.responses_per_prompt=7 cluster.nodes=3 policy.dp=3": ("warning", "448 responses are not divisible by"),
     "policy.pp=8 policy.tp=1 data.prompts_per_step=8": ("warning", "pipeline ranks idle for"),
     "cluster.nodes=2 policy.dp=2 rollout.engines=4": ("warning", "by way of the disk"),
+    "rollout.sglang.mem_fraction_static=0.12": ("error", "tokens; raise rollout.sglang.mem_fraction_static or"),
+    "cluster.nodes=2 cluster.placement=disaggregated rollout.engines=2 rollout.sglang.mem_fraction_static=0.999": (
+        "error",
+        "do not fit; lower rollout.sglang.mem_fraction_static, or raise rollout.tp",
+    ),
 }
 
 
@@ -226,7 +231,9 @@ def test_windows_make_passes_shorter_and_say_so(tmp_path: Path) -> None:
 
 def test_a_full_cache_is_told_twice_when_all_responses_could_be_long(tmp_path: Path) -> None:
     plan = planned(tmp_path, "qwen3-32b", "data.prompts_per_step=512")
-    assert "responses of full length" in texts(plan, "warning") and "waves" in texts(plan, "warning")
+    told = texts(plan, "warning")
+    assert "responses of full length" in told and "set rollout.sglang.max_running_requests where that happens" in told
+    assert "waves" in told and "more at once: raise rollout.sglang.mem_fraction_static or rollout.tp" in told
 
 
 @pytest.mark.parametrize("overrides", PROBLEMS)
