@@ -66,7 +66,7 @@ class Comparison:
         groups = [(layer, list(names)) for layer, names in groupby(different, key=_layer)]
         lines = [self._line(layer, names) for layer, names in groups[:_SHOWN_LAYERS]]
         if len(groups) > _SHOWN_LAYERS:
-            lines.append(f"and {len(groups) - _SHOWN_LAYERS} more layers")
+            lines.append(f"more places with differences: {len(groups) - _SHOWN_LAYERS}")
         return [*lines, self._summary(len(different))]
 
     def _line(self, layer: str, names: list[str]) -> str:

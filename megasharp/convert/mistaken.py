@@ -7,6 +7,8 @@ from pathlib import Path
 from megasharp.convert.peft_folder import ADAPTER_CONFIG
 from megasharp.convert.weight_files import CONFIG_FILE
 
+_MEGATRON_PARTS = ("policy", "hf")
+
 
 def what_it_is(folder: Path) -> str:
     """A clause that begins with a colon; empty where nothing is known of the folder.
@@ -22,7 +24,10 @@ def _seen(folder: Path) -> str:
         steps = sorted(path for path in checkpoints.glob("step_*") if path.is_dir())
         if steps:
             return f"it is a run's folder, give one of its checkpoints, such as {steps[-1]}"
-    if (folder / "policy").is_dir() and (folder / "hf").is_dir():
+    whole = folder.absolute().parent
+    if folder.name in _MEGATRON_PARTS and _is_megatron(whole):
+        return f"it is a part of a Megatron checkpoint folder, give the whole: {whole}"
+    if _is_megatron(folder):
         return "it is a Megatron checkpoint folder, `megasharp convert megatron-to-hf` makes the other kind of it"
     if (folder / CONFIG_FILE).is_file():
         return "it is a Hugging Face folder, `megasharp convert hf-to-megatron` makes the other kind of it"
@@ -32,3 +37,7 @@ def _seen(folder: Path) -> str:
     if snapshots:
         return f"it is the hub's cache of a model, give one of its snapshots, such as {snapshots[-1]}"
     return "" if folder.exists() else "it does not exist"
+
+
+def _is_megatron(folder: Path) -> bool:
+    return all((folder / part).is_dir() for part in _MEGATRON_PARTS)

@@ -53,8 +53,14 @@ def open_weights(path: Path, expected: Sequence[str] = ()) -> safe_open:
     """Open one file, which reads its header; `expected` are tensors that an index says are in it, for the message.
 
     Raises:
-        UserError: it is cut short or no safetensors file; names a tensor that is lost, where one is known.
+        UserError: it may not be read, is cut short or no safetensors file; names a tensor that is lost, where one is
+            known.
     """
+    try:
+        # Of a file that may not be read, safetensors says that it does not exist.
+        path.open("rb").close()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
@@ -82,6 +88,8 @@ def _no_weights(folder: Path) -> str:
     for path in (folder / WEIGHTS_FILE, folder / INDEX_FILE):
         if path.is_symlink():
             return f"{missing}: {path.name} is a link to {path.readlink()}, which does not exist: complete the download"
+    if folder.name == "hf" and (folder.parent / "policy").is_dir():
+        return f"{missing}: its weights are in {folder.parent / 'policy'}: use megatron-to-hf on {folder.parent}"
     if any(folder.glob("pytorch_model*")):
         return f"{missing}, only pytorch_model files: load them with transformers and save them with save_pretrained"
     if any(folder.glob("adapter_model*")):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 import torch
@@ -37,6 +40,19 @@ def error_of(folder: Path) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def test_weights_that_may_not_be_read_are_told_as_such(save_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_model("qwen3")
+    usual = Path.open
+
+    def refuse(path: Path, *arguments: Any, **named: Any) -> IO[Any]:
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return usual(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert error_of(folder) == f"{folder / 'model.safetensors'} cannot be read: [Errno 13] Permission denied"
 
 
 @pytest.mark.parametrize("shard", [None, 4000])

@@ -51,6 +51,15 @@ def test_the_other_kind_is_named_with_the_command_that_makes_it(save_model, tmp_
     assert "it is a Hugging Face folder, `megasharp convert hf-to-megatron`" in message
 
 
+def test_of_a_megatron_folders_part_the_whole_is_offered(save_model, tmp_path: Path) -> None:
+    whole = tmp_path / "megatron"
+    hf_to_megatron(save_model("qwen3"), whole)
+    for part in ("policy", "hf"):
+        assert error_of(MegatronWeights, whole / part).endswith(f"checkpoint folder, give the whole: {whole}")
+    message = error_of(HFReader, whole / "hf")
+    assert message.endswith(f": its weights are in {whole / 'policy'}: use megatron-to-hf on {whole}")
+
+
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     for read in (MegatronWeights, compare):
         assert error_of(read, tmp_path / "absent").endswith(": it does not exist")

@@ -87,6 +87,16 @@ def test_differences_come_layer_by_layer_and_once(save_model) -> None:
     assert max(map(len, lines[3:])) < 150
 
 
+def test_no_more_than_five_places_are_shown(save_model) -> None:
+    source = save_model("qwen3", num_hidden_layers=6)
+    other = changed(source, lambda t: [tensor.add_(1) for tensor in t.values()])
+    lines = verify(source, other, None).lines
+    places = ["embedding", "layer 0", "layer 1", "layer 2", "layer 3"]
+    assert [line.split(":")[0] for line in lines[3:8]] == places
+    # Two layers, and what is behind them.
+    assert lines[8] == "more places with differences: 3"
+
+
 def test_a_change_too_small_for_the_logits_is_found_by_its_bytes(save_model) -> None:
     source = save_model("qwen3")
     other = changed(source, lambda t: t[DOWN][0, 0].add_(1e-6))
