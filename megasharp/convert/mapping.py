@@ -136,7 +136,7 @@ class FusedQKV(Rule):
         """This rank's groups."""
         groups = part.rows_of(arch.kv_heads)
         blocks = [_by_group(tensor, arch).narrow(0, *groups) for tensor in tensors]
-        return torch.cat(blocks, dim=1).flatten(0, 1)
+        return _concatenated(blocks, dim=1).flatten(0, 1)
 
     def merge(self, shards: Sequence[Tensor], arch: Architecture) -> tuple[Tensor, ...]:
         """Query, key and value, each with its heads in order."""
@@ -153,7 +153,7 @@ class GatedMLP(Rule):
         """This rank's gate rows on top of its up rows."""
         gate, up = tensors
         rows = part.rows_of(arch.ffn)
-        return torch.cat([gate.narrow(0, *rows), up.narrow(0, *rows)])
+        return _concatenated([gate.narrow(0, *rows), up.narrow(0, *rows)], dim=0)
 
     def merge(self, shards: Sequence[Tensor], arch: Architecture) -> tuple[Tensor, ...]:
         """All gate rows, and all up rows."""
@@ -168,6 +168,17 @@ def _by_group(rows: Tensor, arch: Architecture) -> Tensor:
 def _copy(tensor: Tensor) -> Tensor:
     # A reader's tensors are views of the mapped file; a shard must outlive it, in its own layout.
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """What `torch.cat` makes, which on the meta device imports torch's compiler: a second of every plan."""
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    whole, start = parts[0].new_empty(shape), 0
+    for part in parts:
+        whole.narrow(dim, start, part.shape[dim]).copy_(part)
+        start += part.shape[dim]
+    return whole
 
 
 def _joined(shards: Sequence[Tensor], dim: int) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,23 @@ def test_a_check_that_is_not_asked_ends_with_its_block() -> None:
     with ModelCheck() as check:
         process = check._process
     assert process.returncode == -9
+
+
+PLANNED = """
+import sys
+from pathlib import Path
+from megasharp.build.plan import Options, ask
+from megasharp.config.run import load_run
+from megasharp.plan.make import make_plan
+assert make_plan(ask(load_run(Path("examples/qwen3-32b-dlc/run.yaml")), "run.yaml", Options()).request).works
+print(*{"megatron", "torch._dynamo", "torch._inductor", "sglang", "ray"}.intersection(sys.modules))
+"""
+
+
+def test_a_plan_imports_no_compiler_and_no_back_end() -> None:
+    """They are most of what a plan would wait for."""
+    done = subprocess.run([sys.executable, "-c", PLANNED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def leaves(tree: object) -> Iterator[Any]:
