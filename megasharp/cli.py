@@ -28,7 +28,7 @@ def train(
     dry_run: Annotated[bool, typer.Option(help="Print the resolved config and the layout; start nothing.")] = False,
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
 ) -> None:
-    """Train: RLVR from a Hugging Face folder, as the run's YAML file says."""
+    """Train: RLVR from a model's folder, as the run's YAML file says."""
     from megasharp.build.check import check
     from megasharp.build.layout import describe
     from megasharp.config.core import dump_yaml

@@ -14,13 +14,14 @@ from megasharp.build.engines import (
     fleet_settings,
     longest,
 )
+from megasharp.build.models import open_model
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.cluster.layout import Layout
 from megasharp.config.paths import find
 from megasharp.config.run import RolloutConfig, RunConfig
 from megasharp.config.unbuilt import refuse_unbuilt
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.hf_folder import HFReader, check_tokenizer
+from megasharp.convert.model_folder import ModelFolder
 from megasharp.data.stream import PromptStream
 from megasharp.data.tasks import load_items
 from megasharp.data.tokenizer import TextTokenizer, load_tokenizer
@@ -34,7 +35,7 @@ from megasharp.types import ParallelLayout
 class MemoryFolder:
     """The memory network of DLC; `lr` is its learning rate."""
 
-    folder: Path
+    model: ModelFolder
     architecture: Architecture
     lr: float
 
@@ -44,7 +45,7 @@ class Checked:
     """A configuration that can start, with what was read on the way."""
 
     config: RunConfig
-    folder: Path
+    model: ModelFolder
     architecture: Architecture
     tokenizer: TextTokenizer
     recipes: RecipeSchedule
@@ -64,10 +65,7 @@ def check(config: RunConfig, where: str) -> Checked:
     recipes = build_recipes(config, where)
     if config.eval.with_memory and recipes.needs.memory is None:
         raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
-    folder = find(config.model.path)
-    with HFReader(folder) as reader:
-        architecture = reader.architecture
-    check_tokenizer(folder, architecture)
+    model, architecture = open_model(config.model.path)
     architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
     if config.policy.megatron:
@@ -86,14 +84,14 @@ def check(config: RunConfig, where: str) -> Checked:
         check_context(config, architecture.max_positions, where)
         for network in (architecture, *((memory.architecture,) if memory else ())):
             check_window(config, network.smallest_window, where)
-        check_engines(fleet_settings(config, folder, memory.folder if memory else None, Path()), where)
-    tokenizer = load_tokenizer(folder)
+        check_engines(fleet_settings(config, model, memory.model if memory else None, Path()), where)
+    tokenizer = load_tokenizer(model.description)
     if config.data.path is None:
         raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")
     items = load_items(config.data.task, find(config.data.path))
     return Checked(
         config=resolved(config, recipes),
-        folder=folder,
+        model=model,
         architecture=architecture,
         tokenizer=tokenizer,
         recipes=recipes,
@@ -135,18 +133,15 @@ def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architectu
     need = recipes.needs.memory
     if need is None:
         return None
-    folder = find(need.path)
-    with HFReader(folder) as reader:
-        architecture = reader.architecture
-    check_tokenizer(folder, architecture)
+    model, architecture = open_model(need.path)
     architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
     if architecture.vocab != policy.vocab:
         raise UserError(
-            f"{where}: the memory network {folder} has a vocabulary of {architecture.vocab} tokens, the policy "
+            f"{where}: the memory network {model.path} has a vocabulary of {architecture.vocab} tokens, the policy "
             f"{config.model.path} one of {policy.vocab}: DLC subtracts logits, so they must be the same"
         )
-    return MemoryFolder(folder, architecture, need.lr or config.policy.optimizer.lr)
+    return MemoryFolder(model, architecture, need.lr or config.policy.optimizer.lr)
 
 
 def _check_length(config: RunConfig, architecture: Architecture, where: str) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 from megasharp.cluster.layout import Layout, Needs, make_layout
 from megasharp.config.paths import find
 from megasharp.config.run import RunConfig
+from megasharp.convert.model_folder import ModelFolder
 from megasharp.errors import UserError
 from megasharp.serving.client.launch import FleetSettings
 
@@ -147,18 +148,26 @@ def cluster_layout(config: RunConfig) -> Layout:
     return make_layout(needs, cluster.cpus_per_slot)
 
 
-def fleet_settings(config: RunConfig, model: Path, memory: Path | None, logs: Path) -> FleetSettings:
-    """What every engine of a run is started with."""
+def fleet_settings(config: RunConfig, model: ModelFolder, memory: ModelFolder | None, logs: Path) -> FleetSettings:
+    """What every engine of a run is started with.
+
+    SGLang cannot read Megatron's shards. The first push brings all weights before anything is sampled, so engines of
+    such a model start with weights that are none.
+    """
+    networks = [model, *([memory] if memory else [])]
+    flags = {**config.rollout.sglang}
+    if any(network.is_megatron for network in networks):
+        flags["load_format"] = "dummy"
     return FleetSettings(
         python=engine_python(config),
-        model=model,
+        model=model.description,
         log_folder=logs,
-        memory=memory,
+        memory=memory.description if memory else None,
         engines=config.rollout.engines,
         tp=config.rollout.tp,
         device=device_of(config),
         dtype=config.model.dtype,
         deterministic=config.deterministic,
-        sglang=config.rollout.sglang,
+        sglang=flags,
         sleep=config.cluster.placement == "colocated",
     )

@@ -21,7 +21,7 @@ def learner_settings(checked: Checked) -> dict[str, LearnerSettings]:
         return {POLICY: policy}
     memory = dataclasses.replace(
         policy,
-        folder=str(checked.memory.folder.absolute()),
+        folder=str(checked.memory.model.path.absolute()),
         # One step per training step, however many the policy takes.
         optimizer=dataclasses.replace(policy.optimizer, lr=checked.memory.lr, total_steps=checked.config.steps),
         needs=Needs(),
@@ -39,7 +39,7 @@ def _policy(checked: Checked) -> LearnerSettings:
     optimizer = config.policy.optimizer
     return LearnerSettings(
         # Ranks may run in another folder.
-        folder=str(checked.folder.absolute()),
+        folder=str(checked.model.path.absolute()),
         dtype=as_dtype(config.model.dtype),
         layout=checked.layout,
         optimizer=OptimizerSettings(

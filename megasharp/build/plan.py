@@ -16,6 +16,7 @@ from megasharp.config.paths import REPOSITORY, find
 from megasharp.config.run import RunConfig
 from megasharp.config.unbuilt import unbuilt
 from megasharp.convert.hf_folder import read_config
+from megasharp.convert.model_folder import model_folder
 from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError
 from megasharp.plan.formulas import Lengths
@@ -84,7 +85,7 @@ def ask(config: RunConfig, where: str, options: Options) -> Asked:
 
 def _network(path: str, where: str) -> tuple[Network, list[str]]:
     """From the folder, or where there is none from the shipped config of that name; a note says so."""
-    folder, notes = find(path), []
+    folder, notes = model_folder(find(path)).description, []
     if not (folder / CONFIG_FILE).is_file():
         folder = SHIPPED / Path(path).name.lower()
         notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")

@@ -1,4 +1,7 @@
-"""What a resumed run may change: what would silently mean another experiment is refused, the rest is named."""
+"""What a resumed run may change: what would silently mean another experiment is refused, the rest is named.
+
+That holds for its keys, and for the config.json of its models, which may have been edited since.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ from pathlib import Path
 
 from megasharp.config.core import Tree, dump_yaml, parse_yaml
 from megasharp.config.run import RunConfig
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.arguments import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
+from megasharp.convert.hf_folder import read_config
+from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError, one_line
 
 # Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
@@ -37,6 +44,25 @@ def check_resume(root: Path, config: RunConfig) -> list[str]:
                 "choose another name= for it"
             )
     return [f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
+
+
+def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture) -> list[str]:
+    """Compare a model's arguments with those that lie in `folder` of a checkpoint, for its `weights`.
+
+    `model` is the folder of config.json. Where none were recorded, which older versions did not, the config.json that
+    was saved beside the weights is compared; the lines returned say so, or that there is none.
+
+    Raises UserError where they differ, naming every key.
+    """
+    recorded, saved = read_arguments(folder), folder / "hf" / CONFIG_FILE
+    if recorded is not None:
+        check_arguments(model / CONFIG_FILE, arch, weights, recorded)
+        return []
+    missing = f"{weights} has no record of the model's arguments ({ARGUMENTS_FILE})"
+    if not saved.is_file():
+        return [f"{missing}: {model / CONFIG_FILE} could not be checked against it"]
+    check_arguments(model / CONFIG_FILE, arch, weights, model_arguments(read_config(saved.parent)[2]))
+    return [f"{missing}: {model / CONFIG_FILE} was compared with {saved}, which was saved with it"]
 
 
 def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:

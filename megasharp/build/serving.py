@@ -65,7 +65,8 @@ class InProcessServing:
 
     def __init__(self, checked: Checked) -> None:
         self._checked = checked
-        self._engine = make_engine(checked.folder, memory_folder=checked.memory.folder if checked.memory else None)
+        memory = checked.memory.model.description if checked.memory else None
+        self._engine = make_engine(checked.model.description, memory_folder=memory)
 
     @property
     def engine(self) -> Engine:
@@ -96,8 +97,8 @@ class FleetServing:
         self, checked: Checked, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
     ) -> None:
         config = checked.config
-        memory = checked.memory.folder if checked.memory else None
-        settings = fleet_settings(config, checked.folder, memory, logs)
+        memory = checked.memory.model if checked.memory else None
+        settings = fleet_settings(config, checked.model, memory, logs)
         options = FleetOptions(router=RouterSettings(request_limit=config.rollout.request_limit_s))
         self._checked = checked
         self._sync_settings = _sync_settings(checked, placement, folder)

@@ -10,20 +10,19 @@ from pathlib import Path
 
 from megasharp import loop, signals
 from megasharp.algos.base import MemoryNeed
-from megasharp.build.check import Checked
+from megasharp.build.check import Checked, MemoryFolder
+from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
-from megasharp.build.resume import check_resume
+from megasharp.build.resume import check_recorded, check_resume
 from megasharp.build.serving import open_serving
 from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.attempts import AttemptLog
 from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml
-from megasharp.convert.architecture import Architecture
-from megasharp.convert.arguments import check_arguments, read_arguments, record_arguments
+from megasharp.convert.arguments import record_arguments
 from megasharp.convert.hf_write import carry_over, write_hf_folder
-from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.data.stream import DataCursor
 from megasharp.errors import UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
@@ -79,6 +78,8 @@ def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
             f"{stream.skipped} of {total} prompts in {data.path} are left out: "
             f"empty, or longer than data.max_prompt_tokens ({data.max_prompt_tokens})"
         )
+    for model in (checked.model, *([checked.memory.model] if checked.memory else [])):
+        check_content(model)
     with signals.ClosingStack() as stack:
         # Ranks, which write checkpoints and logs, may run in another folder.
         folder = open_run(root.absolute(), dump_yaml(checked.config), resume=resume)
@@ -99,7 +100,7 @@ class _Run:
         self._clock = StageClock()
         self._store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last, config.checkpoint.keep_every)
         found = self._store.newest(lambda problem: say(f"passing over a damaged checkpoint: {problem}"))
-        self._start = found[1] if found else RunState(reference=str(checked.folder))
+        self._start = found[1] if found else RunState(reference=str(checked.model.path))
         if self._start.step > config.steps:
             raise UserError(f"{folder.root}: step {self._start.step} is done already; steps={config.steps} is less")
         resumed = folder.resumed
@@ -233,7 +234,7 @@ class _Run:
             cursor_epoch=stream.cursor.epoch,
             cursor_position=stream.cursor.position,
             pending=(*untrained, *waiting),
-            reference=REFERENCE if self._reference_moved(step) else str(self._checked.folder),
+            reference=REFERENCE if self._reference_moved(step) else str(self._checked.model.path),
             skipped_in_a_row=skipped_in_a_row,
         )
         with self._clock.stage("checkpoint"):
@@ -245,16 +246,18 @@ class _Run:
         return self._checked.recipes.needs.ref_logp and every is not None and step >= every
 
     def _load(self, folder: Path) -> None:
-        _check_recorded(folder, self._checked.folder, self._checked.architecture, folder / "policy")
+        self._check_recorded(folder, folder / "policy", self._checked)
         self._learner.load(folder / "policy")
         if self._memory is not None:
             assert self._checked.memory is not None
-            _check_recorded(
-                folder / "memory", self._checked.memory.folder, self._checked.memory.architecture, folder / "memory"
-            )
+            self._check_recorded(folder / "memory", folder / "memory", self._checked.memory)
             self._memory.load(folder / "memory")
         if self._start.reference == REFERENCE:
             self._learner.load_reference(folder / REFERENCE)
+
+    def _check_recorded(self, folder: Path, weights: Path, network: Checked | MemoryFolder) -> None:
+        for line in check_recorded(folder, weights, network.model.description, network.architecture):
+            self._say(line)
 
     def _write_shards(self, step: int, folder: Path) -> None:
         """All learners' shards, and what describes the policy: `megasharp convert` reads `policy` and `hf`."""
@@ -269,10 +272,10 @@ class _Run:
             (folder / REFERENCE).mkdir()
             self._learner.save_reference(folder / REFERENCE)
         (folder / "hf").mkdir()
-        carry_over(self._checked.folder, folder / "hf")
+        carry_over(self._checked.model.description, folder / "hf")
         record_arguments(folder, self._checked.architecture)
         if self._checked.config.checkpoint.export_hf:
-            write_hf_folder(folder / "hf_export", self._checked.folder, self._learner.export_weights())
+            write_hf_folder(folder / "hf_export", self._checked.model.description, self._learner.export_weights())
 
     def _evaluate(self, step: int, only_missing: bool = False) -> None:
         self._phases.sampling()
@@ -346,12 +349,6 @@ class _Run:
         curves = {name: figures.pass_at_k for name, figures in change.evaluations.items()}
         distinct = {name: figures.distinct_correct for name, figures in change.evaluations.items()}
         return plot_pass_at_k(curves, path, change.suite, distinct)
-
-
-def _check_recorded(folder: Path, model: Path, arch: Architecture, weights: Path) -> None:
-    recorded = read_arguments(folder)
-    if recorded is not None:
-        check_arguments(model / CONFIG_FILE, arch, weights, recorded)
 
 
 def _eval_line(result: EvalResult) -> str:

@@ -23,7 +23,7 @@ ReductionName = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum
 
 
 class ModelConfig(Section):
-    """The Hugging Face folder training starts from, and the dtype of its weights during training."""
+    """The folder that training starts from, of Hugging Face or Megatron, and the dtype of its weights in training."""
 
     path: str
     dtype: DtypeName = "float32"

@@ -5,7 +5,6 @@ Nothing here reaches the network.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +16,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from megasharp.convert.architecture import Architecture
+from megasharp.convert.config_text import architecture_name, check_values, read_text
 from megasharp.convert.families import FAMILIES, Family
-from megasharp.convert.mistaken import what_it_is
 from megasharp.convert.shards import expected_hf_shapes
 from megasharp.convert.weight_files import (
     CONFIG_FILE,
@@ -46,23 +45,27 @@ def read_config(folder: str | Path) -> tuple[PretrainedConfig, Family, Architect
     path = folder / CONFIG_FILE
     if not folder.is_dir():
         raise UserError(f"checkpoint folder {folder} does not exist: give a Hugging Face model folder")
-    name = _architecture_name(path)
+    raw = read_text(path)
+    name = architecture_name(path, raw)
     if name not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
         raise UserError(f"{path}: architecture {name} is not supported (supported: {supported})")
+    family = FAMILIES[name]
+    kind, expected = raw.get("model_type"), " or ".join(family.model_types)
+    if kind is None:
+        raise UserError(f"{path}: model_type is missing: architecture {name}'s is {expected}")
+    if kind not in family.model_types:
+        raise UserError(f"{path}: model_type={kind} is not architecture {name}'s (expected: {expected})")
+    check_values(path, raw)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     # transformers reports a bad value with whatever the attribute happened to raise.
     except Exception as error:
-        raise UserError(_unknown_dtype(path) or f"{path} cannot be read: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(
             f"{path}: quantization_config is set: use an unquantized checkpoint, or remove the key if this one is"
         )
-    family = FAMILIES[name]
-    if config.model_type not in family.model_types:
-        expected = " or ".join(family.model_types)
-        raise UserError(f"{path}: model_type={config.model_type} is not architecture {name}'s (expected: {expected})")
     return config, family, family.architecture(config)
 
 
@@ -201,27 +204,3 @@ class HFReader:
         except SafetensorError as error:
             raise UserError(f"{path}: tensor {name} is missing, though {INDEX_FILE} lists it") from error
         return tuple(view.get_shape()), str(view.get_dtype())
-
-
-def _architecture_name(path: Path) -> str:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        folder = path.parent
-        raise UserError(f"{path} does not exist: not a Hugging Face model folder{what_it_is(folder)}") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
-    names = raw.get("architectures") if isinstance(raw, dict) else None
-    if not isinstance(names, list) or len(names) != 1:
-        raise UserError(f"{path}: architectures={names} must be a list of one name, as ['Qwen3ForCausalLM']")
-    return str(names[0])
-
-
-def _unknown_dtype(path: Path) -> str | None:
-    """The error for a dtype that torch has not, for which transformers' own names no key."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    for key in ("dtype", "torch_dtype"):
-        name = raw.get(key)
-        if isinstance(name, str) and not isinstance(getattr(torch, name, None), torch.dtype):
-            return f"{path}: {key}={name} is none of torch's dtypes: name what the weights are stored in"
-    return None

@@ -18,6 +18,7 @@ from megasharp import __version__
 from megasharp.config.core import Section
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import Arguments, model_arguments, read_arguments
+from megasharp.convert.finite import is_finite
 from megasharp.convert.hashes import tensor_sha256, weights_sha256
 from megasharp.errors import UserError, one_line
 
@@ -56,17 +57,22 @@ def software_versions() -> dict[str, str]:
 class Digests:
     """SHA-256 of tensors by Hugging Face name, as they were read, and of those that were rounded, as they were written.
 
-    Both fill while tensors are converted.
+    `not_finite` are the names of those that hold a NaN or an infinity as they were written. All fill while tensors are
+    converted.
     """
 
     read: dict[str, str] = field(default_factory=dict)
     rounded: dict[str, str] = field(default_factory=dict)
+    not_finite: list[str] = field(default_factory=list)
 
     def add(self, name: str, tensor: Tensor, written: torch.dtype) -> None:
         """Note one tensor, which is written in that dtype."""
         self.read[name] = tensor_sha256(tensor)
+        result = tensor.to(written)
         if tensor.dtype != written:
-            self.rounded[name] = tensor_sha256(tensor.to(written))
+            self.rounded[name] = tensor_sha256(result)
+        if not is_finite(result):
+            self.not_finite.append(name)
 
 
 def write_record(

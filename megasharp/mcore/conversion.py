@@ -76,6 +76,7 @@ def hf_to_megatron(source: Path, target: Path, *, tp: int = 1, pp: int = 1, dtyp
             write_streamed(folder / "policy", pieces, written, value, _stage_of(arch, pp))
             read = {reader.dtype(name) for name in reader.names()}
             write_record(folder, "hf-to-megatron", source, arch, hashed.digests, _names(read), _name(written))
+        _note_not_finite(hashed.digests, reader.file, target)
 
 
 def megatron_to_hf(
@@ -102,6 +103,7 @@ def megatron_to_hf(
         with folder_errors(target):
             read = ", ".join(sorted(stored))
             write_record(folder, "megatron-to-hf", source, weights.architecture, weights.digests, read, dtype or read)
+    _note_not_finite(weights.digests, lambda _: source / "policy", target)
 
 
 def megatron_to_peft(source: Path, target: Path) -> None:
@@ -227,6 +229,15 @@ class _HashingReader:
         tensor = self._reader.tensor(name)
         self.digests.add(name, tensor, self._written)
         return tensor
+
+
+def _note_not_finite(digests: Digests, file: Callable[[str], Path], target: Path) -> None:
+    """A copy is exact, so values that are no numbers are kept; training from them is what is refused."""
+    if digests.not_finite:
+        first, *more = digests.not_finite
+        tensors = f"tensor {first}" + (f" and {len(more)} more" if more else "")
+        rounding = f", or too large for its dtype in {target}" if first in digests.rounded else ""
+        note(f"{file(first)}: {tensors}: values that are NaN or infinite{rounding}; `megasharp train` refuses them")
 
 
 def _check_dtypes(reader: HFReader) -> None:

@@ -26,9 +26,9 @@ from torch import Tensor
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.gate import DEFAULT_QUANTILE
 from megasharp.algos.recipe import MiniBatchStats, Recipe
-from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.lora import LoraSettings, record_adapters
 from megasharp.convert.rope import rotary_frequencies
+from megasharp.mcore.first_weights import first_weights
 from megasharp.mcore.forward import HeadRequest, HeadSettings, MicroResult, Passes, token_inputs
 from megasharp.mcore.model import (
     Options,
@@ -40,7 +40,7 @@ from megasharp.mcore.offload import Kind, Offloader
 from megasharp.mcore.optimizer import OptimizerSettings, build_optimizer, guarded_step, parts
 from megasharp.mcore.parallel import Place, megatron_device
 from megasharp.mcore.state import load_model, load_state, save_model, save_state
-from megasharp.mcore.weights import export_stage, load_hf
+from megasharp.mcore.weights import export_stage
 from megasharp.metrics.tokens import Diagnostics, token_metrics
 from megasharp.ops.head import HeadOutput
 from megasharp.types import (
@@ -59,6 +59,7 @@ from megasharp.types import (
 class LearnerSettings:
     """Everything a rank needs to build its part of a learner.
 
+    `folder` is where the model is loaded from, of either kind (`convert/model_folder.py`).
     `temperature` divides logits before everything: the rollouts' own for the policy. `diagnostics`: what the update's
     figures tell of; None leaves them out. `lora`: train adapters on frozen weights, or all weights where it is None.
     """
@@ -104,13 +105,13 @@ class RankLearner:
         self._device = device
         with self._on_device():
             options = sort_options(settings.options)
-            with HFReader(settings.folder) as reader:
-                self._family, self._arch = reader.family, reader.architecture
+            with first_weights(settings.folder) as source:
+                self._family, self._arch = source.family, source.architecture
                 config = transformer_config(
                     self._arch, settings.layout, settings.dtype, settings.recompute, options.model
                 )
                 self._chunks = build_chunks(config, self._arch, self._place, settings.lora, settings.seed)
-                load_hf(self._chunks, reader, self._family, self._arch, self._place)
+                source.fill(self._chunks, self._place)
             reduction = DistributedDataParallelConfig(
                 use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp
             )

@@ -14,6 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from megasharp.convert.lora import is_adapter
 from megasharp.mcore.optimizer import parts
 
 # Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
@@ -64,6 +65,19 @@ def load_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
     """Read weights alone, resharding to the present layout; all ranks must call it."""
     state = {"model": _sharded_model(chunks, dict(METADATA))}
     _fill(chunks, dist_checkpointing.load(state, str(folder))["model"])
+
+
+def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
+    """Read the weights of a folder without adapters, as `load_model`; those of `chunks` keep their values."""
+    sharded = _sharded_model(chunks, dict(METADATA))
+    stored = {
+        number: {name: entry for name, entry in part.items() if not is_adapter(name)}
+        for number, part in sharded.items()
+    }
+    loaded = dist_checkpointing.load({"model": stored}, str(folder))["model"]
+    for number, chunk in enumerate(chunks):
+        found = chunk.load_state_dict(loaded[str(number)], strict=False)
+        assert not found.unexpected_keys and all(map(is_adapter, found.missing_keys)), found
 
 
 def write_shards(state: dict[str, Any], folder: Path) -> None:

@@ -150,3 +150,14 @@ def wait_for(marker: Path, process: subprocess.Popen[bytes]) -> None:
     while not marker.exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_run_from_a_converted_folder_is_the_run_from_its_source(command: Command, megatron: Path) -> None:
+    command.run(*command.train("steps=2", "name=hf"))
+    command.run(*command.train("steps=2", "name=megatron", f"model.path={megatron}"))
+    exact = ("policy/loss", "policy/grad_norm", "policy/sampler_gap", "reward/mean")
+    one, other = ([{key: row[key] for key in exact} for row in command.rows(name)] for name in ("hf", "megatron"))
+    assert one == other and len(one) == 2
+    checkpoint = command.runs / "megatron" / "checkpoints" / "step_000002"
+    command.run(*command.train("steps=1", "name=further", f"model.path={checkpoint}", "policy.tp=2"))
+    assert command.rows("further")[0]["policy/grad_norm"] > 0.0

@@ -19,6 +19,7 @@ from megasharp.build.engines import (
 )
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run import RunConfig
+from megasharp.convert.model_folder import ModelFolder
 from megasharp.errors import UserError
 
 MINIMAL = """
@@ -143,11 +144,12 @@ def test_slots() -> None:
 
 def test_what_engines_are_started_with(tmp_path: Path) -> None:
     run = config(FLEET, "rollout.tp=2", "rollout.engines=3", "rollout.sglang={page_size: 16}", "deterministic=true")
-    settings = fleet_settings(run, tmp_path, None, tmp_path / "logs")
+    model = ModelFolder(tmp_path, is_megatron=False)
+    settings = fleet_settings(run, model, None, tmp_path / "logs")
     assert (settings.tp, settings.engines, settings.device, settings.dtype) == (2, 3, "cpu", "float32")
     assert settings.sglang == {"page_size": 16}
     assert settings.deterministic and settings.sleep
-    assert not fleet_settings(config(FLEET, APART), tmp_path, None, tmp_path).sleep
+    assert not fleet_settings(config(FLEET, APART), model, None, tmp_path).sleep
 
 
 def test_the_engines_python(tmp_path: Path) -> None:

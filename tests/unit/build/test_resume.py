@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.build.resume import check_resume
+from megasharp.build.resume import check_recorded, check_resume
 from megasharp.config.core import dump_yaml
 from megasharp.config.run import RunConfig, load_run
+from megasharp.convert.arguments import record_arguments
+from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+BASE = REPOSITORY / "examples" / "quickstart" / "base"
 
 
 def _config(*overrides: str) -> RunConfig:
@@ -70,3 +73,39 @@ def test_a_folder_that_is_no_run_is_refused_and_kept(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         check_resume(tmp_path, _config())
     assert (tmp_path / "thesis.txt").exists()
+
+
+def _checkpoint(folder: Path, norm_eps: str = "1e-06") -> Path:
+    """What a checkpoint keeps of its model beside the weights, as older versions wrote it."""
+    (folder / "hf").mkdir(parents=True)
+    text = (BASE / "config.json").read_text()
+    (folder / "hf" / "config.json").write_text(text.replace("1e-06", norm_eps))
+    return folder
+
+
+def test_recorded_arguments_are_compared_without_a_word(tmp_path: Path) -> None:
+    arch = read_config(BASE)[2]
+    checkpoint = _checkpoint(tmp_path / "step")
+    record_arguments(checkpoint, arch)
+    assert check_recorded(checkpoint, checkpoint / "policy", BASE, arch) == []
+
+
+def test_without_a_record_the_saved_config_is_compared_and_a_line_says_so(tmp_path: Path) -> None:
+    arch = read_config(BASE)[2]
+    checkpoint = _checkpoint(tmp_path / "step")
+    weights, saved = checkpoint / "policy", checkpoint / "hf" / "config.json"
+    assert check_recorded(checkpoint, weights, BASE, arch) == [
+        f"{weights} has no record of the model's arguments (arguments.json): {BASE / 'config.json'} was compared with "
+        f"{saved}, which was saved with it"
+    ]
+    other = _checkpoint(tmp_path / "other", "1e-05")
+    with pytest.raises(UserError, match="rms_norm_eps=1e-06, recorded 1e-05"):
+        check_recorded(other, other / "policy", BASE, arch)
+
+
+def test_weights_with_nothing_beside_them_are_taken_and_a_line_says_so(tmp_path: Path) -> None:
+    (line,) = check_recorded(tmp_path, tmp_path, BASE, read_config(BASE)[2])
+    assert line == (
+        f"{tmp_path} has no record of the model's arguments (arguments.json): {BASE / 'config.json'} could not be "
+        "checked against it"
+    )

@@ -275,3 +275,27 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(save_model, tmp_path: Path, 
     small_files(20_000)
     assert error_of(source, hf_to_megatron).startswith(f"no space left for {tmp_path / 'result'}")
     assert error_of(tmp_path / "megatron").startswith(f"no space left for {tmp_path / 'result'}")
+
+
+def test_values_that_are_no_numbers_are_copied_and_named(
+    save_model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, first, second = save_model("qwen3"), "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
+    file = source / "model.safetensors"
+    capsys.readouterr()
+    tensors = load_file(file)
+    tensors[first][3, 5], tensors[second][0] = float("nan"), 1e6
+    save_file(tensors, file, metadata={"format": "pt"})
+    hf_to_megatron(source, tmp_path / "megatron")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"megasharp: note: {file}: tensor {first}: values that are NaN or infinite; `megasharp train` refuses them"
+    )
+    megatron_to_hf(tmp_path / "megatron", tmp_path / "back")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"megasharp: note: {tmp_path / 'megatron' / 'policy'}: tensor {first}: values that are NaN")
+    for name, tensor in load_file(tmp_path / "back" / "model.safetensors").items():
+        assert torch.equal(tensor.view(torch.int32), tensors[name].view(torch.int32)), name
+    megatron_to_hf(tmp_path / "megatron", tmp_path / "short", dtype="float16")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"tensor {first} and 1 more: values that are NaN or infinite, or too large for its dtype in" in line
