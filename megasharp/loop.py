@@ -29,6 +29,7 @@ from megasharp.metrics.advantages import advantage_metrics
 from megasharp.metrics.clock import StageClock
 from megasharp.metrics.flatten import flatten
 from megasharp.metrics.groups import group_metrics
+from megasharp.prolonged.resets import Reset
 from megasharp.protocols import Learner, WeightSource
 from megasharp.rollout.order import Collected, Order, PromptSource
 from megasharp.types import Group, Mean, Metrics, StepStats
@@ -46,7 +47,17 @@ class Recipes(Protocol):
     @property
     def needs(self) -> Needs: ...
 
-    def at(self, step: int) -> Recipe: ...
+    def at(self, step: int, response_limit: int | None = None) -> Recipe: ...
+
+
+class Control(Protocol):
+    """What changes in the course of the run: how long responses may be, and resets of reference and optimizer."""
+
+    def response_limit(self, step: int) -> int: ...
+
+    def reset(self, step: int) -> Reset | None: ...
+
+    def carried_out(self, reset: Reset) -> None: ...
 
 
 class Memory(WeightSource, Protocol):
@@ -76,10 +87,7 @@ class Phases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The numbers of the loop. Zero `evaluate_every` means only at the ends, zero `reset_every` never.
-
-    A reset makes the present weights the reference, and forgets the optimizer's moments with `reset_optimizer`.
-    """
+    """The numbers of the loop. Zero `evaluate_every` means only at the ends."""
 
     steps: int
     prompts_per_step: int
@@ -87,20 +95,20 @@ class Plan:
     evaluate_every: int
     nan_limit: int
     seed: int
-    reset_every: int = 0
-    reset_optimizer: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the verbs act on; `memory` is None without DLC.
 
-    The last three are told what happened: after a step, to save, and to evaluate.
+    The last three are told what happened: after a step, to save, and to evaluate, which says whether the weights are
+    the best so far and must be saved.
     """
 
     stream: PromptSource
     rollouts: Rollouts
     recipes: Recipes
+    control: Control
     layout: PackLayout
     learner: Learner
     memory: Memory | None
@@ -109,7 +117,7 @@ class Parts:
     clock: StageClock
     after_step: Callable[[int, Sequence[Group], Mapping[str, float]], None]
     checkpoint: Callable[[int, int], None]
-    evaluate: Callable[[int], None]
+    evaluate: Callable[[int], bool]
 
 
 @dataclass(slots=True)
@@ -134,39 +142,47 @@ def run(parts: Parts, plan: Plan, standing: Standing) -> None:
             standing.last_saved = step
         _guard(parts, plan, standing)
         if plan.evaluate_every and step % plan.evaluate_every == 0 and step < plan.steps:
-            parts.evaluate(step)
+            _evaluate(parts, standing)
+
+
+def _evaluate(parts: Parts, standing: Standing) -> None:
+    best = parts.evaluate(standing.step)
+    if best and standing.last_saved != standing.step:
+        parts.phases.handover()
+        parts.checkpoint(standing.step, standing.skipped_in_a_row)
+        standing.last_saved = standing.step
 
 
 def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
     """One step: returns its groups, its figures and the learner's report."""
-    clock, recipe = parts.clock, parts.recipes.at(step)
+    clock, limit = parts.clock, parts.control.response_limit(step)
+    recipe = parts.recipes.at(step, limit)
     with clock.stage("phases"):
         parts.phases.sampling()
-    collected = _collect(parts, plan, recipe, step)
+    collected = _collect(parts, plan, recipe, step, limit)
     with clock.stage("phases"):
         parts.phases.training()
+    reset = _reset(parts, step)
     groups = collected.groups
     stats, update = _update(parts, recipe, groups, plan.seed + step)
     memory: Metrics = {}
     if parts.memory is not None:
         with clock.stage("memory"):
             memory = parts.memory.observe(groups, plan.seed + step)
-    reset = plan.reset_every > 0 and step % plan.reset_every == 0
-    if reset:
-        _reset(parts.learner, plan)
     with clock.stage("phases"):
         parts.phases.handover()
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
     values = group_metrics(groups) | dict(collected.figures) | flatten(update) | flatten(memory)
-    return groups, values | {"policy/skipped": float(stats.skipped), "policy/reset": float(reset)}, stats
+    done = {"policy/skipped": stats.skipped, "policy/reset": reset, "rollout/length_limit": limit}
+    return groups, values | {name: float(value) for name, value in done.items()}, stats
 
 
-def _collect(parts: Parts, plan: Plan, recipe: Recipe, step: int) -> Collected:
+def _collect(parts: Parts, plan: Plan, recipe: Recipe, step: int, limit: int) -> Collected:
     """A step's groups, sampled as its recipe asks."""
     needs = recipe.needs
     last = step == plan.steps
-    order = Order(step, plan.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last)
+    order = Order(step, plan.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit)
     collected = parts.rollouts.collect(parts.stream, order)
     for stage, seconds in collected.seconds.items():
         parts.clock.add(stage, seconds)
@@ -189,10 +205,17 @@ def _update(parts: Parts, recipe: Recipe, groups: Sequence[Group], seed: int) ->
     return stats, {**advantage_metrics(batch), **calibrated, **stats.metrics, **_learner_metrics(stats)}
 
 
-def _reset(learner: Learner, plan: Plan) -> None:
-    learner.set_reference()
-    if plan.reset_optimizer:
-        learner.reset_optimizer()
+def _reset(parts: Parts, step: int) -> bool:
+    """Reset what is due before the update of `step`; returns whether anything was."""
+    reset = parts.control.reset(step)
+    if reset is None:
+        return False
+    if "reference" in reset.what:
+        parts.learner.set_reference()
+    if "optimizer" in reset.what:
+        parts.learner.reset_optimizer()
+    parts.control.carried_out(reset)
+    return True
 
 
 def _learner_metrics(stats: StepStats) -> Metrics:

@@ -33,11 +33,12 @@ def build_recipe(
     constant: float,
     mini_batches: int,
     key: str = "recipe.methods",
+    response_limit: int | None = None,
 ) -> Recipe:
     """Build and check a recipe; `params` are the user's tables by method name, `key` is what messages call the list.
 
-    `constant` is the run's response limit in tokens: the horizon of `token_sum_over_constant`, and what methods are
-    told by `Method.within`.
+    `constant` is the run's largest response limit in tokens: the horizon of `token_sum_over_constant`. Methods are told
+    `response_limit` by `Method.within`, the stage's own where it is another.
     The estimator goes first, the others keep the order in which they are named.
     Raises UserError, naming the methods, for one that is unknown or a combination that is not possible.
     """
@@ -46,7 +47,8 @@ def build_recipe(
     if not any(_fills(name, "surrogate") for name in members):
         members[DEFAULT_SURROGATE] = _Member(DEFAULT_SURROGATE, {})
     _check_exclusive(members, key)
-    methods = {name: _made(name, member, params.get(name)).within(int(constant)) for name, member in members.items()}
+    limit = response_limit or int(constant)
+    methods = {name: _made(name, member, params.get(name)).within(limit) for name, member in members.items()}
     _check_pairs(methods, members, key)
     ordered = dict(sorted(methods.items(), key=lambda item: not _fills(item[0], "advantages")))
     return Recipe(ordered, reduction or _prescribed(names, members, key), constant, mini_batches)

@@ -16,6 +16,7 @@ from megasharp.build.engines import (
 )
 from megasharp.build.models import open_model
 from megasharp.build.recipes import build_recipes, resolved
+from megasharp.build.watched import check_prolonged
 from megasharp.cluster.layout import Layout
 from megasharp.config.paths import find
 from megasharp.config.run import RolloutConfig, RunConfig
@@ -63,6 +64,7 @@ def check(config: RunConfig, where: str) -> Checked:
     check_sampling(config.rollout, where)
     check_engine_keys(config, where)
     recipes = build_recipes(config, where)
+    check_prolonged(config, recipes.needs, where)
     if config.eval.with_memory and recipes.needs.memory is None:
         raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
     model, architecture = open_model(config.model.path)

@@ -129,8 +129,8 @@ def check_room(config: RunConfig, room: int) -> None:
 
 
 def longest(config: RunConfig) -> int:
-    """How many tokens a prompt and its response may have together."""
-    return config.data.max_prompt_tokens + config.data.max_response_tokens
+    """How many tokens a prompt and its response may have together, in training and evaluation."""
+    return config.data.max_prompt_tokens + max(config.data.largest_response, config.eval.max_response_tokens or 0)
 
 
 def cluster_layout(config: RunConfig) -> Layout:

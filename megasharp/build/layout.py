@@ -22,13 +22,19 @@ def describe(checked: Checked) -> str:
         f"step       {config.data.prompts_per_step} prompts x {config.data.responses_per_prompt} = {responses} "
         f"responses, {config.recipe.mini_batches} optimizer step(s), <= {config.policy.micro_batch_tokens} tokens "
         "a micro-batch",
-        f"rollouts   {_engines(checked)}, temperature {config.rollout.temperature}, "
-        f"<= {config.data.max_response_tokens} tokens",
+        f"rollouts   {_engines(checked)}, temperature {config.rollout.temperature}, <= {_limits(checked)} tokens",
         f"recipe     {', '.join(checked.recipes.final.methods)}; {checked.recipes.final.reduction.value}",
         f"data       {len(checked.stream)} prompts of {config.data.task}; evaluation on "
         + (", ".join(suite.name for suite in checked.suites) or "nothing"),
     ]
     return "\n".join([*lines, *_stale(checked), *_without_effect(checked)])
+
+
+def _limits(checked: Checked) -> str:
+    """The limit of responses, stage after stage where there are several."""
+    data = checked.config.data
+    limits = [*(stage.max_response_tokens for stage in data.stages), data.max_response_tokens]
+    return ", then ".join(map(str, limits))
 
 
 def _adapters(checked: Checked) -> list[str]:
@@ -58,10 +64,13 @@ def _without_effect(checked: Checked) -> list[str]:
     section, recipes = checked.config.recipe, checked.recipes
     read = {name for recipe in recipes.all for name in recipe.methods}
     tables = [name for name, params in section.params().items() if params.model_fields_set and name not in read]
+    stages = checked.config.data.stages
     beyond = [stage.until for stage in section.schedule if stage.until >= checked.config.steps]
+    longer = [stage.until for stage in stages if stage.until is not None and stage.until >= checked.config.steps]
     return [
         *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),
         *(f"note       recipe.schedule: the run ends before what follows step {until}" for until in beyond),
+        *(f"note       data.stages: the run ends before what follows step {until}" for until in longer),
     ]
 
 

@@ -79,7 +79,7 @@ def _group_maker(checked: Checked) -> GroupMaker:
 def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> SamplingParams:
     """How training responses are drawn."""
     return SamplingParams(
-        max_tokens=config.data.max_response_tokens,
+        max_tokens=config.data.largest_response,
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
         top_k=config.rollout.top_k,
@@ -95,6 +95,6 @@ def pack_layout(checked: Checked) -> PackLayout:
         micro_batch_tokens=config.policy.micro_batch_tokens,
         mini_batches=config.recipe.mini_batches,
         row_multiple=ROW_MULTIPLE * checked.layout.tp,
-        constant=float(config.data.max_response_tokens),
+        constant=float(config.data.largest_response),
         micro_batch_multiple=checked.layout.micro_batch_multiple,
     )

@@ -194,15 +194,16 @@ def _request(
 
 def _batch(config: RunConfig, where: str, options: Options) -> Batch:
     data = config.data
-    mean = options.response or data.max_response_tokens / 2
-    if mean > data.max_response_tokens:
-        raise UserError(f"{where}: --response {mean} is more than data.max_response_tokens={data.max_response_tokens}")
+    largest = data.largest_response
+    mean = options.response or largest / 2
+    if mean > largest:
+        raise UserError(f"{where}: --response {mean} is more than data.max_response_tokens={largest}")
     return Batch(
         prompts=data.prompts_per_step,
         responses=data.responses_per_prompt,
         mini_batches=config.recipe.mini_batches,
         oversample=config.rollout.oversample,
-        lengths=Lengths(data.max_prompt_tokens / 2, data.max_prompt_tokens, mean, data.max_response_tokens),
+        lengths=Lengths(data.max_prompt_tokens / 2, data.max_prompt_tokens, mean, largest),
     )
 
 

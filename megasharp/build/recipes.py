@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from megasharp.algos.base import MethodParams
@@ -26,21 +26,32 @@ def build_recipes(config: RunConfig, where: str) -> RecipeSchedule:
     untils = [stage.until for stage in config.recipe.schedule]
     if any(later <= earlier for earlier, later in pairwise(untils)):
         raise UserError(f"{where}: recipe.schedule: each `until` must be above the one before it, found {untils}")
+    largest = config.data.largest_response
+    limits = {stage.max_response_tokens for stage in config.data.stages} | {config.data.max_response_tokens}
+    limited = {limit: _schedule(config, limit, where) for limit in sorted(limits - {largest})}
+    return _schedule(config, largest, where, limited)
+
+
+def _schedule(
+    config: RunConfig, limit: int, where: str, limited: Mapping[int, RecipeSchedule] | None = None
+) -> RecipeSchedule:
+    """The recipes as they are while responses may have `limit` tokens."""
     stages = [
-        (stage.until, _recipe(config, stage.methods, f"{where}: recipe.schedule[{number}].methods"))
+        (stage.until, _recipe(config, stage.methods, limit, f"{where}: recipe.schedule[{number}].methods"))
         for number, stage in enumerate(config.recipe.schedule)
     ]
-    return RecipeSchedule(stages, _recipe(config, config.recipe.methods, f"{where}: recipe.methods"))
+    return RecipeSchedule(stages, _recipe(config, config.recipe.methods, limit, f"{where}: recipe.methods"), limited)
 
 
-def _recipe(config: RunConfig, methods: Sequence[str], key: str) -> Recipe:
+def _recipe(config: RunConfig, methods: Sequence[str], limit: int, key: str) -> Recipe:
     return build_recipe(
         methods,
         config.recipe.params(),
         key=key,
         reduction=config.recipe.chosen_reduction(),
-        constant=float(config.data.max_response_tokens),
+        constant=float(config.data.largest_response),
         mini_batches=config.recipe.mini_batches,
+        response_limit=limit,
     )
 
 

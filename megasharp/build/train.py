@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 from megasharp import loop, signals
@@ -14,6 +13,7 @@ from megasharp.build.check import Checked, MemoryFolder
 from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
+from megasharp.build.prolonged import make_rules
 from megasharp.build.resume import check_recorded, check_resume
 from megasharp.build.serving import open_serving
 from megasharp.build.threads import limit_threads
@@ -26,7 +26,7 @@ from megasharp.convert.hf_write import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
 from megasharp.errors import UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
-from megasharp.evals.result import EvalResult, save
+from megasharp.evals.result import EvalResult, save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.files import write_text
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
@@ -42,6 +42,7 @@ from megasharp.metrics.console import (
 )
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog, read_metrics
+from megasharp.prolonged.control import Control
 from megasharp.report.curves import plot_training
 from megasharp.report.passk import plot_pass_at_k
 from megasharp.types import Group
@@ -106,7 +107,11 @@ class _Run:
         resumed = folder.resumed
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")
+            folder.forget_evaluations(self._start.step)
         attempt.resumed(self._start.step)
+        self._control = Control(make_rules(checked), self._start.control)
+        self._told = len(self._start.control.lengths.changes)
+        self._protect_best()
         self._progress = Progress(config.steps, self._start.step + 1)
         with self._clock.stage("start"):
             placement = open_placement(checked)
@@ -145,6 +150,8 @@ class _Run:
         self._sync.push(self._learner, self._memory)
         if self._evaluation_is_due(standing.step):
             self._evaluate(standing.step, only_missing=True)
+        else:
+            self._control.evaluated(standing.step, self._stored(standing.step), scheduled=False)
         self._clock.take()
         with self._progress:
             loop.run(self._parts(), self._plan(), standing)
@@ -167,8 +174,6 @@ class _Run:
             evaluate_every=config.eval.every,
             nan_limit=config.guard.nan_limit,
             seed=config.seed,
-            reset_every=config.recipe.reset.every or 0,
-            reset_optimizer=config.recipe.reset.optimizer == "reinit",
         )
 
     def _parts(self) -> loop.Parts:
@@ -176,6 +181,7 @@ class _Run:
             stream=self._checked.stream,
             rollouts=self._rollouts,
             recipes=self._checked.recipes,
+            control=self._control,
             layout=pack_layout(self._checked),
             learner=self._learner,
             memory=self._memory,
@@ -203,6 +209,8 @@ class _Run:
             "mem/peak_rss_mb": peak_rss_bytes() / 2**20,
         }
         self._log.write(step, row)
+        self._control.trained(values)
+        self._tell_decisions(step, values)
         self._attempt.finished(step, self._clock.totals)
         if groups and all(group.dropped_reason is not None for group in groups):
             dropped = {name.removeprefix("group/dropped_"): n for name, n in values.items() if "group/dropped_" in name}
@@ -213,6 +221,15 @@ class _Run:
         self._tokens += tokens
         self._last = row
         signals.check()
+
+    def _tell_decisions(self, step: int, values: Mapping[str, float]) -> None:
+        """Say what was reset before this step's update, and which limit responses have from this step on."""
+        resets, changes = self._control.state.resets.done, self._control.state.lengths.changes
+        if values.get("policy/reset"):
+            self._progress.note(f"step {step}: {' and '.join(resets[-1].what)} reset first: {resets[-1].reason}")
+        for change in changes[self._told :]:
+            self._progress.note(f"step {step}: responses of up to {change.max_response_tokens} tokens: {change.reason}")
+        self._told = len(changes)
 
     def _watch_gap(self, step: int, values: Mapping[str, float]) -> None:
         limit, gap = self._checked.config.guard.engine_gap, values.get("policy/engine_gap", 0.0)
@@ -234,16 +251,17 @@ class _Run:
             cursor_epoch=stream.cursor.epoch,
             cursor_position=stream.cursor.position,
             pending=(*untrained, *waiting),
-            reference=REFERENCE if self._reference_moved(step) else str(self._checked.model.path),
+            reference=REFERENCE if self._reference_moved() else str(self._checked.model.path),
             skipped_in_a_row=skipped_in_a_row,
+            control=self._control.state,
         )
         with self._clock.stage("checkpoint"):
-            self._store.save(state, partial(self._write_shards, step))
+            self._store.save(state, self._write_shards)
 
-    def _reference_moved(self, step: int) -> bool:
+    def _reference_moved(self) -> bool:
         """Whether a reset has made other weights than the run's first ones the reference."""
-        every = self._checked.config.recipe.reset.every
-        return self._checked.recipes.needs.ref_logp and every is not None and step >= every
+        resets = self._control.state.resets.done
+        return self._start.reference == REFERENCE or any("reference" in reset.what for reset in resets)
 
     def _load(self, folder: Path) -> None:
         self._check_recorded(folder, folder / "policy", self._checked)
@@ -259,7 +277,7 @@ class _Run:
         for line in check_recorded(folder, weights, network.model.description, network.architecture):
             self._say(line)
 
-    def _write_shards(self, step: int, folder: Path) -> None:
+    def _write_shards(self, folder: Path) -> None:
         """All learners' shards, and what describes the policy: `megasharp convert` reads `policy` and `hf`."""
         (folder / "policy").mkdir()
         self._learner.save(folder / "policy")
@@ -268,7 +286,7 @@ class _Run:
             self._memory.save(folder / "memory")
             assert self._checked.memory is not None
             record_arguments(folder / "memory", self._checked.memory.architecture)
-        if self._reference_moved(step):
+        if self._reference_moved():
             (folder / REFERENCE).mkdir()
             self._learner.save_reference(folder / REFERENCE)
         (folder / "hf").mkdir()
@@ -277,16 +295,42 @@ class _Run:
         if self._checked.config.checkpoint.export_hf:
             write_hf_folder(folder / "hf_export", self._checked.model.description, self._learner.export_weights())
 
-    def _evaluate(self, step: int, only_missing: bool = False) -> None:
+    def _evaluate(self, step: int, only_missing: bool = False) -> bool:
+        """Evaluate the weights after `step`; returns whether they are the best so far by `checkpoint.keep_best`."""
         self._phases.sampling()
         memory = self._checked.recipes.at(max(step, 1)).needs.memory if self._checked.config.eval.with_memory else None
         uses = [(None, "")] if memory is None else [(None, ""), (memory, WITH_MEMORY)]
+        figures: dict[str, float] = {}
         for suite in self._checked.suites:
             for use, ending in uses:
-                if not (only_missing and (self._folder.evals(step) / f"{suite.name}{ending}.json").exists()):
-                    self._evaluate_suite(step, suite, use)
+                path = self._folder.evals(step) / f"{suite.name}{ending}.json"
+                if only_missing and path.exists():
+                    figures |= self._logged(step, stored_figures(path))
+                else:
+                    figures |= self._evaluate_suite(step, suite, use)
+        self._control.evaluated(step, figures, scheduled=self._evaluation_is_due(step))
+        return self._protect_best() == step
 
-    def _evaluate_suite(self, step: int, suite: Suite, memory: MemoryNeed | None) -> None:
+    def _stored(self, step: int) -> dict[str, float]:
+        """All figures of evaluations after `step` that an earlier attempt made."""
+        paths = sorted(self._folder.evals(step).glob("*.json"))
+        return {name: value for path in paths for name, value in stored_figures(path).items()}
+
+    def _logged(self, step: int, figures: dict[str, float]) -> dict[str, float]:
+        """Stored figures, written to the log where the attempt that made them did not come to it."""
+        rows = read_metrics(self._folder.root)
+        if not any(row["step"] == step and figures.keys() <= row.keys() for row in rows):
+            self._log.write(step, figures)
+        return figures
+
+    def _protect_best(self) -> int | None:
+        """Keep the checkpoint of the best evaluation from retention; returns its step."""
+        metric = self._checked.config.checkpoint.keep_best
+        best = self._control.state.best.get(metric) if metric else None
+        self._store.best = best.step if best else None
+        return self._store.best
+
+    def _evaluate_suite(self, step: int, suite: Suite, memory: MemoryNeed | None) -> dict[str, float]:
         config = self._checked.config
         with self._clock.stage("eval"):
             result = evaluate(
@@ -296,15 +340,17 @@ class _Run:
                 n=config.eval.n,
                 ks=config.eval.k,
                 temperature=config.eval.temperature,
-                max_tokens=config.data.max_response_tokens,
+                max_tokens=config.eval.max_response_tokens or config.data.largest_response,
                 seed=config.seed,
                 label=config.name,
                 step=step,
                 memory=memory,
             )
             save(result, self._folder.evals(step))
-        self._log.write(step, result.figures())
+        figures = result.figures()
+        self._log.write(step, figures)
         self._progress.note(f"step {step}: {_eval_line(result)}")
+        return figures
 
     def _finish(self) -> None:
         root = self._folder.root

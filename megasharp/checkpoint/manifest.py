@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from megasharp.config.core import Section
+from megasharp.prolonged.control import ControlState
 
 
 class FileEntry(Section):
@@ -28,6 +29,7 @@ class Manifest(Section):
     `policy_version` and `memory_version` are the engines' versions of these weights; `reference` names where the
     reference policy came from;
     `cursor` is where the data stream stood, `pending` the prompts before it that no step trained on.
+    `control` is what the run decided so far: resets, the stage of response lengths, the best evaluation.
     `files` maps each file, relative to the checkpoint, to its size and hash; `software` holds versions.
     """
 
@@ -38,6 +40,7 @@ class Manifest(Section):
     pending: list[CursorEntry] = []
     reference: str
     skipped_in_a_row: int
+    control: ControlState = ControlState()
     files: dict[str, FileEntry]
     software: dict[str, str]
 

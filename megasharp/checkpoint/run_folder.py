@@ -39,6 +39,12 @@ class RunFolder:
         """Where the evaluations after `step` lie."""
         return self.root / "evals" / f"step_{step:06d}"
 
+    def forget_evaluations(self, after: int) -> None:
+        """Remove those of steps that will be trained again: they measured weights that no longer count."""
+        for folder in (self.root / "evals").glob("step_*"):
+            if folder.name > self.evals(after).name:
+                shutil.rmtree(folder)
+
     def close(self) -> None:
         """Let another process have the run."""
         self.lock.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,6 +18,7 @@ from megasharp.checkpoint.manifest import (
 from megasharp.convert.record import software_versions
 from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.files import flush, write_text
+from megasharp.prolonged.control import ControlState
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -38,15 +39,17 @@ class RunState:
     cursor_position: int = 0
     skipped_in_a_row: int = 0
     pending: tuple[tuple[int, int], ...] = ()
+    control: ControlState = field(default_factory=ControlState)
 
 
 class CheckpointStore:
-    """The folder `checkpoints/` of a run. `keep_last` newest ones stay, and every `keep_every`-th step."""
+    """The folder `checkpoints/` of a run. The `keep_last` newest stay, every `keep_every`-th step, and step `best`."""
 
     def __init__(self, folder: Path, keep_last: int, keep_every: int | None) -> None:
         self._folder = folder
         self._keep_last = keep_last
         self._keep_every = keep_every
+        self.best: int | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, state: RunState, write: Callable[[Path], None]) -> Path:
@@ -88,6 +91,7 @@ class CheckpointStore:
             pending=[CursorEntry(epoch=epoch, position=position) for epoch, position in state.pending],
             reference=state.reference,
             skipped_in_a_row=state.skipped_in_a_row,
+            control=state.control,
             files=describe_files(partial),
             software=software_versions(),
         )
@@ -140,7 +144,7 @@ class CheckpointStore:
         kept = set(steps[-self._keep_last :])
         if self._keep_every is not None:
             kept |= {step for step in steps if step % self._keep_every == 0}
-        for step in set(steps) - kept:
+        for step in set(steps) - kept - {self.best}:
             folder = self._folder / f"step_{step:06d}"
             # Without its manifest it no longer exists, even if the removal is interrupted.
             (folder / MANIFEST).unlink()
@@ -167,5 +171,6 @@ def read_state(folder: Path) -> RunState:
         cursor_position=manifest.cursor.position,
         reference=manifest.reference,
         skipped_in_a_row=manifest.skipped_in_a_row,
+        control=manifest.control,
         pending=tuple((entry.epoch, entry.position) for entry in manifest.pending),
     )

@@ -75,8 +75,45 @@ class PolicyConfig(Section):
     megatron: dict[str, int | float | bool | str | None] = {}
 
 
+class StagnationConfig(Section):
+    """True when a figure of the evaluations, such as `eval/<suite>/pass@1`, has stopped growing.
+
+    That is: `patience` scheduled evaluations in a row are not above the best by more than `min_improvement`.
+    """
+
+    metric: str
+    patience: int = Field(default=4, ge=1)
+    min_improvement: float = Field(default=0.0, ge=0.0)
+
+
+class ThresholdConfig(Section):
+    """True when the mean of a figure of the training steps over the last `steps` of them is above `value`."""
+
+    metric: Literal["rollout/truncated", "rollout/length_mean"]
+    value: float = Field(ge=0.0)
+    steps: int = Field(default=10, ge=1)
+
+
+class LengthStageConfig(Section):
+    """Responses have this limit until the first of its ends: a step, a threshold, an evaluation that stagnates."""
+
+    until: int | None = Field(default=None, ge=1)
+    above: ThresholdConfig | None = None
+    stagnation: StagnationConfig | None = None
+    max_response_tokens: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> LengthStageConfig:
+        if self.until is None and self.above is None and self.stagnation is None:
+            raise ValueError("say when this stage ends: until, above or stagnation")
+        return self
+
+
 class DataConfig(Section):
-    """Where prompts come from and how much is asked of them, lengths in tokens."""
+    """Where prompts come from and how much is asked of them, lengths in tokens.
+
+    `stages` come before `max_response_tokens`, which holds for the rest of the run.
+    """
 
     task: str
     path: str | None = None
@@ -84,6 +121,12 @@ class DataConfig(Section):
     responses_per_prompt: int = Field(default=8, ge=1)
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_response_tokens: int = Field(default=32, ge=1)
+    stages: list[LengthStageConfig] = []
+
+    @property
+    def largest_response(self) -> int:
+        """The largest limit of all stages: what room is planned for, and what a token's constant share is of."""
+        return max(self.max_response_tokens, *(stage.max_response_tokens for stage in self.stages), 1)
 
 
 class RewardConfig(Section):
@@ -123,10 +166,10 @@ class ScheduleStage(Section):
 
 
 class ResetConfig(Section):
-    """Resets of reference and optimizer during prolonged training."""
+    """Resets of reference and optimizer during prolonged training: every so many steps, or on stagnation, or both."""
 
     every: int | None = Field(default=None, ge=1)
-    stagnation: int | None = Field(default=None, ge=1)
+    stagnation: StagnationConfig | None = None
     optimizer: Literal["reinit", "keep"] = "reinit"
 
 
@@ -198,7 +241,10 @@ class ClusterConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When a checkpoint is written and which ones stay; the last step always writes one."""
+    """When a checkpoint is written and which ones stay; the last step always writes one.
+
+    `keep_best` names a figure of the evaluations: the step of the best one gets a checkpoint that stays.
+    """
 
     every: int = Field(default=50, ge=1)
     keep_last: int = Field(default=3, ge=1)
@@ -212,6 +258,7 @@ class EvalConfig(Section):
     """Periodic evaluation: `n` samples per problem, unbiased pass@k for every k in `k` (all k <= n).
 
     The policy alone is sampled; `with_memory` evaluates each suite a second time with DLC's subtraction.
+    `max_response_tokens` holds for the whole run, so that figures compare; null is the largest limit of training.
     """
 
     every: int = Field(default=25, ge=0)
@@ -220,6 +267,7 @@ class EvalConfig(Section):
     n: int = Field(default=64, ge=1)
     k: list[int] = [1, 4, 16, 64]
     temperature: float = Field(default=1.0, ge=0.0)
+    max_response_tokens: int | None = Field(default=None, ge=1)
     with_memory: bool = False
 
     @model_validator(mode="after")

@@ -138,6 +138,13 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
     )
 
 
+def stored_figures(path: Path) -> dict[str, float]:
+    """The metrics of a result that `save` wrote as `path`, bit for bit those of the result itself."""
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    tree["pass_at_k"] = {int(k): value for k, value in tree["pass_at_k"].items()}
+    return EvalResult(**tree, rows=()).figures()
+
+
 def save(result: EvalResult, folder: Path) -> Path:
     """Write `folder`/<suite>.parquet (a row per problem), then <suite>.json (the rest); return its path.
 

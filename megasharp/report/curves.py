@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from megasharp.errors import UserError
-from megasharp.report.style import COLOURS, INK, MUTED, dress, new_figure, save_figure
+from megasharp.report.style import COLOURS, INK, LOSS, MUTED, dress, new_figure, save_figure
 
 Row = Mapping[str, float | None]
 Points = list[tuple[float, float]]
@@ -32,11 +33,35 @@ class Panel:
     smooth: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Steps after which something was reset, and those after which responses got another limit in tokens."""
+
+    resets: tuple[float, ...]
+    limits: tuple[tuple[float, float], ...]
+
+    @property
+    def explanation(self) -> str:
+        """What the lines in the panels mean; empty without any."""
+        limits = ", ".join(f"{limit:.0f} after step {step:.0f}" for step, limit in self.limits)
+        parts = ["dashed: reset"] * bool(self.resets) + [f"dotted: response limit {limits}"] * bool(limits)
+        return "    ".join(parts)
+
+
+def find_events(rows: Sequence[Row]) -> Events:
+    """What the rows tell of resets and of limits that changed; a step's row tells what was done before its update."""
+    limits = _points(rows, "rollout/length_limit")
+    changes = [(step - 1, limit) for (_, before), (step, limit) in pairwise(limits) if limit != before]
+    resets = tuple(step - 1 for step, done in _points(rows, "policy/reset") if done)
+    return Events(resets, tuple(changes))
+
+
 def plot_training(rows: Sequence[Row], path: Path) -> Path:
     """Draw what `rows` (of metrics.jsonl) hold, in small panels, to the PNG `path`; return `path`.
 
     Panels: mean reward, entropy in nats, and per suite pass@1 and pass@k at its largest k. A figure that no
-    row has gets no panel; null values are left out.
+    row has gets no panel; null values are left out. Resets of the reference or the optimizer are dashed lines, steps
+    from which responses may have another length dotted ones; both are explained below the panels where there are any.
 
     Raises:
         UserError: the rows have none of these figures, or the file cannot be written.
@@ -47,10 +72,16 @@ def plot_training(rows: Sequence[Row], path: Path) -> Path:
     columns = min(4, len(panels))
     lines = -(-len(panels) // columns)
     last_step = max(step for panel in panels for step, _ in panel.points)
-    figure = new_figure(2.7 * columns + 0.3, 2.5 * lines + 0.2)
+    events = find_events(rows)
+    explained = 0.25 if events.explanation else 0.0
+    height = 2.5 * lines + 0.2 + explained
+    figure = new_figure(2.7 * columns + 0.3, height)
     for index, panel in enumerate(panels):
-        _draw(figure.add_subplot(lines, columns, index + 1), panel, last_step)
-    figure.tight_layout(pad=1.2, w_pad=1.6)
+        axes = figure.add_subplot(lines, columns, index + 1)
+        _draw(axes, panel, last_step)
+        _mark(axes, events)
+    figure.text(0.02, 0.1 / height, events.explanation, fontsize=8, color=MUTED)
+    figure.tight_layout(pad=1.2, w_pad=1.6, rect=(0.0, explained / height, 1.0, 1.0))
     return save_figure(figure, path)
 
 
@@ -92,6 +123,13 @@ def _draw(axes: Axes, panel: Panel, last_step: float) -> None:
     axes.set_xlim(0, max(1.0, last_step))
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def _mark(axes: Axes, events: Events) -> None:
+    for step in events.resets:
+        axes.axvline(step, color=LOSS, linewidth=0.9, linestyle="--", zorder=1)
+    for step, _ in events.limits:
+        axes.axvline(step, color=INK, linewidth=0.9, linestyle=":", zorder=1)
 
 
 def _running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -73,7 +73,7 @@ class AsyncRollouts:
         """
         started = time.perf_counter()
         counts = Counts(retried=-self._engine.retried)
-        sampling = self._maker.sampling_with(order.memory)
+        sampling = self._maker.sampling_for(order)
         self._put_right(sampling, counts)
 
         def take() -> PromptWork:

@@ -39,7 +39,7 @@ class Rollouts:
         started = time.perf_counter()
         version = self._engine.version
         requests = [self._maker.request(prompt) for prompt in prompts]
-        sampled = self._engine.generate(requests, self._maker.sampling_with(order.memory))
+        sampled = self._engine.generate(requests, self._maker.sampling_for(order))
         generated = time.perf_counter()
         names = [f"step{order.step}-{first + number}" for number in range(len(prompts))]
         groups = self._maker.groups(names, prompts, sampled, version)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megasharp.errors import UserError, one_line
-from megasharp.rollout.order import MemoryUse
+from megasharp.rollout.order import Order
 from megasharp.types import (
     Completion,
     FinishReason,
@@ -52,11 +52,12 @@ class GroupMaker:
             prompt.tokens, tuple(response_seed(self.seed, prompt.id, prompt.epoch, index) for index in indices)
         )
 
-    def sampling_with(self, memory: MemoryUse | None) -> SamplingParams:
-        """How responses are drawn with so much of a memory network."""
-        if memory is None:
-            return self.sampling
-        return replace(self.sampling, memory_mu=memory.mu, plausible=memory.plausible)
+    def sampling_for(self, order: Order) -> SamplingParams:
+        """How a step's responses are drawn: how long they may be, and how much of a memory network is subtracted."""
+        sampling = replace(self.sampling, max_tokens=order.max_tokens or self.sampling.max_tokens)
+        if order.memory is None:
+            return sampling
+        return replace(sampling, memory_mu=order.memory.mu, plausible=order.memory.plausible)
 
     def groups(
         self, names: Sequence[str], prompts: Sequence[Prompt], sampled: Sequence[Sequence[Completion]], version: int

@@ -30,7 +30,8 @@ class Order:
     """One step's groups: `wanted` kept ones, after `select` and up to `refill_rounds` further rounds of prompts.
 
     `select` sets `dropped_reason` of the groups it refuses, each judged by itself. `memory` says how much of the memory
-    network's logits is subtracted; None samples from the policy alone. `last`: no step follows.
+    network's logits is subtracted; None samples from the policy alone. `last`: no step follows. A response has at most
+    `max_tokens` tokens; None is what the rollouts were made with.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Order:
     refill_rounds: int = 0
     memory: MemoryUse | None = None
     last: bool = False
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

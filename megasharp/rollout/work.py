@@ -49,8 +49,15 @@ class PromptWork:
         return self._begun_by if found is None else min(found, self._begun_by)
 
     def fits(self, sampling: SamplingParams) -> bool:
-        """Whether what was sampled can be continued so: the memory network was read for all tokens, or for none."""
-        return self._sampling is None or (self._sampling.memory_mu is None) == (sampling.memory_mu is None)
+        """Whether what was sampled can be continued so.
+
+        The memory network was read for all tokens or for none, and the limit is the same: what ended at another one
+        would not have ended here.
+        """
+        if self._sampling is None:
+            return True
+        same_memory = (self._sampling.memory_mu is None) == (sampling.memory_mu is None)
+        return same_memory and self._sampling.max_tokens == sampling.max_tokens
 
     def begin(self, engine: AsyncEngine, sampling: SamplingParams) -> None:
         """Ask for the responses that are not finished, from where they stand."""

@@ -139,8 +139,8 @@ def test_schedule_resets_and_ramps_through_a_resume(command: Command) -> None:
     command.run(*command.train(*recipe, "steps=6", "name=halves", "--resume"))
     whole, halves = command.rows("whole"), command.rows("halves")
     assert ["policy/kl_ref" in row for row in whole] == [False, False, True, True, True, True]
-    assert [row["policy/reset"] for row in whole] == [0, 0, 1, 0, 0, 1]
-    # In the step after a reset the policy is its reference.
+    assert [row["policy/reset"] for row in whole] == [0, 0, 0, 1, 0, 0]
+    # Before the update of step 4: in that step the policy is its reference.
     assert whole[2]["policy/kl_ref"] > 1e-4 > whole[3]["policy/kl_ref"]
     checkpoints = command.runs / "halves" / "checkpoints"
     assert (checkpoints / "step_000004" / "reference").is_dir()

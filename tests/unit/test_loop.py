@@ -18,6 +18,9 @@ from megasharp.algos.schedule import RecipeSchedule
 from megasharp.batching.pack import PackLayout
 from megasharp.errors import TrainingStopped
 from megasharp.metrics.clock import StageClock
+from megasharp.prolonged.control import Control, ControlState, Rules
+from megasharp.prolonged.lengths import LengthStage
+from megasharp.prolonged.resets import Reset, ResetRule
 from megasharp.protocols import WeightSource
 from megasharp.rollout.order import Collected, Order, PromptSource
 from megasharp.types import (
@@ -46,6 +49,7 @@ class StandIn:
         self._phase = "training"
         self.saved: list[tuple[int, int]] = []
         self.evaluated: list[int] = []
+        self.best: set[int] = set()
         self.orders: list[Order] = []
         self.values: list[Mapping[str, float]] = []
         self.version = 0
@@ -122,8 +126,9 @@ class StandIn:
     def checkpoint(self, step: int, skipped: int) -> None:
         self.saved.append((step, skipped))
 
-    def evaluate(self, step: int) -> None:
+    def evaluate(self, step: int) -> bool:
         self.evaluated.append(step)
+        return step in self.best
 
 
 def _response(reward: float) -> Response:
@@ -138,10 +143,12 @@ def _run(
     standing: loop.Standing | None = None,
     methods: Sequence[str] = ("grpo",),
     clock: StageClock | None = None,
+    control: Control | None = None,
 ) -> None:
     parts = loop.Parts(
         stream=stand_in,
         rollouts=stand_in,
+        control=control or Control(Rules(ResetRule(), (LengthStage(4),)), ControlState()),
         recipes=RecipeSchedule([], build_recipe(methods, {}, reduction=None, constant=4.0, mini_batches=1)),
         layout=PackLayout(dp=1, micro_batch_tokens=64, mini_batches=1, row_multiple=1, constant=4.0),
         learner=stand_in,
@@ -245,14 +252,40 @@ def test_the_rollouts_are_told_what_the_step_wants_and_their_figures_and_seconds
     assert (seconds["rollout"], seconds["reward"]) == (4.0, 1.0)
 
 
-def test_resets_fall_due_before_the_push() -> None:
-    stand_in = StandIn({})
-    _run(stand_in, dataclasses.replace(_plan(4), reset_every=2))
+def _control(*stages: LengthStage, **reset: object) -> Control:
+    return Control(Rules(ResetRule(**reset), stages or (LengthStage(4),)), ControlState())  # type: ignore[arg-type]
+
+
+def test_a_reset_comes_before_the_next_update_and_is_written_down_when_done() -> None:
+    stand_in, control = StandIn({}), _control(every=2)
+    _run(stand_in, _plan(5), control=control)
     resets = [i for i, call in enumerate(stand_in.calls) if call == "set_reference"]
-    assert [stand_in.calls[i + 1 : i + 3] for i in resets] == [["reset_optimizer", "push"]] * 2
+    before_and_after = [(stand_in.calls[i - 1], *stand_in.calls[i + 1 : i + 3]) for i in resets]
+    assert before_and_after == [("collect", "reset_optimizer", "annotate")] * 2
+    assert [values["policy/reset"] for values in stand_in.values] == [0, 0, 1, 0, 1]
+    what = ("reference", "optimizer")
+    assert control.state.resets.done == (Reset(2, "every 2 steps", what), Reset(4, "every 2 steps", what))
+
+
+def test_only_what_is_named_is_reset() -> None:
     keeping = StandIn({})
-    _run(keeping, dataclasses.replace(_plan(2), reset_every=2, reset_optimizer=False))
+    _run(keeping, _plan(3), control=_control(every=2, what=("reference",)))
     assert "set_reference" in keeping.calls and "reset_optimizer" not in keeping.calls
+
+
+def test_responses_have_the_limit_of_their_stage() -> None:
+    stand_in = StandIn({})
+    _run(stand_in, _plan(4), control=_control(LengthStage(8, until=2), LengthStage(16)))
+    assert [order.max_tokens for order in stand_in.orders] == [8, 8, 16, 16]
+    assert [values["rollout/length_limit"] for values in stand_in.values] == [8, 8, 16, 16]
+
+
+def test_the_best_weights_get_a_checkpoint_of_their_own_unless_they_have_one() -> None:
+    stand_in = StandIn({})
+    stand_in.best = {3, 12}
+    _run(stand_in, _plan(13))
+    assert stand_in.evaluated == [3, 6, 9, 12]
+    assert stand_in.saved == [(3, 0), (4, 0), (8, 0), (12, 0), (13, 0)]
 
 
 def test_a_step_whose_groups_are_all_dropped_leaves_the_policy_alone() -> None:

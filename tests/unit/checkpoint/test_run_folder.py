@@ -93,6 +93,15 @@ def test_resume_counts_attempts(tmp_path: Path) -> None:
     again.close()
 
 
+def test_evaluations_of_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
+    folder = open_run(tmp_path / "run", "", resume=False)
+    for step in (0, 4, 5, 12):
+        folder.evals(step).mkdir(parents=True)
+    folder.forget_evaluations(4)
+    folder.close()
+    assert sorted(path.name for path in (tmp_path / "run" / "evals").iterdir()) == ["step_000000", "step_000004"]
+
+
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     """Another process holds it; a process that was killed does not."""
     script = (

@@ -15,6 +15,11 @@ import pytest
 
 from megasharp.checkpoint.store import CheckpointStore, RunState, read_state
 from megasharp.errors import UserError
+from megasharp.prolonged.best import BestFigure
+from megasharp.prolonged.control import ControlState
+from megasharp.prolonged.lengths import LengthChange, LengthState
+from megasharp.prolonged.resets import Reset, ResetState
+from megasharp.prolonged.stagnation import Watch
 
 
 def state(step: int) -> RunState:
@@ -26,6 +31,12 @@ def state(step: int) -> RunState:
         cursor_position=17,
         skipped_in_a_row=1,
         pending=((1, 95), (2, 3)),
+        control=ControlState(
+            ResetState(Watch(0.5, 2, 0.4, 4, 1), "due", (Reset(3, "every 3 steps", ("reference", "optimizer")),)),
+            LengthState(1, (0.1, 1 / 3), Watch(), None, (LengthChange(2, 16, "step 2 is done"),)),
+            {"eval/dev/pass@1": BestFigure(0.1 + 0.2, 4)},
+            evaluated_step=4,
+        ),
     )
 
 
@@ -59,6 +70,27 @@ def test_manifest_lists_every_file(tmp_path: Path) -> None:
     assert manifest["files"].keys() == {"policy/shard_0", "notes.txt"}
     assert manifest["files"]["policy/shard_0"]["size"] == 700
     assert {"torch", "megatron-core"} <= manifest["software"].keys()
+
+
+def test_the_best_step_outlives_retention_until_another_is_better(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [1, 2], keep_last=1)
+    store.best = 2
+    store.save(state(3), write)
+    store.save(state(4), write)
+    assert store.steps() == [2, 4]
+    store.best = 4
+    store.save(state(5), write)
+    assert store.steps() == [4, 5]
+
+
+def test_a_manifest_without_decisions_has_none(tmp_path: Path) -> None:
+    """Checkpoints of before there were any."""
+    store_with(tmp_path, [1])
+    path = tmp_path / "step_000001" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["control"]
+    path.write_text(json.dumps(manifest))
+    assert read_state(path.parent).control == ControlState()
 
 
 def test_nothing_saved_is_no_checkpoint(tmp_path: Path) -> None:

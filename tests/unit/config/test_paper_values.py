@@ -420,8 +420,9 @@ MARKS = {
     ),
     "gspo_math_qwen3-30b-a3b-base": Marks("", "steps"),
     "prorl_mixed_r1-distill-qwen-1.5b": Marks(
-        "max_prompt_tokens max_response_tokens top_p reduction dual max_rounds coefficient form stagnation every "
-        "suites temperature"
+        "max_prompt_tokens max_response_tokens max_response_tokens top_p reduction dual max_rounds coefficient form "
+        "metric patience min_improvement every suites temperature",
+        "until",
     ),
 }
 MARKED_LINE = re.compile(r"(?:\s*(?P<key>\w+): \S.*  )?# (?P<mark>unknown|derived): .*[A-Za-z]{3}")

@@ -15,7 +15,7 @@ from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
 from megasharp.evals.evaluate import evaluate, sample_seed
 from megasharp.evals.passk import pass_at_k
-from megasharp.evals.result import save
+from megasharp.evals.result import save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.rewards.countdown import CountdownAnswer
 from megasharp.types import Completion, FinishReason, GenerateRequest, Outcome, SamplingParams, Verdict
@@ -194,6 +194,7 @@ def test_bad_requests_are_refused_before_sampling():
 def test_saved_files_hold_the_result(tmp_path):
     result = run(label="after", step=150)
     path = save(result, tmp_path / "evals" / "step_000150")
+    assert stored_figures(path) == result.figures()
     assert sorted(file.name for file in path.parent.iterdir()) == ["tiny.json", "tiny.parquet"]
     figures = json.loads(path.read_text())
     assert figures["pass_at_k"] == {str(k): value for k, value in result.pass_at_k.items()}

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from megasharp.errors import UserError
-from megasharp.report.curves import plot_training
+from megasharp.report.curves import Events, find_events, plot_training
 from megasharp.report.passk import plot_pass_at_k, spread
 from megasharp.report.style import COLOURS, DPI, LOSS
 
@@ -107,3 +107,19 @@ def test_training_curves_have_a_panel_per_figure(tmp_path):
     assert wide.shape[1] - narrow.shape[1] == pytest.approx(3 * 2.7 * DPI, abs=2)
     panels = np.array_split(wide, 4, axis=1)
     assert all(count(panel, to_rgb(COLOURS[1])) > 100 for panel in panels)
+
+
+def test_resets_and_stages_are_lines_after_the_step_they_followed(tmp_path):
+    rows = [
+        {"step": step, "reward/mean": 0.1, "policy/reset": float(step in (5, 9)), "rollout/length_limit": limit}
+        for step, limit in enumerate([8, 8, 8, 16, 16, 16, 16, 4, 4, 4], start=1)
+    ]
+    events = find_events(rows)
+    assert events == Events((4, 8), ((3, 16), (7, 4)))
+    assert events.explanation == "dashed: reset    dotted: response limit 16 after step 3, 4 after step 7"
+    plain = [{**row, "policy/reset": 0.0, "rollout/length_limit": 8} for row in rows]
+    assert find_events(plain).explanation == ""
+    marked, without = (pixels(plot_training(one, tmp_path / "a.png")) for one in (rows, plain))
+    # Thin lines are blended with the paper, so any red counts.
+    red, none = (int((image[..., 0] - image[..., 1] > 0.1).sum()) for image in (marked, without))
+    assert red > 200 and none == 0

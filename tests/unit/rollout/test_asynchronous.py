@@ -301,6 +301,17 @@ def test_partial_responses_of_another_sampling_are_sampled_anew() -> None:
             assert response.completion.memory_logp.numel() == response.length
 
 
+def test_partial_responses_of_another_limit_are_sampled_anew() -> None:
+    """What ended at the limit of one stage of lengths is no response of the next; the same limit goes on."""
+    for limit, goes_on in ((SAMPLING.max_tokens, True), (SAMPLING.max_tokens + 1, False)):
+        engine, source = StandInEngine(slow_first()), Prompts()
+        collector = rollouts(engine, oversample=0.5, max_staleness=3)
+        collector.collect(source, order(1))
+        engine._delay = lambda _: QUICK
+        figures = collector.collect(source, order(2, max_tokens=limit)).figures
+        assert (figures["rollout/continued"] > 0, figures["rollout/stale_dropped"] == 0) == (goes_on, goes_on)
+
+
 def test_a_prompt_over_which_engines_were_lost_is_asked_for_once_more() -> None:
     engine = StandInEngine(lambda _: QUICK, lose={1: 1, 2: 5})
     found = rollouts(engine).collect(Prompts(), order())

@@ -1,0 +1,73 @@
+"""What a run decides in its course: a state that checkpoints carry, and the rules that move it.
+
+The state changes only by what is told (a step's figures, an evaluation's), each step's once, so a run that is stopped
+and resumed decides as one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from megasharp.prolonged.best import BestFigure, with_evaluation
+from megasharp.prolonged.lengths import LengthStage, LengthState
+from megasharp.prolonged.resets import Reset, ResetRule, ResetState
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When to reset, and how long responses may be in which stage; the last stage has no end."""
+
+    reset: ResetRule
+    stages: tuple[LengthStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """Everything that was decided so far; `evaluated_step` is the last one whose evaluation the rules were told."""
+
+    resets: ResetState = field(default_factory=ResetState)
+    lengths: LengthState = field(default_factory=LengthState)
+    best: Mapping[str, BestFigure] = field(default_factory=dict)
+    evaluated_step: int = -1
+
+
+class Control:
+    """Applies the rules to the state, which is where a run left it."""
+
+    def __init__(self, rules: Rules, state: ControlState) -> None:
+        self._rules = rules
+        self.state = state
+
+    def response_limit(self, step: int) -> int:
+        """How many tokens a response of `step` may have; asked before its rollouts."""
+        lengths = self.state.lengths.before(self._rules.stages, step)
+        self.state = replace(self.state, lengths=lengths)
+        return self._rules.stages[lengths.stage].max_response_tokens
+
+    def reset(self, step: int) -> Reset | None:
+        """What is to be reset before the update of `step`; stays so until `carried_out`."""
+        return self.state.resets.before(self._rules.reset, step)
+
+    def carried_out(self, reset: Reset) -> None:
+        """A reset is done."""
+        self.state = replace(self.state, resets=self.state.resets.carried_out(reset))
+
+    def trained(self, figures: Mapping[str, float]) -> None:
+        """A step's figures, before its checkpoint."""
+        self.state = replace(self.state, lengths=self.state.lengths.trained(self._rules.stages, figures))
+
+    def evaluated(self, step: int, figures: Mapping[str, float], *, scheduled: bool) -> None:
+        """All figures of the evaluations after `step`; told twice, they count once.
+
+        Only what the schedule of evaluations asks for moves resets and stages: an evaluation because the run's end was
+        set earlier would make it another run.
+        """
+        self.state = replace(self.state, best=with_evaluation(self.state.best, step, figures))
+        if scheduled and step > self.state.evaluated_step:
+            self.state = replace(
+                self.state,
+                resets=self.state.resets.evaluated(self._rules.reset, step, figures),
+                lengths=self.state.lengths.evaluated(self._rules.stages, step, figures),
+                evaluated_step=step,
+            )
