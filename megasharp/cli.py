@@ -18,6 +18,8 @@ app = typer.Typer(
 DTYPES = "float32, bfloat16 or float16"
 convert = typer.Typer(no_args_is_help=True, help="Convert checkpoints between Hugging Face and Megatron.")
 app.add_typer(convert, name="convert")
+runs_app = typer.Typer(no_args_is_help=True, help="Look at runs: where one stands, several side by side, a list.")
+app.add_typer(runs_app, name="runs")
 
 
 @app.command()
@@ -127,6 +129,45 @@ def toy(
         return
     for path in run_study(name, Options(seeds, seed, model), out):
         typer.echo(f"wrote {path}")
+
+
+@runs_app.command("show")
+def runs_show(
+    run: Annotated[str, typer.Argument(help="A run's folder, or its name.")],
+    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+) -> None:
+    """One run on one screen: progress, goodput, restarts, checkpoints, resets, trends, warnings."""
+    from rich.console import Console
+
+    from megasharp.build.runs import show
+
+    show(run, runs, Console())
+
+
+@runs_app.command("compare")
+def runs_compare(
+    names: Annotated[list[str], typer.Argument(help="Two runs or more, by folder or name.")],
+    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+    picture: Annotated[Path | None, typer.Option(help="The PNG of their curves; RUNS/compare.png.")] = None,
+) -> None:
+    """Several runs: keys that differ, figures at equal steps and at the end, curves in one picture."""
+    from rich.console import Console
+
+    from megasharp.build.runs import compare
+
+    typer.echo(f"picture: {compare(names, runs, picture, Console())}")
+
+
+@runs_app.command("list")
+def runs_list(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds run folders.")] = Path("runs"),
+) -> None:
+    """The runs in a folder, the latest first."""
+    from rich.console import Console
+
+    from megasharp.build.runs import show_list
+
+    show_list(folder, Console())
 
 
 @convert.command("hf-to-megatron")

@@ -112,7 +112,7 @@ def _draw(axes: Axes, panel: Panel, last_step: float) -> None:
     steps, values = np.array(panel.points).T
     if panel.smooth and len(values) >= SMOOTH_FROM:
         axes.plot(steps, values, color=COLOURS[1], linewidth=0.8, alpha=0.3)
-        steps, values = _running_mean(steps, values)
+        steps, values = running_mean(steps, values)
         axes.plot(steps, values, color=COLOURS[1], linewidth=2.0)
     else:
         axes.plot(steps, values, color=COLOURS[1], linewidth=2.0, marker="o", markersize=3.5, clip_on=False)
@@ -132,7 +132,7 @@ def _mark(axes: Axes, events: Events) -> None:
         axes.axvline(step, color=INK, linewidth=0.9, linestyle=":", zorder=1)
 
 
-def _running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means over windows of a tenth of the run, each at its window's middle."""
     width = max(3, len(values) // 10)
     kernel = np.full(width, 1.0 / width)

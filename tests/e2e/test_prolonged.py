@@ -40,6 +40,8 @@ def test_a_run_in_two_halves_resets_and_lengthens_at_the_steps_of_a_whole_one(co
         for name in ("whole", "halves")
     ]
     assert both[0] == both[1]
+    shown = command.run("runs", "show", str(command.runs / "halves"))
+    assert "finished  step 5 of 5, 100%" in shown and "1 restart\n" in shown and "after step 2 (eval/" in shown
     assert [reset["step"] for reset in both[0]["resets"]["done"]] == [2, 4]
     best = both[0]["best"]["eval/countdown_dev/pass@1"]["step"]
     assert sorted(path.name for path in (command.runs / "whole" / "checkpoints").glob("step_*")) == [

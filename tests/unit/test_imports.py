@@ -33,6 +33,7 @@ LIBRARIES = {
     "ranks": {"torch"},
     "report": {"matplotlib", "numpy", "pandas", "rich"},
     "rewards": {"math_verify", "sympy"},
+    "runs": {"pydantic", "rich"},
     "rollout": {"torch", "transformers", "safetensors"},
     "serving": {"torch"},
     "serving/client": {"torch"},

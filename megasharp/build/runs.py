@@ -1,0 +1,59 @@
+"""`megasharp runs`: which folders are meant, and what is printed and drawn of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from megasharp.errors import UserError
+from megasharp.runs.compare import figures, page
+from megasharp.runs.history import CONFIG_FILE, RunHistory, read_run
+from megasharp.runs.listing import listing
+from megasharp.runs.show import screen
+
+
+def find_run(name: str, runs: Path) -> Path:
+    """The folder of a run that is given by its path, or by its name in `runs`. Raises UserError where there is none."""
+    for folder in (Path(name), runs / name):
+        if (folder / CONFIG_FILE).is_file():
+            return folder
+    raise UserError(f"no run {name!r}: neither {name} nor {runs / name} holds a {CONFIG_FILE}; see megasharp runs list")
+
+
+def show(name: str, runs: Path, console: Console) -> None:
+    """One run on one screen."""
+    console.print(screen(read_run(find_run(name, runs))))
+
+
+def compare(names: Sequence[str], runs: Path, picture: Path | None, console: Console) -> Path:
+    """Several runs side by side; returns the picture's path, which is `compare.png` in `runs` unless given."""
+    # Imported here because matplotlib costs a second that `show` need not wait.
+    from megasharp.report.side_by_side import plot_runs
+
+    if len(names) < 2:
+        raise UserError("compare needs at least two runs")
+    histories = told_apart([read_run(find_run(name, runs)) for name in names])
+    console.print(page(list(histories.values())))
+    curves = {
+        name: {label: run.series(name) for label, run in histories.items()} for name in figures([*histories.values()])
+    }
+    return plot_runs(curves, picture or runs / "compare.png")
+
+
+def told_apart(histories: Sequence[RunHistory]) -> dict[str, RunHistory]:
+    """The runs by their names, or by their folders where two have the same."""
+    names = [run.name for run in histories]
+    same = len(set(names)) < len(names)
+    found = {str(run.folder) if same else run.name: run for run in histories}
+    if len(found) < len(histories):
+        raise UserError("compare: the same run is named twice")
+    return found
+
+
+def show_list(folder: Path, console: Console) -> None:
+    """The runs in a folder."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the one that holds run folders")
+    console.print(listing(folder))
