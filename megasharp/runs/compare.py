@@ -1,0 +1,108 @@
+"""Several runs side by side: which keys differ, and figures at the steps that all of them have, and at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from megasharp.config.core import Tree
+from megasharp.runs.goodput import goodput
+from megasharp.runs.history import RunHistory
+from megasharp.runs.text import duration
+from megasharp.runs.trends import suites
+
+# Keys that say who a run is, not what it does.
+_NAMES = frozenset({"name"})
+_MISSING = "-"
+_EQUAL_STEPS = 4
+
+
+def flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every key of a configuration by its dotted path; an empty table is a value."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differences(runs: Sequence[RunHistory]) -> dict[str, list[str]]:
+    """The keys in which the runs differ, with each run's value; `-` where a run has none."""
+    trees = [dict(flat(run.config)) for run in runs]
+    keys = [key for key in dict.fromkeys(key for tree in trees for key in tree) if key not in _NAMES]
+    values = {key: [str(tree[key]) if key in tree else _MISSING for tree in trees] for key in keys}
+    return {key: shown for key, shown in values.items() if len(set(shown)) > 1}
+
+
+def figures(runs: Sequence[RunHistory]) -> list[str]:
+    """The figures that are compared: those of steps, then pass@k of every suite, as far as some run has them."""
+    steps = ["reward/mean", "entropy/policy", "rollout/length_mean"]
+    by_suite: dict[str, set[int]] = {}
+    for run in runs:
+        for suite, ks in suites(run).items():
+            by_suite.setdefault(suite, set()).update(ks)
+    names = [*steps, *(f"eval/{suite}/pass@{k}" for suite, ks in sorted(by_suite.items()) for k in sorted(ks))]
+    return [name for name in names if any(run.series(name) for run in runs)]
+
+
+def shared_steps(series: Sequence[Mapping[int, float]]) -> list[int]:
+    """A few steps, evenly chosen, at which every run has the figure; the last of them is always among them."""
+    common = sorted(set.intersection(*(set(points) for points in series)))
+    if len(common) <= _EQUAL_STEPS:
+        return common
+    places = [round(i * (len(common) - 1) / (_EQUAL_STEPS - 1)) for i in range(_EQUAL_STEPS)]
+    return [common[place] for place in places]
+
+
+def page(runs: Sequence[RunHistory]) -> RenderableType:
+    """Keys that differ, then each figure at equal steps and at the end of each run, then what it cost."""
+    parts: list[RenderableType] = [_keys(runs)]
+    parts += [_figure(name, runs) for name in figures(runs)]
+    return Group(*parts, _cost(runs))
+
+
+def _keys(runs: Sequence[RunHistory]) -> RenderableType:
+    found = differences(runs)
+    if not found:
+        return Text("the same configuration")
+    table = _table("key", *(run.name for run in runs))
+    for key, values in found.items():
+        table.add_row(key, *values)
+    return table
+
+
+def _figure(name: str, runs: Sequence[RunHistory]) -> RenderableType:
+    series = [dict(run.series(name)) for run in runs]
+    table = _table(name, *(run.name for run in runs))
+    for step in shared_steps(series):
+        table.add_row(f"step {step}", *(f"{points[step]:.3f}" for points in series))
+    table.add_row("at the end", *(_end(points) for points in series))
+    return table
+
+
+def _end(points: Mapping[int, float]) -> str:
+    if not points:
+        return _MISSING
+    last = max(points)
+    return f"{points[last]:.3f} (step {last})"
+
+
+def _cost(runs: Sequence[RunHistory]) -> RenderableType:
+    table = _table("cost", *(run.name for run in runs))
+    spent = [goodput(run) for run in runs]
+    table.add_row("steps", *(f"{run.last_step} of {run.steps}, {run.state}" for run in runs))
+    table.add_row("wall time", *(duration(one.wall) for one in spent))
+    table.add_row("goodput", *(_MISSING if one.share is None else f"{one.share:.0%}" for one in spent))
+    seconds = [one.useful / max(len(run.training), 1) for one, run in zip(spent, runs, strict=True)]
+    table.add_row("seconds a step", *(f"{value:.3g}" for value in seconds))
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

@@ -1,0 +1,160 @@
+"""One run on one screen: where it stands, what its time went into, how it was interrupted, where its figures go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from megasharp.checkpoint.attempts import AttemptRecord
+from megasharp.prolonged.control import ControlState
+from megasharp.runs.goodput import duration as attempt_seconds
+from megasharp.runs.goodput import goodput
+from megasharp.runs.history import CheckpointEntry, RunHistory
+from megasharp.runs.sparkline import sparkline
+from megasharp.runs.text import duration, moment, size
+from megasharp.runs.trends import Trend, trends, warnings
+
+# What one screen has room for, the newest first to stay.
+_ATTEMPTS, _CHECKPOINTS, _EVENTS, _WIDTH = 5, 3, 3, 40
+# Steps whose mean says how long the next ones take.
+_PACE = 50
+
+
+def screen(history: RunHistory) -> RenderableType:
+    """The whole page."""
+    blocks: list[list[RenderableType]] = [
+        [Text(f"{history.name}  {history.folder}", style="bold"), *map(Text, _standing(history))],
+        [_attempts(history)],
+        [_checkpoints(history)],
+        [*map(Text, _decisions(history))],
+        [_trends(trends(history))],
+        [Text(f"! {line}", style="yellow") for line in warnings(history)],
+    ]
+    return Group(*(part for block in blocks if block for part in (*block, Text())))
+
+
+def _standing(history: RunHistory) -> Iterator[str]:
+    last, steps = history.last_step, history.steps
+    of = f" of {steps}, {last / steps:.0%}" if steps else ""
+    recent = [row["time/step"] or 0.0 for row in history.training[-_PACE:]]
+    pace = sum(recent) / len(recent) if recent else None
+    yield f"{history.state}  step {last}{of}{_pace(history, pace)}"
+    spent = goodput(history)
+    if spent.share is None:
+        return
+    parts = {
+        "steps": spent.useful,
+        "evaluations": spent.evaluation,
+        "checkpoints": spent.checkpoint,
+        "starts": spent.start,
+        "repeated": spent.repeated,
+        "rest": spent.rest,
+    }
+    shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.5)
+    about = " (estimated: an attempt has no record)" if spent.estimated else ""
+    yield f"goodput  {spent.share:.0%} of {duration(spent.wall)}: {shown}{about}"
+
+
+def _pace(history: RunHistory, pace: float | None) -> str:
+    if pace is None:
+        return ""
+    left = (history.steps or 0) - history.last_step
+    word = "ETA" if history.alive else "left if it goes on"
+    return f"  {pace:.3g} s a step" + (f"  {word} {duration(left * pace)}" if left > 0 else "")
+
+
+def _attempts(history: RunHistory) -> RenderableType:
+    shown = list(history.attempts.items())[-_ATTEMPTS:]
+    if not shown:
+        return Text("attempts  none")
+    hidden = len(history.attempts) - len(shown)
+    table = _table("attempt", "begun", "where", "steps", "time", "end")
+    for number, record in shown:
+        running = history.alive and number == shown[-1][0]
+        table.add_row(str(number), *(_attempt(record, history, running) if record else ["no record"]))
+    restarts = max(len(history.attempts) - 1, 0)
+    title = f"{restarts} restart" if restarts == 1 else f"{restarts} restarts"
+    return Group(Text(title + (f", {hidden} attempts before these" if hidden else "")), table)
+
+
+def _attempt(record: AttemptRecord, history: RunHistory, running: bool) -> Iterator[str]:
+    yield moment(record.started)
+    job = f" job {record.slurm_job_id}" if record.slurm_job_id else ""
+    yield f"{record.host}{job}"
+    yield "none" if record.first_step is None else f"{record.first_step} to {record.last_step}"
+    yield duration(attempt_seconds(record, history))
+    if record.ended is None:
+        yield "running" if running else "killed"
+    else:
+        yield f"{record.reason}" + (f" (exit {record.exit_code})" if record.exit_code else "")
+
+
+def _checkpoints(history: RunHistory) -> RenderableType:
+    shown = history.checkpoints[-_CHECKPOINTS:]
+    if not shown:
+        return Text("checkpoints  none")
+    best = _kept_best(history)
+    if best is not None and best not in {entry.step for entry in shown}:
+        shown = [*(entry for entry in history.checkpoints if entry.step == best), *shown]
+    table = _table("checkpoint", "written", "size", "")
+    for entry in shown:
+        table.add_row(*_checkpoint(entry, entry.step == best))
+    return table
+
+
+def _checkpoint(entry: CheckpointEntry, best: bool) -> tuple[str, str, str, str]:
+    notes = [entry.problem or "complete", *(["the best"] if best else [])]
+    return (
+        f"step {entry.step}",
+        moment(entry.written) if entry.written else "-",
+        size(entry.size) if entry.size else "-",
+        ", ".join(notes),
+    )
+
+
+def control_of(history: RunHistory) -> ControlState | None:
+    """What the run had decided by its newest checkpoint."""
+    found = [entry.manifest.control for entry in history.checkpoints if entry.manifest is not None]
+    return found[-1] if found else None
+
+
+def _kept_best(history: RunHistory) -> int | None:
+    control, section = control_of(history), history.config.get("checkpoint")
+    metric = section.get("keep_best") if isinstance(section, dict) else None
+    found = control.best.get(metric) if control is not None and isinstance(metric, str) else None
+    return found.step if found else None
+
+
+def _decisions(history: RunHistory) -> Iterator[str]:
+    control = control_of(history)
+    if control is None:
+        return
+    done, changes = control.resets.done, control.lengths.changes
+    if done:
+        before = f"{len(done) - _EVENTS} before; " if len(done) > _EVENTS else ""
+        last = "; ".join(f"after step {reset.step} ({reset.reason})" for reset in done[-_EVENTS:])
+        yield f"resets  {before}{last}"
+    if changes:
+        last = "; ".join(f"{c.max_response_tokens} after step {c.step} ({c.reason})" for c in changes[-_EVENTS:])
+        yield f"response limits  {last}"
+
+
+def _trends(found: list[Trend]) -> RenderableType:
+    if not found:
+        return Text("no figures yet")
+    table = _table("figure", "", "first", "best", "last")
+    for trend in found:
+        values = [value for _, value in trend.points]
+        best = f"{trend.best[1]:.3f} at {trend.best[0]}" if trend.best else ""
+        table.add_row(trend.label, sparkline(values, _WIDTH), f"{values[0]:.3f}", best, f"{values[-1]:.3f}")
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
