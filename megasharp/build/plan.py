@@ -73,6 +73,8 @@ def ask(config: RunConfig, where: str, options: Options) -> Asked:
             )
     config, changed = _fill_nodes(config, where, options)
     notes += changed
+    if config.data.stages:
+        notes.append(f"data.stages: planned for the largest limit, {config.data.largest_response} tokens a response")
     notes += [f"{key} is not built yet: the run cannot start" for key in unbuilt(config)]
     before = [recipe.annotation for recipe in recipes.all]
     passes = Passes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from megasharp.config.core import Tree, dump_yaml, parse_yaml
+from megasharp.config.core import Tree, dump_yaml, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
@@ -34,7 +34,7 @@ def check_resume(root: Path, config: RunConfig) -> list[str]:
         raise UserError(f"{root}: not a run folder, so nothing to resume: {one_line(error)}") from error
     if not isinstance(stored, dict):
         raise UserError(f"{path}: not a run's configuration, so nothing to resume")
-    before = dict(_flat(stored))
+    before = dict(_flat(_with_defaults(stored, str(path))))
     now = dict(_flat(parse_yaml(dump_yaml(config), str(path))))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     for key in changed:
@@ -63,6 +63,15 @@ def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture)
         return [f"{missing}: {model / CONFIG_FILE} could not be checked against it"]
     check_arguments(model / CONFIG_FILE, arch, weights, model_arguments(read_config(saved.parent)[2]))
     return [f"{missing}: {model / CONFIG_FILE} was compared with {saved}, which was saved with it"]
+
+
+def _with_defaults(stored: Tree, where: str) -> Tree:
+    """A stored configuration with the defaults of keys that are younger than it; as it is where it no longer reads."""
+    try:
+        tree: Tree = parse_yaml(dump_yaml(validate(RunConfig, stored, where)), where)
+    except UserError:
+        return stored
+    return tree
 
 
 def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:

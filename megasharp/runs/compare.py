@@ -21,10 +21,13 @@ _EQUAL_STEPS = 4
 
 
 def flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every key of a configuration by its dotted path; an empty table is a value."""
+    """Every key of a configuration by its dotted path, tables in lists by number; an empty table is a value."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for number, item in enumerate(value):
+                yield from flat(item, f"{prefix}{key}[{number}].")
         else:
             yield f"{prefix}{key}", value
 

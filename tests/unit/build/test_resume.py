@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from megasharp.build.resume import check_recorded, check_resume
-from megasharp.config.core import dump_yaml
+from megasharp.config.core import dump_yaml, parse_yaml
 from megasharp.config.run import RunConfig, load_run
 from megasharp.convert.arguments import record_arguments
 from megasharp.convert.hf_folder import read_config
@@ -28,6 +29,17 @@ def _stored(folder: Path, *overrides: str) -> Path:
 
 def test_the_same_configuration_resumes_without_a_word(tmp_path: Path) -> None:
     assert check_resume(_stored(tmp_path), _config()) == []
+
+
+def test_a_key_that_is_younger_than_the_run_had_its_default(tmp_path: Path) -> None:
+    """A run of before there were stages goes on without a word; with stages it would be another run."""
+    path = _stored(tmp_path) / "config.yaml"
+    tree = parse_yaml(path.read_text(), "stored")
+    del tree["data"]["stages"], tree["eval"]["max_response_tokens"]
+    path.write_text(yaml.safe_dump(tree))
+    assert check_resume(tmp_path, _config()) == []
+    with pytest.raises(UserError, match=r"data\.stages was \[\] .* which is another run"):
+        check_resume(tmp_path, _config("data.stages=[{until: 3, max_response_tokens: 8}]"))
 
 
 def test_a_run_that_does_not_exist_yet_begins(tmp_path: Path) -> None:

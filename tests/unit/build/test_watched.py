@@ -13,6 +13,7 @@ from megasharp.config.core import dump_yaml
 from megasharp.config.run import RunConfig, load_run
 from megasharp.errors import UserError
 
+REPOSITORY = Path(__file__).parents[3]
 RUN = """
 name: long
 steps: 90
@@ -63,6 +64,13 @@ def test_what_cannot_come_true_is_refused(run_file: Path, overrides: list[str], 
     with pytest.raises(UserError, match=rf"^run.yaml: .*{message}") as refused:
         checked(run_file, *overrides)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("file", ["prolonged.yaml", "algo/paper/prorl_mixed_r1-distill-qwen-1.5b.yaml"])
+def test_what_ships_for_long_runs_can_come_true(run_file: Path, file: str) -> None:
+    run_file.write_text(f"{RUN.partition('data:')[0]}data: {{task: t}}\ninclude: [{REPOSITORY / 'configs' / file}]\n")
+    config = checked(run_file)
+    assert len(config.data.stages) == 1 and config.recipe.reset.stagnation is not None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from megasharp.prolonged.best import BestFigure
 from megasharp.prolonged.control import ControlState
 from megasharp.prolonged.lengths import LengthChange, LengthState
 from megasharp.prolonged.resets import Reset, ResetState
-from megasharp.runs.compare import differences, shared_steps
+from megasharp.runs.compare import differences, flat, shared_steps
 from megasharp.runs.goodput import goodput
 from megasharp.runs.history import read_run
 from megasharp.runs.show import screen
@@ -220,6 +220,17 @@ def test_runs_are_compared_by_keys_equal_steps_and_ends(tmp_path: Path) -> None:
     assert ["step", "4", "0.200", "0.300"] in lines
     assert ["at", "the", "end", "0.050", "(step", "5)", "0.060", "(step", "6)"] in lines
     assert picture == tmp_path / "compare.png" and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_in_a_list_are_compared_key_by_key() -> None:
+    tree = {"data": {"stages": [{"until": 3, "above": {"value": 0.1}}, {"until": 5}], "none": []}}
+    expected = {
+        "data.stages[0].until": 3,
+        "data.stages[0].above.value": 0.1,
+        "data.stages[1].until": 5,
+        "data.none": [],
+    }
+    assert dict(flat(tree)) == expected
 
 
 def test_equal_steps_are_those_all_runs_have() -> None:
