@@ -13,7 +13,7 @@ FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/serving/engine/constraints.txt
 
-.PHONY: quickstart fleet test test-unit test-long test-fleet test-other-megatron bench clean
+.PHONY: quickstart fleet test test-unit test-long test-slurm test-fleet test-other-megatron bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -46,7 +46,7 @@ quickstart: $(VENV)/.base
 	$(BIN)/megasharp train examples/quickstart/run.yaml
 
 # Tests are many small computations and ranks that share the cores: more threads only get into each other's way.
-test test-unit test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
+test test-unit test-slurm test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
@@ -59,8 +59,13 @@ test-unit: $(VENV)/.test
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long -m long
+	$(MAKE) test-slurm
 	$(MAKE) test-fleet
 	$(MAKE) test-other-megatron
+
+# A real Slurm on this machine; needs root, and what .ci/packages installs.
+test-slurm: $(VENV)/.test
+	$(BIN)/python -m pytest tests/slurm -m long
 
 test-fleet: $(VENV)/.test $(FLEET)/.built
 	$(BIN)/python -m pytest tests/fleet -m long

@@ -73,6 +73,51 @@ def plan(
         raise typer.Exit(1)
 
 
+@app.command()
+def submit(
+    config: Annotated[Path, typer.Argument(help="The run's YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value overrides by dotted path.")] = None,
+    time: Annotated[str, typer.Option(help="Time limit of one attempt: HH:MM:SS, D-HH:MM:SS or minutes.")] = "24:00:00",
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes; cluster.nodes of the run file.")] = None,
+    cpus_per_node: Annotated[int | None, typer.Option(min=1, help="CPUs of a node; without it, whole nodes.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(help="A further option of sbatch, as --qos=high.")] = None,
+    lead: Annotated[int, typer.Option(min=1, help="Ask the run to save and end so many seconds early.")] = 600,
+    restarts: Annotated[int, typer.Option(min=0, help="How often the job may queue itself again.")] = 20,
+    python: Annotated[str | None, typer.Option(help="Python with megasharp on the nodes; this one.")] = None,
+    container: Annotated[str | None, typer.Option(help="Image for pyxis; the nodes as they are.")] = None,
+    mount: Annotated[list[str] | None, typer.Option(help="/from:/to, seen in the container.")] = None,
+    suite: Annotated[str | None, typer.Option("--eval", help="Evaluate on this suite instead of training.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="With --eval: what to evaluate; the run's newest.")] = None,
+    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+    dry_run: Annotated[bool, typer.Option(help="Print the sbatch file; submit nothing.")] = False,
+) -> None:
+    """Submit a run, or an evaluation of it, to Slurm: it saves before its time limit and queues itself again."""
+    from megasharp.build.submit import Asked, submit_run
+    from megasharp.command import note
+
+    asked = Asked(
+        file=config,
+        overrides=overrides or [],
+        runs=runs,
+        time=time,
+        nodes=nodes,
+        cpus_per_node=cpus_per_node,
+        lead_s=lead,
+        restarts=restarts,
+        partition=partition,
+        account=account,
+        extra=sbatch or [],
+        python=python,
+        container=container,
+        mounts=mount or [],
+        suite=suite,
+        checkpoint=checkpoint,
+    )
+    submit_run(asked, dry_run=dry_run, say=typer.echo, note=note)
+
+
 @app.command(name="eval")
 def evaluate(
     source: Annotated[Path, typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.")],
@@ -83,13 +128,25 @@ def evaluate(
     max_tokens: Annotated[int, typer.Option(help="Longest response, in tokens.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and Parquet files.")] = None,
+    engines: Annotated[Path | None, typer.Option(help="A run file: its SGLang engines sample.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="With --engines: key=value for it.")] = None,
 ) -> None:
     """Evaluate a model: unbiased pass@k and greedy accuracy."""
     from megasharp.build.evaluate import evaluate_source
 
-    typer.echo(
-        evaluate_source(source, suite, n=n, k=k, temperature=temperature, max_tokens=max_tokens, seed=seed, out=out)
+    answer = evaluate_source(
+        source,
+        suite,
+        n=n,
+        k=k,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        out=out,
+        engines=engines,
+        overrides=overrides or [],
     )
+    typer.echo(answer)
 
 
 @app.command()

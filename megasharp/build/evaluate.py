@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from megasharp.build.eval_engines import engines_of
 from megasharp.build.parts import make_engine
 from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.store import CheckpointStore
+from megasharp.config.run import load_run
 from megasharp.convert.hf_folder import HFReader
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.errors import UserError
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.result import save
 from megasharp.evals.suites import load_suite
+from megasharp.protocols import Engine
 
 
 def evaluate_source(
@@ -28,32 +31,48 @@ def evaluate_source(
     max_tokens: int,
     seed: int,
     out: Path | None,
+    engines: Path | None = None,
+    overrides: Sequence[str] = (),
 ) -> str:
-    """Evaluate and write `<suite>.json`; returns lines to print. Raises UserError in one line."""
+    """Evaluate and write `<suite>.json`; returns lines to print. Raises UserError in one line.
+
+    `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
+    """
     ks = _values_of_k(k)
     loaded = load_suite(suite)
-    with _hf_folder(source) as folder:
-        engine = make_engine(folder)
-        try:
-            with HFReader(folder) as reader:
-                limit_threads(reader.architecture)
-                engine.load_weights(0, ((name, reader.tensor(name)) for name in reader.names()))
-            result = evaluate(
-                engine,
-                loaded,
-                load_tokenizer(folder),
-                n=n,
-                ks=ks,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                seed=seed,
-                label=source.name,
-            )
-        finally:
-            engine.close()
-    path = save(result, out or Path("evals") / source.name)
+    target = out or Path("evals") / source.name
+    with _hf_folder(source) as folder, _engine(folder, engines, overrides, target) as engine:
+        result = evaluate(
+            engine,
+            loaded,
+            load_tokenizer(folder),
+            n=n,
+            ks=ks,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+            label=source.name,
+        )
+    path = save(result, target)
     figures = [f"{name.removeprefix('eval/')}: {value:.4f}" for name, value in result.figures().items()]
     return "\n".join([*figures, f"wrote {path}"])
+
+
+@contextmanager
+def _engine(folder: Path, engines: Path | None, overrides: Sequence[str], out: Path) -> Iterator[Engine]:
+    if engines is not None:
+        config = load_run(engines, overrides)
+        with engines_of(config, str(engines), folder, (out / "logs").absolute()) as fleet:
+            yield fleet
+        return
+    engine = make_engine(folder)
+    try:
+        with HFReader(folder) as reader:
+            limit_threads(reader.architecture)
+            engine.load_weights(0, ((name, reader.tensor(name)) for name in reader.names()))
+        yield engine
+    finally:
+        engine.close()
 
 
 def _values_of_k(text: str) -> list[int]:

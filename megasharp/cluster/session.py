@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from megasharp import signals
 from megasharp.cluster import reaper
 from megasharp.cluster.capacity import NodeCapacity, check_capacity
 from megasharp.cluster.connection import usable
+from megasharp.cluster.environment import object_store_bytes, quiet, server_environment
 from megasharp.cluster.layout import Layout
 from megasharp.cluster.slots import Slots, reserve
 from megasharp.errors import UserError, one_line
@@ -36,7 +36,6 @@ from megasharp.serving.client.launch import remove_leftovers
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MEBIBYTE = 1 << 20
-_SMALLEST_STORE = 80 * _MEBIBYTE
 _STOP_S = 15.0
 _NEWS_S = 2.0
 _POLL_S = 0.1
@@ -93,7 +92,7 @@ class RaySession:
         options = {
             "num_cpus": settings.cpus,
             "num_gpus": settings.gpus,
-            "object_store_memory": _object_store(settings.object_store_bytes),
+            "object_store_memory": object_store_bytes(settings.object_store_bytes),
             "include_dashboard": False,
             "_temp_dir": str(folder),
         }
@@ -109,7 +108,7 @@ class RaySession:
     def _join(self, address: str, limit: float) -> None:
         host = _host(address)
         loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host in _LOOPBACK else {}
-        self._stack.callback(_set_environment({"RAY_AUTH_MODE": "token", **_quiet(), **loopback}))
+        self._stack.callback(_set_environment({"RAY_AUTH_MODE": "token", **quiet(), **loopback}))
         _ask(address, limit)
         _refuse_without_token(address, limit)
         self._stack.callback(_shutdown)
@@ -201,29 +200,12 @@ def _read_environment_again() -> None:
 
 
 def _own_environment(limit: float) -> dict[str, str]:
-    """Ray is told through its environment, which all of its processes inherit."""
+    """A Ray of this process's own, whose token nobody else has."""
     return {
-        "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_gcs_server_port_wait_time_s": str(int(limit)),
         # Ray's own name for "loopback only"; otherwise it listens on every interface.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        # It would end our ranks for the memory that others use.
-        "RAY_memory_monitor_refresh_ms": "0",
-        # Ray is nice by default, and whatever else the machine does would come before our ranks and engines.
-        "RAY_worker_niceness": "0",
-        # Every actor of ours gets a fresh process; idle ones in reserve only cost the start.
-        "RAY_enable_worker_prestart": "0",
-        "RAY_prestart_worker_first_driver": "0",
-        **_quiet(),
-    }
-
-
-def _quiet() -> dict[str, str]:
-    return {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # An actor without a GPU keeps what it inherited; engines get theirs by name.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **server_environment(limit),
     }
 
 
@@ -240,15 +222,6 @@ def _set_environment(values: Mapping[str, str]) -> Any:
                 os.environ[name] = value
 
     return put_back
-
-
-def _object_store(wanted: int) -> int:
-    """At most half of what shared memory has left: beyond it Ray would use files and say so on the screen."""
-    try:
-        free = shutil.disk_usage("/dev/shm").free
-    except OSError:
-        return max(_SMALLEST_STORE, wanted)
-    return max(_SMALLEST_STORE, min(wanted, free // 2))
 
 
 def _host(address: str) -> str:

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from megasharp.config.paths import find
 from megasharp.errors import UserError, one_line
 
 # The tree as YAML gives it, before validation: it never leaves this room.
@@ -62,7 +63,7 @@ def merge(base: Tree, over: Tree) -> Tree:
 def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> Tree:
     """Read a YAML file and the pieces it includes; later pieces win, the file itself wins over all of them.
 
-    An include is looked up beside the file, then relative to the working directory.
+    An include is looked up beside the file, then relative to the working directory, then below the repository.
     """
     path = path.resolve()
     if path in seen:
@@ -80,7 +81,7 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> Tree:
     merged: Tree = {}
     for item in includes:
         beside = path.parent / item
-        merged = merge(merged, read_tree(beside if beside.exists() else Path(item), (*seen, path)))
+        merged = merge(merged, read_tree(beside if beside.exists() else find(item), (*seen, path)))
     return merge(merged, tree)
 
 

@@ -24,6 +24,7 @@ LIBRARIES = {
     "convert": {"torch", "transformers", "safetensors", "tokenizers", "pydantic"},
     "data": {"torch", "transformers", "tokenizers", "datasets", "pyarrow"},
     "evals": {"torch", "numpy", "pydantic", "pandas", "pyarrow"},
+    "jobs": {"psutil", "pynvml", "torch"},
     "labs": {"torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},
     "mcore": {"pydantic", "torch", "megatron", "transformer_engine", "apex", "transformers"},
     "metrics": {"torch", "numpy", "pandas", "pyarrow", "psutil", "rich", "tensorboard"},

@@ -1,0 +1,155 @@
+"""`megasharp submit`: a run file to a Slurm job, and every refusal that needs no GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megasharp.build.engines import check_engine_keys, cluster_layout
+from megasharp.build.plan import Options, ask
+from megasharp.config.run import RunConfig, load_run
+from megasharp.config.unbuilt import unbuilt
+from megasharp.errors import UserError
+from megasharp.jobs.job import Job, Resources, Software, render
+from megasharp.jobs.submit import submit
+from megasharp.plan.make import make_plan
+
+# Megatron overlaps communication with computation in order only where the device has one queue (TP before Blackwell).
+_ON_GPUS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says. `nodes` None takes the run file's; `suite`: evaluate instead of training."""
+
+    file: Path
+    overrides: Sequence[str]
+    runs: Path
+    time: str
+    nodes: int | None = None
+    cpus_per_node: int | None = None
+    lead_s: int = 600
+    restarts: int = 20
+    partition: str | None = None
+    account: str | None = None
+    extra: Sequence[str] = ()
+    python: str | None = None
+    container: str | None = None
+    mounts: Sequence[str] = ()
+    suite: str | None = None
+    checkpoint: Path | None = None
+
+
+def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None], note: Callable[[str], None]) -> None:
+    """Submit, or with `dry_run` say the sbatch file itself. Raises UserError in one line for what cannot fit."""
+    config, where = load_run(asked.file, asked.overrides), str(asked.file)
+    job = make_job(asked, config)
+    if dry_run:
+        for key in unbuilt(config):
+            note(f"{where}: {key} is not built yet: the run cannot start")
+        say(render(job).rstrip("\n"))
+        return
+    for key in unbuilt(config):
+        raise UserError(
+            f"{where}: {key} is not built yet, so the job would end at its start; --dry-run prints its file"
+        )
+    number, log = submit(job)
+    say(f"submitted job {number}: {job.resources.nodes} node(s), {job.resources.time}")
+    say(f"log: {log}; of each attempt and node: {job.run / 'logs' / 'latest'}/")
+
+
+def make_job(asked: Asked, config: RunConfig) -> Job:
+    """The job of a run, or of an evaluation of it. Raises UserError for what cannot fit."""
+    where = str(asked.file)
+    evaluation = asked.suite is not None
+    nodes = _nodes(asked, config, where)
+    if not evaluation:
+        check_fits(config, where, asked.lead_s)
+    # Paths in a run file are meant from where the command was given.
+    folder, run = Path.cwd(), (asked.runs / config.name).absolute()
+    gpus = config.cluster.gpus_per_node
+    return Job(
+        name=f"{config.name}-eval" if evaluation else config.name,
+        command=_evaluation(asked, config, run) if evaluation else _training(asked),
+        run=run,
+        folder=folder,
+        resources=Resources(
+            nodes=nodes,
+            time=asked.time,
+            gpus_per_node=gpus,
+            cpus_per_node=asked.cpus_per_node,
+            lead_s=asked.lead_s,
+            partition=asked.partition,
+            account=asked.account,
+            extra=asked.extra,
+        ),
+        software=Software(_python(asked), asked.container, asked.mounts),
+        restarts=asked.restarts,
+        environment=_ON_GPUS if gpus else {},
+    )
+
+
+def _python(asked: Asked) -> str:
+    """This Python, by its own path: in a container it is the container's."""
+    return asked.python or ("python3" if asked.container else sys.executable)
+
+
+def _nodes(asked: Asked, config: RunConfig, where: str) -> int:
+    if asked.suite is not None:
+        if asked.nodes not in (None, 1):
+            raise UserError(f"--nodes {asked.nodes}: an evaluation's engines are on one node; leave it out")
+        return 1
+    nodes, cluster = asked.nodes or config.cluster.nodes, config.cluster
+    room = f" x cluster.gpus_per_node={cluster.gpus_per_node}" if cluster.gpus_per_node else ""
+    if cluster.nodes > nodes:
+        raise UserError(
+            f"{where}: cluster.nodes={cluster.nodes}{room} is more than the {nodes} node(s) of --nodes; give "
+            f"--nodes {cluster.nodes}, or make the run smaller"
+        )
+    if cluster.nodes < nodes:
+        raise UserError(
+            f"{where}: cluster.nodes={cluster.nodes}, so {nodes - cluster.nodes} of the {nodes} nodes of --nodes would "
+            f"idle; set cluster.nodes={nodes} with policy.dp and rollout.engines to fill them (megasharp plan --nodes)"
+        )
+    return nodes
+
+
+def check_fits(config: RunConfig, where: str, lead_s: int) -> None:
+    """Raise UserError when places, memory, or the time for the last save do not suffice."""
+    check_engine_keys(config, where)
+    if config.cluster.backend == "ray":
+        cluster_layout(config)
+    plan = make_plan(ask(config, where, Options()).request)
+    errors = [problem.text for problem in plan.problems if problem.level == "error"]
+    if errors:
+        more = f" (and {len(errors) - 1} more: megasharp plan)" if len(errors) > 1 else ""
+        raise UserError(f"{where}: {errors[0]}{more}")
+    if config.cluster.gpus_per_node and plan.checkpoint.seconds > lead_s:
+        raise UserError(
+            f"{where}: a checkpoint takes {plan.checkpoint.seconds:.0f} s to write, as planned, but the run is asked "
+            f"to end {lead_s} s before the limit; raise --lead"
+        )
+
+
+def _training(asked: Asked) -> list[str]:
+    return ["train", str(asked.file.absolute()), *asked.overrides, "--runs", str(asked.runs.absolute()), "--resume"]
+
+
+def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:
+    assert asked.suite is not None
+    source = (asked.checkpoint or run).absolute()
+    suite = Path(asked.suite)
+    return [
+        "eval",
+        str(source),
+        *("--suite", str(suite.absolute()) if suite.is_file() else asked.suite),
+        *("--engines", str(asked.file.absolute())),
+        *(part for override in asked.overrides for part in ("--set", override)),
+        *("--n", str(config.eval.n)),
+        *("--k", ",".join(map(str, config.eval.k))),
+        *("--temperature", f"{config.eval.temperature:g}"),
+        *("--max-tokens", str(config.data.max_response_tokens)),
+        *("--out", str(run / "evals" / source.name)),
+    ]

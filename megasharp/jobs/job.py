@@ -1,0 +1,166 @@
+"""A Slurm job as a value, and its sbatch file. Pure: nothing is asked of Slurm here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from megasharp.errors import UserError
+
+TEMPLATE = "job.sbatch"
+# sbatch's own names for a time limit: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+_TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<plain>[\d:]+)")
+# Slurm sends the early signal up to a minute before the time that was asked for.
+_EARLY_S = 60
+
+
+class _File(Template):
+    """`%%{name}`: a dollar is the shell's."""
+
+    delimiter = "%%"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What is asked of Slurm. `lead_s`: seconds before the limit at which the run is asked to end.
+
+    `cpus_per_node` None asks for whole nodes. `extra` are further options of sbatch, as `--qos=high`.
+    """
+
+    nodes: int
+    time: str
+    gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+    lead_s: int = 600
+    partition: str | None = None
+    account: str | None = None
+    extra: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What runs it: a Python that has megasharp, in a container of pyxis or on the nodes as they are.
+
+    `mounts` as pyxis has them: "/from:/to".
+    """
+
+    python: str
+    container: str | None = None
+    mounts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job. `command` are the arguments of `megasharp`; `run` is the run's folder, `folder` where the job works."""
+
+    name: str
+    command: Sequence[str]
+    run: Path
+    folder: Path
+    resources: Resources
+    software: Software
+    restarts: int = 20
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def seconds(time: str) -> int:
+    """A time limit of sbatch in seconds. Raises UserError for a text that sbatch would not take."""
+    found = _TIME.fullmatch(time)
+    if found is None:
+        raise _no_time(time)
+    if found["plain"] is None:
+        days, hours, minutes, rest = (int(found[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
+        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    parts = [int(part) if part else -1 for part in found["plain"].split(":")]
+    if len(parts) > 3 or min(parts) < 0:
+        raise _no_time(time)
+    # One number is minutes, two are minutes and seconds.
+    hours, minutes, rest = (0, parts[0], 0) if len(parts) == 1 else (0, *parts) if len(parts) == 2 else parts
+    return (hours * 60 + minutes) * 60 + rest
+
+
+def _no_time(time: str) -> UserError:
+    return UserError(f"--time {time}: give HH:MM:SS, D-HH:MM:SS or minutes")
+
+
+def check(job: Job) -> None:
+    """Raise UserError for what can be known to be wrong without asking Slurm."""
+    limit, asked = seconds(job.resources.time), job.resources
+    if limit <= asked.lead_s + _EARLY_S:
+        raise UserError(
+            f"--time {asked.time}: Slurm would ask the run to end {asked.lead_s} s (--lead), and up to a minute more, "
+            "before that, which is when it starts; give more time or a smaller --lead"
+        )
+    for option in asked.extra:
+        if not option.startswith("-") or "\n" in option:
+            raise UserError(f"--sbatch {option!r}: give an option of sbatch with its value, such as --qos=high")
+    for path in (job.run, job.folder):
+        # In a line of #SBATCH nothing is quoted.
+        if re.search(r"\s|%", str(path)):
+            raise UserError(f"{path}: a path with spaces or % cannot stand in an sbatch file; use another folder")
+
+
+def render(job: Job) -> str:
+    """The sbatch file. Raises UserError as `check` does."""
+    check(job)
+    text = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
+    return _File(text).substitute(
+        title=f"megasharp {job.command[0]}: {job.name}",
+        name=job.name,
+        nodes=job.resources.nodes,
+        resources="\n".join(f"#SBATCH {option}" for option in _options(job.resources)),
+        time=job.resources.time,
+        lead=job.resources.lead_s,
+        run=job.run,
+        run_quoted=shlex.quote(str(job.run)),
+        folder=job.folder,
+        restarts=job.restarts,
+        container=" ".join(map(shlex.quote, _container(job))),
+        python=shlex.quote(job.software.python),
+        command="\n".join(f"  {line}" for line in _lines(job)),
+        environment="\n".join(_exports(job)),
+    )
+
+
+def _options(asked: Resources) -> list[str]:
+    whole = "--exclusive" if asked.cpus_per_node is None else f"--cpus-per-task={asked.cpus_per_node}"
+    options = [whole]
+    if asked.gpus_per_node:
+        options.append(f"--gpus-per-node={asked.gpus_per_node}")
+    options += [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(asked, name))]
+    return [*options, *asked.extra]
+
+
+def _container(job: Job) -> list[str]:
+    software = job.software
+    if software.container is None:
+        return []
+    # The run, its logs and the run file are found under the names that they have outside.
+    mounts = [f"{path}:{path}" for path in dict.fromkeys((str(job.folder), str(job.run.parent)))]
+    return [
+        f"--container-image={software.container}",
+        f"--container-mounts={','.join([*mounts, *software.mounts])}",
+        "--no-container-mount-home",
+    ]
+
+
+def _lines(job: Job) -> list[str]:
+    """The command, an argument or an option with its value a line."""
+    lines = [f'"$python" -P -m megasharp.cli {shlex.quote(job.command[0])}']
+    for argument in job.command[1:]:
+        after_option = lines[-1].startswith("--") and " " not in lines[-1]
+        if after_option and not argument.startswith("--"):
+            lines[-1] += f" {shlex.quote(argument)}"
+        else:
+            lines.append(shlex.quote(argument))
+    return lines
+
+
+def _exports(job: Job) -> list[str]:
+    """Each only where it is not set already: a site knows better."""
+    return [f"export {name}=${{{name}:-{shlex.quote(value)}}}" for name, value in job.environment.items()]

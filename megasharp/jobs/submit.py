@@ -1,0 +1,39 @@
+"""A job to Slurm: its file beside the run's logs, then sbatch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from megasharp.errors import UserError
+from megasharp.files import write_text
+from megasharp.jobs.job import Job, render
+
+_LIMIT_S = 120
+
+
+def submit(job: Job) -> tuple[str, Path]:
+    """Give a job to sbatch; returns its number and its log.
+
+    Raises UserError where there is no sbatch, and in sbatch's own words when it refuses.
+    """
+    text = render(job)
+    sbatch = shutil.which("sbatch")
+    if sbatch is None:
+        raise UserError("sbatch is not on this machine: submit from a login node, or print the file with --dry-run")
+    logs = job.run / "logs"
+    file = logs / "job.sbatch"
+    write_text(file, text)
+    try:
+        done = subprocess.run(
+            [sbatch, "--parsable", str(file)], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"sbatch did not answer in {_LIMIT_S} s; look with squeue before you submit again") from None
+    if done.returncode:
+        words = " ".join(done.stderr.split())
+        raise UserError(f"sbatch refused {file}: {words.removeprefix('sbatch: error: ')}")
+    # On a federation "number;cluster" is printed.
+    number = done.stdout.strip().partition(";")[0]
+    return number, logs / f"slurm_{number}.log"

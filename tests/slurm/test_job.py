@@ -1,0 +1,71 @@
+"""The sbatch file on a real Slurm, with a stand-in for the run: signals, queueing again, giving up, cancelling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import Cluster, wait_for
+from submitting import Submitting
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def submit(slurm: Cluster, tmp_path: Path) -> Submitting:
+    return Submitting(slurm, tmp_path)
+
+
+def test_a_warned_run_saves_and_goes_on_until_it_is_done(submit: Submitting, slurm: Cluster) -> None:
+    job = submit.standin("a", "saves")
+    submit.warn("a", job, 0, "saves")
+    submit.warn("a", job, 1, "saves")
+    done = slurm.ended(job, 120)
+    assert (done.state, done.exit_code, done.restarts) == ("COMPLETED", 0, 2), submit.log("a", job)
+    begins = [
+        line.split("begins at ")[1].split(" on ")[0] for line in submit.log("a", job).splitlines() if "begins" in line
+    ]
+    assert begins == ["no checkpoint", "step_000020", "step_000040"]
+    assert (submit.folder / "runs/a/logs/latest").resolve().name == "restart_2"
+
+
+def test_a_run_that_makes_no_progress_is_given_up_after_two_restarts(submit: Submitting, slurm: Cluster) -> None:
+    job = submit.standin("a", "stuck")
+    done = slurm.ended(job, 180)
+    assert (done.state, done.exit_code, done.restarts) == ("FAILED", 1, 2)
+    assert "two restarts began at no checkpoint and made no progress" in submit.log("a", job)
+
+
+def test_no_more_restarts_than_were_allowed(submit: Submitting, slurm: Cluster) -> None:
+    job = submit.standin("a", "stuck", "--restarts", "0")
+    done = slurm.ended(job, 60)
+    assert (done.state, done.exit_code, done.restarts) == ("FAILED", 1, 0)
+    assert "0 restarts are all that were allowed" in submit.log("a", job)
+
+
+def test_a_run_that_fails_is_not_queued_again_and_its_last_lines_are_told(submit: Submitting, slurm: Cluster) -> None:
+    job = submit.standin("a", "fails")
+    done = slurm.ended(job, 60)
+    assert (done.state, done.exit_code, done.restarts) == ("FAILED", 2, 0)
+    assert "failed with exit code 2" in submit.log("a", job) and "the user's mistake" in submit.log("a", job)
+
+
+def test_a_cancelled_job_leaves_nothing(submit: Submitting, slurm: Cluster) -> None:
+    job = submit.standin("a", "waits")
+    wait_for(lambda: "waits" in submit.node("a", job, 0), 60, lambda: submit.log("a", job))
+    left = [
+        one for one in psutil.process_iter(["cmdline"]) if str(submit.folder) in " ".join(one.info["cmdline"] or [])
+    ]
+    assert left
+    slurm.call("scancel", job)
+    assert slurm.ended(job, 60).state == "CANCELLED"
+    assert psutil.wait_procs(left, timeout=30)[1] == []
+
+
+def test_one_run_has_one_job_at_a_time(submit: Submitting, slurm: Cluster) -> None:
+    first, second = submit.standin("a", "waits"), submit.standin("a", "waits")
+    wait_for(lambda: "waits" in submit.node("a", first, 0), 60, lambda: submit.log("a", first))
+    wait_for(lambda: slurm.show(second)["Reason"] == "Dependency", 30, lambda: str(slurm.show(second)))
+    slurm.call("scancel", first, second)
+    assert slurm.ended(first, 60).state == slurm.ended(second, 60).state == "CANCELLED"

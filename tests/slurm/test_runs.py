@@ -1,0 +1,50 @@
+"""Real runs as jobs of a real Slurm: on two nodes over Ray, and through its time limit to the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from submitting import Submitting
+
+pytestmark = pytest.mark.long
+
+SMALL = ("eval.suites=[]", "eval.every=0", "log.tensorboard=false", "data.prompts_per_step=8")
+
+
+@pytest.fixture
+def submit(slurm: Cluster, tmp_path: Path) -> Submitting:
+    return Submitting(slurm, tmp_path)
+
+
+def steps(submit: Submitting, name: str) -> list[int]:
+    """Recorded training steps, in the order in which they were written."""
+    lines = (submit.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [row["step"] for row in map(json.loads, lines) if "policy/loss" in row]
+
+
+def test_two_nodes_share_a_ray(submit: Submitting, slurm: Cluster) -> None:
+    cluster = ("cluster.backend=ray", "cluster.nodes=2", "policy.dp=2")
+    job = submit("two", *SMALL, *cluster, "steps=2", MEGASHARP_INTERFACE="lo", MEGASHARP_JOIN_SECONDS="200")
+    done = slurm.ended(job, 400)
+    said = submit.node("two", job, 0) + submit.node("two", job, 0, node=1)
+    assert (done.state, done.exit_code) == ("COMPLETED", 0), submit.log("two", job) + said
+    assert steps(submit, "two") == [1, 2]
+
+
+def test_nodes_that_do_not_join_in_time_are_named(submit: Submitting, slurm: Cluster) -> None:
+    cluster = ("cluster.backend=ray", "cluster.nodes=2", "policy.dp=2")
+    job = submit("late", *SMALL, *cluster, "steps=2", MEGASHARP_INTERFACE="lo", MEGASHARP_JOIN_SECONDS="0.1")
+    done = slurm.ended(job, 120)
+    assert (done.state, done.restarts) == ("FAILED", 0)
+    assert "node2 did not join Ray at 127.0.0.1:" in submit.log("late", job)
+
+
+def test_a_node_without_the_interface_says_which_it_has(submit: Submitting, slurm: Cluster) -> None:
+    cluster = ("cluster.backend=ray", "cluster.nodes=2", "policy.dp=2")
+    job = submit("none", *SMALL, *cluster, "steps=2", MEGASHARP_INTERFACE="ib9")
+    done = slurm.ended(job, 120)
+    assert (done.state, done.restarts) == ("FAILED", 0)
+    assert "MEGASHARP_INTERFACE=ib9: node" in submit.log("none", job)

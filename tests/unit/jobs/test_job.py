@@ -1,0 +1,132 @@
+"""A Slurm job's file: what is rendered, what is refused; bash reads it."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from examples import EXAMPLES, SLURM
+from megasharp.errors import UserError
+from megasharp.jobs.job import Job, Resources, Software, render, seconds
+
+REPOSITORY = Path(__file__).parents[3]
+ASKED = Resources(nodes=4, time="24:00:00", gpus_per_node=8, extra=("--qos=high",))
+JOB = Job(
+    name="mine",
+    command=("train", "/home/me/my run.yaml", "steps=5", "--runs", "/home/me/runs", "--resume"),
+    run=Path("/home/me/runs/mine"),
+    folder=Path("/home/me"),
+    resources=ASKED,
+    software=Software("/opt/venv/bin/python"),
+    environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 90 * 60),
+        ("2:30", 150),
+        ("24:00:00", 86400),
+        ("1-12", 36 * 3600),
+        ("2-00:30", 2 * 86400 + 1800),
+        ("1-02:03:04", 86400 + 2 * 3600 + 184),
+    ],
+)
+def test_time_limits_are_read_as_sbatch_reads_them(text: str, expected: int) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1h", "1:2:3:4", "1-", "1-2:3:4:5", "::", "-5"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"--time .*: give HH:MM:SS"):
+        seconds(text)
+
+
+def options(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_every_option_stands_in_the_file() -> None:
+    assert options(render(JOB)) == [
+        "--job-name=mine",
+        "--nodes=4",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        "--gpus-per-node=8",
+        "--qos=high",
+        "--time=24:00:00",
+        "--signal=B:USR1@600",
+        "--requeue",
+        "--dependency=singleton",
+        "--open-mode=append",
+        "--output=/home/me/runs/mine/logs/slurm_%j.log",
+        "--chdir=/home/me",
+    ]
+
+
+def test_cpus_and_partition_take_the_place_of_whole_nodes() -> None:
+    found = options(render(replace(JOB, resources=Resources(1, "60", cpus_per_node=3, partition="p", account="a"))))
+    assert found[3:6] == ["--cpus-per-task=3", "--partition=p", "--account=a"]
+    assert "--exclusive" not in found
+
+
+def shell(text: str, after: str) -> str:
+    """What bash says after it has read the file's settings."""
+    settings = text.partition("\nset -u\n")[0]
+    done = subprocess.run(["bash", "-c", f"{settings}\n{after}"], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_bash_reads_the_command_as_it_was_meant() -> None:
+    assert shell(render(JOB), 'printf "%s\\n" "${command[@]}"').splitlines() == [
+        *("/opt/venv/bin/python", "-P", "-m", "megasharp.cli", "train", "/home/me/my run.yaml", "steps=5"),
+        *("--runs", "/home/me/runs", "--resume"),
+    ]
+
+
+def test_a_container_sees_the_folders_under_their_own_names() -> None:
+    text = render(replace(JOB, software=Software("python3", "/images/m.sqsh", ("/data:/data",))))
+    assert shell(text, 'printf "%s\\n" "${container[@]}"').splitlines() == [
+        "--container-image=/images/m.sqsh",
+        "--container-mounts=/home/me:/home/me,/home/me/runs:/home/me/runs,/data:/data",
+        "--no-container-mount-home",
+    ]
+    assert shell(render(JOB), 'echo "${#container[@]}"') == "0\n"
+
+
+def test_bash_takes_the_whole_file() -> None:
+    done = subprocess.run(["bash", "-n"], check=True, input=render(JOB), text=True, capture_output=True)
+    assert done.stderr == ""
+
+
+def test_nothing_is_left_of_the_template() -> None:
+    assert "%%" not in render(JOB)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"resources": replace(ASKED, time="00:10:30")}, "600 s .--lead.*give more time or a smaller --lead"),
+        ({"resources": replace(ASKED, extra=("qos=high",))}, "--sbatch 'qos=high': give an option"),
+        ({"resources": replace(ASKED, extra=("--a\nrm",))}, "give an option of sbatch"),
+        ({"run": Path("/home/me too/runs/mine")}, "/home/me too/runs/mine: a path with spaces"),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        render(replace(JOB, **change))  # type: ignore[arg-type]
+
+
+def test_no_site_and_no_broad_kill_is_in_the_file() -> None:
+    text = render(JOB)
+    assert not any(word in text for word in ("pkill", "killall", "kill -9", "eth0", "mlx5", "NCCL_IB_SL"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES)
+def test_the_files_in_slurm_are_what_is_rendered(file: str) -> None:
+    written = (SLURM / file).read_text(encoding="utf-8")
+    assert written == render(EXAMPLES[file]), "run tests/unit/jobs/examples.py"
