@@ -12,6 +12,7 @@ from torch import Tensor
 from megasharp.build.engines import check_context, check_window, device_of, fleet_settings
 from megasharp.config.run import RunConfig
 from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.model_folder import model_folder
 from megasharp.errors import UserError
 from megasharp.protocols import Engine
 from megasharp.serving.client.check import check_engines
@@ -58,7 +59,7 @@ def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Itera
 
 def _settings(config: RunConfig, folder: Path, logs: Path) -> FleetSettings:
     """On this machine alone, and nobody else wants its GPUs."""
-    settings = dataclasses.replace(fleet_settings(config, folder, None, logs), sleep=False)
+    settings = dataclasses.replace(fleet_settings(config, model_folder(folder), None, logs), sleep=False)
     if device_of(config) != "cuda":
         return settings
     tp = config.rollout.tp

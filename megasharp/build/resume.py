@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from megasharp.checkpoint.run_folder import holds_no_run
 from megasharp.config.core import Tree, dump_yaml, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.architecture import Architecture
@@ -25,7 +26,7 @@ def check_resume(root: Path, config: RunConfig) -> list[str]:
 
     Raises UserError for a folder that is no run, and for a changed key of `IDENTITY`.
     """
-    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+    if holds_no_run(root):
         return []
     path = root / "config.yaml"
     try:

@@ -58,6 +58,11 @@ def has_begun(root: Path) -> bool:
     return trained or any(root.glob("checkpoints/step_*/manifest.json"))
 
 
+def holds_no_run(root: Path) -> bool:
+    """No folder, or one with nothing in it but logs, as a job has its before the run begins."""
+    return not root.exists() or (root.is_dir() and {path.name for path in root.iterdir()} <= _KEPT)
+
+
 def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
     """Make the folder of a new run, or take up an existing one.
 

@@ -46,6 +46,11 @@ def test_a_run_that_does_not_exist_yet_begins(tmp_path: Path) -> None:
     assert check_resume(tmp_path / "new", _config()) == []
 
 
+def test_a_folder_in_which_a_job_has_only_logs_is_a_run_that_does_not_exist_yet(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "slurm_7" / "restart_0").mkdir(parents=True)
+    assert check_resume(tmp_path, _config()) == []
+
+
 def test_harmless_changes_are_named(tmp_path: Path) -> None:
     lines = check_resume(_stored(tmp_path), _config("steps=300", "policy.tp=2"))
     assert lines == [
