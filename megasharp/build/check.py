@@ -13,6 +13,7 @@ from megasharp.build.engines import (
     cluster_layout,
     fleet_settings,
     longest,
+    longest_keys,
 )
 from megasharp.build.models import open_model
 from megasharp.build.recipes import build_recipes, resolved
@@ -149,7 +150,7 @@ def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architectu
 def _check_length(config: RunConfig, architecture: Architecture, where: str) -> None:
     if longest(config) > architecture.max_positions:
         raise UserError(
-            f"{where}: data.max_prompt_tokens + data.max_response_tokens = {longest(config)} is more than the "
+            f"{where}: {longest_keys(config)} = {longest(config)} is more than the "
             f"{architecture.max_positions} positions of {architecture.folder or config.model.path}; lower one of the "
             "two keys"
         )

@@ -101,7 +101,7 @@ def check_context(config: RunConfig, positions: int, where: str) -> None:
     for name, room in {f"the number of positions of {config.model.path}": positions, **asked}.items():
         if isinstance(room, int) and wanted > room - _ENGINE_KEEPS:
             raise UserError(
-                f"{where}: data.max_prompt_tokens + data.max_response_tokens = {wanted}, but {name} is {room}, of "
+                f"{where}: {longest_keys(config)} = {wanted}, but {name} is {room}, of "
                 f"which SGLang keeps {_ENGINE_KEEPS} to itself; lower the lengths to {room - _ENGINE_KEEPS} in all"
             )
 
@@ -113,7 +113,7 @@ def check_window(config: RunConfig, window: int | None, where: str) -> None:
     """
     if window is not None and longest(config) > window:
         raise UserError(
-            f"{where}: data.max_prompt_tokens + data.max_response_tokens = {longest(config)}, but some "
+            f"{where}: {longest_keys(config)} = {longest(config)}, but some "
             f"layers see a window of {window} positions, which SGLang does not heed; lower the lengths to "
             f"{window} in all, or set rollout.engine=inprocess"
         )
@@ -123,14 +123,28 @@ def check_room(config: RunConfig, room: int) -> None:
     """The same of engines that run: they have `room` for a prompt and its response, in tokens."""
     if longest(config) > room:
         raise UserError(
-            f"data.max_prompt_tokens + data.max_response_tokens = {longest(config)}, but the engines have room for "
+            f"{longest_keys(config)} = {longest(config)}, but the engines have room for "
             f"{room} tokens; lower the lengths, or raise max_total_tokens or mem_fraction_static in rollout.sglang"
         )
 
 
 def longest(config: RunConfig) -> int:
     """How many tokens a prompt and its response may have together, in training and evaluation."""
-    return config.data.max_prompt_tokens + max(config.data.largest_response, config.eval.max_response_tokens or 0)
+    return config.data.max_prompt_tokens + max(_limits(config).values())
+
+
+def longest_keys(config: RunConfig) -> str:
+    """The keys whose sum `longest` is, for messages."""
+    limits = _limits(config)
+    return f"data.max_prompt_tokens + {max(limits, key=lambda key: limits[key])}"
+
+
+def _limits(config: RunConfig) -> dict[str, int]:
+    """Every limit that a response may have in the run, by its key."""
+    data = config.data
+    stages = {f"data.stages[{i}].max_response_tokens": s.max_response_tokens for i, s in enumerate(data.stages)}
+    limits = {"data.max_response_tokens": data.max_response_tokens, **stages}
+    return limits | {"eval.max_response_tokens": config.eval.max_response_tokens or 0}
 
 
 def cluster_layout(config: RunConfig) -> Layout:

@@ -32,6 +32,10 @@ def test_a_run_in_two_halves_resets_and_lengthens_at_the_steps_of_a_whole_one(co
     assert [row["policy/reset"] for row in whole] == [0, 0, 1, 0, 1]
     assert [row["rollout/length_limit"] for row in whole] == [8, 8, 8, 20, 20]
     assert max(row["rollout/length_max"] for row in whole[:3]) <= 8 < whole[4]["rollout/length_max"]
+    # Evaluations have the largest limit in every stage, so that their figures compare.
+    lines = map(json.loads, (command.runs / "whole" / "metrics.jsonl").read_text().splitlines())
+    lengths = [row[key] for row in lines if (key := "eval/countdown_dev/length_mean") in row]
+    assert len(lengths) == 6 and min(lengths) > 8
     assert [[row[key] for key in SAME] for row in halves] == [[row[key] for key in SAME] for row in whole]
     assert "step 3: reference and optimizer reset first: eval/countdown_dev/pass@1 is" in out
     assert "step 4: responses of up to 20 tokens: step 3 is done" in out

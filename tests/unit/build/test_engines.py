@@ -16,6 +16,7 @@ from megasharp.build.engines import (
     cluster_layout,
     engine_python,
     fleet_settings,
+    longest,
 )
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run import RunConfig
@@ -132,6 +133,17 @@ def test_lengths_that_running_engines_have_no_room_for() -> None:
     check_room(config(), 96)
     with pytest.raises(UserError, match=r"= 96, but the engines have room for 95 tokens; .* raise max_total_tokens"):
         check_room(config(), 95)
+
+
+def test_room_is_for_the_longest_responses_of_any_stage_and_of_evaluations() -> None:
+    """64 tokens of a prompt, and what is largest: the last stage's limit, an earlier one's, or the evaluations'."""
+    stages = "data.stages=[{until: 5, max_response_tokens: 40}, {until: 9, max_response_tokens: 48}]"
+    assert longest(config()) == 64 + 32
+    assert longest(config(stages)) == 64 + 48
+    assert longest(config(stages, "eval.max_response_tokens=50")) == 64 + 50
+    assert longest(config(stages, "eval.max_response_tokens=20")) == 64 + 48
+    with pytest.raises(UserError, match=r"^data.max_prompt_tokens \+ data.stages\[1\].max_response_tokens = 112, but"):
+        check_room(config(stages), 100)
 
 
 def test_slots() -> None:
