@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -254,3 +256,9 @@ def test_runs_are_found_by_path_and_by_name_and_listed(tmp_path: Path) -> None:
     for names, message in ((["a"], "at least two"), (["a", str(first.root)], "named twice")):
         with pytest.raises(UserError, match=message):
             compare(names, tmp_path, None, console)
+
+
+def test_a_screen_waits_for_no_torch_and_no_matplotlib() -> None:
+    script = "import sys, megasharp.build.runs; print({'torch', 'matplotlib', 'numpy'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "set()"
