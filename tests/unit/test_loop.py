@@ -48,6 +48,7 @@ class StandIn:
         self.phase_at: list[tuple[str, str]] = []
         self._phase = "training"
         self.saved: list[tuple[int, int]] = []
+        self.saved_in: set[str] = set()
         self.evaluated: list[int] = []
         self.best: set[int] = set()
         self.orders: list[Order] = []
@@ -125,8 +126,10 @@ class StandIn:
 
     def checkpoint(self, step: int, skipped: int) -> None:
         self.saved.append((step, skipped))
+        self.saved_in.add(self._phase)
 
     def evaluate(self, step: int) -> bool:
+        self._phase = "sampling"
         self.evaluated.append(step)
         return step in self.best
 
@@ -286,6 +289,8 @@ def test_the_best_weights_get_a_checkpoint_of_their_own_unless_they_have_one() -
     _run(stand_in, _plan(13))
     assert stand_in.evaluated == [3, 6, 9, 12]
     assert stand_in.saved == [(3, 0), (4, 0), (8, 0), (12, 0), (13, 0)]
+    # Never while the engines have the devices, as they do in an evaluation.
+    assert stand_in.saved_in == {"handover"}
 
 
 def test_a_step_whose_groups_are_all_dropped_leaves_the_policy_alone() -> None:
