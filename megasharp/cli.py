@@ -91,6 +91,9 @@ def submit(
     suite: Annotated[str | None, typer.Option("--eval", help="Evaluate on this suite instead of training.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="With --eval: what to evaluate; the run's newest.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+    doctor: Annotated[
+        bool | None, typer.Option(help="Examine nodes before each attempt; where there are GPUs.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the sbatch file; submit nothing.")] = False,
 ) -> None:
     """Submit a run, or an evaluation of it, to Slurm: it saves before its time limit and queues itself again."""
@@ -114,8 +117,26 @@ def submit(
         mounts=mount or [],
         suite=suite,
         checkpoint=checkpoint,
+        doctor=doctor,
     )
     submit_run(asked, dry_run=dry_run, say=typer.echo, note=note)
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="The run's YAML file: what it expects of a node.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value overrides by dotted path.")] = None,
+    nodes: Annotated[bool, typer.Option(help="Examine every node of this Slurm job, and the links between.")] = False,
+    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+) -> None:
+    """Look at GPUs, versions, disk, ports and links before a run. Exit code 1: something must be mended first."""
+    from megasharp.build.doctor import doctor as examine
+    from megasharp.build.doctor import doctor_on_all_nodes
+
+    if nodes:
+        raise typer.Exit(doctor_on_all_nodes(config, overrides or [], runs))
+    if not examine(config, overrides or [], runs, typer.echo):
+        raise typer.Exit(1)
 
 
 @app.command(name="eval")

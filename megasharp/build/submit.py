@@ -22,7 +22,10 @@ _ON_GPUS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says. `nodes` None takes the run file's; `suite`: evaluate instead of training."""
+    """What the command line says. `nodes` None takes the run file's; `suite`: evaluate instead of training.
+
+    `doctor` None lets it look at nodes with GPUs.
+    """
 
     file: Path
     overrides: Sequence[str]
@@ -40,6 +43,7 @@ class Asked:
     mounts: Sequence[str] = ()
     suite: str | None = None
     checkpoint: Path | None = None
+    doctor: bool | None = None
 
 
 def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None], note: Callable[[str], None]) -> None:
@@ -87,6 +91,7 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         ),
         software=Software(_python(asked), asked.container, asked.mounts),
         restarts=asked.restarts,
+        doctor=_doctor(asked) if (bool(gpus) if asked.doctor is None else asked.doctor) else (),
         environment=_ON_GPUS if gpus else {},
     )
 
@@ -135,6 +140,10 @@ def check_fits(config: RunConfig, where: str, lead_s: int) -> None:
 
 def _training(asked: Asked) -> list[str]:
     return ["train", str(asked.file.absolute()), *asked.overrides, "--runs", str(asked.runs.absolute()), "--resume"]
+
+
+def _doctor(asked: Asked) -> list[str]:
+    return [str(asked.file.absolute()), *asked.overrides, "--runs", str(asked.runs.absolute())]
 
 
 def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:

@@ -56,7 +56,10 @@ class Software:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job. `command` are the arguments of `megasharp`; `run` is the run's folder, `folder` where the job works."""
+    """One job. `run` is the run's folder, `folder` where the job works.
+
+    `command` are the arguments of `megasharp`, `doctor` those of `megasharp doctor` before it; empty for none.
+    """
 
     name: str
     command: Sequence[str]
@@ -65,6 +68,7 @@ class Job:
     resources: Resources
     software: Software
     restarts: int = 20
+    doctor: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -123,6 +127,7 @@ def render(job: Job) -> str:
         container=" ".join(map(shlex.quote, _container(job))),
         python=shlex.quote(job.software.python),
         command="\n".join(f"  {line}" for line in _lines(job)),
+        doctor=" ".join(map(shlex.quote, job.doctor)),
         environment="\n".join(_exports(job)),
     )
 

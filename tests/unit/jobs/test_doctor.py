@@ -1,0 +1,51 @@
+"""`megasharp doctor` on this machine: what it finds, what it says, and who it names."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from megasharp.build.doctor import doctor_on_all_nodes
+from megasharp.errors import UserError
+from megasharp.jobs import doctor
+from megasharp.jobs.checks import Finding
+from megasharp.jobs.doctor import Patient, Place, examine, report
+
+
+def test_every_line_names_the_node_and_a_failure_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not report([Finding("ok", "a", "fine"), Finding("FAIL", "b", "sick")], print)
+    host = socket.gethostname()
+    assert capsys.readouterr().out == f"{host}  ok    a: fine\n{host}  FAIL  b: sick\n"
+    assert report([Finding("note", "a", "well")], print)
+
+
+def test_this_machine_is_examined_with_an_all_reduce_of_two_ranks(tmp_path: Path) -> None:
+    found = {finding.check: finding for finding in examine(Patient(run=tmp_path / "runs" / "a", checkpoint=1))}
+    assert found["file system"].level == found["disk"].level == "ok"
+    assert found["all-reduce"].level == "ok" and "2 ranks on this node: bus bandwidth" in found["all-reduce"].text
+
+
+def test_a_folder_that_cannot_be_written_is_found_and_no_rank_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    found = {finding.check: finding for finding in examine(Patient(place=Place(tmp_path / "file" / "meeting")))}
+    assert found["file system"].level == "FAIL"
+    assert found["all-reduce"].text == "not tried, because of what failed above"
+
+
+def test_missing_gpus_fail_where_the_run_wants_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> object:
+        raise UserError("NVML does not start")
+
+    monkeypatch.setattr(doctor, "opened", nothing)
+    monkeypatch.chdir(tmp_path)
+    found = {finding.check: finding for finding in examine(Patient(gpus_per_node=8))}
+    assert found["gpus"] == Finding("FAIL", "gpus", "NVML does not start")
+    assert found["all-reduce"].level == "note"
+
+
+def test_nodes_are_those_of_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(UserError, match="doctor --nodes looks at the nodes of a Slurm job"):
+        doctor_on_all_nodes(None, [], tmp_path)
