@@ -29,6 +29,7 @@ from megasharp.evals.evaluate import WITH_MEMORY, evaluate
 from megasharp.evals.result import EvalResult, save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.files import write_text
+from megasharp.jobs.telemetry import open_telemetry
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import (
     AFTER,
@@ -134,6 +135,7 @@ class _Run:
             folder.root, tensorboard=config.log.tensorboard, resumed_step=self._start.step if resumed else None
         )
         stack.callback(self._log.close)
+        self._telemetry = open_telemetry(stack)
         self._last: Mapping[str, float] = {}
         self._tokens = 0.0
 
@@ -207,6 +209,7 @@ class _Run:
             "time/step": total,
             "rollout/tokens_per_second": tokens / total if total else 0.0,
             "mem/peak_rss_mb": peak_rss_bytes() / 2**20,
+            **(self._telemetry.take(tokens) if self._telemetry else {}),
         }
         self._log.write(step, row)
         self._control.trained(values)
