@@ -23,7 +23,7 @@ def submit(job: Job) -> tuple[str, Path]:
     if sbatch is None:
         raise UserError("sbatch is not on this machine: submit from a login node, or print the file with --dry-run")
     logs = job.run / "logs"
-    file = logs / "job.sbatch"
+    file = logs / f"{job.name}.sbatch"
     write_text(file, text)
     try:
         done = subprocess.run(
