@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from example_jobs import EXAMPLES, SLURM
 
-from examples import EXAMPLES, SLURM
 from megasharp.errors import UserError
 from megasharp.jobs.job import Job, Resources, Software, render, seconds
 
@@ -129,4 +129,4 @@ def test_no_site_and_no_broad_kill_is_in_the_file() -> None:
 @pytest.mark.parametrize("file", EXAMPLES)
 def test_the_files_in_slurm_are_what_is_rendered(file: str) -> None:
     written = (SLURM / file).read_text(encoding="utf-8")
-    assert written == render(EXAMPLES[file]), "run tests/unit/jobs/examples.py"
+    assert written == render(EXAMPLES[file]), "run tests/unit/jobs/example_jobs.py"
