@@ -1,0 +1,81 @@
+"""The program of a job's node, as a process of its own: exit codes, signals, and the file that says time is up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_LIMIT_S = 60.0
+# Says that it is there, and by which signal it was ended.
+_LISTENS = """
+import pathlib, signal, sys, time
+def heard(number, _):
+    sys.exit(75 if number == signal.SIGUSR1 else 128 + number)
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, heard)
+pathlib.Path(sys.argv[1], "listens").touch()
+time.sleep(60)
+"""
+
+
+def started(folder: Path, *command: str) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MEGASHARP_"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "megasharp.jobs.node", "--folder", str(folder), "--", sys.executable, *command],
+        env=kept,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ended(node: subprocess.Popen[str]) -> int:
+    try:
+        return node.wait(_LIMIT_S)
+    finally:
+        node.kill()
+
+
+@pytest.mark.parametrize(
+    ("program", "code"), [("pass", 0), ("import sys; sys.exit(2)", 2), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_commands_end_is_the_nodes_and_stands_in_a_file(tmp_path: Path, program: str, code: int) -> None:
+    assert ended(started(tmp_path, "-c", program)) == code
+    assert (tmp_path / "exit_code").read_text() == f"{code}\n"
+
+
+def test_the_file_becomes_usr1_and_usr1_itself_ends_nobody(tmp_path: Path) -> None:
+    node = started(tmp_path, "-c", _LISTENS, str(tmp_path))
+    until((tmp_path / "listens").exists)
+    node.send_signal(signal.SIGUSR1)
+    time.sleep(1.0)
+    assert node.poll() is None
+    (tmp_path / "time_is_up").touch()
+    assert ended(node) == 75
+
+
+def test_sigterm_is_passed_on(tmp_path: Path) -> None:
+    node = started(tmp_path, "-c", _LISTENS, str(tmp_path))
+    until((tmp_path / "listens").exists)
+    node.terminate()
+    assert ended(node) == 143
+
+
+def test_wrong_arguments_are_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "megasharp.jobs.node", "--folder"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "usage:" in done.stderr
