@@ -13,7 +13,8 @@ from megasharp.errors import RankDied, TrainingStopped, UserError
 def run_command(command: Callable[[], object]) -> None:
     """Run a command to its end; errors become exit codes: 2 is the user's to mend, 1 is a run that stopped or failed.
 
-    SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130.
+    SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130; a run that saved because its
+    time was up gives 75.
     """
     # Nothing here may reach for a hub: models and data are folders on disk.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -34,6 +35,9 @@ def note(line: str) -> None:
 
 def _exit_code(error: BaseException) -> int | None:
     """Write the error's one line and return its exit code; None for what is not ours to judge."""
+    if isinstance(error, signals.TimeIsUp):
+        sys.stderr.write(f"megasharp: {error}\n")
+        return signals.AGAIN
     number = signals.arrived()
     if number is not None:
         # Whatever the error is, the signal was its cause.

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.scratch import Scratch
+
+
+@dataclass(frozen=True, slots=True)
+class FileHash:
+    """A file's size in bytes and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileHash:
+        """Read in pieces."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return cls(file.tell(), digest)
 
 
 def flush(path: Path) -> None:

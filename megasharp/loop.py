@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from megasharp import signals
 from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.pack import PackLayout, pack
@@ -130,7 +131,11 @@ class Standing:
 
 
 def run(parts: Parts, plan: Plan, standing: Standing) -> None:
-    """Train from where the run stands to `plan.steps`. Raises TrainingStopped after too many non-finite steps."""
+    """Train from where the run stands to `plan.steps`.
+
+    Raises TrainingStopped after too many non-finite steps, and lets `signals.SaveAsked` through, with `standing` at the
+    last step that is done.
+    """
     while standing.step < plan.steps:
         step = standing.step + 1
         groups, values, stats = train_step(parts, plan, step)
@@ -183,7 +188,8 @@ def _collect(parts: Parts, plan: Plan, recipe: Recipe, step: int, limit: int) ->
     needs = recipe.needs
     last = step == plan.steps
     order = Order(step, plan.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit)
-    collected = parts.rollouts.collect(parts.stream, order)
+    with signals.interruptible():
+        collected = parts.rollouts.collect(parts.stream, order)
     for stage, seconds in collected.seconds.items():
         parts.clock.add(stage, seconds)
     asked = {} if order.memory is None else {"memory/mu": order.memory.mu}

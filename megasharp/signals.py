@@ -3,6 +3,8 @@
 Later ones are ignored, so whatever is closed on the way out is closed whole. What must not be cut short before that is
 `held`: a signal waits for it. `arrived` tells afterwards, because libraries turn an exception that comes out of nowhere
 into another, or drop it.
+
+SIGUSR1 is another matter (`save_heard`): time is nearly up, and a run that hears it saves where it stands.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
+SAVE = signal.SIGUSR1
+# What sysexits.h calls a temporary failure: whoever started the command may start it again.
+AGAIN = 75
 
 
 class Stopped(SystemExit):
@@ -30,16 +35,34 @@ class Stopped(SystemExit):
         return f"{what}; {self.advice}" if self.advice else what
 
 
+class SaveAsked(BaseException):
+    """SIGUSR1 has arrived: raised where nothing is lost by it, for a run that then saves and ends."""
+
+
+class TimeIsUp(SystemExit):
+    """A run has saved because SIGUSR1 asked for it, and wants to be started again; exit code 75."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(AGAIN)
+        self.line = line
+
+    def __str__(self) -> str:
+        return self.line
+
+
 class _State:
     """What this process has got; `holds` counts the `held` sections that the main thread is in.
 
     `late`: the signal came while the command was closed for an error, which is then what ended it.
+    `save`: SIGUSR1 has arrived; `at_once`: the main thread is in an `interruptible` section.
     """
 
     arrived: signal.Signals | None = None
     late: bool = False
     waiting: bool = False
     holds: int = 0
+    save: bool = False
+    at_once: bool = False
 
 
 def arrived() -> signal.Signals | None:
@@ -91,18 +114,61 @@ def held() -> Iterator[None]:
         if _State.waiting and not _State.holds:
             _State.waiting = False
             check()
+        if _State.at_once and not _State.holds:
+            check_save()
 
 
 @contextmanager
-def kept_from_children() -> Iterator[None]:
-    """Processes started inside never get an interrupt from the terminal: when they end is this process's to say."""
-    # It is started with the first child, and lets signals through again then.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def save_heard() -> Iterator[None]:
+    """SIGUSR1 asks for a save inside, and after an answer it is ignored: the command is about to end."""
+    before = signal.signal(SAVE, _hear)
+    try:
+        yield
+    finally:
+        signal.signal(SAVE, signal.SIG_IGN if _State.save else before)
+
+
+def _hear(_: int, __: FrameType | None) -> None:
+    _State.save = True
+    if _State.at_once and not _State.holds:
+        raise SaveAsked
+
+
+def check_save() -> None:
+    """Raise `SaveAsked` if SIGUSR1 has arrived."""
+    if _State.save:
+        raise SaveAsked
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, SIGUSR1 raises `SaveAsked` at once: for work that takes long and that a resumed run does again."""
+    check_save()
+    _State.at_once = True
+    try:
+        yield
+    finally:
+        _State.at_once = False
+
+
+@contextmanager
+def save_kept_from_children() -> Iterator[None]:
+    """Processes started inside never hear SIGUSR1, which Slurm sends to all of a job, and which would end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {SAVE})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Nor an interrupt from the terminal: when they end is this process's to say."""
+    with save_kept_from_children():
+        # It is started with the first child, and lets interrupts through again then.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
 
 
 class ClosingStack(ExitStack):

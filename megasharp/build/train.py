@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from megasharp import loop, signals
 from megasharp.algos.base import MemoryNeed
-from megasharp.build.check import Checked, MemoryFolder
+from megasharp.build.check import Checked
+from megasharp.build.checkpoints import REFERENCE, Checkpoints
 from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
 from megasharp.build.prolonged import make_rules
-from megasharp.build.resume import check_recorded, check_resume
+from megasharp.build.resume import check_resume
 from megasharp.build.serving import open_serving
 from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.attempts import AttemptLog
 from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
-from megasharp.checkpoint.store import CheckpointStore, RunState
+from megasharp.checkpoint.store import RunState
 from megasharp.config.core import dump_yaml
-from megasharp.convert.arguments import record_arguments
-from megasharp.convert.hf_write import carry_over, write_hf_folder
 from megasharp.data.stream import DataCursor
 from megasharp.errors import UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
@@ -49,8 +49,6 @@ from megasharp.report.passk import plot_pass_at_k
 from megasharp.types import Group
 
 Say = Callable[[str], None]
-# The part of a checkpoint that holds the reference's weights, once a reset has made them others than the run's first.
-REFERENCE = "reference"
 
 
 def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
@@ -64,9 +62,12 @@ def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
         number = signals.arrived()
         if number is None:
             raise
-        again = "continue with --resume" if has_begun(root) else "no step was finished, so the same command starts anew"
-        raise signals.Stopped(number, again) from None
+        raise signals.Stopped(number, _how_to_go_on(root)) from None
     return root
+
+
+def _how_to_go_on(root: Path) -> str:
+    return "continue with --resume" if has_begun(root) else "no step was finished, so the same command starts anew"
 
 
 def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
@@ -82,7 +83,7 @@ def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
         )
     for model in (checked.model, *([checked.memory.model] if checked.memory else [])):
         check_content(model)
-    with signals.ClosingStack() as stack:
+    with signals.save_heard(), signals.ClosingStack() as stack:
         # Ranks, which write checkpoints and logs, may run in another folder.
         folder = open_run(root.absolute(), dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)
@@ -100,9 +101,9 @@ class _Run:
         self._attempt = attempt
         self._say = say
         self._clock = StageClock()
-        self._store = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last, config.checkpoint.keep_every)
-        found = self._store.newest(lambda problem: say(f"passing over a damaged checkpoint: {problem}"))
-        self._start = found[1] if found else RunState(reference=str(checked.model.path))
+        self._checkpoints = Checkpoints(checked, folder.checkpoints, say)
+        stack.callback(self._checkpoints.abandon)
+        self._start = self._checkpoints.start
         if self._start.step > config.steps:
             raise UserError(f"{folder.root}: step {self._start.step} is done already; steps={config.steps} is less")
         resumed = folder.resumed
@@ -122,9 +123,9 @@ class _Run:
             learners = make_learners(checked, placement, folder.logs)
             stack.callback(learners.policy.close)
         self._engine = serving.engine
-        self._learner, self._memory = learners.policy, learners.memory
-        if found is not None:
-            self._load(found[0])
+        self._learners = learners
+        if self._checkpoints.exists:
+            self._checkpoints.load(learners)
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
         self._rollouts = serving.rollouts()
@@ -136,6 +137,7 @@ class _Run:
         )
         stack.callback(self._log.close)
         self._telemetry = open_telemetry(stack)
+        self._position = self._where()
         self._last: Mapping[str, float] = {}
         self._tokens = 0.0
 
@@ -147,18 +149,30 @@ class _Run:
     def train(self) -> None:
         """Evaluate, train, evaluate, sum up."""
         config = self._checked.config
-        standing = loop.Standing(self._start.step, self._start.skipped_in_a_row)
+        start = self._start.step
+        standing = loop.Standing(start, self._start.skipped_in_a_row, start if self._checkpoints.exists else None)
         self._phases.handover()
-        self._sync.push(self._learner, self._memory)
-        if self._evaluation_is_due(standing.step):
-            self._evaluate(standing.step, only_missing=True)
-        else:
-            self._control.evaluated(standing.step, self._stored(standing.step), scheduled=False)
-        self._clock.take()
-        with self._progress:
-            loop.run(self._parts(), self._plan(), standing)
-        self._evaluate(config.steps)
+        self._sync.push(self._learners.policy, self._learners.memory)
+        try:
+            if self._evaluation_is_due(start):
+                self._evaluate(start, only_missing=True)
+            else:
+                self._control.evaluated(start, self._stored(start), scheduled=False)
+            self._clock.take()
+            with self._progress:
+                loop.run(self._parts(), self._plan(), standing)
+            self._evaluate(config.steps)
+        except signals.SaveAsked:
+            raise self._saved(standing) from None
         self._finish()
+
+    def _saved(self, standing: loop.Standing) -> signals.TimeIsUp:
+        """Save where the run stands, unless it is saved already."""
+        self._phases.training()
+        if standing.step > 0 and standing.last_saved != standing.step:
+            self._checkpoint(standing.step, standing.skipped_in_a_row, wait=True)
+        self._checkpoints.finish()
+        return signals.TimeIsUp(f"SIGUSR1: saved after step {standing.step}; {_how_to_go_on(self._folder.root)}")
 
     def _evaluation_is_due(self, step: int) -> bool:
         """Whether the step a run starts from wants an evaluation: an interrupted attempt may have missed it."""
@@ -185,13 +199,13 @@ class _Run:
             recipes=self._checked.recipes,
             control=self._control,
             layout=pack_layout(self._checked),
-            learner=self._learner,
-            memory=self._memory,
+            learner=self._learners.policy,
+            memory=self._learners.memory,
             sync=self._sync,
             phases=self._phases,
             clock=self._clock,
             after_step=self._after_step,
-            checkpoint=self._checkpoint,
+            checkpoint=partial(self._checkpoint, wait=False),
             evaluate=self._evaluate,
         )
 
@@ -200,6 +214,8 @@ class _Run:
             with self._clock.stage("log"):
                 ahead = self._sync.memory_version - self._sync.version
                 write_rollouts(self._folder.root, step, groups, memory_ahead=ahead)
+        with self._clock.stage("checkpoint"):
+            self._checkpoints.poll()
         seconds = self._clock.take()
         total = sum(seconds.values())
         tokens = values.get("rollout/tokens", 0.0)
@@ -223,7 +239,9 @@ class _Run:
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
         self._tokens += tokens
         self._last = row
+        self._position = self._where()
         signals.check()
+        signals.check_save()
 
     def _tell_decisions(self, step: int, values: Mapping[str, float]) -> None:
         """Say what was reset before this step's update, and which limit responses have from this step on."""
@@ -243,60 +261,34 @@ class _Run:
                 "sync.verify, sync.in_flight, rollout.max_staleness and the dtypes of both"
             )
 
-    def _checkpoint(self, step: int, skipped_in_a_row: int) -> None:
+    def _where(self) -> tuple[DataCursor, tuple[tuple[int, int], ...]]:
+        """Where the data stream stands, and which prompts before that no step trained on."""
         stream = self._checked.stream
         untrained = [(prompt.epoch, prompt.position) for prompt in self._rollouts.pending()]
         waiting = [(place.epoch, place.position) for place in stream.pending]
+        return stream.cursor, (*untrained, *waiting)
+
+    def _checkpoint(self, step: int, skipped_in_a_row: int, *, wait: bool) -> None:
+        # Of the last finished step: prompts may have been taken since.
+        cursor, pending = self._position
         state = RunState(
             step=step,
             policy_version=self._sync.version,
             memory_version=max(self._sync.memory_version, 0),
-            cursor_epoch=stream.cursor.epoch,
-            cursor_position=stream.cursor.position,
-            pending=(*untrained, *waiting),
+            cursor_epoch=cursor.epoch,
+            cursor_position=cursor.position,
+            pending=pending,
             reference=REFERENCE if self._reference_moved() else str(self._checked.model.path),
             skipped_in_a_row=skipped_in_a_row,
             control=self._control.state,
         )
         with self._clock.stage("checkpoint"):
-            self._store.save(state, self._write_shards)
+            self._checkpoints.save(state, self._learners, wait=wait or step == self._checked.config.steps)
 
     def _reference_moved(self) -> bool:
         """Whether a reset has made other weights than the run's first ones the reference."""
         resets = self._control.state.resets.done
         return self._start.reference == REFERENCE or any("reference" in reset.what for reset in resets)
-
-    def _load(self, folder: Path) -> None:
-        self._check_recorded(folder, folder / "policy", self._checked)
-        self._learner.load(folder / "policy")
-        if self._memory is not None:
-            assert self._checked.memory is not None
-            self._check_recorded(folder / "memory", folder / "memory", self._checked.memory)
-            self._memory.load(folder / "memory")
-        if self._start.reference == REFERENCE:
-            self._learner.load_reference(folder / REFERENCE)
-
-    def _check_recorded(self, folder: Path, weights: Path, network: Checked | MemoryFolder) -> None:
-        for line in check_recorded(folder, weights, network.model.description, network.architecture):
-            self._say(line)
-
-    def _write_shards(self, folder: Path) -> None:
-        """All learners' shards, and what describes the policy: `megasharp convert` reads `policy` and `hf`."""
-        (folder / "policy").mkdir()
-        self._learner.save(folder / "policy")
-        if self._memory is not None:
-            (folder / "memory").mkdir()
-            self._memory.save(folder / "memory")
-            assert self._checked.memory is not None
-            record_arguments(folder / "memory", self._checked.memory.architecture)
-        if self._reference_moved():
-            (folder / REFERENCE).mkdir()
-            self._learner.save_reference(folder / REFERENCE)
-        (folder / "hf").mkdir()
-        carry_over(self._checked.model.description, folder / "hf")
-        record_arguments(folder, self._checked.architecture)
-        if self._checked.config.checkpoint.export_hf:
-            write_hf_folder(folder / "hf_export", self._checked.model.description, self._learner.export_weights())
 
     def _evaluate(self, step: int, only_missing: bool = False) -> bool:
         """Evaluate the weights after `step`; returns whether they are the best so far by `checkpoint.keep_best`."""
@@ -330,12 +322,13 @@ class _Run:
         """Keep the checkpoint of the best evaluation from retention; returns its step."""
         metric = self._checked.config.checkpoint.keep_best
         best = self._control.state.best.get(metric) if metric else None
-        self._store.best = best.step if best else None
-        return self._store.best
+        step = best.step if best else None
+        self._checkpoints.protect(step)
+        return step
 
     def _evaluate_suite(self, step: int, suite: Suite, memory: MemoryNeed | None) -> dict[str, float]:
         config = self._checked.config
-        with self._clock.stage("eval"):
+        with self._clock.stage("eval"), signals.interruptible():
             result = evaluate(
                 self._engine,
                 suite,

@@ -1,27 +1,29 @@
-"""Checkpoints of a run: written beside their place, renamed into it, verified when read, pruned by retention."""
+"""Checkpoints of a run: written beside their place, renamed into it, verified when read, pruned by retention.
+
+One is written at a time, and training may go on meanwhile: `begin`, then `poll` until it is there. `latest` names a
+complete checkpoint at every moment from the first one on.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
-from megasharp.checkpoint.manifest import (
-    CursorEntry,
-    Manifest,
-    describe_files,
-    sha256,
-)
+from megasharp.checkpoint.manifest import CursorEntry, FileEntry, Manifest, describe_files, hash_files
 from megasharp.convert.record import software_versions
 from megasharp.errors import UserError, disk_is_full, one_line
-from megasharp.files import flush, write_text
+from megasharp.files import FileHash, flush, write_text
 from megasharp.prolonged.control import ControlState
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,36 @@ class RunState:
     control: ControlState = field(default_factory=ControlState)
 
 
+class Writing(Protocol):
+    """A checkpoint's content on its way to the disk."""
+
+    def is_written(self) -> bool:
+        """Whether `finish` will not have to wait."""
+        ...
+
+    def finish(self) -> Mapping[Path, FileHash]:
+        """Complete the content; returns the files whose hashes are known already."""
+        ...
+
+
+class _Written:
+    """Content that was complete at once."""
+
+    def is_written(self) -> bool:
+        return True
+
+    def finish(self) -> Mapping[Path, FileHash]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    state: RunState
+    final: Path
+    partial: Path
+    writing: Writing
+
+
 class CheckpointStore:
     """The folder `checkpoints/` of a run. The `keep_last` newest stay, every `keep_every`-th step, and step `best`."""
 
@@ -50,54 +82,70 @@ class CheckpointStore:
         self._keep_last = keep_last
         self._keep_every = keep_every
         self.best: int | None = None
+        self._pending: _Pending | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, state: RunState, write: Callable[[Path], None]) -> Path:
-        """Write a checkpoint: `write` fills an empty folder, the manifest follows, then the folder gets its name.
+    def save(self, state: RunState, write: Callable[[Path], None]) -> None:
+        """Write a checkpoint: `write` fills an empty folder. Raises as `begin` does."""
 
-        Raises UserError in one line when the disk is full; the partial folder is removed.
+        def begin(folder: Path) -> Writing:
+            write(folder)
+            return _Written()
+
+        self.begin(state, begin)
+        self.finish()
+
+    def begin(self, state: RunState, write: Callable[[Path], Writing]) -> None:
+        """Begin a checkpoint, after one under way is finished: `write` begins to fill an empty folder.
+
+        Raises UserError in one line when the disk is full or cannot be written; the partial folder is removed. That
+        goes for `poll` and `finish` too.
         """
+        self.finish()
         final = self._folder / f"step_{state.step:06d}"
-        partial = self._folder / f".{final.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
+        partial = self._folder / f".{final.name}{_PARTIAL}"
+        with self._removed_if_it_fails(final, partial):
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            write(partial)
-            self._complete(partial, state)
-            if final.exists():
-                # Only a checkpoint of a step that is being repeated after a failed resume can stand here.
-                shutil.rmtree(final)
-            partial.rename(final)
+            self._pending = _Pending(state, final, partial, write(partial))
+
+    def poll(self) -> None:
+        """Complete the checkpoint under way, if all of it is written."""
+        if self._pending is not None and self._pending.writing.is_written():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint under way and complete it: manifest, then name, then `latest`; prune older ones."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        with self._removed_if_it_fails(pending.final, pending.partial):
+            _complete(pending.partial, pending.state, pending.writing.finish())
+            pending.partial.rename(pending.final)
             flush(self._folder)
-            write_text(self._folder / LATEST, final.name + "\n")
+            write_text(self._folder / LATEST, pending.final.name + "\n")
+        self._prune()
+
+    def abandon(self) -> None:
+        """Give up the checkpoint under way, if there is one: the run ends, and nobody completes it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            shutil.rmtree(pending.partial, ignore_errors=True)
+
+    @contextmanager
+    def _removed_if_it_fails(self, final: Path, partial: Path) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
-            if disk_is_full(error):
+            if disk_is_full(error) or isinstance(error, OSError):
+                reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
                 newest = str(max(self.steps(), default="none"))
                 raise UserError(
-                    f"{final}: no space left on the disk, this checkpoint was not written; newest complete step: "
-                    f"{newest}; free space and continue with --resume"
+                    f"{final}: {reason}; this checkpoint was not written; newest complete step: {newest}; mend the "
+                    "disk and continue with --resume"
                 ) from error
             raise
-        self._prune()
-        return final
-
-    def _complete(self, partial: Path, state: RunState) -> None:
-        manifest = Manifest(
-            step=state.step,
-            policy_version=state.policy_version,
-            memory_version=state.memory_version,
-            cursor=CursorEntry(epoch=state.cursor_epoch, position=state.cursor_position),
-            pending=[CursorEntry(epoch=epoch, position=position) for epoch, position in state.pending],
-            reference=state.reference,
-            skipped_in_a_row=state.skipped_in_a_row,
-            control=state.control,
-            files=describe_files(partial),
-            software=software_versions(),
-        )
-        for name in manifest.files:
-            flush(partial / name)
-        write_text(partial / MANIFEST, manifest.model_dump_json(indent=1))
 
     def steps(self) -> list[int]:
         """Steps of complete checkpoints, oldest first."""
@@ -124,6 +172,28 @@ class CheckpointStore:
             raise UserError(f"{self._folder}: no complete checkpoint: {problems[0]}")
         return None
 
+    def take_up(self, damaged: Callable[[str], None]) -> tuple[Path, RunState] | None:
+        """`newest`, for the run that goes on from there; only the process that holds the run may call it.
+
+        Newer checkpoints, damaged ones, make way for those that will be written in their place: they are renamed.
+        What a killed process was writing goes.
+        """
+        for left in self._folder.glob(f".step_*{_PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
+        found = self.newest(damaged)
+        if found is None:
+            return None
+        folder, state = found
+        newer = [step for step in self.steps() if step > state.step]
+        if newer:
+            write_text(self._folder / LATEST, folder.name + "\n")
+        for step in newer:
+            name = f"step_{step:06d}"
+            aside = self._folder / f"damaged_{name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            (self._folder / name).rename(aside)
+        return found
+
     @staticmethod
     def problem(folder: Path) -> str | None:
         """What is wrong with a checkpoint, or None: the manifest reads, and every file has its size and hash."""
@@ -131,13 +201,18 @@ class CheckpointStore:
             manifest = _read_manifest(folder)
         except UserError as error:
             return str(error)
-        for name, entry in manifest.files.items():
-            path = folder / name
+        entries = {folder / name: entry for name, entry in manifest.files.items()}
+        for path in entries:
             if not path.is_file():
                 return f"{path} is missing"
-            if path.stat().st_size != entry.size or sha256(path) != entry.sha256:
-                return f"{path} differs from what was saved"
-        return None
+        differing = (path for path, entry in entries.items() if path.stat().st_size != entry.size)
+        try:
+            found = next(differing, None) or next(
+                (path for path, now in hash_files([*entries]).items() if FileEntry.of(now) != entries[path]), None
+            )
+        except OSError as error:
+            return f"{folder} cannot be read: {one_line(error)}"
+        return f"{found} differs from what was saved" if found else None
 
     def _prune(self) -> None:
         steps = self.steps()
@@ -174,3 +249,22 @@ def read_state(folder: Path) -> RunState:
         control=manifest.control,
         pending=tuple((entry.epoch, entry.position) for entry in manifest.pending),
     )
+
+
+def _complete(folder: Path, state: RunState, known: Mapping[Path, FileHash]) -> None:
+    """Everything to the disk, and the manifest last."""
+    manifest = Manifest(
+        step=state.step,
+        policy_version=state.policy_version,
+        memory_version=state.memory_version,
+        cursor=CursorEntry(epoch=state.cursor_epoch, position=state.cursor_position),
+        pending=[CursorEntry(epoch=epoch, position=position) for epoch, position in state.pending],
+        reference=state.reference,
+        skipped_in_a_row=state.skipped_in_a_row,
+        control=state.control,
+        files=describe_files(folder, known),
+        software=software_versions(),
+    )
+    for path in folder.rglob("*"):
+        flush(path)
+    write_text(folder / MANIFEST, manifest.model_dump_json(indent=1))

@@ -37,7 +37,7 @@ def described(processes: Iterable[psutil.Process]) -> str:
 def main(folder: str) -> None:
     """Returns when the driver has gone and everything is ended."""
     # A terminal's interrupt is the driver's business; this outlives it.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     family, ended = _watch(sys.stdin.fileno())
     if ended is not None:

@@ -187,7 +187,7 @@ def _init(address: str, options: Mapping[str, Any]) -> str:
     # A signal for this process and its children would end Ray's servers before anything could be closed.
     ray._private.services.ConsolePopen = partial(subprocess.Popen, start_new_session=True)
     # A Ray that is half started cannot be ended in good order; one that is joined may let us wait for ever.
-    with signals.held() if address == "local" else nullcontext():
+    with signals.held() if address == "local" else nullcontext(), signals.save_kept_from_children():
         context = ray.init(address=address, configure_logging=False, log_to_driver=False, **options)
     return str(context.address_info["gcs_address"])
 

@@ -28,6 +28,8 @@ from megasharp.algos.gate import DEFAULT_QUANTILE
 from megasharp.algos.recipe import MiniBatchStats, Recipe
 from megasharp.convert.lora import LoraSettings, record_adapters
 from megasharp.convert.rope import rotary_frequencies
+from megasharp.files import FileHash
+from megasharp.mcore.background import ShardWriting
 from megasharp.mcore.first_weights import first_weights
 from megasharp.mcore.forward import HeadRequest, HeadSettings, MicroResult, Passes, token_inputs
 from megasharp.mcore.model import (
@@ -127,6 +129,7 @@ class RankLearner:
             )
         self._offloader = Offloader(self._ddp, self._optimizer)
         self._reference: list[Tensor] | None = None
+        self._writings: list[ShardWriting] = []
         self.set_reference()
 
     @property
@@ -209,10 +212,25 @@ class RankLearner:
 
     def save(self, folder: Path) -> None:
         """Write this rank's shards into `folder`."""
+        self.begin_save(folder, copy=False)
+        self.finish_saves()
+
+    def begin_save(self, folder: Path, copy: bool) -> None:
+        """Begin to write this rank's shards; with `copy` training may go on meanwhile. Ends with `finish_saves`."""
         with self._on_device():
-            save_state(folder, self._ddp, self._optimizer, self._scheduler)
+            self._writings.append(save_state(folder, self._ddp, self._optimizer, self._scheduler, copy=copy))
         if self._settings.lora is not None and dist.get_rank() == 0:
             record_adapters(folder, self._settings.lora, Path(self._settings.folder))
+
+    def saves_are_written(self) -> bool:
+        """Whether nothing that was begun is still being written on this rank."""
+        return all(writing.done for writing in self._writings)
+
+    def finish_saves(self) -> dict[str, FileHash]:
+        """Wait for what was begun and complete it; returns this rank's files by absolute path."""
+        writings, self._writings = self._writings, []
+        with self._on_device():
+            return {path: written for writing in writings for path, written in writing.finish().items()}
 
     def load(self, folder: Path) -> None:
         """Read shards written under any layout."""
@@ -230,8 +248,13 @@ class RankLearner:
 
     def save_reference(self, folder: Path) -> None:
         """Write this rank's shards of the reference, if there is one, into `folder`."""
+        self.begin_save_reference(folder)
+        self.finish_saves()
+
+    def begin_save_reference(self, folder: Path) -> None:
+        """Begin to write the reference's shards; training may go on meanwhile. Ends with `finish_saves`."""
         with self._on_device(), self._reference_weights():
-            save_model(folder, self._chunks)
+            self._writings.append(save_model(folder, self._chunks, copy=True))
 
     def load_reference(self, folder: Path) -> None:
         """Read what `save_reference` wrote, under any layout."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megasharp.convert.lora import is_adapter
+from megasharp.mcore.background import ShardWriting
 from megasharp.mcore.optimizer import parts
 
 # Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
@@ -46,19 +45,21 @@ def save_state(
     chunks: Sequence[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     scheduler: OptimizerParamScheduler,
-) -> None:
-    """Write into the existing empty folder; all ranks must call it."""
+    *,
+    copy: bool,
+) -> ShardWriting:
+    """Begin to write into the existing empty folder; all ranks must call it. `copy`: training goes on meanwhile."""
     for part in parts(optimizer):
         # Megatron cannot save moments that do not exist yet, before the first step or after a reset.
         part.init_state_fn(part.optimizer, part.config)
     state = _sharded(chunks, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
-    write_shards(state, folder)
+    return ShardWriting(state, folder, METADATA, copy=copy)
 
 
-def save_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
-    """Write weights alone into the existing empty folder; all ranks must call it."""
-    write_shards({"model": _sharded_model(chunks, dict(METADATA))}, folder)
+def save_model(folder: Path, chunks: Sequence[GPTModel], *, copy: bool) -> ShardWriting:
+    """Begin to write weights alone into the existing empty folder; all ranks must call it."""
+    return ShardWriting({"model": _sharded_model(chunks, dict(METADATA))}, folder, METADATA, copy=copy)
 
 
 def load_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
@@ -78,14 +79,6 @@ def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
     for number, chunk in enumerate(chunks):
         found = chunk.load_state_dict(loaded[str(number)], strict=False)
         assert not found.unexpected_keys and all(map(is_adapter, found.missing_keys)), found
-
-
-def write_shards(state: dict[str, Any], folder: Path) -> None:
-    """Write a sharded state dictionary into the existing empty folder; all ranks must call it."""
-    if filesystem_async._results_queue is None:
-        # Megatron's own queue is a process, which outlives a killed rank; a save that is waited for needs none.
-        filesystem_async._results_queue = queue.Queue()
-    dist_checkpointing.save(state, str(folder), content_metadata=METADATA)
 
 
 def load_state(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
+from megasharp.files import FileHash
 from megasharp.mcore.learner import Annotation, Annotations, add_metrics
 from megasharp.mcore.rank import POLICY
 from megasharp.types import MicroBatch, MiniBatch, StepBatch, StepStats
@@ -79,6 +80,22 @@ class RanksLearner:
     def save(self, folder: Path) -> None:
         """Write all ranks' shards into `folder`."""
         self._call("save", folder)
+
+    def begin_save(self, folder: Path, copy: bool) -> None:
+        """Begin to write all ranks' shards into `folder`; with `copy` training may go on meanwhile."""
+        self._call("begin_save", folder, copy)
+
+    def begin_save_reference(self, folder: Path) -> None:
+        """Begin to write the reference's weights into `folder`; training may go on meanwhile."""
+        self._call("begin_save_reference", folder)
+
+    def saves_are_written(self) -> bool:
+        """Whether no rank is writing any more."""
+        return all(self._call("saves_are_written"))
+
+    def finish_saves(self) -> dict[Path, FileHash]:
+        """Wait for what was begun and complete it; returns the ranks' files. All else in the folder is small."""
+        return {Path(path): written for rank in self._call("finish_saves") for path, written in rank.items()}
 
     def load(self, folder: Path) -> None:
         """Read shards written under any layout."""

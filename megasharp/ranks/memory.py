@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +26,11 @@ class MemoryNetwork:
         self._learner = learner
         self._layout = dataclasses.replace(layout, mini_batches=1)
         self._recipe = cross_entropy_recipe()
+
+    @property
+    def learner(self) -> RanksLearner:
+        """Who is saved and loaded: the network's weights and optimizer."""
+        return self._learner
 
     def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
         """One optimizer step on all responses of `groups`; figures under `memory/`."""
@@ -54,11 +58,3 @@ class MemoryNetwork:
     def onload(self) -> None:
         """Undo `offload`."""
         self._learner.onload()
-
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer into the empty folder `folder`."""
-        self._learner.save(folder)
-
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote."""
-        self._learner.load(folder)

@@ -92,3 +92,19 @@ def test_while_ray_starts(command: Command, temporary: Path) -> None:
     assert ended == (143, "megasharp: stopped by SIGTERM; no step was finished, so the same command starts anew\n")
     assert [*temporary.glob("msray-*"), *temporary.glob("megasharp-*")] == []
     assert "step 1/1" in command.run(*command.train("steps=1", "name=a"))
+
+
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_a_run_whose_time_is_nearly_up(command: Command, backend: str) -> None:
+    """It saves where it stands, wants to be started again, and goes on there; children hear the signal too."""
+    options = ("name=a", "policy.tp=2", f"cluster.backend={backend}", "checkpoint.every=1000")
+    process = command.start(*command.train("steps=500", *options))
+    metrics = command.runs / "a" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
+    code, error = stopped(process, lambda: to_all(process, signal.SIGUSR1))
+    step = len(command.rows("a"))
+    assert (code, error) == (75, f"megasharp: SIGUSR1: saved after step {step}; continue with --resume\n")
+    assert (command.runs / "a" / "checkpoints" / "latest").read_text() == f"step_{step:06d}\n"
+    out = command.run(*command.train(f"steps={step + 1}", *options), "--resume")
+    assert f"after step {step}" in out
+    assert [row["step"] for row in command.rows("a")] == list(range(1, step + 2))

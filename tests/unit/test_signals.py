@@ -20,9 +20,16 @@ from megasharp.errors import UserError
 @pytest.fixture(autouse=True)
 def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The state and the handlers of this process as they were."""
-    for name, value in (("arrived", None), ("late", False), ("waiting", False), ("holds", 0)):
+    for name, value in (
+        ("arrived", None),
+        ("late", False),
+        ("waiting", False),
+        ("holds", 0),
+        ("save", False),
+        ("at_once", False),
+    ):
         monkeypatch.setattr(signals._State, name, value)
-    before = {number: signal.getsignal(number) for number in signals.NUMBERS}
+    before = {number: signal.getsignal(number) for number in (*signals.NUMBERS, signals.SAVE)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -147,3 +154,43 @@ def test_children_never_get_an_interrupt() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=60)[0] == b"whole\n"
+
+
+def test_a_save_is_asked_for_where_nothing_is_lost() -> None:
+    reached: list[str] = []
+    with signals.save_heard():
+        send(signal.SIGUSR1)
+        reached.append("elsewhere it waits")
+        with pytest.raises(signals.SaveAsked), signals.interruptible():
+            reached.append("never")
+    assert reached == ["elsewhere it waits"]
+    send(signal.SIGUSR1)  # Late ones change nothing.
+
+
+def test_sampling_ends_at_once_when_a_save_is_asked_for() -> None:
+    reached: list[str] = []
+    with signals.save_heard(), pytest.raises(signals.SaveAsked), signals.interruptible():
+        with signals.held():
+            send(signal.SIGUSR1)
+            reached.append("what is held is finished")
+        reached.append("never")
+    assert reached == ["what is held is finished"]
+
+
+def test_a_run_that_saved_is_to_be_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise signals.TimeIsUp("saved after step 3")
+
+    assert outcome(command, capsys) == (75, "megasharp: saved after step 3\n")
+
+
+def test_children_do_not_hear_it() -> None:
+    for started in (signals.kept_from_children, signals.save_kept_from_children):
+        with started():
+            child = subprocess.Popen(["sleep", "60"])
+        child.send_signal(signal.SIGUSR1)
+        time.sleep(0.2)
+        assert child.poll() is None
+        child.kill()
+        child.wait()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == set()

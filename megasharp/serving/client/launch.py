@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from megasharp import signals
 from megasharp.errors import UserError
 from megasharp.files import private
 from megasharp.scratch import SHARED_MEMORY, Scratch, parent_for_sockets, remove_abandoned
@@ -294,14 +295,15 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     # Not resolved: a virtual environment's Python is a link, and knows its packages by its own path.
     python = str(settings.python.absolute())
-    return subprocess.Popen(
-        [python, child.__file__, str(os.getpid()), python, *settings.command, str(config)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env=variables,
-        start_new_session=True,
-    )
+    with signals.save_kept_from_children():
+        return subprocess.Popen(
+            [python, child.__file__, str(os.getpid()), python, *settings.command, str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=variables,
+            start_new_session=True,
+        )
 
 
 def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:

@@ -166,10 +166,28 @@ def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, damage: 
     assert "\n" not in str(refused.value)
 
 
-def test_a_repeated_step_replaces_its_checkpoint(tmp_path: Path) -> None:
-    store = store_with(tmp_path, [1])
-    store.save(state(1), lambda folder: (folder / "other").write_text("new") and None)
-    assert sorted(path.name for path in (tmp_path / "step_000001").iterdir()) == ["manifest.json", "other"]
+def test_damaged_newer_checkpoints_make_way(tmp_path: Path) -> None:
+    """Else the run would write into their names, and `latest` would name something that is being replaced."""
+    store = store_with(tmp_path, [1, 2, 3])
+    (tmp_path / "step_000003" / "notes.txt").write_text("hullo")
+    (tmp_path / "step_000002" / "policy" / "shard_0").unlink()
+    (tmp_path / ".step_000004.partial").mkdir()
+    said: list[str] = []
+    found = store.take_up(said.append)
+    assert found is not None and found[1] == state(1)
+    assert [line.split("/")[-2:] for line in said] == [
+        ["step_000003", "notes.txt differs from what was saved"],
+        ["policy", "shard_0 is missing"],
+    ]
+    assert (tmp_path / "latest").read_text() == "step_000001\n" and store.steps() == [1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "damaged_step_000002",
+        "damaged_step_000003",
+        "latest",
+        "step_000001",
+    ]
+    store.save(state(2), write)
+    assert store.steps() == [1, 2] and (tmp_path / "latest").read_text() == "step_000002\n"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

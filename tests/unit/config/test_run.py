@@ -25,7 +25,6 @@ UNBUILT = [
     "policy.cp=2",
     "reward.workers=2",
     "cluster.gpus_per_node=8",
-    "checkpoint.asynchronous=true",
     "log.wandb=project",
     "log.mlflow=project",
     "guard.spike_sigma=6.0",

@@ -1,0 +1,115 @@
+"""What a run saves, and how it comes back: all learners' shards, and what describes the policy beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from megasharp.build.check import Checked, MemoryFolder
+from megasharp.build.parts import Learners
+from megasharp.build.resume import check_recorded
+from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
+from megasharp.convert.arguments import record_arguments
+from megasharp.convert.hf_write import carry_over, write_hf_folder
+from megasharp.files import FileHash
+from megasharp.ranks.learner import RanksLearner
+
+# The part of a checkpoint that holds the reference's weights, once a reset has made them others than the run's first.
+REFERENCE = "reference"
+_POLICY, _MEMORY, _HF = "policy", "memory", "hf"
+
+
+class Checkpoints:
+    """The checkpoints of a run that holds its folder. With `checkpoint.asynchronous` training goes on meanwhile."""
+
+    def __init__(self, checked: Checked, folder: Path, say: Callable[[str], None]) -> None:
+        config = checked.config.checkpoint
+        self._checked = checked
+        self._say = say
+        self._store = CheckpointStore(folder, config.keep_last, config.keep_every)
+        self._found = self._store.take_up(lambda problem: say(f"passing over a damaged checkpoint: {problem}"))
+
+    @property
+    def start(self) -> RunState:
+        """Where the run goes on; its beginning where there is no checkpoint."""
+        return self._found[1] if self._found else RunState(reference=str(self._checked.model.path))
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._found is not None
+
+    def load(self, learners: Learners) -> None:
+        """Fill the learners from the checkpoint to go on from."""
+        assert self._found is not None
+        folder, state = self._found
+        self._check_recorded(folder, folder / _POLICY, self._checked)
+        learners.policy.load(folder / _POLICY)
+        if learners.memory is not None:
+            assert self._checked.memory is not None
+            self._check_recorded(folder / _MEMORY, folder / _MEMORY, self._checked.memory)
+            learners.memory.learner.load(folder / _MEMORY)
+        if state.reference == REFERENCE:
+            learners.policy.load_reference(folder / REFERENCE)
+
+    def _check_recorded(self, folder: Path, weights: Path, network: Checked | MemoryFolder) -> None:
+        for line in check_recorded(folder, weights, network.model.description, network.architecture):
+            self._say(line)
+
+    def protect(self, best: int | None) -> None:
+        """Keep this step's checkpoint from retention."""
+        self._store.best = best
+
+    def save(self, state: RunState, learners: Learners, *, wait: bool) -> None:
+        """Save where the run stands; with `wait` it is complete when this returns."""
+        copy = self._checked.config.checkpoint.asynchronous and not wait
+        self._store.begin(state, lambda folder: self._begin(state, learners, folder, copy))
+        if not copy:
+            self._store.finish()
+
+    def poll(self) -> None:
+        """Complete the checkpoint under way, if all of it is written."""
+        self._store.poll()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint under way, if there is one, and complete it."""
+        self._store.finish()
+
+    def abandon(self) -> None:
+        """Give up the checkpoint under way: the run has ended."""
+        self._store.abandon()
+
+    def _begin(self, state: RunState, learners: Learners, folder: Path, copy: bool) -> Writing:
+        """All learners' shards, and what describes the policy: `megasharp convert` reads `policy` and `hf`."""
+        checked = self._checked
+        (folder / _HF).mkdir()
+        carry_over(checked.model.description, folder / _HF)
+        record_arguments(folder, checked.architecture)
+        (folder / _POLICY).mkdir()
+        learners.policy.begin_save(folder / _POLICY, copy)
+        saving = [learners.policy]
+        if learners.memory is not None:
+            assert checked.memory is not None
+            (folder / _MEMORY).mkdir()
+            record_arguments(folder / _MEMORY, checked.memory.architecture)
+            learners.memory.learner.begin_save(folder / _MEMORY, copy)
+            saving.append(learners.memory.learner)
+        if state.reference == REFERENCE:
+            (folder / REFERENCE).mkdir()
+            learners.policy.begin_save_reference(folder / REFERENCE)
+        if checked.config.checkpoint.export_hf:
+            write_hf_folder(folder / "hf_export", checked.model.description, learners.policy.export_weights())
+        return _Shards(saving)
+
+
+class _Shards:
+    """The learners whose shards are being written."""
+
+    def __init__(self, learners: list[RanksLearner]) -> None:
+        self._learners = learners
+
+    def is_written(self) -> bool:
+        return all(learner.saves_are_written() for learner in self._learners)
+
+    def finish(self) -> Mapping[Path, FileHash]:
+        return {path: found for learner in self._learners for path, found in learner.finish_saves().items()}
