@@ -250,7 +250,7 @@ class CheckpointConfig(Section):
     keep_last: int = Field(default=3, ge=1)
     keep_every: int | None = Field(default=None, ge=1)
     keep_best: str | None = None
-    asynchronous: bool = False
+    asynchronous: bool = True
     export_hf: bool = False
 
 

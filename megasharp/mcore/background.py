@@ -16,7 +16,9 @@ from typing import Any
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from torch.distributed.checkpoint.api import CheckpointException
 
+from megasharp.errors import one_line
 from megasharp.files import FileHash
 
 # One of Megatron's files: its path, its key, and (bytes, tensors) with the plan's items.
@@ -53,13 +55,18 @@ class ShardWriting:
     def finish(self) -> dict[str, FileHash]:
         """Wait until all ranks have written, complete the folder, and say what this rank wrote, by absolute path.
 
-        All ranks must call it, in the order in which the writings began. Raises what Megatron raises where a rank
+        All ranks must call it, in the order in which the writings began. Raises RuntimeError on all of them where one
         could not write.
         """
         if self._thread is not None:
             self._thread.join()
-        for step in self._request.finalize_fns:
-            step()
+        try:
+            for step in self._request.finalize_fns:
+                step()
+        except CheckpointException as error:
+            # No Exception, by torch's choice, and a page long; only the first rank is told the reasons.
+            reasons = "; ".join(f"rank {rank}: {one_line(told[0])}" for rank, told in error.failures.items())
+            raise RuntimeError(f"shards were not written: {reasons or 'another rank says why'}") from None
         return self._files
 
     def _write(self, transforms: list[Any], buckets: list[_Bucket], results: queue.Queue[Any]) -> None:

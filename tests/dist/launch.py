@@ -99,20 +99,20 @@ def run_ranks(
 
 
 def _start(folder: Path, rank: int, world: int, alive: Connection) -> ForkServerProcess:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_IMPORTED_ONCE])
     variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_run, args=(folder, rank, {**os.environ, **_VARIABLES, **variables}, alive))
-    with _environment(_VARIABLES):
+    with forked_environment():
         process.start()
     return process
 
 
 @contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Libraries read some variables when they are imported."""
+def forked_environment() -> Iterator[None]:
+    """Processes of the fork server that start inside have its imports: libraries read some variables meanwhile."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*_IMPORTED_ONCE])
     before = dict(os.environ)
-    os.environ.update(variables)
+    os.environ.update(_VARIABLES)
     try:
         yield
     finally:

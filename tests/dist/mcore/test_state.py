@@ -93,7 +93,7 @@ def one_more(learner: RanksLearner, sequences: list[Sequence], layout_name: str)
 def save_all(
     rank: int, world: int, root: Path, sequences: list[Sequence], cases: list[tuple[Case, str]]
 ) -> list[Point]:
-    """Train, save, and go on without a break."""
+    """Train, save, and go on while it is being written."""
     points = []
     for case, layout in cases:
         folder = checkpoint(root, case, layout)
@@ -104,8 +104,9 @@ def save_all(
         with learner_on(values) as (learner, _):
             for _ in range(STEPS):
                 step(learner, sequences, layout)
-            learner.save(folder)
+            learner.begin_save(folder, copy=True)
             points.append(one_more(learner, sequences, layout))
+            learner.finish_saves()
     return points
 
 
