@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +44,7 @@ from megasharp.metrics.console import (
 )
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog, read_metrics
-from megasharp.prolonged.control import Control
+from megasharp.prolonged.control import Control, ControlState
 from megasharp.report.curves import plot_training
 from megasharp.report.passk import plot_pass_at_k
 from megasharp.types import Group
@@ -89,6 +90,18 @@ def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
         stack.callback(folder.close)
         attempt = stack.enter_context(AttemptLog(folder.logs))
         _Run(checked, folder, attempt, say, stack).train()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the data and the decisions of a run stood when its last step was done: more may have been begun since.
+
+    `pending` are the (epoch, position) of prompts before the cursor that no step trained on.
+    """
+
+    cursor: DataCursor
+    pending: tuple[tuple[int, int], ...]
+    control: ControlState
 
 
 class _Run:
@@ -137,7 +150,7 @@ class _Run:
         )
         stack.callback(self._log.close)
         self._telemetry = open_telemetry(stack)
-        self._position = self._where()
+        self._place = self._where()
         self._last: Mapping[str, float] = {}
         self._tokens = 0.0
 
@@ -239,7 +252,7 @@ class _Run:
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
         self._tokens += tokens
         self._last = row
-        self._position = self._where()
+        self._place = self._where()
         signals.check()
         signals.check_save()
 
@@ -261,26 +274,24 @@ class _Run:
                 "sync.verify, sync.in_flight, rollout.max_staleness and the dtypes of both"
             )
 
-    def _where(self) -> tuple[DataCursor, tuple[tuple[int, int], ...]]:
-        """Where the data stream stands, and which prompts before that no step trained on."""
+    def _where(self) -> _Place:
         stream = self._checked.stream
         untrained = [(prompt.epoch, prompt.position) for prompt in self._rollouts.pending()]
         waiting = [(place.epoch, place.position) for place in stream.pending]
-        return stream.cursor, (*untrained, *waiting)
+        return _Place(stream.cursor, (*untrained, *waiting), self._control.state)
 
     def _checkpoint(self, step: int, skipped_in_a_row: int, *, wait: bool) -> None:
-        # Of the last finished step: prompts may have been taken since.
-        cursor, pending = self._position
+        place = self._place
         state = RunState(
             step=step,
             policy_version=self._sync.version,
             memory_version=max(self._sync.memory_version, 0),
-            cursor_epoch=cursor.epoch,
-            cursor_position=cursor.position,
-            pending=pending,
+            cursor_epoch=place.cursor.epoch,
+            cursor_position=place.cursor.position,
+            pending=place.pending,
             reference=REFERENCE if self._reference_moved() else str(self._checked.model.path),
             skipped_in_a_row=skipped_in_a_row,
-            control=self._control.state,
+            control=place.control,
         )
         with self._clock.stage("checkpoint"):
             self._checkpoints.save(state, self._learners, wait=wait or step == self._checked.config.steps)
@@ -304,6 +315,7 @@ class _Run:
                 else:
                     figures |= self._evaluate_suite(step, suite, use)
         self._control.evaluated(step, figures, scheduled=self._evaluation_is_due(step))
+        self._place = replace(self._place, control=self._control.state)
         return self._protect_best() == step
 
     def _stored(self, step: int) -> dict[str, float]:
