@@ -45,17 +45,19 @@ fleet: $(VENV)/.base $(FLEET)/.built
 quickstart: $(VENV)/.base
 	$(BIN)/megasharp train examples/quickstart/run.yaml
 
-# Tests are many small computations and ranks that share the cores: more threads only get into each other's way.
+# Tests are many small computations and ranks that share the cores: more threads only get into each other's way. Two
+# files at a time; a file's own fixtures are made once.
+TWO := -n 2 --dist loadfile
 test test-unit test-slurm test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
 	$(BIN)/ruff format --check megasharp tools tests
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests -m "not long"
+	$(BIN)/python -m pytest $(TWO) tests -m "not long"
 
 test-unit: $(VENV)/.test
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest $(TWO) tests/unit
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long -m long
