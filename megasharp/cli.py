@@ -26,7 +26,11 @@ app.add_typer(runs_app, name="runs")
 def train(
     config: Annotated[Path, typer.Argument(help="The run's YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value overrides by dotted path.")] = None,
-    resume: Annotated[bool, typer.Option(help="Continue the run of this name.")] = False,
+    resume: Annotated[bool, typer.Option(help="Continue the run of this name, or start it.")] = False,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="With --resume: a key of the run that may change; repeatable."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the resolved config and the layout; start nothing.")] = False,
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
 ) -> None:
@@ -43,7 +47,9 @@ def train(
     from megasharp.build.train import train as run_training
 
     typer.echo(describe(checked))
-    folder = run_training(checked, runs / checked.config.name, resume=resume, say=typer.echo)
+    folder = run_training(
+        checked, runs / checked.config.name, resume=resume, allowed=allow_change or [], say=typer.echo
+    )
     typer.echo(f"run folder: {folder}")
 
 

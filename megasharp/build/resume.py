@@ -5,7 +5,7 @@ That holds for its keys, and for the config.json of its models, which may have b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import holds_no_run
@@ -18,14 +18,30 @@ from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError, one_line
 
 # Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
-IDENTITY = ("model", "policy.lora", "data", "seed", "recipe", "rollout")
+IDENTITY = (
+    "model",
+    "policy.lora",
+    "policy.optimizer",
+    "data",
+    "seed",
+    "recipe",
+    *(
+        f"rollout.{key}"
+        for key in ("engine", "temperature", "top_p", "top_k", "max_staleness", "oversample", "stragglers")
+    ),
+)
 
 
-def check_resume(root: Path, config: RunConfig) -> list[str]:
-    """Lines that name harmless changes since the last attempt; none for a run that does not exist yet.
+def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> list[str]:
+    """Lines that name changes since the last attempt; none for a run that does not exist yet.
 
-    Raises UserError for a folder that is no run, and for a changed key of `IDENTITY`.
+    `allowed` are keys or sections of `IDENTITY` that may change all the same. Raises UserError for a folder that is no
+    run, for an allowed key that no configuration has, and for changed keys of `IDENTITY`, naming each.
     """
+    now = dict(_flat(parse_yaml(dump_yaml(config), str(root))))
+    for name in allowed:
+        if not any(_within(key, name) for key in (*now, *IDENTITY)):
+            raise UserError(f"--allow-change {name}: no configuration has this key")
     if holds_no_run(root):
         return []
     path = root / "config.yaml"
@@ -36,15 +52,23 @@ def check_resume(root: Path, config: RunConfig) -> list[str]:
     if not isinstance(stored, dict):
         raise UserError(f"{path}: not a run's configuration, so nothing to resume")
     before = dict(_flat(_with_defaults(stored, str(path))))
-    now = dict(_flat(parse_yaml(dump_yaml(config), str(path))))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    for key in changed:
-        if any(f"{key}.".startswith(f"{name}.") for name in IDENTITY):
-            raise UserError(
-                f"{root}: {key} was {before.get(key)!r} and is now {now.get(key)!r}, which is another run; "
-                "choose another name= for it"
-            )
-    return [f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
+    refused = [
+        f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
+        for key in changed
+        if any(_within(key, name) for name in IDENTITY) and not any(_within(key, name) for name in allowed)
+    ]
+    if refused:
+        raise UserError(
+            f"{root}: {'; '.join(refused)}, which is another run; choose another name= for it, or say "
+            "--allow-change KEY"
+        )
+    decay = config.policy.optimizer.decay
+    notes = {} if decay == "constant" else {"steps": f" (the {decay} decay of the learning rate ends there)"}
+    return [
+        f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}{notes.get(key, '')}"
+        for key in changed
+    ]
 
 
 def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture) -> list[str]:
@@ -64,6 +88,10 @@ def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture)
         return [f"{missing}: {model / CONFIG_FILE} could not be checked against it"]
     check_arguments(model / CONFIG_FILE, arch, weights, model_arguments(read_config(saved.parent)[2]))
     return [f"{missing}: {model / CONFIG_FILE} was compared with {saved}, which was saved with it"]
+
+
+def _within(key: str, name: str) -> bool:
+    return f"{key}.".startswith(f"{name}.")
 
 
 def _with_defaults(stored: Tree, where: str) -> Tree:

@@ -52,13 +52,15 @@ from megasharp.types import Group
 Say = Callable[[str], None]
 
 
-def train(checked: Checked, root: Path, *, resume: bool, say: Say) -> Path:
+def train(checked: Checked, root: Path, *, resume: bool, say: Say, allowed: Sequence[str] = ()) -> Path:
     """Run to the end; returns the run's folder. `say` prints one line for the user.
+
+    `allowed` are keys that a resumed run may change though it is another experiment then.
 
     Raises UserError for what the user can mend, TrainingStopped when the run ended itself.
     """
     try:
-        _train(checked, root, resume, say)
+        _train(checked, root, resume, allowed, say)
     except BaseException:
         number = signals.arrived()
         if number is None:
@@ -71,9 +73,9 @@ def _how_to_go_on(root: Path) -> str:
     return "continue with --resume" if has_begun(root) else "no step was finished, so the same command starts anew"
 
 
-def _train(checked: Checked, root: Path, resume: bool, say: Say) -> None:
+def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], say: Say) -> None:
     limit_threads(checked.architecture)
-    for change in check_resume(root, checked.config) if resume else []:
+    for change in check_resume(root, checked.config, allowed) if resume else []:
         say(change)
     stream, data = checked.stream, checked.config.data
     if stream.skipped:

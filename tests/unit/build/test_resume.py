@@ -55,7 +55,7 @@ def test_harmless_changes_are_named(tmp_path: Path) -> None:
     lines = check_resume(_stored(tmp_path), _config("steps=300", "policy.tp=2"))
     assert lines == [
         "changed since the last attempt: policy.tp: 1 -> 2",
-        "changed since the last attempt: steps: 200 -> 300",
+        "changed since the last attempt: steps: 200 -> 300 (the linear decay of the learning rate ends there)",
     ]
 
 
@@ -67,12 +67,42 @@ def test_harmless_changes_are_named(tmp_path: Path) -> None:
         "data.prompts_per_step=4",
         "recipe.methods=[grpo,kl]",
         "rollout.temperature=0.7",
+        "policy.optimizer.lr=0.5",
     ],
 )
 def test_another_experiment_is_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(UserError, match="another run") as refused:
         check_resume(_stored(tmp_path), _config(override))
     assert override.split("=")[0] in str(refused.value)
+
+
+def test_every_refused_key_is_named_with_the_way_to_allow_it(tmp_path: Path) -> None:
+    before, other = _stored(tmp_path), _config("seed=7", "policy.optimizer.lr=0.5", "steps=9")
+    lr = _config().policy.optimizer.lr
+    with pytest.raises(
+        UserError,
+        match=rf"policy\.optimizer\.lr was {lr} and is now 0\.5; seed was 1 and is now 7, .* say --allow-change KEY$",
+    ):
+        check_resume(before, other)
+    with pytest.raises(UserError, match=r"policy\.optimizer\.lr was [^;]*, which is another run"):
+        check_resume(before, other, ["seed"])
+    assert check_resume(before, other, ["seed", "policy.optimizer"]) == [
+        f"changed since the last attempt: policy.optimizer.lr: {lr} -> 0.5",
+        "changed since the last attempt: seed: 1 -> 7",
+        "changed since the last attempt: steps: 200 -> 9 (the linear decay of the learning rate ends there)",
+    ]
+    with pytest.raises(UserError, match="--allow-change sed: no configuration has this key"):
+        check_resume(before, other, ["sed"])
+
+
+def test_where_a_run_is_carried_out_is_not_what_it_is(tmp_path: Path) -> None:
+    assert len(check_resume(_stored(tmp_path), _config("rollout.engines=3", "policy.dp=2"))) == 2
+
+
+def test_a_schedule_that_does_not_end_with_the_run_needs_no_word(tmp_path: Path) -> None:
+    constant = "policy.optimizer.decay=constant"
+    (line,) = check_resume(_stored(tmp_path, constant), _config(constant, "steps=300"))
+    assert line.endswith("steps: 200 -> 300")
 
 
 @pytest.mark.parametrize("override", ["rank=4", "alpha=8.0", "targets=[qkv]"])
