@@ -25,7 +25,7 @@ from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import RunState
 from megasharp.config.core import dump_yaml
 from megasharp.data.stream import DataCursor
-from megasharp.errors import UserError
+from megasharp.errors import TrainingStopped, UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
 from megasharp.evals.result import EvalResult, save, stored_figures
 from megasharp.evals.suites import Suite
@@ -177,6 +177,10 @@ class _Run:
             with self._progress:
                 loop.run(self._parts(), self._plan(), standing)
             self._evaluate(config.steps)
+        except TrainingStopped:
+            # It said that there is a checkpoint.
+            self._checkpoints.finish()
+            raise
         except signals.SaveAsked:
             raise self._saved(standing) from None
         self._finish()

@@ -119,6 +119,16 @@ def test_a_disk_that_fills_up_costs_one_line_and_no_half_checkpoint(command: Com
     assert (command.runs / "full" / "checkpoints" / "latest").read_text() == "step_000002\n"
 
 
+def test_a_run_that_ends_itself_leaves_the_checkpoint_it_speaks_of(command: Command) -> None:
+    """Answers of one token are all wrong, so dynamic sampling drops every group."""
+    arguments = command.train(
+        "steps=9", "name=a", "recipe.methods=[grpo,dynamic_sampling]", "data.max_response_tokens=1", "guard.nan_limit=2"
+    )
+    line = command.run(*arguments, code=1).splitlines()[-1]
+    assert "2 steps in a row were not applied" in line and "stopped at step 2 with a checkpoint" in line
+    assert (command.runs / "a" / "checkpoints" / "latest").read_text() == "step_000002\n"
+
+
 def test_a_damaged_checkpoint_is_passed_over_by_name(command: Command) -> None:
     command.run(*command.train("steps=2", "checkpoint.every=1", "name=a"))
     shard = next((command.runs / "a" / "checkpoints" / "step_000002" / "policy").glob("*.distcp"))
