@@ -85,8 +85,8 @@ class CheckpointStore:
         self._pending: _Pending | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
-    def save(self, state: RunState, write: Callable[[Path], None]) -> None:
-        """Write a checkpoint: `write` fills an empty folder. Raises as `begin` does."""
+    def save(self, state: RunState, write: Callable[[Path], None]) -> Path:
+        """Write a checkpoint and return its folder: `write` fills an empty one. Raises as `begin` does."""
 
         def begin(folder: Path) -> Writing:
             write(folder)
@@ -94,6 +94,7 @@ class CheckpointStore:
 
         self.begin(state, begin)
         self.finish()
+        return self._step(state.step)
 
     def begin(self, state: RunState, write: Callable[[Path], Writing]) -> None:
         """Begin a checkpoint, after one under way is finished: `write` begins to fill an empty folder.
@@ -102,7 +103,7 @@ class CheckpointStore:
         goes for `poll` and `finish` too.
         """
         self.finish()
-        final = self._folder / f"step_{state.step:06d}"
+        final = self._step(state.step)
         partial = self._folder / f".{final.name}{_PARTIAL}"
         with self._removed_if_it_fails(final, partial):
             shutil.rmtree(partial, ignore_errors=True)
@@ -147,6 +148,9 @@ class CheckpointStore:
                 ) from error
             raise
 
+    def _step(self, step: int) -> Path:
+        return self._folder / f"step_{step:06d}"
+
     def steps(self) -> list[int]:
         """Steps of complete checkpoints, oldest first."""
         names = (path.parent.name.removeprefix("step_") for path in self._folder.glob(f"step_*/{MANIFEST}"))
@@ -161,7 +165,7 @@ class CheckpointStore:
         """
         problems: list[str] = []
         for step in reversed(self.steps()):
-            folder = self._folder / f"step_{step:06d}"
+            folder = self._step(step)
             problem = self.problem(folder)
             if problem is None:
                 return folder, read_state(folder)
@@ -188,10 +192,10 @@ class CheckpointStore:
         if newer:
             write_text(self._folder / LATEST, folder.name + "\n")
         for step in newer:
-            name = f"step_{step:06d}"
+            name = self._step(step).name
             aside = self._folder / f"damaged_{name}"
             shutil.rmtree(aside, ignore_errors=True)
-            (self._folder / name).rename(aside)
+            self._step(step).rename(aside)
         return found
 
     @staticmethod
@@ -220,7 +224,7 @@ class CheckpointStore:
         if self._keep_every is not None:
             kept |= {step for step in steps if step % self._keep_every == 0}
         for step in set(steps) - kept - {self.best}:
-            folder = self._folder / f"step_{step:06d}"
+            folder = self._step(step)
             # Without its manifest it no longer exists, even if the removal is interrupted.
             (folder / MANIFEST).unlink()
             shutil.rmtree(folder, ignore_errors=True)
