@@ -195,7 +195,7 @@ def test_an_architecture_with_another_ones_config_is_refused(save_model) -> None
 def test_a_config_without_a_base_wavelength_is_refused(save_model) -> None:
     path = save_model("ministral") / "config.json"
     path.write_text(path.read_text().replace("10000.0", "null"))
-    with pytest.raises(UserError, match=r"rope_theta=None is not supported \(supported: a number\)"):
+    with pytest.raises(UserError, match=r"rope_parameters.rope_theta=None must be a number above 1"):
         read_config(path.parent)
 
 
