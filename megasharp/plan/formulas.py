@@ -172,19 +172,23 @@ class Lengths:
     response_longest: int
 
     @property
-    def _k(self) -> float:
+    def k(self) -> float:
+        """The spread of responses: 1 for evenly spread ones, more for a thin tail, 0 where all are the longest."""
         return self.response_longest / self.response - 1.0
 
     def longer_than(self, tokens: float) -> float:
         """Share of responses with more than `tokens` tokens."""
         if tokens >= self.response_longest:
             return 0.0
-        return 1.0 if self._k == 0.0 else 1.0 - (tokens / self.response_longest) ** (1.0 / self._k)
+        return 1.0 if self.k == 0.0 else 1.0 - (tokens / self.response_longest) ** (1.0 / self.k)
 
     @property
     def context(self) -> float:
-        """Mean number of positions that a response's token attends to, weighted by tokens: E[r (p + r / 2)] / E[r]."""
-        mean_square = self.response_longest**2 / (2.0 * self._k + 1.0)
+        """Mean number of positions that a response's token attends to, weighted by tokens: E[r (p + r / 2)] / E[r].
+
+        At some moment of decoding it is the mean size of a response in progress, its prompt included.
+        """
+        mean_square = self.response_longest**2 / (2.0 * self.k + 1.0)
         return self.prompt + mean_square / (2.0 * self.response)
 
     def context_within(self, window: int | None) -> float:
@@ -193,9 +197,9 @@ class Lengths:
             return self.context
         seen = min(max(0.0, window - self.prompt), float(self.response_longest))
         # The integrals to `seen` of 1 - (t / L)^(1 / k), alone and times t.
-        late = 0.0 if self._k == 0.0 else (seen / self.response_longest) ** (1.0 / self._k)
-        tokens = seen - seen * late * self._k / (1.0 + self._k)
-        positions = seen**2 / 2.0 - seen**2 * late * self._k / (1.0 + 2.0 * self._k)
+        late = 0.0 if self.k == 0.0 else (seen / self.response_longest) ** (1.0 / self.k)
+        tokens = seen - seen * late * self.k / (1.0 + self.k)
+        positions = seen**2 / 2.0 - seen**2 * late * self.k / (1.0 + 2.0 * self.k)
         return (positions + self.prompt * tokens + window * (self.response - tokens)) / self.response
 
     @property

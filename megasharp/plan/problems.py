@@ -178,8 +178,8 @@ def _batch(request: Request, rows: Rows, bubble: float) -> Iterator[Problem]:
         )
     if bubble > _BUBBLE:
         yield _warning(
-            f"pipeline ranks idle for {bubble:.0%} of a pass ({split.pp} stages, {rows.micro_batches} micro-batch(es) "
-            "a rank and optimizer step): lower policy.pp or policy.micro_batch_tokens"
+            f"pipeline ranks idle for up to {bubble:.0%} of a pass ({split.pp} stages, at least {rows.micro_batches} "
+            "micro-batch(es) a rank and optimizer step): lower policy.pp or policy.micro_batch_tokens"
         )
 
 

@@ -117,3 +117,8 @@ class Request:
     engines: Engines | None
     machines: Machines
     rates: Rates
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """What of `split.offload` leaves the GPU: nothing where no engine wants the room."""
+        return self.split.offload if self.engines is not None and self.engines.colocated else ()

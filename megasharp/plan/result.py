@@ -47,10 +47,11 @@ class StageMemory:
 class EngineMemory:
     """One rank of one SGLang engine, policy and memory network together.
 
-    `tokens` of cache for one engine; `sequences` at mean and at greatest length. `requests` come to one engine in a
-    step, `at_once` of them are decoded together. `largest_fraction` is the most `mem_fraction_static` for which all
-    fits beside what the learners leave; None on a CPU, or where the engines have GPUs of their own. `context` is
-    assumed for the process itself; `total` is without it, as SGLang takes its share of what is free then.
+    `tokens` of cache for one engine; `sequences`: responses in progress (of mean size), and of greatest length.
+    `requests` come to one engine in a step, `at_once` of them are decoded together. `largest_fraction` is the most
+    `mem_fraction_static` for which all fits beside what the learners leave; None on a CPU, or where the engines have
+    GPUs of their own. `context` is assumed for the process itself; `total` is without it, as SGLang takes its share of
+    what is free then.
     """
 
     count: int
@@ -105,8 +106,8 @@ class Problem:
 class Plan:
     """A run's plan. `step_seconds` and `tokens_per_second_per_gpu` are None on CPUs.
 
-    `rows`: packed rows of a step; `micro_batches`: of a rank and optimizer step. `host`: bytes a node holds of what is
-    offloaded.
+    `rows`: packed rows of a step; `micro_batches`: of a rank and optimizer step, at least. `host`: bytes a node holds
+    of what is offloaded.
     """
 
     name: str

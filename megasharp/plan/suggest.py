@@ -161,7 +161,7 @@ def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
         reasons.append(f"activations fit with recompute {split.recompute}")
     if plan.engine is not None:
         reasons.append(
-            f"an engine's cache holds {plan.engine.sequences_mean} responses, {plan.engine.at_once} of "
+            f"an engine's cache holds {plan.engine.sequences_mean} responses in progress, {plan.engine.at_once} of "
             f"{plan.engine.requests:.0f} at once"
         )
     if split.cp > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
+from megasharp.plan.formulas import Lengths
 from megasharp.plan.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING
 from megasharp.plan.request import Request
 from megasharp.plan.result import EngineMemory, Plan, StageMemory
@@ -72,15 +73,16 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         "layout",
         f"{where}; policy dp {split.dp} x tp {split.tp} x pp {split.pp}"
         + (f" (vpp {split.vpp})" if split.vpp > 1 else "")
-        + f" x cp {split.cp}, recompute {split.recompute}, offload {', '.join(split.offload) or 'nothing'}",
+        + f" x cp {split.cp}, recompute {split.recompute}, offload {_offload(request)}",
     )
     lengths = batch.lengths
     yield from _wrapped(
         "step",
         f"{batch.prompts} prompts x {batch.responses} = {batch.sequences} responses, {batch.mini_batches} optimizer "
         f"step(s); prompts of {lengths.prompt:.0f} tokens (<= {lengths.prompt_longest}), responses of "
-        f"{lengths.response:.0f} (<= {lengths.response_longest}) are assumed; {plan.rows:,} packed tokens, "
-        f"{plan.micro_batches} micro-batch(es) of <= {plan.micro_batch_rows:,} tokens a rank and optimizer step",
+        f"{lengths.response:.0f} on average ({_spread(lengths)}) are assumed; {plan.rows:,} packed tokens, at least "
+        f"{plan.micro_batches} micro-batch(es) of <= {plan.micro_batch_rows:,} tokens a rank and optimizer step (whole "
+        "responses do not fill them)",
     )
     if request.lora is not None:
         targets = ", ".join(request.lora.targets)
@@ -90,6 +92,22 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
     yield from _wrapped(
         "checked", f"Megatron's own model of every stage ({split.pp}), built without memory: the same parameters"
     )
+
+
+def _offload(request: Request) -> str:
+    asked = ", ".join(request.split.offload)
+    if asked and not request.offloaded:
+        return f"nothing (policy.offload: {asked} is without effect, no engine shares the policy's GPUs)"
+    return asked or "nothing"
+
+
+def _spread(lengths: Lengths) -> str:
+    longest = lengths.response_longest
+    if lengths.k == 0.0:
+        return f"all of {longest}"
+    if lengths.k == 1.0:
+        return f"evenly spread up to {longest}"
+    return f"<= {longest}; a share (n / {longest})^(1 / {lengths.k:.3f}) of them has at most n tokens"
 
 
 def _windows(request: Request) -> Iterator[str]:
@@ -212,8 +230,9 @@ def _engine(request: Request, plan: Plan, engine: EngineMemory, unit: tuple[floa
         yield from _wrapped("", f"must leave the GPU while engines sample (policy.offload): {_must(plan.stages)}")
     yield from _wrapped(
         "cache",
-        f"{engine.tokens:,} tokens an engine: {engine.sequences_mean} responses at their mean size, "
-        f"{engine.sequences_longest} at full length ({request.batch.lengths.longest:,} tokens); "
+        f"{engine.tokens:,} tokens an engine: {engine.sequences_mean} responses in progress (on average "
+        f"{request.batch.lengths.context:,.0f} tokens, prompt and what is written), {engine.sequences_longest} at full "
+        f"length ({request.batch.lengths.longest:,} tokens); "
         f"{engine.requests:.0f} come to an engine, {engine.at_once} at once",
     )
 

@@ -27,7 +27,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "weight_bits": 8 * request.width,
         "lora": dataclasses.asdict(lora) if lora else None,
         "recipe": _recipe(request),
-        "layout": {**dataclasses.asdict(request.split), "ranks": plan.world},
+        "layout": {**dataclasses.asdict(request.split), "ranks": plan.world, "offloaded": list(request.offloaded)},
         "batch": _batch(request, plan),
         "machines": {**_machines(request.machines), "gpus_in_use": plan.gpus if request.machines.gpu else 0},
         "assumed": _assumed(request),
@@ -70,7 +70,10 @@ def _recipe(request: Request) -> Tree:
 
 
 def _batch(request: Request, plan: Plan) -> Tree:
-    """Of one training step; micro-batches of one rank in one optimizer step."""
+    """Of one training step; micro-batches, at least so many, of one rank in one optimizer step.
+
+    A share (n / longest)^(1 / k) of responses has at most n tokens. One in progress has its prompt with it.
+    """
     batch, lengths = request.batch, request.batch.lengths
     return {
         "prompts": batch.prompts,
@@ -82,8 +85,10 @@ def _batch(request: Request, plan: Plan) -> Tree:
         "prompt_longest_tokens": lengths.prompt_longest,
         "response_mean_tokens": lengths.response,
         "response_longest_tokens": lengths.response_longest,
+        "response_spread_k": lengths.k,
+        "response_in_progress_mean_tokens": lengths.context,
         "packed_tokens": plan.rows,
-        "micro_batches": plan.micro_batches,
+        "micro_batches_least": plan.micro_batches,
         "micro_batch_largest_tokens": plan.micro_batch_rows,
         "bubble_share": plan.bubble,
     }

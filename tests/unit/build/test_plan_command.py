@@ -52,6 +52,7 @@ def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> No
         "micro_batch_tokens": 20480,
         "recompute": "full",
         "offload": ["weights", "gradients", "optimizer"],
+        "offloaded": ["weights", "gradients", "optimizer"],
     }
     assert tree["lora"] == {"rank": 8, "alpha": 16.0, "targets": ["qkv"]}
     assert tree["machines"] == {
@@ -141,6 +142,50 @@ def numbers_are_there(request: Request, notes: tuple[str, ...]) -> None:
     printed = set(re.findall(r"\d[\d,.]*\d|\d", text))
     assert len(printed) >= 20
     assert printed <= known, sorted(printed - known)
+
+
+@pytest.mark.parametrize("response", [None, 3000, 8192])
+def test_what_the_cache_holds_follows_from_what_is_printed(tmp_path: Path, response: int | None) -> None:
+    """The mean size of a response in progress is the integral over what is printed of the lengths' spread."""
+    question = asked(tmp_path, "qwen3-32b", options=Options(response=response))
+    plan = make_plan(question.request)
+    text = " ".join(plan_text(question.request, plan, ()).split())
+    batch = json.loads(json.dumps(plan_tree(question.request, plan, (), ())))["batch"]
+    spread = batch["response_spread_k"]
+    # Of decoding's tokens, those at position t of a response are as many as responses are longer than t.
+    positions = [n + 0.5 for n in range(8192)]
+    going = [1 - (t / 8192) ** (1 / spread) if spread else 1.0 for t in positions]
+    written = sum(t * there for t, there in zip(positions, going, strict=True)) / sum(going)
+    size = batch["prompt_mean_tokens"] + written
+    assert batch["response_in_progress_mean_tokens"] == pytest.approx(size, rel=1e-4)
+    assert f"(on average {size:,.0f} tokens, prompt and what is written)" in text
+    assert f"{int(1_256_087 / size)} responses in progress" in text
+    of_spread = {None: "4096 on average (evenly spread up to 8192)", 8192: "8192 on average (all of 8192)"}
+    tail = "3000 on average (<= 8192; a share (n / 8192)^(1 / 1.731) of them has at most n tokens)"
+    assert f"responses of {of_spread.get(response, tail)} are assumed" in text
+
+
+def test_packed_tokens_give_the_least_of_micro_batches(tmp_path: Path) -> None:
+    question = asked(tmp_path, "qwen3-32b", "policy.pp=4", "policy.tp=4", "data.prompts_per_step=4")
+    plan = make_plan(question.request)
+    text = " ".join(plan_text(question.request, plan, ()).split())
+    tree = plan_tree(question.request, plan, (), ())
+    count = -(-plan.rows // 20480)
+    assert f"at least {count} micro-batch(es) of <= 20,480 tokens" in text and '"micro_batches_least"' in json.dumps(
+        tree
+    )
+    assert f"at least {count} micro-batch(es) a rank" in " ".join(problem.text for problem in plan.problems)
+
+
+def test_engines_of_their_own_make_the_policy_leave_nothing_and_the_plan_says_so(tmp_path: Path) -> None:
+    apart = ("cluster.placement=disaggregated", "cluster.nodes=2", "rollout.engines=2")
+    told = "offload nothing (policy.offload: weights, gradients, optimizer is without effect, no engine shares"
+    for overrides, offloaded in (((), ["weights", "gradients", "optimizer"]), (apart, [])):
+        question = asked(tmp_path, "qwen3-32b", *overrides)
+        plan = make_plan(question.request)
+        tree = json.loads(json.dumps(plan_tree(question.request, plan, (), ())))
+        assert tree["layout"]["offloaded"] == offloaded and (tree["host_bytes_per_node"] > 0) == bool(offloaded)
+        assert (told in " ".join(plan_text(question.request, plan, ()).split())) != bool(offloaded)
 
 
 def test_a_suggestions_json_sets_its_keys_and_has_its_seconds(tmp_path: Path) -> None:
