@@ -44,17 +44,18 @@ def test_a_node_that_is_not_well_begins_nothing(submit: Submitting, slurm: Clust
     assert submit.node("sick", job, 0) == ""
 
 
+@pytest.mark.timeout(960)
 def test_a_run_is_asked_by_its_time_limit_and_queues_itself_again_to_the_end(
     submit: Submitting, slurm: Cluster
 ) -> None:
     """60 steps: Slurm's shortest limit that leaves room for a warning ends the first attempt, `scancel` the second."""
-    job = submit("long", *SMALL, "steps=60", "data.prompts_per_step=192", "--time", "2", "--lead", "50")
+    job = submit("long", *SMALL, "steps=60", "data.prompts_per_step=144", "--time", "2", "--lead", "50")
     wait_for(lambda: "queued again" in submit.log("long", job), 150, lambda: submit.log("long", job))
     first = len(steps(submit, "long"))
     assert 0 < first < 60, submit.log("long", job)
     wait_for(lambda: len(steps(submit, "long")) > first, 150, lambda: submit.log("long", job))
     submit.warn("long", job, 1)
-    done = slurm.ended(job, 500)
+    done = slurm.ended(job, 600)
     log = submit.log("long", job)
     assert (done.state, done.exit_code) == ("COMPLETED", 0) and done.restarts >= 2, log
     assert log.count("time is nearly up") == log.count("queued again") == done.restarts
