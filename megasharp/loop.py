@@ -52,13 +52,17 @@ class Recipes(Protocol):
 
 
 class Control(Protocol):
-    """What changes in the course of the run: how long responses may be, and resets of reference and optimizer."""
+    """What changes in the course of the run: how long responses may be, resets, and which gradients are too large."""
 
     def response_limit(self, step: int) -> int: ...
 
     def reset(self, step: int) -> Reset | None: ...
 
     def carried_out(self, reset: Reset) -> None: ...
+
+    def norm_limit(self) -> float | None: ...
+
+    def updated(self, norms: Sequence[float]) -> None: ...
 
 
 class Memory(WeightSource, Protocol):
@@ -179,7 +183,12 @@ def train_step(parts: Parts, plan: Plan, step: int) -> tuple[list[Group], dict[s
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
     values = group_metrics(groups) | dict(collected.figures) | flatten(update) | flatten(memory)
-    done = {"policy/skipped": stats.skipped, "policy/reset": reset, "rollout/length_limit": limit}
+    done = {
+        "policy/skipped": stats.skipped,
+        "policy/spikes": stats.spikes,
+        "policy/reset": reset,
+        "rollout/length_limit": limit,
+    }
     return groups, values | {name: float(value) for name, value in done.items()}, stats
 
 
@@ -207,7 +216,8 @@ def _update(parts: Parts, recipe: Recipe, groups: Sequence[Group], seed: int) ->
         batch = parts.learner.annotate(batch, recipe.annotation)
         batch, calibrated = recipe.calibrate(batch)
     with parts.clock.stage("update"):
-        stats = parts.learner.step(batch, recipe)
+        stats = parts.learner.step(batch, recipe, parts.control.norm_limit())
+        parts.control.updated(stats.norms)
     return stats, {**advantage_metrics(batch), **calibrated, **stats.metrics, **_learner_metrics(stats)}
 
 
@@ -239,7 +249,8 @@ def _guard(parts: Parts, plan: Plan, standing: Standing) -> None:
     if standing.last_saved != standing.step:
         parts.checkpoint(standing.step, standing.skipped_in_a_row)
     raise TrainingStopped(
-        f"{standing.skipped_in_a_row} steps in a row were not applied (a non-finite loss or gradient, or every group "
-        f"dropped by selection); stopped at step {standing.step} with a checkpoint; look at policy/grad_norm and "
-        f"group/dropped in metrics.jsonl, then lower policy.optimizer.lr or ease the selection"
+        f"{standing.skipped_in_a_row} steps in a row were not applied (a loss or gradient that is not finite or, by "
+        "guard.spike_sigma, too large, or every group dropped by selection); stopped at step "
+        f"{standing.step} with a checkpoint; look at policy/grad_norm, policy/spikes and group/dropped in "
+        "metrics.jsonl, then lower policy.optimizer.lr or ease the selection"
     )

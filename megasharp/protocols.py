@@ -88,8 +88,8 @@ class Learner(WeightSource, Protocol):
         """Fill in old / reference log-probs and old entropies, where `needs` asks for them."""
         ...
 
-    def step(self, batch: StepBatch, recipe: Recipe) -> StepStats:
-        """One optimizer step per mini-batch of `batch`."""
+    def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
+        """One optimizer step per mini-batch of `batch`; one whose gradient norm is above the limit is left out."""
         ...
 
     def save(self, folder: Path) -> None:

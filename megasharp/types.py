@@ -374,13 +374,19 @@ Metrics = Mapping[str, Metric]
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one training step reports. `skipped` counts optimizer steps left out for a non-finite loss or gradient."""
+    """What one training step reports.
+
+    `skipped` counts optimizer steps left out for a non-finite loss or gradient, or as one of `spikes`: their gradient
+    norm was above the limit that was given. `norms` are the norms of all of them, `grad_norm` is their mean.
+    """
 
     loss: float
     grad_norm: float
     learning_rate: float
     skipped: int
     metrics: Metrics = field(default_factory=dict)
+    norms: tuple[float, ...] = ()
+    spikes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from megasharp.config.run import LengthStageConfig, RunConfig, StagnationConfig
 from megasharp.prolonged.control import Rules
 from megasharp.prolonged.lengths import LengthStage, Threshold
 from megasharp.prolonged.resets import ResetRule, What
+from megasharp.prolonged.spikes import SpikeRule
 from megasharp.prolonged.stagnation import StagnationRule
 
 
@@ -15,10 +16,11 @@ def make_rules(checked: Checked) -> Rules:
     """What a checked run decides by."""
     config = checked.config
     last = LengthStage(config.data.max_response_tokens)
-    reset = config.recipe.reset
+    reset, guard = config.recipe.reset, config.guard
     return Rules(
         ResetRule(reset.every, _stagnation(reset.stagnation), what_is_reset(config, checked.recipes.needs)),
         (*map(_stage, config.data.stages), last),
+        None if guard.spike_sigma is None else SpikeRule(guard.spike_sigma, guard.spike_window),
     )
 
 

@@ -290,14 +290,16 @@ class LogConfig(Section):
 
 
 class GuardConfig(Section):
-    """When the run protects itself: non-finite steps in a row, gradient spikes, a stage's time in seconds.
+    """When the run protects itself: steps in a row that were not applied, gradient spikes, a stage's time in seconds.
 
+    A spike is a gradient norm `spike_sigma` standard deviations above the mean of the last `spike_window` updates.
     Above `engine_gap`, a step's mean distance in nats of the learner's log-probs from the engine's, the run says so.
     """
 
     nan_limit: int = Field(default=5, ge=1)
     engine_gap: float | None = Field(default=0.1, gt=0.0)
     spike_sigma: float | None = Field(default=None, gt=0.0)
+    spike_window: int = Field(default=128, ge=20)
     stage_timeout_s: float | None = Field(default=None, gt=0.0)
 
 

@@ -166,13 +166,16 @@ class RankLearner:
             for i in range(max(len(old), len(reference)))
         ]
 
-    def step(self, batch: StepBatch, recipe: Recipe) -> StepStats | None:
-        """One optimizer step per mini-batch; None on ranks that do not report."""
+    def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats | None:
+        """One optimizer step per mini-batch, but not with a gradient norm above the limit.
+
+        Returns None on ranks that do not report.
+        """
         with self._on_device():
-            stats = [self._update(mini, recipe) for mini in batch.mini_batches]
+            stats = [self._update(mini, recipe, norm_limit) for mini in batch.mini_batches]
         return _join_steps(stats) if self._place.reports else None
 
-    def _update(self, mini: MiniBatch, recipe: Recipe) -> StepStats:
+    def _update(self, mini: MiniBatch, recipe: Recipe, norm_limit: float | None) -> StepStats:
         for chunk in self._ddp:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -180,10 +183,11 @@ class RankLearner:
         results = self._passes.update(mini.per_rank[self._place.dp], finish, self._request(recipe.needs))
         loss = math.fsum(result.loss for result in results)
         stepped = guarded_step(
-            self._optimizer, self._scheduler, self._settings.optimizer.clip_grad, math.isfinite(loss)
+            self._optimizer, self._scheduler, self._settings.optimizer.clip_grad, math.isfinite(loss), norm_limit
         )
         metrics = add_metrics([result.metrics for result in results])
-        return StepStats(loss, stepped.grad_norm, stepped.learning_rate, int(not stepped.applied), metrics)
+        norm, skipped, spikes = stepped.grad_norm, int(not stepped.applied), int(stepped.spike)
+        return StepStats(loss, norm, stepped.learning_rate, skipped, metrics, (norm,), spikes)
 
     def _request(self, needs: Needs) -> HeadRequest:
         diagnostics = self._settings.diagnostics
@@ -337,4 +341,6 @@ def _join_steps(stats: Sequence[StepStats]) -> StepStats:
         learning_rate=stats[-1].learning_rate,
         skipped=sum(s.skipped for s in stats),
         metrics=add_metrics([s.metrics for s in stats]),
+        norms=tuple(norm for s in stats for norm in s.norms),
+        spikes=sum(s.spikes for s in stats),
     )

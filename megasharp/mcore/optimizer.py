@@ -33,11 +33,12 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One optimizer step's figures; `applied` is False when it was skipped on all ranks."""
+    """One optimizer step's figures; `applied` is False when it was skipped on all ranks, as a `spike` or otherwise."""
 
     applied: bool
     grad_norm: float
     learning_rate: float
+    spike: bool = False
 
 
 def build_optimizer(
@@ -86,14 +87,24 @@ def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
 
 @torch.no_grad()
 def guarded_step(
-    optimizer: MegatronOptimizer, scheduler: OptimizerParamScheduler, clip_grad: float, loss_is_finite: bool
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+    clip_grad: float,
+    loss_is_finite: bool,
+    norm_limit: float | None = None,
 ) -> Stepped:
-    """Clip and step, unless any rank saw a non-finite loss or gradient: then every rank leaves its weights alone."""
+    """Clip and step, unless any rank saw a non-finite loss or gradient, or the norm is above the limit.
+
+    Then every rank leaves its weights alone.
+    """
     lr = float(optimizer.param_groups[0]["lr"])
     bad = optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm() or 0.0)
     if _anywhere(bad or not loss_is_finite or not math.isfinite(norm)):
         return Stepped(False, norm, lr)
+    # The norm is that of all ranks' gradients, so that all of them see it above the limit, or none.
+    if norm_limit is not None and norm > norm_limit:
+        return Stepped(False, norm, lr, spike=True)
     if clip_grad > 0.0:
         for part in parts(optimizer):
             clip_grad_by_total_norm_fp32(part.get_parameters(), clip_grad, norm)

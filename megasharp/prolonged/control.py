@@ -6,20 +6,25 @@ and resumed decides as one that was not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from megasharp.prolonged.best import BestFigure, with_evaluation
 from megasharp.prolonged.lengths import LengthStage, LengthState
 from megasharp.prolonged.resets import Reset, ResetRule, ResetState
+from megasharp.prolonged.spikes import SpikeRule, SpikeState
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When to reset, and how long responses may be in which stage; the last stage has no end."""
+    """When to reset, how long responses may be in which stage, and which gradients are too large.
+
+    The last stage has no end.
+    """
 
     reset: ResetRule
     stages: tuple[LengthStage, ...]
+    spike: SpikeRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class ControlState:
     lengths: LengthState = field(default_factory=LengthState)
     best: Mapping[str, BestFigure] = field(default_factory=dict)
     evaluated_step: int = -1
+    spikes: SpikeState = field(default_factory=SpikeState)
 
 
 class Control:
@@ -52,6 +58,15 @@ class Control:
     def carried_out(self, reset: Reset) -> None:
         """A reset is done."""
         self.state = replace(self.state, resets=self.state.resets.carried_out(reset))
+
+    def norm_limit(self) -> float | None:
+        """The largest gradient norm that the next update may have; None: any that is finite."""
+        return None if self._rules.spike is None else self.state.spikes.limit(self._rules.spike)
+
+    def updated(self, norms: Sequence[float]) -> None:
+        """The gradient norms of a step's updates."""
+        if self._rules.spike is not None:
+            self.state = replace(self.state, spikes=self.state.spikes.seen(self._rules.spike, norms))
 
     def trained(self, figures: Mapping[str, float]) -> None:
         """A step's figures, before its checkpoint."""

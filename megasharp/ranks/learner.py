@@ -60,9 +60,9 @@ class RanksLearner:
             ),
         )
 
-    def step(self, batch: StepBatch, recipe: Recipe) -> StepStats:
+    def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
         """Update the policy; the loss is the sum of the data-parallel shares."""
-        stats: list[StepStats] = [s for s in self._call("step", batch, recipe) if s is not None]
+        stats: list[StepStats] = [s for s in self._call("step", batch, recipe, norm_limit) if s is not None]
         return dataclasses.replace(
             stats[0],
             loss=math.fsum(s.loss for s in stats),

@@ -21,6 +21,7 @@ from megasharp.metrics.clock import StageClock
 from megasharp.prolonged.control import Control, ControlState, Rules
 from megasharp.prolonged.lengths import LengthStage
 from megasharp.prolonged.resets import Reset, ResetRule
+from megasharp.prolonged.spikes import SpikeRule
 from megasharp.protocols import WeightSource
 from megasharp.rollout.order import Collected, Order, PromptSource
 from megasharp.types import (
@@ -53,6 +54,7 @@ class StandIn:
         self.best: set[int] = set()
         self.orders: list[Order] = []
         self.values: list[Mapping[str, float]] = []
+        self.limits: list[float | None] = []
         self.version = 0
         self._skipped = skipped
         self._steps = 0
@@ -89,11 +91,12 @@ class StandIn:
         self.phase_at.append((self.calls[-1], self._phase))
         return batch
 
-    def step(self, batch: StepBatch, recipe: Recipe) -> StepStats:
+    def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
         self.calls.append("step")
+        self.limits.append(norm_limit)
         self.phase_at.append((self.calls[-1], self._phase))
         self._steps += 1
-        return StepStats(0.0, 1.0, 1e-3, self._skipped.get(self._steps, 0))
+        return StepStats(0.0, 1.0, 1e-3, self._skipped.get(self._steps, 0), norms=(1.0,), spikes=self._steps // 25)
 
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
         self.calls.append("push" if memory is None else "push both")
@@ -274,6 +277,14 @@ def test_only_what_is_named_is_reset() -> None:
     keeping = StandIn({})
     _run(keeping, _plan(3), control=_control(every=2, what=("reference",)))
     assert "set_reference" in keeping.calls and "reset_optimizer" not in keeping.calls
+
+
+def test_an_update_gets_the_limit_that_the_ones_before_it_make() -> None:
+    stand_in = StandIn({})
+    control = Control(Rules(ResetRule(), (LengthStage(4),), SpikeRule(6.0)), ControlState())
+    _run(stand_in, _plan(25), control=control)
+    assert stand_in.limits == [None] * 20 + [1.0] * 5
+    assert [values["policy/spikes"] for values in stand_in.values] == [0.0] * 24 + [1.0]
 
 
 def test_responses_have_the_limit_of_their_stage() -> None:

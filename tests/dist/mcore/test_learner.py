@@ -107,6 +107,31 @@ def poisoned_weight(rank: int, world: int, folder: str, layouts: list[str]) -> l
     return found
 
 
+def too_large(rank: int, world: int, folder: str, layouts: list[str]) -> list[Skipped]:
+    """A step with half its norm as the limit, then the same with one that is just enough."""
+    found = []
+    for name in layouts:
+        batch = packed(ragged_sequences(), LAYOUTS[name])
+        with learner_on(settings(folder, LAYOUTS[name], recipe().needs)) as (learner, own):
+            norm = learner.step(batch, recipe()).grad_norm
+            before, moments = weights_of(learner), moments_of(own)
+            bad = learner.step(batch, recipe(), 0.5 * norm)
+            after = weights_of(learner)
+            kept = all(torch.equal(x, y) for x, y in zip(moments, moments_of(own), strict=True))
+            good = learner.step(batch, recipe(), bad.grad_norm)
+            found.append(Skipped(bad, same(before, after), kept, good, not same(after, weights_of(learner))))
+    return found
+
+
+def test_a_gradient_above_the_limit_is_left_out_on_all_ranks(tmp_path: Path) -> None:
+    for found in run_ranks(2, too_large, save_model(tmp_path, MODEL), ["dp2", "tp2", "pp2"]):
+        assert len(found) == 3
+        for each in found:
+            assert (each.bad.skipped, each.bad.spikes) == (1, 1) and each.unchanged and each.moments_unchanged
+            assert each.bad.norms == (each.bad.grad_norm,)
+            assert each.good is not None and (each.good.skipped, each.good.spikes) == (0, 0) and each.moved
+
+
 def skipping(rank: int, world: int, fp32: str, bf16: str) -> tuple[list[Skipped], list[Skipped]]:
     advantages = bad_advantage(rank, world, fp32, ["dp2", "tp2", "pp2"], [math.inf, math.nan], torch.float32)
     advantages += bad_advantage(rank, world, bf16, ["dp2"], [math.nan], torch.bfloat16)

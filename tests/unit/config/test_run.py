@@ -27,7 +27,6 @@ UNBUILT = [
     "cluster.gpus_per_node=8",
     "log.wandb=project",
     "log.mlflow=project",
-    "guard.spike_sigma=6.0",
     "guard.stage_timeout_s=60.0",
 ]
 

@@ -1,0 +1,47 @@
+"""Gradient spikes: the limit against NumPy, too few norms, a change for good, and what a resume brings back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megasharp.prolonged.control import Control, ControlState, Rules
+from megasharp.prolonged.lengths import LengthStage
+from megasharp.prolonged.resets import ResetRule
+from megasharp.prolonged.spikes import SpikeRule, SpikeState
+
+RULE = SpikeRule(sigma=6.0, window=30)
+
+
+def test_the_limit_is_that_of_the_last_norms() -> None:
+    norms = np.random.default_rng(0).gamma(4.0, size=80)
+    state = SpikeState().seen(RULE, norms[:50].tolist()).seen(RULE, norms[50:].tolist())
+    last = norms[-30:]
+    assert state.limit(RULE) == pytest.approx(last.mean() + 6.0 * last.std(), rel=1e-12)
+
+
+def test_a_few_norms_tell_nothing_and_infinite_ones_neither() -> None:
+    state = SpikeState().seen(RULE, [1.0] * 19)
+    assert state.limit(RULE) is None
+    state = state.seen(RULE, [float("nan"), float("inf")])
+    assert state.limit(RULE) is None
+    assert state.seen(RULE, [1.0]).limit(RULE) == 1.0
+
+
+def test_norms_that_have_changed_for_good_are_no_spikes_for_long() -> None:
+    state = SpikeState().seen(RULE, [1.0] * 30)
+    left_out = 0
+    while (state.limit(RULE) or 0.0) < 10.0:
+        state = state.seen(RULE, [10.0])
+        left_out += 1
+    assert left_out == 1
+
+
+def test_a_resumed_run_has_the_same_limit_and_without_a_rule_there_is_none() -> None:
+    rules = Rules(ResetRule(), (LengthStage(8),), RULE)
+    control = Control(rules, ControlState())
+    control.updated([1.0, 2.0] * 15)
+    assert Control(rules, control.state).norm_limit() == control.norm_limit() == pytest.approx(1.5 + 6 * 0.5)
+    free = Control(Rules(ResetRule(), (LengthStage(8),)), ControlState())
+    free.updated([1.0] * 99)
+    assert free.norm_limit() is None and free.state == ControlState()
