@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from megasharp.types import as_dtype
@@ -17,11 +17,15 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What is compared of one tensor; `dtype` is a torch name, `sha256` of its bytes."""
+    """What is compared of one tensor; `dtype` is a torch name, `sha256` of its bytes.
+
+    `is_finite`: it holds no NaN and no infinity, which its bytes tell too.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     sha256: str
+    is_finite: bool = field(default=True, compare=False)
 
 
 Tensors = Mapping[str, Described]
@@ -54,6 +58,11 @@ class Comparison:
     def same_shapes(self) -> bool:
         """Whether both have the same names with the same shapes."""
         return {n: t.shape for n, t in self.a.items()} == {n: t.shape for n, t in self.b.items()}
+
+    def share_values_that_are_no_numbers(self) -> bool:
+        """Whether both hold the same weights, some of them NaN or infinite."""
+        tensors = (*self.a.values(), *self.b.values())
+        return not self.different() and not all(tensor.is_finite for tensor in tensors)
 
     def different(self) -> list[str]:
         """Names of the tensors that differ by more than a rounding, layer by layer."""

@@ -3,7 +3,7 @@
 First the arguments, then every tensor's name, shape, dtype and bytes, then what both models make of the same random
 tokens: a Hugging Face folder by transformers, a Megatron folder by megasharp's model and Megatron's own loader. Equal
 logits say that the mapping is right, which equal bytes alone do not. Weights of two dtypes are compared in the narrower
-one.
+one; outputs that are no numbers in both models are left out, and counted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import differences, model_arguments
 from megasharp.convert.compare import Comparison, Described, to_round
+from megasharp.convert.finite import is_finite
 from megasharp.convert.hashes import tensor_sha256
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.mistaken import what_it_is
@@ -27,6 +28,7 @@ from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import DTYPES, MegatronWeights
 from megasharp.mcore.layer_outputs import LOGITS, LayerOutputs, megatron_outputs, transformers_outputs
+from megasharp.mcore.output_difference import OutputDifference, output_difference
 from megasharp.types import as_dtype
 
 # Largest difference of an output, relative to the largest value of that output. Both sides hold the same weights; what
@@ -138,7 +140,8 @@ def _hf_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _described(read: Callable[[], Iterator[tuple[str, Tensor]]]) -> dict[str, Described]:
     return {
-        name: Described(tuple(t.shape), str(t.dtype).removeprefix("torch."), tensor_sha256(t)) for name, t in read()
+        name: Described(tuple(t.shape), str(t.dtype).removeprefix("torch."), tensor_sha256(t), is_finite(t))
+        for name, t in read()
     }
 
 
@@ -164,27 +167,49 @@ def _outputs(sides: tuple[_Side, _Side], tensors: Comparison, probe: Probe | Non
         return Verification("equal", ("logits: not compared",))
     if not tensors.same_shapes():
         return Verification("equal", ("logits: not compared, the models have other shapes",))
-    return _compare_outputs(sides, set(tensors.rounded.values()), probe)
+    return _compare_outputs(sides, tensors, probe)
 
 
-def _compare_outputs(sides: tuple[_Side, _Side], rounded: set[str], probe: Probe) -> Verification:
+def _compare_outputs(sides: tuple[_Side, _Side], tensors: Comparison, probe: Probe) -> Verification:
     """The parts in the order in which they run: the first that differs, and the logits."""
-    sequences = _sequences(sides[0].architecture.vocab, probe)
+    sequences, rounded = _sequences(sides[0].architecture.vocab, probe), set(tensors.rounded.values())
     weights = as_dtype(next(iter(rounded))) if len(rounded) == 1 else None
     # One model is let go before the other is loaded.
     mine, theirs = (side.outputs(sequences, as_dtype(probe.dtype), weights) for side in sides)
     tolerance = _tolerance(sides, probe)
-    relative = {name: _relative(mine[name], theirs[name]) for name in mine}
-    first = next((name for name, error in relative.items() if not error <= tolerance), None)
-    largest = float((mine[LOGITS] - theirs[LOGITS]).abs().max())
+    found = {name: output_difference(mine[name], theirs[name]) for name in mine}
+    # What a NaN or an infinity reaches depends on the kernels: one attends to masked tokens with a weight of 0, which
+    # makes NaN of NaN, the other never sees them.
+    any_place = tensors.share_values_that_are_no_numbers()
+    first = next((name for name, it in found.items() if not _passes(it, tolerance, any_place)), None)
     tokens = ", ".join(str(sequence.numel()) for sequence in sequences)
-    lines = [
-        f"logits of random sequences of {tokens} tokens in {probe.dtype}: largest difference {largest:.3g}, "
-        f"{relative[LOGITS]:.3g} of the largest logit (tolerance {tolerance:g})"
-    ]
+    heading = f"logits of random sequences of {tokens} tokens in {probe.dtype}"
+    lines = [f"{heading}: {_logits_found(found[LOGITS], tolerance)}"]
     if first is not None:
-        lines.append(f"first difference by layer: {first}, {relative[first]:.3g} of its largest value")
+        lines.append(f"first difference by layer: {first}, {_what(found[first], any_place)}")
     return Verification("equal" if first is None else "different", tuple(lines))
+
+
+def _passes(found: OutputDifference, tolerance: float, any_place: bool) -> bool:
+    return found.relative <= tolerance and (found.same_places or any_place)
+
+
+def _logits_found(found: OutputDifference, tolerance: float) -> str:
+    if not found.compared:
+        return "not compared, none is finite in both models"
+    numbers = (
+        f"largest difference {found.largest:.3g}, {found.relative:.3g} of the largest logit (tolerance {tolerance:g})"
+    )
+    left_out = found.total - found.compared
+    if not left_out:
+        return numbers
+    return f"{numbers}; {left_out} of {found.total} are NaN or infinite and were not compared"
+
+
+def _what(found: OutputDifference, any_place: bool) -> str:
+    if not found.same_places and not any_place:
+        return "NaN or infinite values in one model where the other has numbers"
+    return f"{found.relative:.3g} of its largest value"
 
 
 def _tolerance(sides: tuple[_Side, _Side], probe: Probe) -> float:
@@ -193,11 +218,6 @@ def _tolerance(sides: tuple[_Side, _Side], probe: Probe) -> float:
     if any(side.adapters for side in sides):
         dtypes |= sides[0].dtypes() | sides[1].dtypes()
     return max(TOLERANCES.get(dtype, 0.0) for dtype in dtypes)
-
-
-def _relative(mine: Tensor, theirs: Tensor) -> float:
-    """NaN where either has one, so that it never passes."""
-    return float((mine - theirs).abs().max() / mine.abs().max().clamp(min=torch.finfo(torch.float32).tiny))
 
 
 def _sequences(vocab: int, probe: Probe) -> list[Tensor]:

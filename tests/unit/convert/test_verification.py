@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +23,11 @@ PROBE = Probe(tokens=24)
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
-def changed(source: Path, change: Callable[[dict[str, Tensor]], object], **config: object) -> Path:
+def changed(
+    source: Path, change: Callable[[dict[str, Tensor]], object], name: str = "changed", **config: object
+) -> Path:
     """A copy of the model with other weights or another config."""
-    folder = source.parent / "changed"
+    folder = source.parent / name
     folder.mkdir()
     tensors = load_file(source / "model.safetensors")
     change(tensors)
@@ -161,6 +165,73 @@ def test_a_change_among_rounded_weights_is_found_by_its_name_and_layer(save_mode
     assert f"layer 1: {DOWN}: float32 in A, bfloat16 in B, and other values, however it is rounded" in found.lines
     assert "36 tensors: 35 with the same values after rounding to bfloat16, 1 different" in found.lines
     assert "first difference by layer: layer 1," in text(found)
+
+
+def set_value(name: str, at: int, value: float) -> Callable[[dict[str, Tensor]], object]:
+    """Changes the tensor's value `at` this place of its flat values."""
+    return lambda tensors: tensors[name].view(-1)[at].fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "compared"),
+    [
+        (DOWN, math.nan, "in float32: not compared, none is finite in both models"),
+        (DOWN, math.inf, "in float32: not compared, none is finite in both models"),
+        # A token's row of the head: its logit, of each of 36 tokens.
+        ("lm_head.weight", -math.inf, "; 36 of 1908 are NaN or infinite and were not compared"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_equal_to_their_copy(
+    save_model, tmp_path: Path, name: str, value: float, compared: str
+) -> None:
+    source = changed(save_model("qwen3"), set_value(name, 50, value))
+    hf_to_megatron(source, tmp_path / "megatron")
+    for sides in ((source, tmp_path / "megatron"), (tmp_path / "megatron", source)):
+        found = verify(*sides, PROBE)
+        assert (found.outcome, found.exit_code) == ("equal", 0), text(found)
+        assert compared in text(found)
+
+
+def test_a_nan_that_a_kernel_spreads_further_is_no_difference(save_model, tmp_path: Path) -> None:
+    # Of a token that windows and the causal mask hide: transformers' attention makes NaN of it all the same.
+    tokens = torch.randint(0, 53, (24,), generator=torch.Generator().manual_seed(0))
+    row = int(tokens[-1])
+    source = changed(
+        save_model("mistral", sliding_window=5), set_value("model.embed_tokens.weight", row * 24, math.nan)
+    )
+    hf_to_megatron(source, tmp_path / "megatron")
+    found = verify(source, tmp_path / "megatron", PROBE)
+    assert found.equal, text(found)
+    left_out = int(re.search(r"; (\d+) of 1908 are NaN", text(found))[1])
+    assert 53 <= left_out < 1908
+
+
+def test_numbers_beside_a_nan_are_compared(save_model) -> None:
+    source = changed(save_model("qwen3"), set_value("lm_head.weight", 50, math.nan))
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    other = changed(source, lambda t: None, "other", rope_parameters=rope)
+    found = verify(source, other, PROBE)
+    assert "first difference by layer: layer 0," in text(found) and found.exit_code == 1
+
+
+def test_a_nan_in_one_model_only_is_found_by_its_layer(save_model) -> None:
+    source = save_model("qwen3")
+    other = changed(source, set_value(DOWN, 50, math.nan))
+    for sides in ((source, other), (other, source)):
+        found = verify(*sides, PROBE)
+        where = "NaN or infinite values in one model where the other has numbers"
+        assert f"first difference by layer: layer 1, {where}" in found.lines
+        assert found.exit_code == 1
+
+
+def test_a_model_that_overflows_where_the_other_does_not_is_another(
+    save_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save_model("qwen3")
+    given = iter([torch.ones(36, 53), torch.ones(36, 53).index_fill(0, torch.tensor([3]), math.inf)])
+    monkeypatch.setattr("megasharp.mcore.verification.transformers_outputs", lambda *_: {"logits": next(given)})
+    found = verify(source, source, PROBE)
+    assert found.outcome == "different" and "53 of 1908 are NaN or infinite and were not compared" in text(found)
 
 
 def test_one_model_is_let_go_before_the_other_is_loaded(
