@@ -15,7 +15,7 @@ from megasharp.build.engines import (
     longest,
     longest_keys,
 )
-from megasharp.build.models import open_model
+from megasharp.build.models import open_memory, open_model
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.watched import check_prolonged
 from megasharp.cluster.layout import Layout
@@ -136,7 +136,7 @@ def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architectu
     need = recipes.needs.memory
     if need is None:
         return None
-    model, architecture = open_model(need.path)
+    model, architecture = open_memory(need.path)
     architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
     if architecture.vocab != policy.vocab:

@@ -1,4 +1,7 @@
-"""What a run saves, and how it comes back: all learners' shards, and what describes the policy beside them."""
+"""What a run saves, and how it comes back: all learners' shards, and what describes their models beside them.
+
+A checkpoint is a Megatron folder of the policy; `memory/` in it is one of the memory network.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from megasharp.build.check import Checked, MemoryFolder
+from megasharp.build.models import MEMORY_PART
 from megasharp.build.parts import Learners
 from megasharp.build.resume import check_recorded
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
@@ -16,7 +20,7 @@ from megasharp.ranks.learner import RanksLearner
 
 # The part of a checkpoint that holds the reference's weights, once a reset has made them others than the run's first.
 REFERENCE = "reference"
-_POLICY, _MEMORY, _HF = "policy", "memory", "hf"
+_POLICY, _HF = "policy", "hf"
 
 
 class Checkpoints:
@@ -47,8 +51,9 @@ class Checkpoints:
         learners.policy.load(folder / _POLICY)
         if learners.memory is not None:
             assert self._checked.memory is not None
-            self._check_recorded(folder / _MEMORY, folder / _MEMORY, self._checked.memory)
-            learners.memory.learner.load(folder / _MEMORY)
+            weights = _memory_weights(folder / MEMORY_PART)
+            self._check_recorded(folder / MEMORY_PART, weights, self._checked.memory)
+            learners.memory.learner.load(weights)
         if state.reference == REFERENCE:
             learners.policy.load_reference(folder / REFERENCE)
 
@@ -80,19 +85,13 @@ class Checkpoints:
         self._store.abandon()
 
     def _begin(self, state: RunState, learners: Learners, folder: Path, copy: bool) -> Writing:
-        """All learners' shards, and what describes the policy: `megasharp convert` reads `policy` and `hf`."""
         checked = self._checked
-        (folder / _HF).mkdir()
-        carry_over(checked.model.description, folder / _HF)
-        record_arguments(folder, checked.architecture)
-        (folder / _POLICY).mkdir()
-        learners.policy.begin_save(folder / _POLICY, copy)
+        _begin_model(checked, learners.policy, folder, copy)
         saving = [learners.policy]
         if learners.memory is not None:
             assert checked.memory is not None
-            (folder / _MEMORY).mkdir()
-            record_arguments(folder / _MEMORY, checked.memory.architecture)
-            learners.memory.learner.begin_save(folder / _MEMORY, copy)
+            (folder / MEMORY_PART).mkdir()
+            _begin_model(checked.memory, learners.memory.learner, folder / MEMORY_PART, copy)
             saving.append(learners.memory.learner)
         if state.reference == REFERENCE:
             (folder / REFERENCE).mkdir()
@@ -100,6 +99,20 @@ class Checkpoints:
         if checked.config.checkpoint.export_hf:
             write_hf_folder(folder / "hf_export", checked.model.description, learners.policy.export_weights())
         return _Shards(saving)
+
+
+def _begin_model(network: Checked | MemoryFolder, learner: RanksLearner, folder: Path, copy: bool) -> None:
+    """A learner's shards, and what describes its model: `megasharp convert` reads `policy` and `hf`."""
+    (folder / _HF).mkdir()
+    carry_over(network.model.description, folder / _HF)
+    record_arguments(folder, network.architecture)
+    (folder / _POLICY).mkdir()
+    learner.begin_save(folder / _POLICY, copy)
+
+
+def _memory_weights(folder: Path) -> Path:
+    """Where a memory network's shards are: older versions wrote them without its config.json, in one folder less."""
+    return folder / _POLICY if (folder / _POLICY).is_dir() else folder
 
 
 class _Shards:

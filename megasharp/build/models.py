@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from megasharp.checkpoint.store import MANIFEST, CheckpointStore
+from megasharp.command import note
 from megasharp.config.paths import find
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, check_tokenizer
 from megasharp.convert.lora import recorded_adapters
+from megasharp.convert.mistaken import is_part, what_it_is
 from megasharp.convert.model_folder import ModelFolder, model_folder
+from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError
+
+# The part of a run's checkpoint that is a Megatron folder of its memory network.
+MEMORY_PART = "memory"
 
 
 def open_model(path: str) -> tuple[ModelFolder, Architecture]:
@@ -20,9 +26,46 @@ def open_model(path: str) -> tuple[ModelFolder, Architecture]:
         UserError: there is no model, it is damaged or not supported, or its weights have adapters beside them.
     """
     folder = model_folder(find(path))
+    if not folder.is_megatron and (is_part(folder.path) or not (folder.path / CONFIG_FILE).is_file()):
+        kinds = "Hugging Face's, one that `megasharp convert hf-to-megatron` made, or a run's checkpoint"
+        raise UserError(f"{folder.path} is no model's folder ({kinds}){what_it_is(folder.path)}")
     architecture = _open_megatron(folder.path) if folder.is_megatron else _open_hf(folder.path)
     check_tokenizer(folder.description, architecture)
     return folder, architecture
+
+
+def memory_path(path: str) -> str:
+    """Where the memory network lies that a configuration names: of a run's checkpoint it is that run's, if it had one.
+
+    Raises:
+        UserError: a version saved it that did not save its config.json.
+    """
+    checkpoint = find(path)
+    part = checkpoint / MEMORY_PART
+    if not (model_folder(checkpoint).is_megatron and part.is_dir()):
+        return path
+    if not (part / "hf").is_dir():
+        raise UserError(
+            f"{part} holds a memory network without its config.json ({checkpoint / 'hf'} is the policy's), an older "
+            "version saved it: resume its run for a checkpoint with it, or have the policy of this one by "
+            f"`megasharp convert megatron-to-hf {checkpoint} FOLDER`"
+        )
+    return str(part)
+
+
+def open_memory(path: str) -> tuple[ModelFolder, Architecture]:
+    """`open_model` for a memory network; of a run's checkpoint, a note says which of its networks it is.
+
+    Raises:
+        UserError: as `open_model` and `memory_path`.
+    """
+    checkpoint, chosen = find(path), memory_path(path)
+    found = open_model(chosen)
+    if chosen != path:
+        note(f"the memory network begins with that of {checkpoint}: {chosen}")
+    elif (checkpoint / MANIFEST).is_file():
+        note(f"the memory network begins with the policy of {checkpoint}, which has no memory network")
+    return found
 
 
 def check_content(folder: ModelFolder) -> None:
@@ -35,14 +78,15 @@ def check_content(folder: ModelFolder) -> None:
     """
     if not folder.is_megatron:
         return
-    if (folder.path / MANIFEST).is_file():
-        problem = CheckpointStore.problem(folder.path)
-        if problem is not None:
-            raise UserError(f"{problem}: name another checkpoint as the model")
-        return
+    for checkpoint in (folder.path, folder.path.parent):
+        if (checkpoint / MANIFEST).is_file():
+            problem = CheckpointStore.problem(checkpoint)
+            if problem is not None:
+                raise UserError(f"{problem}: name another checkpoint as the model")
+            return
     from megasharp.mcore.conversion import MegatronWeights
 
-    for _ in MegatronWeights(folder.path).tensors():
+    for _ in MegatronWeights(folder.path, noted=True).tensors():
         pass
 
 
@@ -59,5 +103,8 @@ def _open_megatron(path: Path) -> Architecture:
         )
     # Imported here: Megatron takes seconds to import.
     from megasharp.mcore.conversion import MegatronWeights
+    from megasharp.mcore.first_weights import check_beside_shards
 
-    return MegatronWeights(path).architecture
+    architecture = MegatronWeights(path).architecture
+    check_beside_shards(path / "policy")
+    return architecture

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from megasharp.algos.base import OldLogp
 from megasharp.build.adapters import lora_settings
 from megasharp.build.engines import choose_transport, device_of
+from megasharp.build.models import memory_path
 from megasharp.build.recipes import build_recipes
 from megasharp.config.paths import REPOSITORY, find
 from megasharp.config.run import RunConfig
@@ -63,7 +64,7 @@ def ask(config: RunConfig, where: str, options: Options) -> Asked:
     _check_cut(config, policy)
     memory = None
     if needs.memory is not None:
-        memory, its_notes = _network(needs.memory.path, where)
+        memory, its_notes = _network(memory_path(needs.memory.path), where)
         notes += its_notes
         _check_cut(config, memory)
         if memory.architecture.vocab != policy.architecture.vocab:

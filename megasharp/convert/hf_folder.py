@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.config_text import architecture_name, check_values, read_text
 from megasharp.convert.families import FAMILIES, Family
+from megasharp.convert.mistaken import what_it_is
 from megasharp.convert.shards import expected_hf_shapes
 from megasharp.convert.weight_files import (
     CONFIG_FILE,
@@ -44,7 +45,7 @@ def read_config(folder: str | Path) -> tuple[PretrainedConfig, Family, Architect
     folder = Path(folder)
     path = folder / CONFIG_FILE
     if not folder.is_dir():
-        raise UserError(f"checkpoint folder {folder} does not exist: give a Hugging Face model folder")
+        raise UserError(f"{folder} is not a Hugging Face model folder{what_it_is(folder)}")
     raw = read_text(path)
     name = architecture_name(path, raw)
     if name not in FAMILIES:

@@ -8,6 +8,13 @@ from megasharp.convert.peft_folder import ADAPTER_CONFIG
 from megasharp.convert.weight_files import CONFIG_FILE
 
 _MEGATRON_PARTS = ("policy", "hf")
+# In a run's checkpoints/.
+_NEWEST = "latest"
+
+
+def is_part(folder: Path) -> bool:
+    """Whether it is one of the two folders in a Megatron checkpoint folder."""
+    return folder.name in _MEGATRON_PARTS and _is_megatron(folder.absolute().parent)
 
 
 def what_it_is(folder: Path) -> str:
@@ -20,13 +27,14 @@ def what_it_is(folder: Path) -> str:
 
 
 def _seen(folder: Path) -> str:
+    if folder.is_file():
+        return _of_file(folder)
     for checkpoints in (folder / "checkpoints", folder):
         steps = sorted(path for path in checkpoints.glob("step_*") if path.is_dir())
         if steps:
             return f"it is a run's folder, give one of its checkpoints, such as {steps[-1]}"
-    whole = folder.absolute().parent
-    if folder.name in _MEGATRON_PARTS and _is_megatron(whole):
-        return f"it is a part of a Megatron checkpoint folder, give the whole: {whole}"
+    if is_part(folder):
+        return f"it is a part of a Megatron checkpoint folder, give the whole: {folder.absolute().parent}"
     if _is_megatron(folder):
         return "it is a Megatron checkpoint folder, `megasharp convert megatron-to-hf` makes the other kind of it"
     if (folder / CONFIG_FILE).is_file():
@@ -37,6 +45,16 @@ def _seen(folder: Path) -> str:
     if snapshots:
         return f"it is the hub's cache of a model, give one of its snapshots, such as {snapshots[-1]}"
     return "" if folder.exists() else "it does not exist"
+
+
+def _of_file(path: Path) -> str:
+    if path.name == _NEWEST:
+        checkpoint = path.parent / path.read_text(encoding="utf-8").strip()
+        if checkpoint.is_dir():
+            return (
+                f"it is a file that names a run's newest checkpoint, which is another after its next: give {checkpoint}"
+            )
+    return "it is a file"
 
 
 def _is_megatron(folder: Path) -> bool:

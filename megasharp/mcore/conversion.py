@@ -132,13 +132,14 @@ class MegatronWeights:
     """The weights of a Megatron folder or a run's checkpoint, as Hugging Face tensors, adapters merged into them.
 
     Opening checks the model's arguments and every stored tensor, and reads no weights; where no arguments are recorded,
-    a note says so. `lora` are its adapters if it has any. `digests` fills as the tensors are read.
+    a note says so, unless it was `noted`. `lora` are its adapters if it has any. `digests` fills as the tensors are
+    read.
 
     Raises:
         UserError: the folder is not one, or is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, noted: bool = False) -> None:
         for part in ("policy", "hf"):
             if not (folder / part).is_dir():
                 missing = f"not a Megatron checkpoint folder: {part}/ is missing"
@@ -146,10 +147,10 @@ class MegatronWeights:
         self.folder = folder
         _, self.family, self.architecture = read_config(folder / "hf")
         arguments = recorded_arguments(folder)
-        if arguments is None:
+        if arguments is None and not noted:
             config = folder / "hf" / CONFIG_FILE
             note(f"{folder} has no record of the model's arguments: {config} could not be checked against the weights")
-        else:
+        if arguments is not None:
             check_arguments(folder / "hf" / CONFIG_FILE, self.architecture, folder / "policy", arguments)
         self.lora = recorded_adapters(folder / "policy")
         self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1, self.lora)

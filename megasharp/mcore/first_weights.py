@@ -59,6 +59,17 @@ def first_weights(folder: str | Path) -> Iterator[FirstWeights]:
             yield _HuggingFace(reader)
 
 
+def check_beside_shards(folder: Path) -> None:
+    """Check the files that Megatron reads before its shards, which a conversion can do without.
+
+    Raises:
+        UserError: one of them is lost.
+    """
+    for name in _BESIDE_SHARDS:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}: these weights cannot be loaded: {name} is missing, copy the whole folder")
+
+
 class _HuggingFace:
     """A checked Hugging Face folder; every rank reads whole tensors and keeps its part."""
 
@@ -89,6 +100,7 @@ class _Shards:
 
     def __init__(self, model: ModelFolder) -> None:
         self._folder = model.weights
+        check_beside_shards(self._folder)
         _, self.family, self.architecture = read_config(model.description)
 
     def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
@@ -97,9 +109,7 @@ class _Shards:
             load_base(self._folder, chunks)
         # What torch and Megatron raise for damaged shards has no common kind.
         except Exception as error:
-            missing = next((name for name in _BESIDE_SHARDS if not (self._folder / name).is_file()), None)
-            reason = one_line(error) if missing is None else f"{missing} is missing, copy the whole folder"
-            raise UserError(f"{self._folder}: these weights cannot be loaded: {reason}") from error
+            raise UserError(f"{self._folder}: these weights cannot be loaded: {one_line(error)}") from error
         not_finite = _first_not_finite(chunks)
         if not_finite is not None:
             name, dtype = not_finite

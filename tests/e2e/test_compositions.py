@@ -81,7 +81,7 @@ def test_combination_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met
     assert [name for name in rows[-1] if "/" in name and not any(fnmatch(name, known) for known in explained)] == []
     assert rows[-1]["policy/sampler_gap"] > 0
     memory = tmp_path / "run" / "checkpoints" / "step_000003" / "memory"
-    assert memory.is_dir() == ("dlc" in methods)
+    assert memory.is_dir() == (memory / "hf" / "config.json").is_file() == ("dlc" in methods)
 
 
 def test_run_with_a_memory_resumes_to_the_last_digit(command: Command) -> None:
@@ -93,6 +93,7 @@ def test_run_with_a_memory_resumes_to_the_last_digit(command: Command) -> None:
     both = ("eval.suites=[countdown_dev]", "eval.n=2", "eval.k=[1,2]", "eval.with_memory=true")
     out = command.run(*command.train(*dlc, *both, "steps=4", "policy.optimizer.decay=constant", "name=constant"))
     _assert_shown_with_and_without(command.runs / "constant", out)
+    _assert_another_run_begins_with_its_memory(command, dlc)
     keys = ("policy/loss", "memory/cross_entropy", "memory/grad_norm", "rollout/sampler_policy_gap", "reward/mean")
     assert min(row["rollout/sampler_policy_gap"] for row in command.rows("constant")) > 0.05
     for one, two in zip(command.rows("constant"), command.rows("halves"), strict=True):
@@ -101,6 +102,16 @@ def test_run_with_a_memory_resumes_to_the_last_digit(command: Command) -> None:
         table = pq.read_table(command.runs / "halves" / "rollouts" / f"step_{step:06d}.parquet")
         for spans, length in zip(table["versions"].to_pylist(), table["length"].to_pylist(), strict=True):
             assert spans == [{"start": 0, "end": length, "policy": step - 1, "memory": step - 1}]
+
+
+def _assert_another_run_begins_with_its_memory(command: Command, dlc: tuple[str, ...]) -> None:
+    """Its first step's cross-entropy is not that of the memory network that the first run began with."""
+    checkpoint = command.runs / "halves" / "checkpoints" / "step_000004"
+    path = f"recipe.dlc.memory.path={checkpoint}"
+    command.run(*command.train(*dlc, path, "steps=1", "policy.optimizer.decay=constant", "name=second"))
+    command.run("convert", "verify", str(checkpoint / "memory"), str(checkpoint / "memory"), "--no-logits")
+    first, second = command.rows("constant")[0], command.rows("second")[0]
+    assert second["memory/cross_entropy"] < 0.9 * first["memory/cross_entropy"]
 
 
 def _assert_shown_with_and_without(folder: Path, out: str) -> None:

@@ -89,7 +89,7 @@ def test_opening_reads_no_data(save_model, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_folder_and_config_errors(tmp_path: Path, save_model) -> None:
-    assert error_of(tmp_path / "absent").startswith(f"checkpoint folder {tmp_path / 'absent'} does not exist")
+    assert error_of(tmp_path / "absent").endswith("absent is not a Hugging Face model folder: it does not exist")
     assert f"{tmp_path / 'config.json'} does not exist" in error_of(tmp_path)
     config = save_model() / "config.json"
     whole = config.read_text()
