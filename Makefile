@@ -61,11 +61,11 @@ test-unit: $(VENV)/.test
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long -m long
-	$(MAKE) test-slurm
 	$(MAKE) test-fleet
 	$(MAKE) test-other-megatron
 
-# A real Slurm on this machine; needs root, and what .ci/packages installs.
+# A real Slurm on this machine; needs root, and what .ci/packages installs. Not in test-long yet: the fleet's tests leave
+# it no room in its 50 minutes.
 test-slurm: $(VENV)/.test
 	$(BIN)/python -m pytest tests/slurm -m long
 
