@@ -19,6 +19,7 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.config_text import architecture_name, check_values, read_text
 from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.mistaken import what_it_is
+from megasharp.convert.shape_keys import key_of_presence, keys_of_shape
 from megasharp.convert.shards import expected_hf_shapes
 from megasharp.convert.weight_files import (
     CONFIG_FILE,
@@ -171,18 +172,24 @@ class HFReader:
         for name, shape in expected.items():
             if name not in self._files:
                 where, config = where_looked_for(self.folder), self.folder / CONFIG_FILE
-                raise UserError(f"tensor {name} is missing from {where}: {config} asks for it")
+                raise UserError(f"tensor {name} is missing from {where}: {config} asks for it{self._by_key(name)}")
             self._check_header(name, shape)
         for name in sorted(self._files.keys() - expected.keys()):
             if not self._is_spare_head(name, expected):
                 model = f"the {self.family.hf_name} of its config.json"
-                raise UserError(f"{self._files[name]}: extra tensor {name}, which {model} does not have")
+                fault = f"extra tensor {name}, which {model} does not have{self._by_key(name)}"
+                raise UserError(f"{self._files[name]}: {fault}")
+
+    def _by_key(self, name: str) -> str:
+        key = key_of_presence(self.architecture, name, self._files)
+        return "" if key is None else f" ({key})"
 
     def _check_header(self, name: str, shape: tuple[int, ...]) -> None:
         found, dtype = self._header(name)
         where = f"{self._files[name]}: tensor {name}"
         if found != shape:
-            raise UserError(f"{where} has shape {found}, but {self.folder / CONFIG_FILE} asks for {shape}")
+            asked = f"{shape} by {keys_of_shape(self.family, self.architecture, name, found)}"
+            raise UserError(f"{where} has shape {found}, but {self.folder / CONFIG_FILE} asks for {asked}")
         if dtype not in _FLOATING:
             supported = ", ".join(_FLOATING)
             raise UserError(f"{where} has dtype {dtype}, not one of {supported}: use an unquantized checkpoint")

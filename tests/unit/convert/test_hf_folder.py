@@ -189,6 +189,73 @@ def test_tensor_errors(save_model, change: Callable[[dict[str, Tensor]], object]
     assert str(folder) in message
 
 
+LAYER = "model.layers.0."
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "tensor", "asked"),
+    [
+        ("qwen3", "vocab_size", 7, "model.embed_tokens.weight has shape (53, 24)", "(7, 24) by vocab_size=7"),
+        ("qwen3", "hidden_size", 7, "model.embed_tokens.weight has shape (53, 24)", "(53, 7) by hidden_size=7"),
+        (
+            "qwen3",
+            "intermediate_size",
+            7,
+            f"{LAYER}mlp.gate_proj.weight has shape (32, 24)",
+            "(7, 24) by intermediate_size=7",
+        ),
+        (
+            "qwen3",
+            "num_attention_heads",
+            8,
+            f"{LAYER}self_attn.q_proj.weight has shape (32, 24)",
+            "(64, 24) by num_attention_heads=8 x head_dim=8",
+        ),
+        (
+            "llama",
+            "num_key_value_heads",
+            None,
+            f"{LAYER}self_attn.k_proj.weight has shape (12, 24)",
+            "(24, 24) by num_key_value_heads=4 x head_dim=6",
+        ),
+        (
+            "qwen3",
+            "head_dim",
+            4,
+            f"{LAYER}self_attn.q_proj.weight has shape (32, 24)",
+            "(16, 24) by num_attention_heads=4 x head_dim=4",
+        ),
+    ],
+)
+def test_a_shape_that_config_json_does_not_ask_for_names_its_keys(
+    save_model, family: str, key: str, value: object, tensor: str, asked: str
+) -> None:
+    folder = save_model(family)
+    edit_json(folder / "config.json", **{key: value})
+    message = f"tensor {tensor}, but {folder / 'config.json'} asks for {asked}"
+    assert error_of(folder) == f"{folder / 'model.safetensors'}: {message}"
+
+
+@pytest.mark.parametrize("shape", [(24,), (53, 24, 1)])
+def test_a_shape_of_another_rank_names_all_keys(save_model, shape: tuple[int, ...]) -> None:
+    folder = save_model()
+    rewrite(folder, lambda t: t.update({"model.embed_tokens.weight": torch.ones(shape)}))
+    assert error_of(folder).endswith(" asks for (53, 24) by vocab_size=53, hidden_size=24")
+
+
+def test_tensors_that_a_key_asks_for_or_does_not_name_it(save_model) -> None:
+    folder = save_model(tie_word_embeddings=True)
+    config = folder / "config.json"
+    edit_json(config, tie_word_embeddings=False)
+    assert error_of(folder).endswith(f"{config} asks for it (tie_word_embeddings=false)")
+    edit_json(config, tie_word_embeddings=True, num_hidden_layers=4, layer_types=["full_attention"] * 4)
+    message = error_of(folder)
+    assert message.startswith("tensor model.layers.3.") and message.endswith(" asks for it (num_hidden_layers=4)")
+    edit_json(config, num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    message = error_of(folder)
+    assert "extra tensor model.layers.2." in message and message.endswith(" does not have (num_hidden_layers=2)")
+
+
 def test_spare_head_of_a_tied_model(save_model) -> None:
     folder = save_model(tie_word_embeddings=True)
     rewrite(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
