@@ -24,6 +24,7 @@ from megasharp.plan.formulas import Lengths
 from megasharp.plan.hardware import DEFAULT, find_gpu
 from megasharp.plan.make import make_plan
 from megasharp.plan.request import Batch, Engines, Machines, Network, Passes, Rates, Request, Split
+from megasharp.plan.result import Problem
 from megasharp.plan.shares import stages
 from megasharp.plan.suggest import suggest
 from megasharp.plan.text import plan_text, suggestions_text
@@ -56,8 +57,17 @@ class Asked:
     notes: tuple[str, ...]
 
 
-def ask(config: RunConfig, where: str, options: Options) -> Asked:
-    """The planner's request for a run. Raises UserError for a model that is not known, and for keys that contradict."""
+class NotFilled(UserError):
+    """A file's layout cannot fill the nodes that were given."""
+
+
+def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -> Asked:
+    """The planner's request for a run; without `fill` --nodes are the run's machines, whatever its layout.
+
+    Raises:
+        NotFilled: the layout cannot fill them.
+        UserError: a model is not known, or keys contradict.
+    """
     recipes = build_recipes(config, where)
     needs = recipes.needs
     policy, notes = _network(config.model.path, where)
@@ -72,7 +82,7 @@ def ask(config: RunConfig, where: str, options: Options) -> Asked:
                 f"{where}: the memory network {memory.name} has a vocabulary of {memory.architecture.vocab} tokens, "
                 f"the policy {policy.name} one of {policy.architecture.vocab}; they must be the same"
             )
-    config, changed = _fill_nodes(config, where, options)
+    config, changed = _fill_nodes(config, where, options) if fill else (_on_nodes(config, options), [])
     notes += changed
     if config.data.stages:
         notes.append(f"data.stages: planned for the largest limit, {config.data.largest_response} tokens a response")
@@ -120,7 +130,7 @@ def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunCon
     model_ranks, gpus = policy.tp * policy.pp * policy.cp, options.nodes * room
     if cluster.placement == "colocated" or rollout.engine == "inprocess":
         if gpus % model_ranks or gpus % rollout.tp:
-            raise UserError(
+            raise NotFilled(
                 f"{where}: {gpus} GPUs cannot be filled with policy.tp x pp x cp = {model_ranks} and rollout.tp = "
                 f"{rollout.tp}: both must divide {gpus}, or give another --nodes"
             )
@@ -131,13 +141,18 @@ def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunCon
         notes.append(f"policy.dp={dp} fills {options.nodes} node(s) of {room} GPUs (the file says {policy.dp})")
     if rollout.engine == "sglang" and engines != rollout.engines:
         notes.append(f"rollout.engines={engines} fill them (the file says {rollout.engines})")
-    return config.model_copy(
+    return _on_nodes(config, options).model_copy(
         update={
-            "cluster": cluster.model_copy(update={"nodes": options.nodes, "gpus_per_node": room}),
             "policy": policy.model_copy(update={"dp": dp}),
             "rollout": rollout.model_copy(update={"engines": engines} if rollout.engine == "sglang" else {}),
         }
     ), notes
+
+
+def _on_nodes(config: RunConfig, options: Options) -> RunConfig:
+    room = config.cluster.gpus_per_node or _GPUS_PER_NODE
+    cluster = config.cluster.model_copy(update={"nodes": options.nodes, "gpus_per_node": room})
+    return config.model_copy(update={"cluster": cluster})
 
 
 def _shared_out(config: RunConfig, where: str, gpus: int) -> tuple[int, int]:
@@ -150,7 +165,7 @@ def _shared_out(config: RunConfig, where: str, gpus: int) -> tuple[int, int]:
     share = policy.dp * ranks / (policy.dp * ranks + rollout.engines * rollout.tp)
     filling = [dp for dp in range(1, -(-gpus // ranks)) if (gpus - dp * ranks) % rollout.tp == 0]
     if not filling:
-        raise UserError(
+        raise NotFilled(
             f"{where}: {gpus} GPUs cannot be filled with policy.tp x pp x cp = {ranks} and engines of their own of "
             f"rollout.tp = {rollout.tp}; change one of them, or give another --nodes"
         )
@@ -253,13 +268,27 @@ class Answer:
 def plan_run(
     config: RunConfig, where: str, options: Options, check: ModelCheck, *, as_json: bool, suggestions: bool
 ) -> Answer:
-    """Plan a run; the parameters that `check` counts are compared with the tables'. Raises UserError in one line."""
-    asked = ask(config, where, options)
+    """Plan a run; the parameters that `check` counts are compared with the tables'. Raises UserError in one line.
+
+    Where its layout cannot fill the nodes, the first of the suggestions is what is planned, with the error.
+    """
+    try:
+        asked = ask(config, where, options)
+    except NotFilled as error:
+        if not suggestions:
+            raise
+        asked = ask(config, where, options, fill=False)
+        found = suggest(asked.request, share_out=True)
+        asked = dataclasses.replace(asked, request=found[0].request)
+        unfilled = [Problem("error", f"{error}; planned is the first of the layouts that --suggest found")]
+    else:
+        found = suggest(asked.request) if suggestions else []
+        unfilled = []
     request = asked.request
     networks = [network.architecture for network in (request.policy, request.memory) if network is not None]
     check.ask(networks, request.split.layout, request.lora)
     plan = make_plan(request)
-    found = suggest(request) if suggestions else []
+    plan = dataclasses.replace(plan, problems=(*unfilled, *plan.problems))
     compare(check.counts(), formula_counts(asked))
     if as_json:
         return Answer(json.dumps(plan_tree(request, plan, asked.notes, found), indent=2, allow_nan=False), plan.works)

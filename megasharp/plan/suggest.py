@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import get_args
 
 from megasharp.errors import UserError
@@ -33,15 +33,18 @@ Value = int | float | str | list[str]
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A layout that fits: the keys to set, its plan, and why it is here."""
+    """A layout that fits: the keys to set, what was planned and its plan, and why it is here."""
 
+    request: Request
     keys: dict[str, Value]
     plan: Plan
     reasons: tuple[str, ...]
 
 
-def suggest(request: Request, count: int = 3) -> list[Suggestion]:
+def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> list[Suggestion]:
     """The `count` first layouts that fit into the request's machines, each of another tp x pp x cp.
+
+    Engines on GPUs of their own keep as many as they have; with `share_out` quarters of all are tried for them.
 
     By seconds of a step in classes of 5 %, then the simplest first; what is not built yet comes last.
 
@@ -51,9 +54,10 @@ def suggest(request: Request, count: int = 3) -> list[Suggestion]:
         raise UserError("--suggest ranks layouts on GPUs: give --nodes and --gpu, or cluster.gpus_per_node in the file")
     if request.engines is None:
         raise UserError("--suggest ranks layouts by whole steps, with engines of their own: set rollout.engine=sglang")
-    fitting = [(plan.step_seconds or 0.0, candidate, plan) for candidate, plan in _plans(request)]
+    fitting = [(plan.step_seconds or 0.0, candidate, plan) for candidate, plan in _plans(request, share_out)]
     if not fitting:
-        raise UserError("--suggest found no layout that fits; give it more nodes, or shorter responses")
+        there = f"{request.machines.nodes} node(s) of {request.machines.gpus_per_node} GPUs"
+        raise UserError(f"--suggest found no layout that fits {there}; give it more nodes, or shorter responses")
     fastest_of_all = min(seconds for seconds, _, _ in fitting)
     fitting.sort(key=lambda item: _order(item[1].split, item[0], fastest_of_all))
     best: dict[tuple[int, int, int], tuple[Request, Plan]] = {}
@@ -62,7 +66,15 @@ def suggest(request: Request, count: int = 3) -> list[Suggestion]:
         best.setdefault((split.tp, split.pp, split.cp), (candidate, plan))
     chosen = list(best.values())[:count]
     first = chosen[0][1].step_seconds or 1.0
-    return [Suggestion(_keys(one), plan, _reasons(one, plan, first)) for one, plan in chosen]
+    return [Suggestion(one, _keys(one), plan, _reasons(one, plan, first)) for one, plan in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """GPUs of the policy and of the engines; co-located ones have the same."""
+
+    policy: int
+    engines: int
 
 
 def _order(split: Split, seconds: float, fastest: float) -> tuple[float, ...]:
@@ -70,8 +82,10 @@ def _order(split: Split, seconds: float, fastest: float) -> tuple[float, ...]:
     return split.cp > 1, int(math.log(seconds / fastest) / math.log(_EQUAL)), split.pp, split.cp, seconds
 
 
-def _plans(request: Request) -> Iterator[tuple[Request, Plan]]:
-    for split, engines in product(_splits(request), _engines(request)):
+def _plans(request: Request, share_out: bool) -> Iterator[tuple[Request, Plan]]:
+    shares = _shares(request, share_out)
+    pairs = (product(_splits(request, share.policy), _engines(request, share.engines)) for share in shares)
+    for split, engines in chain.from_iterable(pairs):
         candidate = dataclasses.replace(request, split=split, engines=engines)
         plan = make_plan(candidate)
         if engines is not None and engines.colocated:
@@ -92,11 +106,17 @@ def _with_fitting_cache(request: Request, plan: Plan) -> tuple[Request, Plan]:
     return candidate, make_plan(candidate)
 
 
-def _splits(request: Request) -> Iterator[Split]:
+def _shares(request: Request, share_out: bool) -> list[_Share]:
+    engines, gpus = request.engines, request.machines.nodes * request.machines.gpus_per_node
+    if engines is None or engines.colocated:
+        return [_Share(gpus, gpus)]
+    quarters = [gpus * quarter // 4 for quarter in (1, 2, 3)]
+    of_engines = quarters if share_out else [engines.count * engines.tp]
+    return [_Share(gpus - apart, apart) for apart in of_engines if 0 < apart < gpus]
+
+
+def _splits(request: Request, gpus: int) -> Iterator[Split]:
     machines, networks = request.machines, _networks(request)
-    engines = request.engines
-    apart = 0 if engines is None or engines.colocated else engines.count * engines.tp
-    gpus = machines.nodes * machines.gpus_per_node - apart
     longest = request.batch.lengths.longest
     budgets = {-(-longest * times // 1024) * 1024 for times in _BUDGETS}
     for tp, pp, cp in product(_SIZES, _SIZES, (1, 2, 4)):
@@ -109,12 +129,11 @@ def _splits(request: Request) -> Iterator[Split]:
             yield Split(dp, tp, pp, cp, micro_batch_tokens=budget, recompute=recompute, offload=_OFFLOAD)
 
 
-def _engines(request: Request) -> Iterator[Engines | None]:
+def _engines(request: Request, gpus: int) -> Iterator[Engines | None]:
     engines, machines = request.engines, request.machines
     if engines is None:
         yield None
         return
-    gpus = machines.nodes * machines.gpus_per_node if engines.colocated else engines.count * engines.tp
     for tp in _SIZES:
         if machines.gpus_per_node % tp == 0 and gpus % tp == 0 and all(_can_cut(n, tp, 1) for n in _networks(request)):
             yield dataclasses.replace(engines, tp=tp, count=gpus // tp)

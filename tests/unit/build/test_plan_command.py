@@ -188,6 +188,35 @@ def test_engines_of_their_own_make_the_policy_leave_nothing_and_the_plan_says_so
         assert (told in " ".join(plan_text(question.request, plan, ()).split())) != bool(offloaded)
 
 
+UNFILLED = {
+    "apart": ("qwen3-8b+qwen3-1.7b", 1, "cluster.placement=disaggregated", "policy.tp=8"),
+    "colocated": ("qwen3-14b", 3, "policy.pp=2", "policy.tp=8"),
+}
+
+
+@pytest.mark.parametrize("placement", UNFILLED)
+def test_layouts_are_suggested_where_the_files_own_does_not_fill_the_nodes(tmp_path: Path, placement: str) -> None:
+    """What is planned then is the first of them, with the reason as an error: exit code 1."""
+    piece, nodes, *overrides = UNFILLED[placement]
+    command = ["plan", str(write_run(tmp_path, piece)), *overrides, "--nodes", str(nodes)]
+    refused = CliRunner().invoke(app, command)
+    assert isinstance(refused.exception, UserError)
+    done = CliRunner().invoke(app, [*command, "--suggest", "--json"])
+    tree = json.loads(done.stdout)
+    assert done.exit_code == 1 and not tree["works"]
+    error, *others = tree["problems"]
+    assert f"{8 * nodes} GPUs cannot be filled with policy.tp x pp x cp" in error["text"]
+    assert error["text"].endswith("; planned is the first of the layouts that --suggest found")
+    assert all(problem["level"] == "warning" for problem in others)
+    keys = [one["keys"] for one in tree["suggestions"]]
+    assert tree["layout"]["tp"] == keys[0]["policy.tp"] and tree["engines"]["tp"] == keys[0]["rollout.tp"]
+    for one in keys:
+        ranks = one["policy.dp"] * one["policy.tp"] * one["policy.pp"] * one["policy.cp"]
+        sampling = one["rollout.engines"] * one["rollout.tp"]
+        assert (ranks, sampling) == (24, 24) if placement == "colocated" else ranks + sampling == 8
+    asked(tmp_path, piece, *overrides, *(f"{key}={json.dumps(value)}" for key, value in keys[0].items()))
+
+
 def test_a_suggestions_json_sets_its_keys_and_has_its_seconds(tmp_path: Path) -> None:
     request = asked(tmp_path, "qwen3-32b", options=Options(nodes=2)).request
     found = suggest(request)
