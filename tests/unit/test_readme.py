@@ -25,6 +25,12 @@ def test_table_of_methods_is_the_printed_one() -> None:
     assert markdown_table() in README.read_text(encoding="utf-8"), "run megasharp methods --markdown"
 
 
+def test_the_readme_is_wrapped() -> None:
+    """Tables and a Markdown link's target are not."""
+    lines = (re.sub(r"\]\([^)]*\)", "]", line) for line in README.read_text(encoding="utf-8").splitlines())
+    assert [line for line in lines if len(line) > 125 and not line.startswith("|")] == []
+
+
 def test_list_names_every_method_with_its_paper_and_defaults() -> None:
     console = Console(width=200, record=True, file=None, quiet=False)
     with console.capture() as captured:
