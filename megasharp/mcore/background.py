@@ -21,6 +21,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from megasharp.errors import one_line
 from megasharp.files import FileHash
 
+# From 0.19 on Megatron would leave planning to a package of its own, nvidia-resiliency-ext, unless told otherwise.
+_STRATEGY = "async_strategy"
+_OWN_PLANS = {_STRATEGY: "mcore"} if _STRATEGY in inspect.signature(dist_checkpointing.save).parameters else {}
 # One of Megatron's files: its path, its key, and (bytes, tensors) with the plan's items.
 _Bucket = tuple[str, str, tuple[list[Any], list[Any]]]
 
@@ -36,7 +39,7 @@ class ShardWriting:
         # Megatron's own queue would be a process, and one for all saves: results of two would get mixed up.
         filesystem_async._results_queue = queue.Queue()
         self._request = dist_checkpointing.save(
-            state, str(folder), async_sharded_save=True, content_metadata=dict(metadata)
+            state, str(folder), async_sharded_save=True, content_metadata=dict(metadata), **_OWN_PLANS
         )
         self._files: dict[str, FileHash] = {}
         self._thread: threading.Thread | None = None
