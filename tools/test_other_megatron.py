@@ -17,7 +17,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The other files of tests/dist are about methods and about how ranks are started, which no version changes.
-FILES = ("conversion", "hf_parity", "invariance", "learner", "lora", "plan", "state", "virtual_stages")
+FILES = ("background", "conversion", "hf_parity", "invariance", "learner", "lora", "plan", "state", "virtual_stages")
 _FOUR_RANKS = "[4"
 
 
