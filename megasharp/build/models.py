@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megasharp.checkpoint.store import MANIFEST, CheckpointStore
+from megasharp.checkpoint.manifest import MANIFEST
+from megasharp.checkpoint.store import CheckpointStore
 from megasharp.command import note
 from megasharp.config.paths import find
 from megasharp.convert.architecture import Architecture

@@ -11,6 +11,7 @@ from megasharp.config.core import Section
 from megasharp.files import FileHash
 from megasharp.prolonged.control import ControlState
 
+MANIFEST = "manifest.json"
 # Hashing lets go of the interpreter, and one core reads 1 to 2 GB a second.
 _THREADS = min(16, os.cpu_count() or 1)
 

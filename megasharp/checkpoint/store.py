@@ -15,13 +15,12 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from megasharp.checkpoint.manifest import CursorEntry, FileEntry, Manifest, describe_files, hash_files
+from megasharp.checkpoint.manifest import MANIFEST, CursorEntry, FileEntry, Manifest, describe_files, hash_files
 from megasharp.convert.record import software_versions
 from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.files import FileHash, flush, write_text
 from megasharp.prolonged.control import ControlState
 
-MANIFEST = "manifest.json"
 LATEST = "latest"
 _PARTIAL = ".partial"
 

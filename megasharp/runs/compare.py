@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from megasharp.config.core import Tree
 from megasharp.runs.goodput import goodput
 from megasharp.runs.history import RunHistory
-from megasharp.runs.text import duration
+from megasharp.runs.text import columns, duration
 from megasharp.runs.trends import suites
 
 # Keys that say who a run is, not what it does.
@@ -71,7 +70,7 @@ def _keys(runs: Sequence[RunHistory]) -> RenderableType:
     found = differences(runs)
     if not found:
         return Text("the same configuration")
-    table = _table("key", *(run.name for run in runs))
+    table = columns("key", *(run.name for run in runs), style="bold")
     for key, values in found.items():
         table.add_row(key, *values)
     return table
@@ -79,7 +78,7 @@ def _keys(runs: Sequence[RunHistory]) -> RenderableType:
 
 def _figure(name: str, runs: Sequence[RunHistory]) -> RenderableType:
     series = [dict(run.series(name)) for run in runs]
-    table = _table(name, *(run.name for run in runs))
+    table = columns(name, *(run.name for run in runs), style="bold")
     for step in shared_steps(series):
         table.add_row(f"step {step}", *(f"{points[step]:.3f}" for points in series))
     table.add_row("at the end", *(_end(points) for points in series))
@@ -94,18 +93,11 @@ def _end(points: Mapping[int, float]) -> str:
 
 
 def _cost(runs: Sequence[RunHistory]) -> RenderableType:
-    table = _table("cost", *(run.name for run in runs))
+    table = columns("cost", *(run.name for run in runs), style="bold")
     spent = [goodput(run) for run in runs]
     table.add_row("steps", *(f"{run.last_step} of {run.steps}, {run.state}" for run in runs))
     table.add_row("wall time", *(duration(one.wall) for one in spent))
     table.add_row("goodput", *(_MISSING if one.share is None else f"{one.share:.0%}" for one in spent))
     seconds = [one.useful / max(len(run.training), 1) for one, run in zip(spent, runs, strict=True)]
     table.add_row("seconds a step", *(f"{value:.3g}" for value in seconds))
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
     return table

@@ -11,14 +11,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from megasharp.checkpoint.attempts import AttemptRecord, read_attempts
-from megasharp.checkpoint.manifest import Manifest
+from megasharp.checkpoint.manifest import MANIFEST, Manifest
 from megasharp.config.core import Tree, parse_yaml
 from megasharp.errors import UserError, one_line
 from megasharp.metrics.writers import Row, read_metrics
 
 CONFIG_FILE = "config.yaml"
-# As the store names it; the store itself would bring torch, for which a screen should not wait.
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ def read_checkpoints(folder: Path) -> list[CheckpointEntry]:
 
 
 def _entry(step: int, folder: Path) -> CheckpointEntry:
-    path = folder / _MANIFEST
+    path = folder / MANIFEST
     try:
         manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))
         written = path.stat().st_mtime

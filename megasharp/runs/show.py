@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from megasharp.checkpoint.attempts import AttemptRecord
@@ -14,7 +13,7 @@ from megasharp.runs.goodput import duration as attempt_seconds
 from megasharp.runs.goodput import goodput
 from megasharp.runs.history import CheckpointEntry, RunHistory
 from megasharp.runs.sparkline import sparkline
-from megasharp.runs.text import duration, moment, size
+from megasharp.runs.text import columns, duration, moment, size
 from megasharp.runs.trends import Trend, trends, warnings
 
 # What one screen has room for, the newest first to stay.
@@ -71,7 +70,7 @@ def _attempts(history: RunHistory) -> RenderableType:
     if not shown:
         return Text("attempts  none")
     hidden = len(history.attempts) - len(shown)
-    table = _table("attempt", "begun", "where", "steps", "time", "end")
+    table = columns("attempt", "begun", "where", "steps", "time", "end", style="dim")
     for number, record in shown:
         running = history.alive and number == shown[-1][0]
         table.add_row(str(number), *(_attempt(record, history, running) if record else ["no record"]))
@@ -99,7 +98,7 @@ def _checkpoints(history: RunHistory) -> RenderableType:
     best = _kept_best(history)
     if best is not None and best not in {entry.step for entry in shown}:
         shown = [*(entry for entry in history.checkpoints if entry.step == best), *shown]
-    table = _table("checkpoint", "written", "size", "")
+    table = columns("checkpoint", "written", "size", "", style="dim")
     for entry in shown:
         table.add_row(*_checkpoint(entry, entry.step == best))
     return table
@@ -145,16 +144,9 @@ def _decisions(history: RunHistory) -> Iterator[str]:
 def _trends(found: list[Trend]) -> RenderableType:
     if not found:
         return Text("no figures yet")
-    table = _table("figure", "", "first", "best", "last")
+    table = columns("figure", "", "first", "best", "last", style="dim")
     for trend in found:
         values = [value for _, value in trend.points]
         best = f"{trend.best[1]:.3f} at {trend.best[0]}" if trend.best else ""
         table.add_row(trend.label, sparkline(values, _WIDTH), f"{values[0]:.3f}", best, f"{values[-1]:.3f}")
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
     return table

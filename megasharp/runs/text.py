@@ -1,8 +1,10 @@
-"""Numbers as a person reads them: durations, sizes, moments."""
+"""Numbers as a person reads them: durations, sizes, moments; and the tables that they stand in."""
 
 from __future__ import annotations
 
 import time
+
+from rich.table import Table
 
 
 def duration(seconds: float) -> str:
@@ -24,3 +26,11 @@ def size(count: float) -> str:
 def moment(seconds: float) -> str:
     """A time since 1970 as a date and a time of this machine's zone."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def columns(*headings: str, style: str) -> Table:
+    """An empty table without lines, its headings in this style; what does not fit is folded."""
+    table = Table(box=None, pad_edge=False, header_style=style)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
