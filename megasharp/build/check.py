@@ -62,6 +62,7 @@ def check(config: RunConfig, where: str) -> Checked:
     """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
     refuse_unbuilt(config, where)
     check_collection(config.rollout, where)
+    check_deterministic(config, where)
     check_sampling(config.rollout, where)
     check_engine_keys(config, where)
     recipes = build_recipes(config, where)
@@ -120,6 +121,16 @@ def check_collection(rollout: RolloutConfig, where: str) -> None:
             f"{where}: rollout.stragglers=keep lets responses go on under new weights, which rollout.max_staleness=0 "
             "forbids; raise max_staleness or set stragglers=abort"
         )
+
+
+def check_deterministic(config: RunConfig, where: str) -> None:
+    """Refuse what depends on which of several things was done first."""
+    for key in ("max_staleness", "oversample") if config.deterministic else ():
+        if getattr(config.rollout, key):
+            raise UserError(
+                f"{where}: deterministic: with rollout.{key} above 0 what a step trains on depends on how fast its "
+                f"responses were sampled; set rollout.{key}=0 or deterministic=false"
+            )
 
 
 def check_sampling(rollout: RolloutConfig, where: str) -> None:

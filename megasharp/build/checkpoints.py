@@ -15,12 +15,16 @@ from megasharp.build.resume import check_recorded
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.convert.arguments import record_arguments
 from megasharp.convert.hf_write import carry_over, write_hf_folder
-from megasharp.files import FileHash
+from megasharp.files import FileHash, write_text
+from megasharp.generators import GeneratorStates, restore_generators
+from megasharp.mcore.generators import RANK_FILES, load_rank_generators, save_rank_generators
 from megasharp.ranks.learner import RanksLearner
 
 # The part of a checkpoint that holds the reference's weights, once a reset has made them others than the run's first.
 REFERENCE = "reference"
-_POLICY, _HF = "policy", "hf"
+# The part that holds the random number generators of the driver and of every rank.
+GENERATORS = "generators"
+_POLICY, _HF, _DRIVER = "policy", "hf", "driver.json"
 
 
 class Checkpoints:
@@ -56,6 +60,21 @@ class Checkpoints:
             learners.memory.learner.load(weights)
         if state.reference == REFERENCE:
             learners.policy.load_reference(folder / REFERENCE)
+        self._load_generators(folder / GENERATORS, learners)
+
+    def _load_generators(self, folder: Path, learners: Learners) -> None:
+        """The ranks' first: one of them may be this process."""
+        ranks, world = len([*folder.glob(RANK_FILES)]), self._checked.layout.world
+        if ranks == world:
+            learners.policy.apply(load_rank_generators, folder)
+        else:
+            self._say(
+                f"{folder} has the random number generators of {ranks} ranks, not of {world}: the ranks' begin anew "
+                "from the run's seed (sampling and training draw from none of them)"
+            )
+        if (folder / _DRIVER).is_file():
+            text = (folder / _DRIVER).read_text(encoding="utf-8")
+            restore_generators(GeneratorStates.model_validate_json(text))
 
     def _check_recorded(self, folder: Path, weights: Path, network: Checked | MemoryFolder) -> None:
         for line in check_recorded(folder, weights, network.model.description, network.architecture):
@@ -65,10 +84,10 @@ class Checkpoints:
         """Keep this step's checkpoint from retention."""
         self._store.best = best
 
-    def save(self, state: RunState, learners: Learners, *, wait: bool) -> None:
-        """Save where the run stands; with `wait` it is complete when this returns."""
+    def save(self, state: RunState, learners: Learners, generators: GeneratorStates, *, wait: bool) -> None:
+        """Save where the run stands; with `wait` it is complete when this returns. `generators` are this process's."""
         copy = self._checked.config.checkpoint.asynchronous and not wait
-        self._store.begin(state, lambda folder: self._begin(state, learners, folder, copy))
+        self._store.begin(state, lambda folder: self._begin(state, learners, generators, folder, copy))
         if not copy:
             self._store.finish()
 
@@ -84,8 +103,12 @@ class Checkpoints:
         """Give up the checkpoint under way: the run has ended."""
         self._store.abandon()
 
-    def _begin(self, state: RunState, learners: Learners, folder: Path, copy: bool) -> Writing:
+    def _begin(
+        self, state: RunState, learners: Learners, generators: GeneratorStates, folder: Path, copy: bool
+    ) -> Writing:
         checked = self._checked
+        write_text(folder / GENERATORS / _DRIVER, generators.model_dump_json())
+        learners.policy.apply(save_rank_generators, folder / GENERATORS)
         _begin_model(checked, learners.policy, folder, copy)
         saving = [learners.policy]
         if learners.memory is not None:

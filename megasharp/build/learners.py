@@ -60,4 +60,5 @@ def _policy(checked: Checked) -> LearnerSettings:
         options=config.policy.megatron,
         diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
         lora=lora_settings(config),
+        deterministic=config.deterministic,
     )

@@ -67,7 +67,8 @@ class LocalPlacement:
             return OneRank(settings, device)
         from megasharp.ranks.processes import ProcessRanks
 
-        return ProcessRanks(settings, device, logs, cpu_threads(self._checked.architecture, world))
+        threads = cpu_threads(self._checked.architecture, world, self._checked.config.deterministic)
+        return ProcessRanks(settings, device, logs, threads)
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
         """In process groups of their own."""
@@ -94,7 +95,8 @@ class RayPlacement:
         """An actor for each."""
         from megasharp.cluster.ranks import RayRanks
 
-        threads = cpu_threads(self._checked.architecture, settings[POLICY].layout.world)
+        world, deterministic = settings[POLICY].layout.world, self._checked.config.deterministic
+        threads = cpu_threads(self._checked.architecture, world, deterministic)
         return RayRanks(settings, device, self._slots, logs, threads)
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:

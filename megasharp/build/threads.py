@@ -14,8 +14,13 @@ from megasharp.convert.architecture import Architecture
 ONE_THREAD_BELOW = 4_000_000
 
 
-def cpu_threads(architecture: Architecture, processes: int) -> int:
-    """Threads for one of `processes` processes that compute at the same time. OMP_NUM_THREADS, where set, decides."""
+def cpu_threads(architecture: Architecture, processes: int, deterministic: bool) -> int:
+    """Threads for one of `processes` processes that compute at the same time. OMP_NUM_THREADS, where set, decides.
+
+    One in deterministic mode: sums depend on the number of threads, and so they would on the machine.
+    """
+    if deterministic:
+        return 1
     if "OMP_NUM_THREADS" in os.environ:
         return torch.get_num_threads()
     if architecture.parameter_count() < ONE_THREAD_BELOW:
@@ -23,6 +28,6 @@ def cpu_threads(architecture: Architecture, processes: int) -> int:
     return max(1, torch.get_num_threads() // processes)
 
 
-def limit_threads(architecture: Architecture) -> None:
+def limit_threads(architecture: Architecture, deterministic: bool = False) -> None:
     """Apply the rule to this process."""
-    torch.set_num_threads(cpu_threads(architecture, 1))
+    torch.set_num_threads(cpu_threads(architecture, 1, deterministic))

@@ -25,11 +25,13 @@ from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import RunState
 from megasharp.config.core import dump_yaml
 from megasharp.data.stream import DataCursor
+from megasharp.deterministic import compute_deterministically
 from megasharp.errors import TrainingStopped, UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
 from megasharp.evals.result import EvalResult, save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.files import write_text
+from megasharp.generators import GeneratorStates, generator_states, seed_generators
 from megasharp.jobs.telemetry import open_telemetry
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import (
@@ -74,7 +76,10 @@ def _how_to_go_on(root: Path) -> str:
 
 
 def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], say: Say) -> None:
-    limit_threads(checked.architecture)
+    deterministic = checked.config.deterministic
+    limit_threads(checked.architecture, deterministic)
+    if deterministic:
+        compute_deterministically()
     for change in check_resume(root, checked.config, allowed) if resume else []:
         say(change)
     stream, data = checked.stream, checked.config.data
@@ -104,6 +109,7 @@ class _Place:
     cursor: DataCursor
     pending: tuple[tuple[int, int], ...]
     control: ControlState
+    generators: GeneratorStates
 
 
 class _Run:
@@ -139,6 +145,7 @@ class _Run:
             stack.callback(learners.policy.close)
         self._engine = serving.engine
         self._learners = learners
+        seed_generators(config.seed)
         if self._checkpoints.exists:
             self._checkpoints.load(learners)
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
@@ -284,7 +291,7 @@ class _Run:
         stream = self._checked.stream
         untrained = [(prompt.epoch, prompt.position) for prompt in self._rollouts.pending()]
         waiting = [(place.epoch, place.position) for place in stream.pending]
-        return _Place(stream.cursor, (*untrained, *waiting), self._control.state)
+        return _Place(stream.cursor, (*untrained, *waiting), self._control.state, generator_states())
 
     def _checkpoint(self, step: int, skipped_in_a_row: int, *, wait: bool) -> None:
         place = self._place
@@ -300,7 +307,8 @@ class _Run:
             control=place.control,
         )
         with self._clock.stage("checkpoint"):
-            self._checkpoints.save(state, self._learners, wait=wait or step == self._checked.config.steps)
+            last = step == self._checked.config.steps
+            self._checkpoints.save(state, self._learners, place.generators, wait=wait or last)
 
     def _reference_moved(self) -> bool:
         """Whether a reset has made other weights than the run's first ones the reference."""

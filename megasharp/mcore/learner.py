@@ -78,6 +78,7 @@ class LearnerSettings:
     options: Options
     diagnostics: Diagnostics | None = None
     lora: LoraSettings | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +111,12 @@ class RankLearner:
             with first_weights(settings.folder) as source:
                 self._family, self._arch = source.family, source.architecture
                 config = transformer_config(
-                    self._arch, settings.layout, settings.dtype, settings.recompute, options.model
+                    self._arch,
+                    settings.layout,
+                    settings.dtype,
+                    settings.recompute,
+                    options.model,
+                    settings.deterministic,
                 )
                 self._chunks = build_chunks(config, self._arch, self._place, settings.lora, settings.seed)
                 source.fill(self._chunks, self._place)

@@ -91,7 +91,7 @@ def sort_options(options: Options) -> PassThrough:
 
 
 def _own_model_settings() -> set[str]:
-    return set(_settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, "full"))
+    return {*_settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, "full"), "deterministic_mode"}
 
 
 def _check_type(key: str, value: object, config: type) -> None:
@@ -108,10 +108,16 @@ def _check_type(key: str, value: object, config: type) -> None:
 
 
 def transformer_config(
-    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, options: Options
+    arch: Architecture,
+    layout: ParallelLayout,
+    dtype: torch.dtype,
+    recompute: str,
+    options: Options,
+    deterministic: bool = False,
 ) -> TransformerConfig:
     """Megatron's configuration of this architecture; `options` are the model's part of `sort_options`."""
-    return TransformerConfig(**_settings(arch, layout, dtype, recompute), **options)
+    own = _settings(arch, layout, dtype, recompute)
+    return TransformerConfig(**own, **options, deterministic_mode=deterministic)
 
 
 def _settings(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str) -> dict[str, object]:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
+from megasharp.generators import seed_generators
 from megasharp.mcore.adam import use_where_nothing_is_fused
 from megasharp.mcore.cpu import on_cpu
 from megasharp.types import ParallelLayout
@@ -53,6 +54,7 @@ def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
         context_parallel_size=layout.cp,
         create_gloo_process_groups=gloo,
     )
+    seed_generators(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return Place(
         tp=parallel_state.get_tensor_model_parallel_rank(),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from megasharp.deterministic import compute_deterministically
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.parallel import destroy, initialize, megatron_device
 
@@ -20,6 +21,8 @@ class Rank:
         policy = settings[POLICY]
         assert all(other.layout == policy.layout for other in settings.values()), "learners of a run share one layout"
         self._device = device
+        if policy.deterministic:
+            compute_deterministically()
         with megatron_device(device):
             place = initialize(policy.layout, policy.seed)
         self.learners = {name: RankLearner(own, place, device) for name, own in settings.items()}

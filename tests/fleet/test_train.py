@@ -190,6 +190,7 @@ APART = (
     "rollout.max_staleness=1",
     "rollout.stragglers=keep",
     "rollout.oversample=0.5",
+    "deterministic=false",
     "checkpoint.every=1",
 )
 

@@ -32,6 +32,20 @@ def test_the_defaults_pass() -> None:
     check_collection(RolloutConfig(), "run.yaml")
 
 
+@pytest.mark.parametrize("key", ["max_staleness=1", "oversample=0.5"])
+def test_what_depends_on_speed_is_not_deterministic(key: str) -> None:
+    minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown}, deterministic: true}"
+    tree = apply_overrides(parse_yaml(minimal, "minimal"), ["rollout.engine=sglang", f"rollout.{key}"])
+    with pytest.raises(
+        UserError, match=rf"run\.yaml: deterministic: with rollout\.{key.split('=')[0]} above 0"
+    ) as raised:
+        check(validate(RunConfig, tree, "minimal"), "run.yaml")
+    assert "\n" not in str(raised.value)
+    tree["deterministic"] = False
+    with pytest.raises(UserError, match="no/such/folder"):
+        check(validate(RunConfig, tree, "minimal"), "run.yaml")
+
+
 @pytest.mark.parametrize("engine", ["inprocess", "sglang"])
 def test_one_token_to_choose_from_is_no_sampling(engine: str) -> None:
     minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown, path: train.jsonl}}"
