@@ -29,6 +29,7 @@ from megasharp.data.tasks import load_items
 from megasharp.data.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.errors import UserError
 from megasharp.evals.suites import Suite, load_suite
+from megasharp.metrics.trackers.watch import check_installed
 from megasharp.serving.client.check import check_engines
 from megasharp.types import ParallelLayout
 
@@ -61,6 +62,7 @@ class Checked:
 def check(config: RunConfig, where: str) -> Checked:
     """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
     refuse_unbuilt(config, where)
+    check_installed(config.log.trackers, where)
     check_collection(config.rollout, where)
     check_deterministic(config, where)
     check_sampling(config.rollout, where)

@@ -5,11 +5,11 @@ That holds for its keys, and for the config.json of its models, which may have b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import holds_no_run
-from megasharp.config.core import Tree, dump_yaml, parse_yaml, validate
+from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
@@ -38,7 +38,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> 
     `allowed` are keys or sections of `IDENTITY` that may change all the same. Raises UserError for a folder that is no
     run, for an allowed key that no configuration has, and for changed keys of `IDENTITY`, naming each.
     """
-    now = dict(_flat(parse_yaml(dump_yaml(config), str(root))))
+    now = dict(flat(parse_yaml(dump_yaml(config), str(root))))
     for name in allowed:
         if not any(_within(key, name) for key in (*now, *IDENTITY)):
             raise UserError(f"--allow-change {name}: no configuration has this key")
@@ -51,7 +51,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> 
         raise UserError(f"{root}: not a run folder, so nothing to resume: {one_line(error)}") from error
     if not isinstance(stored, dict):
         raise UserError(f"{path}: not a run's configuration, so nothing to resume")
-    before = dict(_flat(_with_defaults(stored, str(path))))
+    before = dict(flat(_with_defaults(stored, str(path))))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     refused = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
@@ -101,11 +101,3 @@ def _with_defaults(stored: Tree, where: str) -> Tree:
     except UserError:
         return stored
     return tree
-
-
-def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -45,6 +45,7 @@ from megasharp.metrics.console import (
     print_summary,
 )
 from megasharp.metrics.rollouts import write_rollouts
+from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.prolonged.control import Control, ControlState
 from megasharp.report.curves import plot_training
@@ -52,6 +53,8 @@ from megasharp.report.passk import plot_pass_at_k
 from megasharp.types import Group
 
 Say = Callable[[str], None]
+
+_TRACKERS_END_S = 30.0
 
 
 def train(checked: Checked, root: Path, *, resume: bool, say: Say, allowed: Sequence[str] = ()) -> Path:
@@ -158,6 +161,8 @@ class _Run:
             folder.root, tensorboard=config.log.tensorboard, resumed_step=self._start.step if resumed else None
         )
         stack.callback(self._log.close)
+        self._trackers = Trackers(config.log.trackers, folder.root, folder.logs, self._note)
+        stack.callback(self._close_trackers)
         self._telemetry = open_telemetry(stack)
         self._place = self._where()
         self._last: Mapping[str, float] = {}
@@ -167,6 +172,10 @@ class _Run:
         """What engines tell; after a signal it is only that they end, too."""
         if signals.arrived() is None:
             self._progress.note(text)
+
+    def _close_trackers(self) -> None:
+        """At a run's end the last figures may take a while; who sends a signal does not want to wait."""
+        self._trackers.close(_TRACKERS_END_S if signals.arrived() is None else 0.0)
 
     def train(self) -> None:
         """Evaluate, train, evaluate, sum up."""
@@ -254,6 +263,7 @@ class _Run:
             **(self._telemetry.take(tokens) if self._telemetry else {}),
         }
         self._log.write(step, row)
+        self._trackers.look()
         self._control.trained(values)
         self._tell_decisions(step, values)
         self._attempt.finished(step, self._clock.totals)

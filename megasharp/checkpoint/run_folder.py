@@ -13,7 +13,9 @@ from megasharp.files import write_text
 from megasharp.metrics.writers import METRICS_FILE, read_metrics
 
 _KEPT = frozenset({".lock", "logs"})
-_OF_A_BEGINNING = frozenset({"config.yaml", "checkpoints", "evals", "rollouts", "tensorboard", "weights", METRICS_FILE})
+_OF_A_BEGINNING = frozenset(
+    {"config.yaml", "checkpoints", "evals", "rollouts", "tensorboard", "trackers", "weights", METRICS_FILE}
+)
 
 
 @dataclass(frozen=True, slots=True)

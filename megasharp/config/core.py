@@ -6,7 +6,7 @@ Every mistake becomes one `UserError` line that names the file and the key.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -58,6 +58,15 @@ def merge(base: Tree, over: Tree) -> Tree:
         below = merged.get(key)
         merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
+
+
+def flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every value of `tree` with its dotted path; an empty table is a value."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> Tree:

@@ -280,13 +280,22 @@ class EvalConfig(Section):
 
 
 class LogConfig(Section):
-    """Where figures go besides metrics.jsonl, and of how many of the most probable tokens they tell."""
+    """Where figures go besides metrics.jsonl, and of how many of the most probable tokens they tell.
+
+    `wandb` is a project (or entity/project), `mlflow` an experiment; keys and servers are those libraries' own matter.
+    """
 
     tensorboard: bool = True
     candidates: int = Field(default=3, ge=1, le=8)
     wandb: str | None = None
     mlflow: str | None = None
     rollouts: bool = True
+
+    @property
+    def trackers(self) -> dict[str, str]:
+        """What each tracker, by its library's name, is to put the run under."""
+        asked = {"wandb": self.wandb, "mlflow": self.mlflow}
+        return {name: project for name, project in asked.items() if project is not None}
 
 
 class GuardConfig(Section):

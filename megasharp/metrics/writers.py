@@ -17,7 +17,7 @@ from megasharp.errors import UserError, one_line
 from megasharp.files import completed
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from megasharp.metrics.tensorboard import TensorBoard
 
 METRICS_FILE = "metrics.jsonl"
 RESERVED = frozenset({"step", "time"})
@@ -49,7 +49,7 @@ class MetricLog:
             self._file = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise _cannot_write(self._path, error) from error
-        self._tensorboard = _summary_writer(folder / "tensorboard", resumed_step) if tensorboard else None
+        self._tensorboard = _open_tensorboard(folder / "tensorboard", resumed_step) if tensorboard else None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line for `step` and hand it to the operating system, so that a killed run keeps it."""
@@ -58,9 +58,7 @@ class MetricLog:
             self._file.write(_line({"step": step, "time": time.time(), **values}))
             self._file.flush()
             if self._tensorboard is not None:
-                for name, value in values.items():
-                    self._tensorboard.add_scalar(name, value, step)
-                self._tensorboard.flush()
+                self._tensorboard.write(step, values)
         except OSError as error:
             raise _cannot_write(self._path, error) from error
 
@@ -89,7 +87,7 @@ def read_metrics(folder: Path) -> list[Row]:
         return []
     except OSError as error:
         raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
-    rows = [_parse(line) for line in lines]
+    rows = [parse_row(line) for line in lines]
     if rows and rows[-1] is None:
         rows.pop()
     for number, row in enumerate(rows, start=1):
@@ -98,7 +96,8 @@ def read_metrics(folder: Path) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
-def _parse(line: bytes) -> Row | None:
+def parse_row(line: bytes) -> Row | None:
+    """A line of metrics.jsonl; None where it is torn or something else."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -120,12 +119,11 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot write the metrics ({one_line(error)}); free space or mend the run folder")
 
 
-def _summary_writer(folder: Path, resumed_step: int | None) -> SummaryWriter:
-    """TensorBoard hides earlier events from `purge_step` on."""
-    # Imported here because it costs a second that runs without TensorBoard need not wait.
-    from torch.utils.tensorboard import SummaryWriter
+def _open_tensorboard(folder: Path, resumed_step: int | None) -> TensorBoard:
+    # Imported here because runs without TensorBoard need not wait for it.
+    from megasharp.metrics.tensorboard import TensorBoard
 
     try:
-        return SummaryWriter(str(folder), purge_step=None if resumed_step is None else resumed_step + 1)
+        return TensorBoard(folder, resumed_step)
     except OSError as error:
         raise _cannot_write(folder, error) from error

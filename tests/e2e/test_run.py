@@ -53,18 +53,29 @@ def test_an_engine_that_samples_another_policy_is_told(command: Command) -> None
     assert "log-probs are" not in command.run(*command.train("name=usual", "steps=1"))
 
 
-def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(command: Command) -> None:
+def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its curves go on where they were, in a tracker too."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
     command.run(*command.train("steps=6", "checkpoint.every=2", "name=whole"))
-    killed = command.start(*command.train("steps=6", "checkpoint.every=2", "name=killed"))
+    tracked = ("steps=6", "checkpoint.every=2", "name=killed", "log.mlflow=countdown")
+    killed = command.start(*command.train(*tracked))
     _wait_for(command.runs / "killed" / "checkpoints" / "step_000002" / "manifest.json")
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    out = command.run(*command.train("steps=6", "checkpoint.every=2", "name=killed", "--resume"))
-    assert "resuming" in out
+    out = command.run(*command.train(*tracked, "--resume"))
+    assert "resuming" in out and "log.mlflow" not in out
     whole, resumed = command.rows("whole"), command.rows("killed")
     assert [row["step"] for row in resumed] == [1, 2, 3, 4, 5, 6]
     for expected, found in zip(whole, resumed, strict=True):
         assert {key: found[key] for key in SAME} == {key: expected[key] for key in SAME}
+    (loss,) = (tmp_path / "mlflow").glob("*/*/metrics/policy/loss")
+    points = [line.split() for line in loss.read_text().splitlines()]
+    assert [(int(step), float(value)) for _, value, step in points] == [
+        (row["step"], row["policy/loss"]) for row in whole
+    ]
 
 
 def _wait_for(path: Path, seconds: float = 120.0) -> None:

@@ -27,7 +27,7 @@ LIBRARIES = {
     "jobs": {"psutil", "pynvml", "torch"},
     "labs": {"torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},
     "mcore": {"pydantic", "torch", "megatron", "transformer_engine", "apex", "transformers"},
-    "metrics": {"torch", "numpy", "pandas", "pyarrow", "psutil", "rich", "tensorboard"},
+    "metrics": {"torch", "numpy", "pandas", "pyarrow", "psutil", "rich", "tensorboard", "wandb", "mlflow"},
     "ops": {"torch", "triton"},
     "plan": set(),
     "prolonged": set(),

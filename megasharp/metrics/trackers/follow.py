@@ -1,0 +1,116 @@
+"""The process of one tracker: `python -m megasharp.metrics.trackers.follow TRACKER PROJECT RUN_FOLDER`.
+
+It sends the rows of metrics.jsonl until its standard input ends, which is when the run does, however it does; then it
+has `LIMIT_S` seconds for what is left. An error ends it, with one line as the last of its output.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TextIO
+
+from megasharp.config.core import Section, parse_yaml
+from megasharp.errors import one_line
+from megasharp.files import write_text
+from megasharp.metrics.trackers.sink import Described, Open, Row, Sink
+from megasharp.metrics.writers import METRICS_FILE, RESERVED, parse_row
+
+LIMIT_S = 60
+_POLL_S = 1.0
+_ROWS_AT_ONCE = 200
+_OPENERS = {"wandb": "to_wandb.WandbRun", "mlflow": "to_mlflow.MlflowRun"}
+
+
+class Record(Section):
+    """The run's id in a tracker, and the last step that each curve there has."""
+
+    id: str
+    sent: dict[str, int] = {}
+
+
+class Follower:
+    """Sends to `sink` what `record` says that it has not got. Curves only go forward: steps are never sent again."""
+
+    def __init__(self, metrics: Path, record: Record, path: Path, sink: Sink) -> None:
+        self._file = metrics.open("rb")
+        self._record = record
+        self._path = path
+        self._sink = sink
+        self._torn = b""
+
+    def follow(self) -> None:
+        """Send all whole lines that are there now."""
+        while lines := self._file.readlines(1 << 20):
+            rows = [row for line in self._whole(lines) if (row := self._new(line)) is not None]
+            for begin in range(0, len(rows), _ROWS_AT_ONCE):
+                self._send(rows[begin : begin + _ROWS_AT_ONCE])
+
+    def _whole(self, lines: list[bytes]) -> list[bytes]:
+        lines = [self._torn + lines[0], *lines[1:]]
+        self._torn = b"" if lines[-1].endswith(b"\n") else lines.pop()
+        return lines
+
+    def _new(self, line: bytes) -> Row | None:
+        row = parse_row(line)
+        if row is None:
+            return None
+        step = int(row["step"] or 0)
+        values = {
+            name: value
+            for name, value in row.items()
+            if value is not None and name not in RESERVED and step > self._record.sent.get(name, -1)
+        }
+        return Row(step, row.get("time") or 0.0, values) if values else None
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        self._sink.log(rows)
+        sent = {name: row.step for row in rows for name in row.values}
+        self._record = self._record.model_copy(update={"sent": {**self._record.sent, **sent}})
+        write_text(self._path, self._record.model_dump_json())
+
+
+def main(tracker: str, project: str, root: Path, ends: TextIO) -> None:
+    """Follow the run in `root` until `ends` does."""
+    folder = root / "trackers"
+    folder.mkdir(exist_ok=True)
+    with (folder / f".{tracker}.lock").open("w") as lock:
+        # The process of the attempt before may have a last row on its way.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _follow(tracker, project, root, folder / f"{tracker}.json", ends)
+
+
+def _follow(tracker: str, project: str, root: Path, path: Path, ends: TextIO) -> None:
+    record = Record.model_validate_json(path.read_text(encoding="utf-8")) if path.exists() else None
+    text = (root / "config.yaml").read_text(encoding="utf-8")
+    described = Described(project, root.name, path.parent, parse_yaml(text, "config.yaml"))
+    sink = _opener(tracker)(described, record.id if record else None)
+    if record is None:
+        record = Record(id=sink.id)
+        write_text(path, record.model_dump_json())
+    follower = Follower(root / METRICS_FILE, record, path, sink)
+    over = False
+    while not over:
+        over = bool(select.select([ends], [], [], _POLL_S)[0])
+        if over:
+            signal.alarm(LIMIT_S)
+        follower.follow()
+    sink.close()
+
+
+def _opener(tracker: str) -> Open:
+    module, name = _OPENERS[tracker].split(".")
+    opener: Open = getattr(import_module(f"megasharp.metrics.trackers.{module}"), name)
+    return opener
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.stdin)
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {one_line(error)}")

@@ -1,0 +1,50 @@
+"""MLflow: server and credentials are the library's own (MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlflow.entities import Metric, Param
+from mlflow.tracking import MlflowClient
+from mlflow.utils.validation import MAX_METRICS_PER_BATCH, MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH
+
+from megasharp.config.core import flat
+from megasharp.metrics.trackers.sink import Described, Row
+
+
+class MlflowRun:
+    """A run of an experiment, which is made if missing. Names are those of metrics.jsonl, but for `@` and `+`."""
+
+    def __init__(self, described: Described, known: str | None) -> None:
+        self._client = MlflowClient()
+        self.id = known or self._make(described)
+        if known is not None:
+            self._client.update_run(known, status="RUNNING")
+
+    def _make(self, described: Described) -> str:
+        found = self._client.get_experiment_by_name(described.project)
+        experiment = found.experiment_id if found else self._client.create_experiment(described.project)
+        run = str(self._client.create_run(experiment, run_name=described.name).info.run_id)
+        params = [Param(name, str(value)[:MAX_PARAM_VAL_LENGTH]) for name, value in flat(described.config)]
+        for begin in range(0, len(params), MAX_PARAMS_TAGS_PER_BATCH):
+            self._client.log_batch(run, params=params[begin : begin + MAX_PARAMS_TAGS_PER_BATCH])
+        return run
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Points carry the time of their row."""
+        metrics = [
+            Metric(_allowed(name), value, int(1000 * row.time), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        for begin in range(0, len(metrics), MAX_METRICS_PER_BATCH):
+            self._client.log_batch(self.id, metrics=metrics[begin : begin + MAX_METRICS_PER_BATCH])
+
+    def close(self) -> None:
+        """Say that nobody writes to the run now."""
+        self._client.set_terminated(self.id)
+
+
+def _allowed(name: str) -> str:
+    """MLflow's names have no `@` and no `+`."""
+    return name.replace("@", "_at_").replace("+", "_with_")

@@ -1,0 +1,70 @@
+"""Event files: rows of a run that was cut off are gone from them, not only hidden."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from megasharp.metrics.tensorboard import TensorBoard
+
+
+def attempt(folder: Path, resumed: int | None, steps: range, value: float) -> None:
+    board = TensorBoard(folder, resumed)
+    for step in steps:
+        board.write(step, {"reward/mean": value + step, "time/step": 1.0})
+    board.close()
+
+
+def in_files(folder: Path) -> list[int]:
+    """Steps of all rows in all event files, as they lie there."""
+    events = [event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()]
+    return [event.step for event in events if event.HasField("summary")]
+
+
+def shown(folder: Path) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars("reward/mean")]
+
+
+def test_rows_beyond_the_resumed_step_are_gone_from_the_files(tmp_path: Path) -> None:
+    attempt(tmp_path, None, range(1, 6), 0.0)
+    attempt(tmp_path, 3, range(4, 8), 100.0)
+    attempt(tmp_path, 5, range(6, 8), 200.0)
+    assert in_files(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
+    assert shown(tmp_path) == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 104.0), (5, 105.0), (6, 206.0), (7, 207.0)]
+
+
+def test_a_file_of_which_nothing_is_left_goes(tmp_path: Path) -> None:
+    attempt(tmp_path, None, range(1, 4), 0.0)
+    attempt(tmp_path, 3, range(4, 6), 1.0)
+    attempt(tmp_path, 3, range(4, 5), 2.0)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert shown(tmp_path)[-1] == (4, 6.0)
+
+
+@pytest.mark.parametrize("torn", [1, 11, 40])
+def test_a_record_that_was_torn_goes(tmp_path: Path, torn: int) -> None:
+    attempt(tmp_path, None, range(1, 6), 0.0)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-torn])
+    attempt(tmp_path, 9, range(10, 12), 0.0)
+    assert in_files(tmp_path) == [1, 2, 3, 4, 10, 11]
+
+
+def test_a_hundred_thousand_rows_are_cut_in_seconds(tmp_path: Path) -> None:
+    """Written once and repeated: what costs time is the number of records."""
+    attempt(tmp_path, None, range(1, 1001), 0.0)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    version = 12 + int.from_bytes(whole[:8], "little") + 4
+    path.write_bytes(whole[:version] + whole[version:] * 100)
+    began = time.monotonic()
+    board = TensorBoard(tmp_path, 1000)
+    taken = time.monotonic() - began
+    board.close()
+    assert taken < 20.0
