@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from megasharp import signals
 from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.pack import PackLayout, pack
@@ -37,7 +36,7 @@ from megasharp.types import Group, Mean, Metrics, StepStats
 
 
 class Rollouts(Protocol):
-    """Samples, verifies and selects."""
+    """Samples, verifies and selects. While it waits for engines it lets `signals.SaveAsked` through, losing nothing."""
 
     def collect(self, source: PromptSource, order: Order) -> Collected: ...
 
@@ -197,8 +196,7 @@ def _collect(parts: Parts, plan: Plan, recipe: Recipe, step: int, limit: int) ->
     needs = recipe.needs
     last = step == plan.steps
     order = Order(step, plan.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit)
-    with signals.interruptible():
-        collected = parts.rollouts.collect(parts.stream, order)
+    collected = parts.rollouts.collect(parts.stream, order)
     for stage, seconds in collected.seconds.items():
         parts.clock.add(stage, seconds)
     asked = {} if order.memory is None else {"memory/mu": order.memory.mu}

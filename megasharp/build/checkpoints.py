@@ -5,13 +5,15 @@ A checkpoint is a Megatron folder of the policy; `memory/` in it is one of the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.build.check import Checked, MemoryFolder
 from megasharp.build.models import MEMORY_PART
 from megasharp.build.parts import Learners
 from megasharp.build.resume import check_recorded
+from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.convert.arguments import record_arguments
 from megasharp.convert.hf_write import carry_over, write_hf_folder
@@ -19,12 +21,21 @@ from megasharp.files import FileHash, write_text
 from megasharp.generators import GeneratorStates, restore_generators
 from megasharp.mcore.generators import RANK_FILES, load_rank_generators, save_rank_generators
 from megasharp.ranks.learner import RanksLearner
+from megasharp.rollout.unfinished import Unfinished
 
 # The part of a checkpoint that holds the reference's weights, once a reset has made them others than the run's first.
 REFERENCE = "reference"
 # The part that holds the random number generators of the driver and of every rank.
 GENERATORS = "generators"
 _POLICY, _HF, _DRIVER = "policy", "hf", "driver.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverState:
+    """What is saved of this process: its random number generators, and the prompts that no step has trained on."""
+
+    generators: GeneratorStates
+    unfinished: Sequence[Unfinished]
 
 
 class Checkpoints:
@@ -84,10 +95,14 @@ class Checkpoints:
         """Keep this step's checkpoint from retention."""
         self._store.best = best
 
-    def save(self, state: RunState, learners: Learners, generators: GeneratorStates, *, wait: bool) -> None:
-        """Save where the run stands; with `wait` it is complete when this returns. `generators` are this process's."""
+    def load_unfinished(self) -> tuple[Unfinished, ...]:
+        """What had been sampled of the first prompts that the run goes on with."""
+        return read_unfinished(self._found[0]) if self._found else ()
+
+    def save(self, state: RunState, learners: Learners, driver: DriverState, *, wait: bool) -> None:
+        """Save where the run stands; with `wait` it is complete when this returns."""
         copy = self._checked.config.checkpoint.asynchronous and not wait
-        self._store.begin(state, lambda folder: self._begin(state, learners, generators, folder, copy))
+        self._store.begin(state, lambda folder: self._begin(state, learners, driver, folder, copy))
         if not copy:
             self._store.finish()
 
@@ -103,11 +118,10 @@ class Checkpoints:
         """Give up the checkpoint under way: the run has ended."""
         self._store.abandon()
 
-    def _begin(
-        self, state: RunState, learners: Learners, generators: GeneratorStates, folder: Path, copy: bool
-    ) -> Writing:
+    def _begin(self, state: RunState, learners: Learners, driver: DriverState, folder: Path, copy: bool) -> Writing:
         checked = self._checked
-        write_text(folder / GENERATORS / _DRIVER, generators.model_dump_json())
+        write_unfinished(folder, driver.unfinished)
+        write_text(folder / GENERATORS / _DRIVER, driver.generators.model_dump_json())
         learners.policy.apply(save_rank_generators, folder / GENERATORS)
         _begin_model(checked, learners.policy, folder, copy)
         saving = [learners.policy]

@@ -12,6 +12,8 @@ from megasharp.build.parts import make_async_rollouts, make_engine, make_rollout
 from megasharp.build.placement import Placement
 from megasharp.loop import Phases, Rollouts, Sync
 from megasharp.protocols import Engine
+from megasharp.rollout.order import PromptSource
+from megasharp.rollout.unfinished import Unfinished
 from megasharp.serving.client.fleet import Fleet, FleetOptions
 from megasharp.serving.client.router import RouterSettings
 from megasharp.serving.client.sleep import Sleeper
@@ -19,7 +21,6 @@ from megasharp.sync.fleet import FleetSync, make_transport
 from megasharp.sync.inprocess import InProcessSync
 from megasharp.sync.phases import Apart, Colocated, Offloadable
 from megasharp.sync.settings import SyncSettings
-from megasharp.types import Prompt
 
 
 class VersionedSync(Sync, Protocol):
@@ -30,9 +31,11 @@ class VersionedSync(Sync, Protocol):
 
 
 class Collector(Rollouts, Protocol):
-    """Rollouts that know which prompts were taken and not trained yet."""
+    """Rollouts that know which prompts were taken and not trained yet, and go on with those of an earlier process."""
 
-    def pending(self) -> tuple[Prompt, ...]: ...
+    def unfinished(self) -> tuple[Unfinished, ...]: ...
+
+    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> None: ...
 
 
 class Serving(Protocol):

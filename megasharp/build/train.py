@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from megasharp import loop, signals
 from megasharp.algos.base import MemoryNeed
 from megasharp.build.check import Checked
-from megasharp.build.checkpoints import REFERENCE, Checkpoints
+from megasharp.build.checkpoints import REFERENCE, Checkpoints, DriverState
 from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
@@ -31,7 +30,7 @@ from megasharp.evals.evaluate import WITH_MEMORY, evaluate
 from megasharp.evals.result import EvalResult, save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.files import write_text
-from megasharp.generators import GeneratorStates, generator_states, seed_generators
+from megasharp.generators import generator_states, seed_generators
 from megasharp.jobs.telemetry import open_telemetry
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import (
@@ -47,7 +46,7 @@ from megasharp.metrics.console import (
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog, read_metrics
-from megasharp.prolonged.control import Control, ControlState
+from megasharp.prolonged.control import Control
 from megasharp.report.curves import plot_training
 from megasharp.report.passk import plot_pass_at_k
 from megasharp.types import Group
@@ -102,19 +101,6 @@ def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], s
         _Run(checked, folder, attempt, say, stack).train()
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the data and the decisions of a run stood when its last step was done: more may have been begun since.
-
-    `pending` are the (epoch, position) of prompts before the cursor that no step trained on.
-    """
-
-    cursor: DataCursor
-    pending: tuple[tuple[int, int], ...]
-    control: ControlState
-    generators: GeneratorStates
-
-
 class _Run:
     """The parts of one run and what happens around the loop."""
 
@@ -154,6 +140,7 @@ class _Run:
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
         self._rollouts = serving.rollouts()
+        self._rollouts.take_up(checked.stream, self._checkpoints.load_unfinished())
         self._phases = serving.phases([*learners.all])
         # The first push brings the weights of the versions the checkpoint was at.
         self._sync = serving.sync(self._start.policy_version - 1, self._start.memory_version - 1)
@@ -164,7 +151,8 @@ class _Run:
         self._trackers = Trackers(config.log.trackers, folder.root, folder.logs, self._note)
         stack.callback(self._close_trackers)
         self._telemetry = open_telemetry(stack)
-        self._place = self._where()
+        # Where they stood after the last step, also when the next one has begun.
+        self._generators = generator_states()
         self._last: Mapping[str, float] = {}
         self._tokens = 0.0
 
@@ -275,7 +263,7 @@ class _Run:
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
         self._tokens += tokens
         self._last = row
-        self._place = self._where()
+        self._generators = generator_states()
         signals.check()
         signals.check_save()
 
@@ -297,28 +285,24 @@ class _Run:
                 "sync.verify, sync.in_flight, rollout.max_staleness and the dtypes of both"
             )
 
-    def _where(self) -> _Place:
-        stream = self._checked.stream
-        untrained = [(prompt.epoch, prompt.position) for prompt in self._rollouts.pending()]
-        waiting = [(place.epoch, place.position) for place in stream.pending]
-        return _Place(stream.cursor, (*untrained, *waiting), self._control.state, generator_states())
-
     def _checkpoint(self, step: int, skipped_in_a_row: int, *, wait: bool) -> None:
-        place = self._place
+        stream = self._checked.stream
+        unfinished = self._rollouts.unfinished()
+        waiting = [(place.epoch, place.position) for place in stream.pending]
         state = RunState(
             step=step,
             policy_version=self._sync.version,
             memory_version=max(self._sync.memory_version, 0),
-            cursor_epoch=place.cursor.epoch,
-            cursor_position=place.cursor.position,
-            pending=place.pending,
+            cursor_epoch=stream.cursor.epoch,
+            cursor_position=stream.cursor.position,
+            pending=(*(prompt.place for prompt in unfinished), *waiting),
             reference=REFERENCE if self._reference_moved() else str(self._checked.model.path),
             skipped_in_a_row=skipped_in_a_row,
-            control=place.control,
+            control=self._control.state,
         )
         with self._clock.stage("checkpoint"):
-            last = step == self._checked.config.steps
-            self._checkpoints.save(state, self._learners, place.generators, wait=wait or last)
+            driver = DriverState(self._generators, unfinished)
+            self._checkpoints.save(state, self._learners, driver, wait=wait or step == self._checked.config.steps)
 
     def _reference_moved(self) -> bool:
         """Whether a reset has made other weights than the run's first ones the reference."""
@@ -339,7 +323,6 @@ class _Run:
                 else:
                     figures |= self._evaluate_suite(step, suite, use)
         self._control.evaluated(step, figures, scheduled=self._evaluation_is_due(step))
-        self._place = replace(self._place, control=self._control.state)
         return self._protect_best() == step
 
     def _stored(self, step: int) -> dict[str, float]:

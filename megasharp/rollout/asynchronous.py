@@ -9,6 +9,8 @@ responses are continued by the next weights, and a prompt whose oldest token is 
 
 Which groups a step gets is determined by the order of the prompts as long as nothing is oversampled: it ends with the
 first prompt that makes `wanted` kept ones, whatever finished first.
+
+Between two steps, and where a request to save cuts one short, `unfinished` is what no step has trained on yet.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from megasharp.rollout.fill import most_refills
 from megasharp.rollout.groups import GroupMaker
 from megasharp.rollout.joining import staleness
 from megasharp.rollout.order import Collected, CollectionSettings, Order, PromptSource
+from megasharp.rollout.unfinished import Unfinished
 from megasharp.rollout.work import PromptWork
-from megasharp.types import Group, Prompt, SamplingParams
+from megasharp.signals import SaveAsked, check_save, interruptible
+from megasharp.types import Group, SamplingParams
 
 
 @dataclass(slots=True)
@@ -61,15 +65,20 @@ class AsyncRollouts:
         # Prompts taken from the source that are in no step's groups yet, in the order in which they were taken.
         self._backlog: list[PromptWork] = []
 
-    def pending(self) -> tuple[Prompt, ...]:
-        """Prompts that were taken but are in no step's groups: a resumed run must take them again first."""
-        return tuple(work.prompt for work in self._backlog)
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """Prompts that were taken but are in no step's groups, and what was sampled of them: the next step's first."""
+        return tuple(work.record() for work in self._backlog)
+
+    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> None:
+        """Go on with what an earlier process left: the next prompts of `source`."""
+        for prompt, so_far in zip(source.take(len(prompts)), prompts, strict=True):
+            self._backlog.append(PromptWork(prompt, self._maker.request(prompt), so_far))
 
     def collect(self, source: PromptSource, order: Order) -> Collected:
         """A step's groups, with ids like `step7-3` for the step's prompt number 3; a straggler's number is left out.
 
         Raises UserError for a prompt whose task has no verifier, when no engine is left, and when none takes any
-        prompt.
+        prompt. `SaveAsked` goes through: the step's prompts, with what was sampled of them, are `unfinished` then.
         """
         started = time.perf_counter()
         counts = Counts(retried=-self._engine.retried)
@@ -80,7 +89,11 @@ class AsyncRollouts:
             return self._backlog.pop(0) if self._backlog else self._new(source)
 
         step = _Step(self._engine, self._maker, self._settings, order, sampling, take, counts)
-        groups = step.run()
+        try:
+            groups = step.run()
+        except SaveAsked:
+            self._backlog = step.begun() + self._backlog
+            raise
         self._backlog = step.unfinished() + self._backlog
         if self._settings.stragglers == "abort" or order.last:
             self._backlog = self._halt(self._backlog, counts)
@@ -149,19 +162,21 @@ class _Step:
         self._at_once = prompts_at_once(order.wanted, settings.oversample)
         self._most = self._at_once + most_refills(order.wanted, order.refill_rounds)
         self._open: dict[int, PromptWork] = {}
+        self._done: dict[int, PromptWork] = {}
         self._groups: dict[int, Group] = {}
         self._refused: list[str] = []
         self._kept = 0
         self._started = 0
 
     def run(self) -> list[Group]:
-        """The step's groups in the order of their prompts."""
+        """The step's groups in the order of their prompts. Only here, between two of them, `SaveAsked` comes."""
         self._start()
         while self._open and self._kept < self._order.wanted:
             for number in self._arrived():
                 if self._kept < self._order.wanted:
                     self._finish(number)
             self._start()
+        check_save()
         if self._groups and len(self._refused) == len(self._groups):
             raise UserError(f"the engines sampled none of {len(self._refused)} prompts; the first: {self._refused[0]}")
         return [self._groups[number] for number in sorted(self._groups)]
@@ -169,6 +184,11 @@ class _Step:
     def unfinished(self) -> list[PromptWork]:
         """What was started but is in no group, in order."""
         return [self._open[number] for number in sorted(self._open)]
+
+    def begun(self) -> list[PromptWork]:
+        """Everything that was started, in order, groups included."""
+        works = self._open | self._done
+        return [works[number] for number in sorted(works)]
 
     def _start(self) -> None:
         """Start as many prompts as may still be needed, and no more than that."""
@@ -186,7 +206,11 @@ class _Step:
         """Numbers of the works that can be finished now, at least one, in order."""
         ready = [number for number, work in self._open.items() if work.future is None or work.future.done()]
         if not ready:
-            wait([work.future for work in self._open.values() if work.future is not None], return_when=FIRST_COMPLETED)
+            with interruptible():
+                wait(
+                    [work.future for work in self._open.values() if work.future is not None],
+                    return_when=FIRST_COMPLETED,
+                )
             ready = [number for number, work in self._open.items() if work.future is not None and work.future.done()]
         return sorted(ready)
 
@@ -202,7 +226,7 @@ class _Step:
             self._counts.stale_dropped += 1
             work.begin(self._engine, self._sampling)
             return
-        del self._open[number]
+        self._done[number] = self._open.pop(number)
         group = self._group(number, work)
         self._groups[number] = group
         self._kept += group.dropped_reason is None

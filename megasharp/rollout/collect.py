@@ -9,6 +9,8 @@ from megasharp.protocols import Engine
 from megasharp.rollout.fill import fill
 from megasharp.rollout.groups import GroupMaker
 from megasharp.rollout.order import Collected, Order, PromptSource
+from megasharp.rollout.unfinished import Unfinished
+from megasharp.signals import SaveAsked, check_save, interruptible
 from megasharp.types import Group, Prompt
 
 
@@ -18,28 +20,44 @@ class Rollouts:
     def __init__(self, engine: Engine, maker: GroupMaker) -> None:
         self._engine = engine
         self._maker = maker
+        # Of a step that was cut short.
+        self._untrained: list[Prompt] = []
 
     def collect(self, source: PromptSource, order: Order) -> Collected:
         """A step's groups, with ids like `step7-0` in the order of the prompts.
 
-        Raises UserError for a prompt whose task has no verifier.
+        Raises UserError for a prompt whose task has no verifier. `SaveAsked` goes through: the step's prompts are
+        `unfinished` then.
         """
         seconds = {"rollout": 0.0, "reward": 0.0}
+        taken: list[Prompt] = []
 
         def sample(count: int, first: int) -> list[Group]:
-            return order.select(self._round(source.take(count), first, order, seconds))
+            prompts = source.take(count)
+            taken.extend(prompts)
+            return order.select(self._round(prompts, first, order, seconds))
 
-        return Collected(fill(sample, order.wanted, order.refill_rounds), seconds, {})
+        try:
+            groups = fill(sample, order.wanted, order.refill_rounds)
+            check_save()
+        except SaveAsked:
+            self._untrained += taken
+            raise
+        return Collected(groups, seconds, {})
 
-    def pending(self) -> tuple[Prompt, ...]:
-        """Prompts that were taken but are in no step's groups: none, a round's prompts all are."""
-        return ()
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """Prompts that were taken but are in no step's groups; what was sampled of them is not kept."""
+        return tuple(Unfinished.untouched(prompt, self._maker.responses_per_prompt) for prompt in self._untrained)
+
+    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> None:
+        """Nothing to go on with: whatever was sampled of the next prompts is sampled anew."""
 
     def _round(self, prompts: Sequence[Prompt], first: int, order: Order, seconds: dict[str, float]) -> list[Group]:
         started = time.perf_counter()
         version = self._engine.version
         requests = [self._maker.request(prompt) for prompt in prompts]
-        sampled = self._engine.generate(requests, self._maker.sampling_for(order))
+        with interruptible():
+            sampled = self._engine.generate(requests, self._maker.sampling_for(order))
         generated = time.perf_counter()
         names = [f"step{order.step}-{first + number}" for number in range(len(prompts))]
         groups = self._maker.groups(names, prompts, sampled, version)

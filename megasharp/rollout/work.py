@@ -7,22 +7,29 @@ from concurrent.futures import Future
 from megasharp.errors import EnginesLost, NotSampled
 from megasharp.protocols import AsyncEngine
 from megasharp.rollout.joining import ended, join, oldest_version
+from megasharp.rollout.unfinished import SampledWith, Unfinished
 from megasharp.types import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams
 
 
 class PromptWork:
-    """The responses of one prompt, sampled at once or in several parts."""
+    """The responses of one prompt, sampled at once or in several parts.
 
-    def __init__(self, prompt: Prompt, request: GenerateRequest) -> None:
+    `so_far` is what an earlier process sampled of them.
+    """
+
+    def __init__(self, prompt: Prompt, request: GenerateRequest, so_far: Unfinished | None = None) -> None:
+        so_far = so_far or Unfinished.untouched(prompt, len(request.seeds))
+        assert so_far.place == (prompt.epoch, prompt.position) and len(so_far.responses) == len(request.seeds)
         self.prompt = prompt
         self.future: Future[list[Completion]] | None = None
         self._request = request
         self._sampling: SamplingParams | None = None
+        self._sampled_with = so_far.sampled_with
         self._begun_by = 0
         self._lost = False
-        self._completions: list[Completion | None] = [None] * len(request.seeds)
+        self._completions = list(so_far.responses)
         # Responses that are not finished, by their index.
-        self._open = list(range(len(request.seeds)))
+        self._open = list(so_far.open)
 
     @property
     def complete(self) -> bool:
@@ -49,20 +56,24 @@ class PromptWork:
         return self._begun_by if found is None else min(found, self._begun_by)
 
     def fits(self, sampling: SamplingParams) -> bool:
-        """Whether what was sampled can be continued so.
+        """Whether what was sampled can be continued so."""
+        return self._sampled_with in (None, SampledWith.of(sampling))
 
-        The memory network was read for all tokens or for none, and the limit is the same: what ended at another one
-        would not have ended here.
-        """
-        if self._sampling is None:
-            return True
-        same_memory = (self._sampling.memory_mu is None) == (sampling.memory_mu is None)
-        return same_memory and self._sampling.max_tokens == sampling.max_tokens
+    def record(self) -> Unfinished:
+        """What is there now: an answer that has arrived counts, a request that is still in flight does not."""
+        responses, open_ = list(self._completions), list(self._open)
+        future, sampling = self.future, self._sampling
+        if future is not None and sampling is not None and future.done() and future.exception() is None:
+            for index, part in zip(self._open, future.result(), strict=True):
+                responses[index] = self._joined(index, part, sampling)
+            open_ = []
+        return Unfinished(self.prompt.epoch, self.prompt.position, tuple(responses), tuple(open_), self._sampled_with)
 
     def begin(self, engine: AsyncEngine, sampling: SamplingParams) -> None:
         """Ask for the responses that are not finished, from where they stand."""
         assert self.future is None and self._open
         self._sampling = sampling
+        self._sampled_with = SampledWith.of(sampling)
         self._begun_by = engine.version
         request = GenerateRequest(
             self._request.tokens, tuple(self._request.seeds[index] for index in self._open), self._tokens_so_far()
@@ -105,14 +116,17 @@ class PromptWork:
 
     def _append(self, index: int, part: Completion, sampling: SamplingParams) -> FinishReason:
         """Join what was sampled now to what there was; returns how the response ended."""
-        earlier = self._completions[index]
-        joined = ended(part if earlier is None else join(earlier, part), sampling)
+        joined = self._joined(index, part, sampling)
         self._completions[index] = joined
         return joined.finish_reason
+
+    def _joined(self, index: int, part: Completion, sampling: SamplingParams) -> Completion:
+        earlier = self._completions[index]
+        return ended(part if earlier is None else join(earlier, part), sampling)
 
     def discard(self) -> None:
         """Throw away what was sampled; the prompt is to be sampled anew."""
         assert self.future is None
-        self._sampling = None
+        self._sampled_with = None
         self._completions = [None] * len(self._completions)
         self._open = list(range(len(self._completions)))

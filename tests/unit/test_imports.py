@@ -18,7 +18,7 @@ LIBRARIES = {
     "algos": {"torch", "pydantic"},
     "batching": {"torch"},
     "build": {"torch", "rich"},
-    "checkpoint": {"pydantic"},
+    "checkpoint": {"pydantic", "torch", "pyarrow"},
     "cluster": {"torch", "ray", "numpy", "psutil"},
     "config": {"torch", "pydantic", "pydantic_core", "yaml"},
     "convert": {"torch", "transformers", "safetensors", "tokenizers", "pydantic"},

@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from megasharp.data.stream import PromptStream
-from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
-from megasharp.rewards.countdown import CountdownAnswer
 from megasharp.rollout.asynchronous import AsyncRollouts, prompts_at_once
 from megasharp.rollout.groups import GroupMaker
 from megasharp.rollout.order import Collected, CollectionSettings, Order
@@ -81,7 +78,7 @@ def numbers(found: Collected, kept: bool = True) -> list[int]:
 
 
 def pending(collector: AsyncRollouts) -> list[int]:
-    return [prompt.position for prompt in collector.pending()]
+    return [prompt.position for prompt in collector.unfinished()]
 
 
 def check_whole(group: Group, oldest: int) -> None:
@@ -360,33 +357,3 @@ def test_an_on_policy_step_never_takes_other_tokens() -> None:
 @pytest.mark.parametrize(("wanted", "share", "runs"), [(10, 0.1, 11), (10, 0.11, 12), (3, 0.0, 3), (30, 0.1, 33)])
 def test_how_many_prompts_run(wanted: int, share: float, runs: int) -> None:
     assert prompts_at_once(wanted, share) == runs
-
-
-def test_a_resumed_run_trains_on_every_prompt_once() -> None:
-    """Stopped after any step, with oversampling: what was in flight comes first again."""
-    items = [TaskItem(f"i{n}", "echo", str(n), CountdownAnswer((n,), n), "s") for n in range(200)]
-
-    class Numbers:
-        def encode(self, text: str) -> tuple[int, ...]:
-            return (int(text),)
-
-    def stream() -> PromptStream:
-        return PromptStream(items, Numbers(), 4, seed=3)
-
-    chance = random.Random(0)
-    paces = [chance.choice([0.0001, 0.003]) for _ in items]
-    trained: list[str] = []
-    source, collector = stream(), rollouts(StandInEngine(lambda n: paces[n]), oversample=1.0, max_staleness=1)
-    for step in range(1, 7):
-        trained += [group.prompt.id for group in collector.collect(source, order(step)).groups]
-        if step in (2, 4):
-            untrained = [(p.epoch, p.position) for p in collector.pending()]
-            waiting = [(place.epoch, place.position) for place in source.pending]
-            cursor = source.cursor
-            source = stream()
-            source.restore(cursor, [type(cursor)(*place) for place in (*untrained, *waiting)])
-            collector = rollouts(StandInEngine(lambda n: paces[n]), oversample=1.0, max_staleness=1)
-    assert len(trained) == len(set(trained)) == 24
-    in_order = [prompt.id for prompt in stream().take(source.cursor.position)]
-    rest = [prompt.id for prompt in collector.pending()] + [in_order[place.position] for place in source.pending]
-    assert sorted(trained + rest) == sorted(in_order)

@@ -1,0 +1,123 @@
+"""The file of a checkpoint that holds what was sampled of prompts that no step has trained on yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from megasharp.rollout.unfinished import SampledWith, Unfinished
+from megasharp.types import Completion, FinishReason, VersionSpan
+
+FILE = "rollouts.parquet"
+
+_LOGP = pa.list_(pa.float32())
+_SPANS = pa.list_(pa.struct([("version", pa.int64()), ("start", pa.int64()), ("end", pa.int64())]))
+# One row for each response, in order; `tokens` and all that belongs to them are null before the first token.
+_SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("position", pa.int64()),
+        ("open", pa.bool_()),
+        ("max_tokens", pa.int64()),
+        ("with_memory", pa.bool_()),
+        ("tokens", pa.list_(pa.int32())),
+        ("sampler_logp", _LOGP),
+        ("policy_logp", _LOGP),
+        ("memory_logp", _LOGP),
+        ("argmax_moved", pa.list_(pa.bool_())),
+        ("calibration_kl", _LOGP),
+        ("version_spans", _SPANS),
+        ("finish_reason", pa.string()),
+        ("seed", pa.int64()),
+    ]
+)
+
+_Cell = int | bool | str | list[int] | list[float] | list[bool] | list[dict[str, int]] | None
+
+
+def write_unfinished(folder: Path, prompts: Sequence[Unfinished]) -> None:
+    """Write them into `folder`; no file where nothing was sampled of any. Raises OSError."""
+    if not any(response is not None for prompt in prompts for response in prompt.responses):
+        return
+    rows = [row for prompt in prompts for row in _rows(prompt)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), folder / FILE, compression="zstd")
+
+
+def read_unfinished(folder: Path) -> tuple[Unfinished, ...]:
+    """What `write_unfinished` wrote, in its order; nothing where there is no file."""
+    path = folder / FILE
+    if not path.is_file():
+        return ()
+    rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
+    return tuple(_prompt(place, list(own)) for place, own in groupby(rows, lambda row: (row["epoch"], row["position"])))
+
+
+def _rows(prompt: Unfinished) -> Iterator[dict[str, _Cell]]:
+    used = prompt.sampled_with
+    for index, response in enumerate(prompt.responses):
+        yield {
+            "epoch": prompt.epoch,
+            "position": prompt.position,
+            "open": index in prompt.open,
+            "max_tokens": None if used is None else used.max_tokens,
+            "with_memory": None if used is None else used.memory,
+            **({} if response is None else _cells(response)),
+        }
+
+
+def _cells(response: Completion) -> dict[str, _Cell]:
+    spans = [{"version": span.version, "start": span.start, "end": span.end} for span in response.version_spans]
+    return {
+        "tokens": response.tokens.tolist(),
+        "sampler_logp": _floats(response.sampler_logp),
+        "policy_logp": _floats(response.policy_logp),
+        "memory_logp": _floats(response.memory_logp),
+        "argmax_moved": None if response.argmax_moved is None else response.argmax_moved.tolist(),
+        "calibration_kl": _floats(response.calibration_kl),
+        "version_spans": spans,
+        "finish_reason": response.finish_reason.value,
+        "seed": response.seed,
+    }
+
+
+def _floats(values_T: Tensor | None) -> list[float] | None:
+    assert values_T is None or values_T.dtype is torch.float32, "the file would round them"
+    return None if values_T is None else values_T.tolist()
+
+
+def _prompt(place: tuple[int, int], rows: Sequence[dict[str, object]]) -> Unfinished:
+    limit, memory = rows[0]["max_tokens"], rows[0]["with_memory"]
+    return Unfinished(
+        *place,
+        responses=tuple(None if row["tokens"] is None else _completion(row) for row in rows),
+        open=tuple(index for index, row in enumerate(rows) if row["open"]),
+        sampled_with=SampledWith(limit, bool(memory)) if isinstance(limit, int) else None,
+    )
+
+
+def _completion(row: dict[str, object]) -> Completion:
+    def tensor(name: str, dtype: torch.dtype) -> Tensor | None:
+        return None if row[name] is None else torch.tensor(row[name], dtype=dtype)
+
+    def present(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(row[name], dtype=dtype)
+
+    spans, seed = row["version_spans"], row["seed"]
+    assert isinstance(spans, list) and isinstance(seed, int)
+    return Completion(
+        tokens=present("tokens", torch.int64),
+        sampler_logp=present("sampler_logp", torch.float32),
+        policy_logp=present("policy_logp", torch.float32),
+        memory_logp=tensor("memory_logp", torch.float32),
+        version_spans=tuple(VersionSpan(**span) for span in spans),
+        finish_reason=FinishReason(str(row["finish_reason"])),
+        seed=seed,
+        argmax_moved=tensor("argmax_moved", torch.bool),
+        calibration_kl=tensor("calibration_kl", torch.float32),
+    )

@@ -1,0 +1,272 @@
+"""Prompts that no step has trained on yet, over a stop: what was sampled of them comes back and is used."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from megasharp import signals
+from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
+from megasharp.data.stream import PromptStream
+from megasharp.data.tasks import TaskItem
+from megasharp.rewards.countdown import CountdownAnswer
+from megasharp.rollout.asynchronous import AsyncRollouts
+from megasharp.rollout.collect import Rollouts
+from megasharp.rollout.groups import GroupMaker
+from megasharp.rollout.unfinished import SampledWith, Unfinished
+from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from tests.unit.rollout.standin_engine import Delay, StandInEngine
+from tests.unit.rollout.test_asynchronous import (
+    QUICK,
+    SAMPLING,
+    Mu,
+    Prompts,
+    check_whole,
+    dropping,
+    numbers,
+    order,
+    pending,
+    right,
+    rollouts,
+    wait_until,
+)
+
+LOGP = torch.tensor([-0.1, -1.0 / 3.0, -1e-30], dtype=torch.float32)
+
+
+def completion(**changes: object) -> Completion:
+    spans = (VersionSpan(3, 0, 1), VersionSpan(4, 1, 3))
+    base = Completion(torch.tensor([1, 151_935, 7]), LOGP, 2 * LOGP, None, spans, FinishReason.STOP, 2**63 - 1)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def equal(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Completion) and isinstance(other, Completion):
+        return all(equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Completion))
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+def same(one: Unfinished, other: Unfinished) -> bool:
+    return all(equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Unfinished))
+
+
+def test_the_file_gives_back_every_bit(tmp_path: Path) -> None:
+    moved = torch.tensor([True, False, True])
+    with_memory = completion(memory_logp=3 * LOGP, argmax_moved=moved, calibration_kl=LOGP.abs())
+    empty = replace(completion(), tokens=torch.empty(0, dtype=torch.int64), version_spans=())
+    prompts = [
+        Unfinished(0, 5, (completion(), None), (1,), SampledWith(12, memory=False)),
+        Unfinished(0, 6, (None, None), (0, 1), None),
+        Unfinished(1, 5, (with_memory, with_memory), (), SampledWith(9, memory=True)),
+        Unfinished(1, 0, (replace(empty, sampler_logp=LOGP[:0], policy_logp=LOGP[:0]), None), (0, 1), None),
+    ]
+    write_unfinished(tmp_path, prompts)
+    found = read_unfinished(tmp_path)
+    assert len(found) == 4 and all(map(same, found, prompts))
+
+
+def test_no_file_where_nothing_was_sampled(tmp_path: Path) -> None:
+    write_unfinished(tmp_path, [Unfinished(0, 6, (None, None), (0, 1), None)])
+    assert list(tmp_path.iterdir()) == [] and read_unfinished(tmp_path) == ()
+
+
+def test_log_probs_that_the_file_would_round_are_not_written(tmp_path: Path) -> None:
+    double = completion(sampler_logp=LOGP.double())
+    with pytest.raises(AssertionError, match="would round"):
+        write_unfinished(tmp_path, [Unfinished(0, 0, (double,), (), SampledWith(12, memory=False))])
+
+
+def resumed(
+    old: AsyncRollouts, engine: StandInEngine, source: Prompts, folder: Path, **settings: object
+) -> AsyncRollouts:
+    """A second process: the stream hands the unfinished prompts out first, the file says what is there of them."""
+    left = old.unfinished()
+    folder.mkdir()
+    write_unfinished(folder, left)
+    collector = rollouts(engine, **settings)
+    before, source.taken = source.taken, left[0].position if left else source.taken
+    assert [prompt.position for prompt in left] == list(range(source.taken, before))
+    collector.take_up(source, read_unfinished(folder) or left)
+    assert source.taken == before
+    return collector
+
+
+def test_what_was_sampled_ahead_is_trained_and_not_sampled_again(tmp_path: Path) -> None:
+    settings = {"max_staleness": 1, "stragglers": "keep"}
+    engine, source = StandInEngine(lambda _: QUICK), Prompts()
+    first = rollouts(engine, **settings)
+    first.collect(source, order(1))
+    wait_until(lambda: engine.running == set())
+    other = StandInEngine(lambda _: QUICK)
+    other.version = 1
+    second = resumed(first, other, source, tmp_path / "c", **settings)
+    found = second.collect(source, order(2, last=True))
+    assert numbers(found) == [4, 5, 6, 7] and other.asked == []
+    assert found.figures["rollout/staleness_mean"] == 1.0
+    for group in found.groups:
+        check_whole(group, oldest=0)
+
+
+def test_parts_of_responses_go_on_and_what_was_in_flight_is_asked_for_anew(tmp_path: Path) -> None:
+    settings = {"max_staleness": 1, "oversample": 0.5}
+    engine, source = StandInEngine(lambda n: 0.02 if n >= 4 else QUICK), Prompts()
+    first = rollouts(engine, **settings)
+    assert numbers(first.collect(source, order(1))) == [0, 1, 2, 3]
+    other = StandInEngine(lambda _: QUICK)
+    other.version = 1
+    second = resumed(first, other, source, tmp_path / "c", **settings)
+    assert pending(second) == [4, 5]
+    found = second.collect(source, order(2, wanted=2))
+    begun = [request for request in other.asked if any(request.begun)]
+    assert begun and all(len(request.seeds) <= 3 for request in begun)
+    for group in found.groups:
+        check_whole(group, oldest=0)
+
+    keep = {"max_staleness": 1, "stragglers": "keep"}
+    engine, source = StandInEngine(lambda n: 5.0 if n == 5 else QUICK), Prompts()
+    third = rollouts(engine, **keep)
+    third.collect(source, order(1))
+    wait_until(lambda: len(engine.running) == 1)
+    other = StandInEngine(lambda _: QUICK)
+    other.version = 1
+    fourth = resumed(third, other, source, tmp_path / "d", **keep)
+    assert numbers(fourth.collect(source, order(2, last=True))) == [4, 5, 6, 7]
+    assert [request.tokens for request in other.asked] == [(5,)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "version"), [({"memory": Mu()}, 1), ({"max_tokens": SAMPLING.max_tokens + 1}, 1), ({}, 2)]
+)
+def test_what_the_present_policy_may_not_train_on_is_thrown_away_after_a_stop_too(
+    tmp_path: Path, fields: dict[str, object], version: int
+) -> None:
+    settings = {"max_staleness": 1, "stragglers": "keep"}
+    engine, source = StandInEngine(lambda _: QUICK), Prompts()
+    first = rollouts(engine, **settings)
+    first.collect(source, order(1))
+    wait_until(lambda: engine.running == set())
+    other = StandInEngine(lambda _: QUICK)
+    other.version = version
+    second = resumed(first, other, source, tmp_path / "c", **settings)
+    found = second.collect(source, order(2, last=True, **fields))
+    assert found.figures["rollout/stale_dropped"] == 4 and len(other.asked) == 4
+    assert found.figures["rollout/staleness_max"] == 0
+
+
+@contextmanager
+def usr1_when(condition: threading.Event) -> Iterator[None]:
+    """SIGUSR1 to this process as soon as the event is set."""
+
+    def send() -> None:
+        assert condition.wait(10)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.join()
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    with signals.save_heard():
+        yield
+    signals._State.save = False
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_step_that_a_save_cuts_short_loses_nothing_and_its_groups_are_not_sampled_again(tmp_path: Path) -> None:
+    """Strictly on-policy: the resumed run has the weights that sampled them."""
+    whole = rollouts(StandInEngine(lambda _: QUICK)).collect(
+        Prompts(), order(select=dropping(lambda n: n == 1), refill_rounds=2)
+    )
+    done = threading.Event()
+
+    class Engine(StandInEngine):
+        def _answer(self, *args):  # type: ignore[no-untyped-def]
+            super()._answer(*args)
+            if len(self.running) == 1:
+                done.set()
+
+    engine, source = Engine(lambda n: 5.0 if n == 2 else QUICK), Prompts()
+    first = rollouts(engine)
+    with usr1_when(done), pytest.raises(signals.SaveAsked):
+        first.collect(source, order(select=dropping(lambda n: n == 1), refill_rounds=2))
+    assert pending(first) == list(range(source.taken)) and source.taken in (4, 5)
+    signals._State.save = False
+    other = StandInEngine(lambda _: QUICK)
+    second = resumed(first, other, source, tmp_path / "c")
+    found = second.collect(source, order(select=dropping(lambda n: n == 1), refill_rounds=2))
+    assert sorted(request.tokens[0] for request in other.asked) in ([2], [2, 4])
+    assert [(g.id, g.prompt.position, g.dropped_reason) for g in found.groups] == [
+        (g.id, g.prompt.position, g.dropped_reason) for g in whole.groups
+    ]
+    for group, twin in zip(found.groups, whole.groups, strict=True):
+        for mine, its in zip(group.responses, twin.responses, strict=True):
+            assert equal(mine.completion.tokens, its.completion.tokens)
+
+
+@pytest.mark.usefixtures("heard")
+def test_round_by_round_a_cut_step_gives_its_prompts_back() -> None:
+    class Engine(StandInEngine):
+        def generate(self, requests: list[GenerateRequest], sampling: SamplingParams):  # type: ignore[no-untyped-def,override]
+            os.kill(os.getpid(), signal.SIGUSR1)
+            raise AssertionError("the signal came too late")
+
+    maker = GroupMaker({"echo": right}, lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
+    collector, source = Rollouts(Engine(lambda _: QUICK), maker), Prompts()
+    source.take(7)
+    assert collector.unfinished() == ()
+    with pytest.raises(signals.SaveAsked):
+        collector.collect(source, order())
+    assert [prompt.place for prompt in collector.unfinished()] == [(0, n) for n in range(7, 11)]
+    assert all(prompt.open == (0, 1, 2) and prompt.sampled_with is None for prompt in collector.unfinished())
+
+
+def test_a_resumed_run_trains_on_every_prompt_once(tmp_path: Path) -> None:
+    """Stopped after any step, with oversampling: what was in flight comes first again."""
+    items = [TaskItem(f"i{n}", "echo", str(n), CountdownAnswer((n,), n), "s") for n in range(200)]
+
+    class Numbers:
+        def encode(self, text: str) -> tuple[int, ...]:
+            return (int(text),)
+
+    def stream() -> PromptStream:
+        return PromptStream(items, Numbers(), 4, seed=3)
+
+    chance = random.Random(0)
+    paces = [chance.choice([0.0001, 0.003]) for _ in items]
+    pace: Delay = lambda n: paces[n]  # noqa: E731
+    trained: list[str] = []
+    source, collector = stream(), rollouts(StandInEngine(pace), oversample=1.0, max_staleness=1)
+    for step in range(1, 7):
+        trained += [group.prompt.id for group in collector.collect(source, order(step)).groups]
+        if step in (2, 4):
+            left, cursor = collector.unfinished(), source.cursor
+            waiting = [(place.epoch, place.position) for place in source.pending]
+            (folder := tmp_path / str(step)).mkdir()
+            write_unfinished(folder, left)
+            source = stream()
+            source.restore(cursor, [type(cursor)(*place) for place in (*(u.place for u in left), *waiting)])
+            collector = rollouts(StandInEngine(pace), oversample=1.0, max_staleness=1)
+            collector.take_up(source, read_unfinished(folder))
+    assert len(trained) == len(set(trained)) == 24
+    in_order = [prompt.id for prompt in stream().take(source.cursor.position)]
+    left_over = [*collector.unfinished(), *source.pending]
+    assert sorted(trained + [in_order[place.position] for place in left_over]) == sorted(in_order)
