@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from megasharp import signals
-from megasharp.errors import RankDied, TrainingStopped, UserError
+from megasharp.errors import RankDied, StageTimeout, TrainingStopped, UserError
 
 
 def run_command(command: Callable[[], object]) -> None:
@@ -44,7 +44,7 @@ def _exit_code(error: BaseException) -> int | None:
         stopped = error if isinstance(error, signals.Stopped) else signals.Stopped(number)
         sys.stderr.write(f"megasharp: {stopped}\n")
         return 128 + number
-    if isinstance(error, UserError | TrainingStopped | RankDied):
+    if isinstance(error, UserError | TrainingStopped | RankDied | StageTimeout):
         sys.stderr.write(f"megasharp: {error}\n")
         return 2 if isinstance(error, UserError) else 1
     return None

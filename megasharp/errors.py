@@ -17,6 +17,10 @@ class RankDied(Exception):
     """A rank of the learner ended or raised; the message names the rank and says where its log is."""
 
 
+class StageTimeout(Exception):
+    """A stage of the run took longer than its budget; the message names who held it up and says where stacks are."""
+
+
 class NotSampled(Exception):
     """No engine samples this request, and asking again does not help; the message says why."""
 

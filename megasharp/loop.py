@@ -196,7 +196,8 @@ def _collect(parts: Parts, plan: Plan, recipe: Recipe, step: int, limit: int) ->
     needs = recipe.needs
     last = step == plan.steps
     order = Order(step, plan.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit)
-    collected = parts.rollouts.collect(parts.stream, order)
+    with parts.clock.uncounted("rollout"):
+        collected = parts.rollouts.collect(parts.stream, order)
     for stage, seconds in collected.seconds.items():
         parts.clock.add(stage, seconds)
     asked = {} if order.memory is None else {"memory/mu": order.memory.mu}

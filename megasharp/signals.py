@@ -4,7 +4,8 @@ Later ones are ignored, so whatever is closed on the way out is closed whole. Wh
 `held`: a signal waits for it. `arrived` tells afterwards, because libraries turn an exception that comes out of nowhere
 into another, or drop it.
 
-SIGUSR1 is another matter (`save_heard`): time is nearly up, and a run that hears it saves where it stands.
+SIGUSR1 is another matter (`save_heard`): time is nearly up, and a run that hears it saves where it stands. And another
+thread may find that the run has failed (`fail`): its error is raised in the main thread as a signal's is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from types import FrameType, TracebackType
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 SAVE = signal.SIGUSR1
+# What wakes the main thread of a driver from a system call; in ranks it asks for stacks.
+_WAKE = signal.SIGUSR2
 # What sysexits.h calls a temporary failure: whoever started the command may start it again.
 AGAIN = 75
 
@@ -54,7 +57,8 @@ class _State:
     """What this process has got; `holds` counts the `held` sections that the main thread is in.
 
     `late`: the signal came while the command was closed for an error, which is then what ended it.
-    `save`: SIGUSR1 has arrived; `at_once`: the main thread is in an `interruptible` section.
+    `save`: SIGUSR1 has arrived; `at_once`: the main thread is in an `interruptible` section. `failure`: what another
+    thread found.
     """
 
     arrived: signal.Signals | None = None
@@ -63,6 +67,7 @@ class _State:
     holds: int = 0
     save: bool = False
     at_once: bool = False
+    failure: BaseException | None = None
 
 
 def arrived() -> signal.Signals | None:
@@ -71,10 +76,15 @@ def arrived() -> signal.Signals | None:
 
 
 def check() -> None:
-    """Raise `Stopped` if a signal has arrived: for places that must not be passed when its exception was lost."""
+    """Raise `Stopped` if a signal has arrived: for places that must not be passed when its exception was lost.
+
+    What another thread found is raised too.
+    """
     number = arrived()
     if number is not None:
         raise Stopped(number)
+    if _State.failure is not None:
+        raise _State.failure
 
 
 @contextmanager
@@ -116,6 +126,42 @@ def held() -> Iterator[None]:
             check()
         if _State.at_once and not _State.holds:
             check_save()
+
+
+@contextmanager
+def failures_heard() -> Iterator[None]:
+    """Inside, `interrupt` raises in the main thread what `fail` was given; at the end of a `held` section there."""
+    before = signal.signal(_WAKE, _wake)
+    try:
+        yield
+    finally:
+        signal.signal(_WAKE, before if _State.failure is None else signal.SIG_IGN)
+
+
+def fail(error: BaseException) -> None:
+    """From another thread: the run has failed, whatever the main thread makes of it."""
+    _State.failure = error
+
+
+def failure() -> BaseException | None:
+    """What another thread found, which is then the cause of all other errors."""
+    return _State.failure
+
+
+def interrupt() -> None:
+    """From another thread: raise in the main thread what `fail` was given, as soon as it runs Python code."""
+    number = threading.main_thread().ident
+    assert number is not None
+    signal.pthread_kill(number, _WAKE)
+
+
+def _wake(_: int, __: FrameType | None) -> None:
+    if _State.failure is None or _State.arrived is not None:
+        return
+    if _State.holds:
+        _State.waiting = True
+    else:
+        raise _State.failure
 
 
 @contextmanager

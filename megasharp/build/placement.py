@@ -16,6 +16,7 @@ from megasharp.mcore.rank import POLICY
 from megasharp.ranks.learner import Ranks
 from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.launch import FleetSettings, launch
+from megasharp.watchdog import There
 
 if TYPE_CHECKING:
     from megasharp.cluster.session import RaySession
@@ -38,6 +39,15 @@ class Placement(Protocol):
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
         """Start engines and wait until all answer. Raises UserError when one does not start."""
+        ...
+
+    def processes(self, world: int) -> int:
+        """How many of so many ranks are processes of their own."""
+        ...
+
+    @property
+    def there(self) -> There | None:
+        """How to call a function on another node; None where there is none."""
         ...
 
     def close(self) -> None:
@@ -74,6 +84,15 @@ class LocalPlacement:
         """In process groups of their own."""
         return list(launch(settings))
 
+    def processes(self, world: int) -> int:
+        """One rank is in this process."""
+        return 0 if world == 1 else world
+
+    @property
+    def there(self) -> There | None:
+        """All is on this machine."""
+        return None
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -104,6 +123,17 @@ class RayPlacement:
         from megasharp.cluster.engines import launch_on_cluster
 
         return list(launch_on_cluster(settings, self._slots))
+
+    def processes(self, world: int) -> int:
+        """All of them."""
+        return world
+
+    @property
+    def there(self) -> There | None:
+        """By a task of Ray's."""
+        from megasharp.cluster.there import there
+
+        return there
 
     def close(self) -> None:
         """Give the slots back, then leave Ray, or end the one that was started here."""

@@ -12,6 +12,7 @@ from megasharp import loop, signals
 from megasharp.algos.base import MemoryNeed
 from megasharp.build.check import Checked
 from megasharp.build.checkpoints import REFERENCE, Checkpoints, DriverState
+from megasharp.build.guard import make_watchdog
 from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
@@ -66,10 +67,12 @@ def train(checked: Checked, root: Path, *, resume: bool, say: Say, allowed: Sequ
     try:
         _train(checked, root, resume, allowed, say)
     except BaseException:
-        number = signals.arrived()
-        if number is None:
-            raise
-        raise signals.Stopped(number, _how_to_go_on(root)) from None
+        number, failure = signals.arrived(), signals.failure()
+        if number is not None:
+            raise signals.Stopped(number, _how_to_go_on(root)) from None
+        if failure is not None:
+            raise failure from None
+        raise
     return root
 
 
@@ -128,6 +131,7 @@ class _Run:
         with self._clock.stage("start"):
             placement = open_placement(checked)
             stack.callback(placement.close)
+            stack.enter_context(make_watchdog(checked, self._clock, placement, folder.logs, attempt))
             serving = open_serving(checked, placement, folder.root, folder.logs, self._note)
             stack.callback(serving.close)
             learners = make_learners(checked, placement, folder.logs)
@@ -136,7 +140,8 @@ class _Run:
         self._learners = learners
         seed_generators(config.seed)
         if self._checkpoints.exists:
-            self._checkpoints.load(learners)
+            with self._clock.stage("start"):
+                self._checkpoints.load(learners)
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
         self._rollouts = serving.rollouts()
@@ -171,7 +176,8 @@ class _Run:
         start = self._start.step
         standing = loop.Standing(start, self._start.skipped_in_a_row, start if self._checkpoints.exists else None)
         self._phases.handover()
-        self._sync.push(self._learners.policy, self._learners.memory)
+        with self._clock.stage("sync"):
+            self._sync.push(self._learners.policy, self._learners.memory)
         try:
             if self._evaluation_is_due(start):
                 self._evaluate(start, only_missing=True)

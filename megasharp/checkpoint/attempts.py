@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from megasharp import signals
 from megasharp.config.core import Section
-from megasharp.errors import RankDied, TrainingStopped, UserError, one_line
+from megasharp.errors import RankDied, StageTimeout, TrainingStopped, UserError, one_line
 from megasharp.files import write_text
 
 ATTEMPT_FILE = "attempt.json"
@@ -32,6 +32,7 @@ class AttemptRecord(Section):
 
     `from_step` is the checkpoint's step it began after (0: the beginning), `first_step` and `last_step` the steps it
     finished, null before the first. `ended`, `reason` and `exit_code` are null of an attempt that lives or was killed.
+    `gave_up`: the run ended itself, and would again.
     """
 
     started: float
@@ -39,6 +40,7 @@ class AttemptRecord(Section):
     ended: float | None = None
     reason: str | None = None
     exit_code: int | None = None
+    gave_up: bool = False
     from_step: int = 0
     first_step: int | None = None
     last_step: int | None = None
@@ -92,8 +94,13 @@ class AttemptLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
+        """The attempt is over, by this error or by none."""
         reason, code = how_it_ended(error)
-        self._change(ended=self._now(), reason=reason, exit_code=code)
+        gave_up = isinstance(error, TrainingStopped)
+        self._change(ended=self._now(), reason=reason, exit_code=code, gave_up=gave_up)
         self._write()
 
     def _change(self, **values: object) -> None:
@@ -110,13 +117,14 @@ def how_it_ended(error: BaseException | None) -> tuple[str, int]:
     number = signals.arrived()
     if number is not None:
         return number.name, 128 + number
+    error = signals.failure() or error
     if error is None:
         return "finished", 0
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return one_line(error), error.code
     if isinstance(error, UserError):
         return one_line(error), 2
-    known = isinstance(error, TrainingStopped | RankDied)
+    known = isinstance(error, TrainingStopped | RankDied | StageTimeout)
     return one_line(error) if known else f"{type(error).__name__}: {one_line(error)}", 1
 
 

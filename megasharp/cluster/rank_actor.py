@@ -21,6 +21,7 @@ from megasharp.errors import UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.rank import POLICY, Rank
 from megasharp.ranks.worker import COLLECTIVE_TIMEOUT, Failed, Returned, redirect_output
+from megasharp.stacks import write_stacks_on_signal
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
@@ -82,6 +83,7 @@ class RankActor:
         facts = self._facts
         facts.log.parent.mkdir(parents=True, exist_ok=True)
         redirect_output(str(facts.log))
+        write_stacks_on_signal(facts.rank, facts.log, _node())
         torch.set_num_threads(facts.threads)
         interface = interface_of(facts.address)
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -126,6 +128,12 @@ class RankActor:
             found: Callable[..., Any] = getattr(part, method)
             return found
         return lambda *args: method(part, *args)
+
+
+def _node() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def interface_of(address: str) -> str:

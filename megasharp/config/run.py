@@ -298,9 +298,20 @@ class LogConfig(Section):
         return {name: project for name, project in asked.items() if project is not None}
 
 
+class LongStagesConfig(Section):
+    """Seconds for stages that may rightly take long: a start, a step's responses, one suite's samples, a save."""
+
+    start: float | None = Field(default=7200.0, gt=0.0)
+    rollout: float | None = Field(default=43200.0, gt=0.0)
+    eval: float | None = Field(default=43200.0, gt=0.0)
+    checkpoint: float | None = Field(default=7200.0, gt=0.0)
+
+
 class GuardConfig(Section):
     """When the run protects itself: steps in a row that were not applied, gradient spikes, a stage's time in seconds.
 
+    A stage that takes longer than `stage_timeout_s`, or than its own of `long_stages`, ends the run, with the stacks of
+    all processes in the attempt's logs. Null: no limit.
     A spike is a gradient norm `spike_sigma` standard deviations above the mean of the last `spike_window` updates.
     Above `engine_gap`, a step's mean distance in nats of the learner's log-probs from the engine's, the run says so.
     """
@@ -309,7 +320,8 @@ class GuardConfig(Section):
     engine_gap: float | None = Field(default=0.1, gt=0.0)
     spike_sigma: float | None = Field(default=None, gt=0.0)
     spike_window: int = Field(default=128, ge=20)
-    stage_timeout_s: float | None = Field(default=None, gt=0.0)
+    stage_timeout_s: float | None = Field(default=7200.0, gt=0.0)
+    long_stages: LongStagesConfig = LongStagesConfig()
 
 
 class RunConfig(Section):

@@ -21,7 +21,6 @@ _UNBUILT: tuple[_Check, ...] = (
     ("reward.sandbox", lambda c: c.reward.sandbox != RewardConfig().sandbox),
     ("reward.workers > 0", lambda c: c.reward.workers > 0),
     ("cluster.gpus_per_node > 0", lambda c: c.cluster.gpus_per_node > 0),
-    ("guard.stage_timeout_s", lambda c: c.guard.stage_timeout_s is not None),
 )
 
 

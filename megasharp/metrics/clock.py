@@ -26,19 +26,33 @@ class StageClock:
         self._step_start = now()
         self._step: defaultdict[str, float] = defaultdict(float)
         self._totals: defaultdict[str, float] = defaultdict(float)
-        self._running: str | None = None
+        self._present = (OTHER, self._step_start)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the body's seconds, also when it raises."""
-        assert self._running is None, f"stage {name} starts inside stage {self._running}"
-        self._running = name
-        start = self._now()
+        with self.uncounted(name):
+            start = self._now()
+            try:
+                yield
+            finally:
+                self.add(name, self._now() - start)
+
+    @contextmanager
+    def uncounted(self, name: str) -> Iterator[None]:
+        """A stage whose seconds are told by `add`."""
+        running, _ = self._present
+        assert running == OTHER, f"stage {name} starts inside stage {running}"
+        self._present = (name, self._now())
         try:
             yield
         finally:
-            self._running = None
-            self.add(name, self._now() - start)
+            self._present = (OTHER, self._now())
+
+    def present(self) -> tuple[str, float]:
+        """The stage that runs now, `other` between two, and for how many seconds; other threads may ask."""
+        name, since = self._present
+        return name, self._now() - since
 
     def add(self, name: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, since the last `take` and outside any `stage`."""

@@ -26,6 +26,7 @@ from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.rank import POLICY
 from megasharp.ranks.worker import Call, Failed, Item, Returned, WorkerSettings, serve
 from megasharp.scratch import Scratch
+from megasharp.stacks import STOPPED, state_of
 
 _SHUTDOWN_S = 20.0
 _NEWS_S = 0.2
@@ -152,9 +153,17 @@ class ProcessRanks:
         dead = [rank for rank, message in arrived if message is None] or self._killed()
         if dead:
             return self._died(dead[0], method)
-        self._kill()
         rank, message = failed[0]
-        return RankDied(f"rank {rank} failed in {method}: {message.text}")
+        failure = f"rank {rank} failed in {method}: {message.text}"
+        # What does not run makes its peers give up in the end.
+        stopped = self._stopped()
+        self._kill()
+        return RankDied(f"{stopped}, and {failure}" if stopped else failure)
+
+    def _stopped(self) -> str:
+        """Which ranks the kernel keeps from running, for a message; empty where there are none."""
+        states = {rank: state_of(process.pid or 0) for rank, process in enumerate(self._processes)}
+        return ", ".join(f"rank {rank} {STOPPED[state]}" for rank, state in states.items() if state in STOPPED)
 
     def _killed(self) -> list[int]:
         """Ranks that a signal ended, once the kernel has had a moment to tell."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from torch._C._distributed_c10d import FileStore
 from megasharp.errors import UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.rank import POLICY, Rank
+from megasharp.stacks import write_stacks_on_signal
 
 _PR_SET_PDEATHSIG = 1
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -83,6 +85,7 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
     """A rank's process, from start to end."""
     _die_with_parent(worker.parent)
     redirect_output(worker.log)
+    write_stacks_on_signal(worker.rank, Path(worker.log))
     torch.set_num_threads(worker.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:

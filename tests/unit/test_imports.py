@@ -50,6 +50,8 @@ LIBRARIES = {
     "protocols": {"torch"},
     "scratch": set(),
     "signals": set(),
+    "stacks": set(),
+    "watchdog": set(),
     "types": {"torch"},
     "__init__": set(),
 }

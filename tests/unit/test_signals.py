@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ import pytest
 
 from megasharp import signals
 from megasharp.command import run_command
-from megasharp.errors import UserError
+from megasharp.errors import StageTimeout, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +28,10 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("holds", 0),
         ("save", False),
         ("at_once", False),
+        ("failure", None),
     ):
         monkeypatch.setattr(signals._State, name, value)
-    before = {number: signal.getsignal(number) for number in (*signals.NUMBERS, signals.SAVE)}
+    before = {number: signal.getsignal(number) for number in (*signals.NUMBERS, signals.SAVE, signal.SIGUSR2)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -194,3 +196,37 @@ def test_children_do_not_hear_it() -> None:
         child.kill()
         child.wait()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == set()
+
+
+def fail_from_a_thread(error: BaseException) -> threading.Thread:
+    def both() -> None:
+        signals.fail(error)
+        signals.interrupt()
+
+    thread = threading.Thread(target=both)
+    thread.start()
+    return thread
+
+
+def test_what_another_thread_found_interrupts_the_main_thread() -> None:
+    with pytest.raises(StageTimeout, match="too long"), signals.failures_heard():
+        fail_from_a_thread(StageTimeout("too long"))
+        time.sleep(100)
+
+
+def test_what_another_thread_found_waits_for_what_is_held() -> None:
+    done = []
+    with pytest.raises(StageTimeout, match="too long"), signals.failures_heard(), signals.held():
+        fail_from_a_thread(StageTimeout("too long")).join()
+        time.sleep(0.1)
+        done.append("closed")
+    assert done == ["closed"]
+
+
+def test_after_a_signal_another_thread_interrupts_nothing() -> None:
+    with pytest.raises(signals.Stopped), signals.handled(), signals.failures_heard():
+        try:
+            send(signal.SIGTERM)
+        finally:
+            fail_from_a_thread(StageTimeout("too long")).join()
+            time.sleep(0.1)

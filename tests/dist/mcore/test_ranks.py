@@ -19,13 +19,16 @@ import torch
 from policies import CPU, LAYOUTS, by_sequence, packed, ragged_sequences, recipe, save_model, settings, weights_of
 from torch import Tensor
 
-from megasharp.errors import UserError
+from megasharp import signals
+from megasharp.errors import StageTimeout, UserError
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.rank import POLICY
+from megasharp.metrics.clock import StageClock
 from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import Ranks, RanksLearner
 from megasharp.ranks.processes import ProcessRanks, RankDied
 from megasharp.types import StepStats
+from megasharp.watchdog import STACKS_FILE, Budget, Watchdog, Watched
 
 MODEL = "qwen3-tied"
 METHOD = recipe(("grpo", "kl"), mini_batches=2)
@@ -140,15 +143,46 @@ def test_killed_rank_is_named_at_once(folder: str, tmp_path: Path, victim: int) 
     assert children() == []
 
 
+def test_a_stopped_rank_is_found_by_the_watchdog(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stacks are nobody's, the others' are in the file; none is left."""
+    monkeypatch.setattr(signals._State, "failure", None)
+    logs, clock = tmp_path / "logs", StageClock()
+    ranks = ProcessRanks(values(folder, "tp2"), CPU, logs)
+    batch = packed(ragged_sequences(), LAYOUTS["tp2"], micro_batch_tokens=16)
+    ranks.call(POLICY, "step", batch, recipe())
+    os.kill(ranks._processes[1].pid or 0, signal.SIGSTOP)
+    began = time.monotonic()
+    budget = Budget(1.0, "guard.stage_timeout_s")
+    with (
+        pytest.raises((RankDied, StageTimeout)),
+        Watchdog(Watched(clock.present, logs, 2), budget, {}),
+        clock.stage("update"),
+    ):
+        ranks.call(POLICY, "step", batch, recipe())
+    ranks.close()
+    assert time.monotonic() - began < 30
+    line = f"{signals.failure()}"
+    assert line.startswith("stage update has run for more than 1 s (guard.stage_timeout_s): rank 1 is stopped (state T")
+    text = (logs / STACKS_FILE).read_text()
+    of_rank_0, of_rank_1 = text.partition("==== rank 0: ")[2].split("==== rank 1: ")
+    assert "in _answer_calls" in of_rank_0 and "megasharp/mcore/learner.py" in of_rank_0
+    assert "state T ====\nIt wrote no stacks." in of_rank_1
+    assert "Thread MainThread" in text and "in call" in text
+    assert children() == []
+
+
 def test_a_users_mistake_arrives_as_such(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no-such-folder .* it does not exist"):
         ProcessRanks(values(str(tmp_path / "no-such-folder"), "tp2"), CPU, tmp_path / "logs")
     assert children() == []
 
 
-def test_any_other_error_names_rank_call_and_log(folder: str, tmp_path: Path) -> None:
+def test_any_other_error_names_rank_and_call_and_who_is_stopped(folder: str, tmp_path: Path) -> None:
+    """A stopped rank's peers give up in the end, with errors that say nothing of it."""
     ranks = ProcessRanks(values(folder, "dp2"), CPU, tmp_path / "logs")
-    with pytest.raises(RankDied, match=r"rank [01] failed in no_such_method: .*no_such_method"):
+    os.kill(ranks._processes[1].pid or 0, signal.SIGSTOP)
+    stopped = r"rank 1 is stopped \(state T, as by SIGSTOP\)"
+    with pytest.raises(RankDied, match=rf"^{stopped}, and rank 0 failed in no_such_method: .*no_such_method"):
         ranks.call(POLICY, "no_such_method")
     assert "AttributeError" in "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
 

@@ -24,16 +24,20 @@ import pytest
 import torch
 from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model, settings, weights_of
 
+from megasharp import signals
 from megasharp.cluster.layout import Needs, make_layout
 from megasharp.cluster.ranks import RayRanks
 from megasharp.cluster.session import RaySession, SessionSettings
 from megasharp.cluster.slots import Slots
-from megasharp.errors import RankDied, UserError
+from megasharp.cluster.there import there
+from megasharp.errors import RankDied, StageTimeout, UserError
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.rank import POLICY
+from megasharp.metrics.clock import StageClock
 from megasharp.ranks.learner import Ranks, RanksLearner
 from megasharp.ranks.processes import ProcessRanks
 from megasharp.types import StepStats
+from megasharp.watchdog import STACKS_FILE, Budget, Watchdog, Watched
 
 METHOD = recipe(("grpo", "kl"), mini_batches=2)
 LAYOUT = LAYOUTS["tp2"]
@@ -114,6 +118,35 @@ def test_a_killed_actor_is_named_at_once(folder: str, slots: Slots, tmp_path: Pa
     assert psutil.wait_procs(processes, timeout=10)[1] == []
     actors.close()
     assert time.monotonic() - died < 15
+
+
+def test_a_stopped_actor_is_found_on_its_node(
+    folder: str, slots: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is looked at by a task of Ray's, as a rank of another machine is."""
+    monkeypatch.setattr(signals._State, "failure", None)
+    clock = StageClock()
+    actors = RayRanks(values(folder), CPU, slots, tmp_path)
+    processes = [psutil.Process(pid) for pid in actors.process_ids()]
+    batch, one_step = packed(ragged_sequences(), LAYOUT, micro_batch_tokens=16), recipe()
+    actors.call(POLICY, "step", batch, one_step)
+    record = tmp_path / "rank_1.process"
+    record.write_text(record.read_text().replace(socket.gethostname(), "elsewhere"))
+    processes[1].suspend()
+    began = time.monotonic()
+    with (
+        pytest.raises((RankDied, StageTimeout)),
+        Watchdog(Watched(clock.present, tmp_path, 2, there), Budget(1.0, "guard.stage_timeout_s"), {}),
+        clock.stage("update"),
+    ):
+        actors.call(POLICY, "step", batch, one_step)
+    actors.close()
+    assert time.monotonic() - began < 60
+    assert "(guard.stage_timeout_s): rank 1 is stopped (state T, as by SIGSTOP); stacks" in str(signals.failure())
+    text = (tmp_path / STACKS_FILE).read_text()
+    assert "megasharp/cluster/rank_actor.py" in text.partition("==== rank 0: ")[2].partition("==== rank 1: ")[0]
+    assert f"==== rank 1: process {processes[1].pid} on elsewhere, state T ====" in text
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
 
 
 def test_a_users_mistake_arrives_as_such(slots: Slots, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ UNBUILT = [
     "policy.cp=2",
     "reward.workers=2",
     "cluster.gpus_per_node=8",
-    "guard.stage_timeout_s=60.0",
 ]
 
 
