@@ -31,10 +31,15 @@ def train(
         list[str] | None,
         typer.Option(metavar="KEY", help="With --resume: a key of the run that may change; repeatable."),
     ] = None,
+    retries: Annotated[int, typer.Option(min=0, help="Start again so often after failures, with --resume.")] = 0,
     dry_run: Annotated[bool, typer.Option(help="Print the resolved config and the layout; start nothing.")] = False,
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
 ) -> None:
     """Train: RLVR from a model's folder, as the run's YAML file says."""
+    if retries and not dry_run:
+        from megasharp.build.supervised import train_again
+
+        raise typer.Exit(train_again(config, overrides or [], runs, resume, allow_change or [], retries))
     from megasharp.build.check import check
     from megasharp.build.layout import describe
     from megasharp.config.core import dump_yaml
@@ -91,6 +96,7 @@ def submit(
     sbatch: Annotated[list[str] | None, typer.Option(help="A further option of sbatch, as --qos=high.")] = None,
     lead: Annotated[int, typer.Option(min=1, help="Ask the run to save and end so many seconds early.")] = 600,
     restarts: Annotated[int, typer.Option(min=0, help="How often the job may queue itself again.")] = 20,
+    retries: Annotated[int, typer.Option(min=0, help="How often a job starts a run that failed again.")] = 3,
     python: Annotated[str | None, typer.Option(help="Python with megasharp on the nodes; this one.")] = None,
     container: Annotated[str | None, typer.Option(help="Image for pyxis; the nodes as they are.")] = None,
     mount: Annotated[list[str] | None, typer.Option(help="/from:/to, seen in the container.")] = None,
@@ -115,6 +121,7 @@ def submit(
         cpus_per_node=cpus_per_node,
         lead_s=lead,
         restarts=restarts,
+        retries=retries,
         partition=partition,
         account=account,
         extra=sbatch or [],

@@ -166,12 +166,17 @@ def _wake(_: int, __: FrameType | None) -> None:
 
 @contextmanager
 def save_heard() -> Iterator[None]:
-    """SIGUSR1 asks for a save inside, and after an answer it is ignored: the command is about to end."""
+    """SIGUSR1 asks for a save inside, and after an answer it is ignored: the command is about to end.
+
+    Where whoever started this process has held it back, it is let through.
+    """
     before = signal.signal(SAVE, _hear)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE})
     try:
         yield
     finally:
         signal.signal(SAVE, signal.SIG_IGN if _State.save else before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _hear(_: int, __: FrameType | None) -> None:

@@ -24,6 +24,7 @@ _ON_GPUS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 class Asked:
     """What the command line says. `nodes` None takes the run file's; `suite`: evaluate instead of training.
 
+    `restarts` bounds how often the job queues itself again, `retries` how often a failed run starts again inside of it.
     `doctor` None lets it look at nodes with GPUs.
     """
 
@@ -35,6 +36,7 @@ class Asked:
     cpus_per_node: int | None = None
     lead_s: int = 600
     restarts: int = 20
+    retries: int = 3
     partition: str | None = None
     account: str | None = None
     extra: Sequence[str] = ()
@@ -139,7 +141,9 @@ def check_fits(config: RunConfig, where: str, lead_s: int) -> None:
 
 
 def _training(asked: Asked) -> list[str]:
-    return ["train", str(asked.file.absolute()), *asked.overrides, "--runs", str(asked.runs.absolute()), "--resume"]
+    runs = ["--runs", str(asked.runs.absolute())]
+    retries = ["--retries", str(asked.retries)] if asked.retries else []
+    return ["train", str(asked.file.absolute()), *asked.overrides, *runs, "--resume", *retries]
 
 
 def _doctor(asked: Asked) -> list[str]:

@@ -51,6 +51,7 @@ LIBRARIES = {
     "scratch": set(),
     "signals": set(),
     "stacks": set(),
+    "supervisor": set(),
     "watchdog": set(),
     "types": {"torch"},
     "__init__": set(),

@@ -13,7 +13,7 @@ _HOME = Path("/path/to")
 def _job(name: str, run_file: str, nodes: int, software: Software) -> Job:
     return Job(
         name=name,
-        command=("train", str(_HOME / run_file), "--runs", str(_HOME / "runs"), "--resume"),
+        command=("train", str(_HOME / run_file), "--runs", str(_HOME / "runs"), "--resume", "--retries", "3"),
         run=_HOME / "runs" / name,
         folder=_HOME,
         resources=Resources(nodes=nodes, time="24:00:00", gpus_per_node=8),

@@ -1,0 +1,234 @@
+"""What starts a run again and what does not, where that ends, and whose signals are whose. The run is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from megasharp.supervisor import Supervisor
+
+# One attempt: its number is that of the folder it makes, its deed stands in `deeds`.
+RUN = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+root = Path(sys.argv[1])
+number = 1 + len(list(root.glob("logs/attempt_*")))
+logs = root / f"logs/attempt_{number}"
+logs.mkdir(parents=True)
+(logs / "arguments").write_text(" ".join(sys.argv[2:]))
+
+def record(**values):
+    (logs / "attempt.json").write_text(json.dumps({"pid": os.getpid(), **values}))
+
+def save(step):
+    (root / "checkpoints").mkdir(exist_ok=True)
+    (root / "checkpoints/latest").write_text(f"step_{step:06d}\\n")
+
+def heard(count):
+    with (logs / "heard").open("a") as file:
+        file.write(f"{count}\\n")
+
+def on_signals(ends):
+    def end(number, _):
+        heard(number)
+        if ends:
+            sys.exit(75 if number == signal.SIGUSR1 else 128 + number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    (logs / "ready").touch()
+    while True:
+        time.sleep(0.01)
+
+record()
+exec(json.loads((root / "deeds").read_text())[number - 1])
+"""
+FAILS = "record(reason='rank 1 ended', exit_code=1); sys.exit(1)"
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+DONE = "sys.exit(0)"
+
+
+class Stand:
+    """A run's folder with what its attempts do."""
+
+    def __init__(self, root: Path, *deeds: str) -> None:
+        self.root = root
+        root.mkdir()
+        (root / "deeds").write_text(json.dumps(deeds))
+        self.script = root / "run.py"
+        self.script.write_text(RUN)
+        self.said: list[str] = []
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-S", str(self.script), str(self.root)]
+
+    def run(self, retries: int) -> int:
+        return Supervisor(self.command, self.root, self.said.append, pause_s=0.0).run(retries)
+
+    def attempts(self) -> list[str]:
+        """The further arguments of each."""
+        count = len(list(self.root.glob("logs/attempt_*")))
+        return [(self.root / f"logs/attempt_{n + 1}/arguments").read_text() for n in range(count)]
+
+    def heard(self, attempt: int = 1) -> list[int]:
+        return list(map(int, (self.root / f"logs/attempt_{attempt}/heard").read_text().split()))
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [
+        (FAILS, "rank 1 ended"),
+        (KILLED, "the run was ended by SIGKILL"),
+        ("signal.raise_signal(signal.SIGSEGV)", "the run was ended by SIGSEGV"),
+        ("sys.exit(1)", "the run ended with exit code 1"),
+    ],
+)
+def test_a_failure_is_followed_by_another_start(tmp_path: Path, deed: str, words: str) -> None:
+    stand = Stand(tmp_path / "run", f"save(3); {deed}", DONE)
+    assert stand.run(3) == 0
+    assert stand.attempts() == ["", "--resume"]
+    assert stand.said == [f"{words}; starts again at step_000003 (restart 1 of 3)"]
+
+
+@pytest.mark.parametrize(
+    ("deed", "code"),
+    [
+        (DONE, 0),
+        ("sys.exit(2)", 2),
+        ("sys.exit(75)", 75),
+        ("sys.exit(130)", 130),
+        ("sys.exit(143)", 143),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143),
+        ("record(reason='5 steps in a row', exit_code=1, gave_up=True); sys.exit(1)", 1),
+    ],
+)
+def test_an_end_that_is_final(tmp_path: Path, deed: str, code: int) -> None:
+    stand = Stand(tmp_path / "run", deed, DONE)
+    assert stand.run(3) == code
+    assert len(stand.attempts()) == 1 and stand.said == []
+
+
+def test_restarts_are_counted_and_the_last_exit_code_is_the_supervisors(tmp_path: Path) -> None:
+    stand = Stand(tmp_path / "run", *(f"save({step}); {KILLED}" for step in range(9)))
+    assert stand.run(2) == 137
+    assert len(stand.attempts()) == 3
+    assert stand.said[-1].endswith("ended by SIGKILL; 2 restarts are all that were allowed, at step_000002")
+
+
+def test_two_restarts_without_progress_are_the_last(tmp_path: Path) -> None:
+    stand = Stand(tmp_path / "run", f"save(3); {FAILS}", f"save(6); {KILLED}", FAILS, FAILS, DONE)
+    assert stand.run(9) == 1
+    assert len(stand.attempts()) == 4
+    assert stand.said[-1] == "rank 1 ended; given up: 2 restarts began at step_000006 and made no progress"
+
+
+def test_a_run_that_never_comes_to_a_checkpoint(tmp_path: Path) -> None:
+    stand = Stand(tmp_path / "run", FAILS, FAILS, FAILS, DONE)
+    assert stand.run(9) == 1
+    assert len(stand.attempts()) == 3 and "began at no checkpoint" in stand.said[-1]
+
+
+def test_an_earlier_attempts_record_is_not_this_ones(tmp_path: Path) -> None:
+    """The first gave up; the next is killed before it can write one."""
+    stand = Stand(tmp_path / "run", "record(gave_up=True); sys.exit(1)", KILLED, DONE)
+    assert stand.run(3) == 1
+    assert stand.run(3) == 0
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from megasharp.supervisor import Supervisor
+say = lambda text: print(text, file=sys.stderr, flush=True)
+sys.exit(Supervisor(sys.argv[2:], Path(sys.argv[1]), say, pause_s=PAUSE).run(5))
+"""
+
+
+def parent(stand: Stand, pause: float = 0.0) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, first of its process group as a shell starts one."""
+    script = PARENT.replace("PAUSE", str(pause))
+    command = [sys.executable, "-c", script, str(stand.root), *stand.command]
+    return subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(ready: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)],
+    ids=str,
+)
+@pytest.mark.parametrize("to_group", [False, True])
+def test_a_signal_is_the_runs_and_comes_once(tmp_path: Path, number: int, code: int, to_group: bool) -> None:
+    """Also a terminal's or `timeout`'s, which goes to the whole group."""
+    stand = Stand(tmp_path / "run", "on_signals(True)", DONE)
+    process = parent(stand)
+    wait_for((stand.root / "logs/attempt_1/ready").exists)
+    (os.killpg if to_group else os.kill)(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (code, "")
+    assert stand.heard() == [number] and len(stand.attempts()) == 1
+
+
+def test_a_save_is_asked_for_once_the_run_can_hear_it(tmp_path: Path) -> None:
+    stand = Stand(tmp_path / "run", "(logs / 'young').touch(); time.sleep(1.0); on_signals(True)")
+    process = parent(stand)
+    wait_for((stand.root / "logs/attempt_1/young").exists)
+    os.kill(process.pid, signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert process.returncode == 75 and stand.heard() == [signal.SIGUSR1]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_a_signal_between_two_attempts_is_the_end(tmp_path: Path, number: int, code: int) -> None:
+    stand = Stand(tmp_path / "run", FAILS, DONE)
+    process = parent(stand, pause=60.0)
+    assert process.stderr is not None
+    process.stderr.readline()
+    os.kill(process.pid, number)
+    process.communicate(timeout=30)
+    assert process.returncode == code and len(stand.attempts()) == 1
+
+
+def test_a_run_that_fails_after_it_was_asked_to_save_is_not_started_again(tmp_path: Path) -> None:
+    body = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(1)); signal.pthread_sigmask(signal.SIG_UNBLOCK, {10})"
+    stand = Stand(tmp_path / "run", f"{body}; (logs / 'ready').touch(); time.sleep(60)", DONE)
+    process = parent(stand)
+    wait_for((stand.root / "logs/attempt_1/ready").exists)
+    os.kill(process.pid, signal.SIGUSR1)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and "continue with --resume" in said and len(stand.attempts()) == 1
+
+
+def test_the_run_ends_with_its_supervisor(tmp_path: Path) -> None:
+    stand = Stand(tmp_path / "run", "on_signals(False)")
+    process = parent(stand)
+    wait_for((stand.root / "logs/attempt_1/ready").exists)
+    child = psutil.Process(json.loads((stand.root / "logs/attempt_1/attempt.json").read_text())["pid"])
+    process.kill()
+    process.communicate()
+    assert psutil.wait_procs([child], timeout=10)[1] == []
+
+
+def test_it_imports_nothing_that_takes_long() -> None:
+    code = (
+        "import sys, megasharp.build.supervised; print(*({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
