@@ -35,6 +35,8 @@ _TIMER_S = 5.0
 _ANSWER_S = 5.0
 # On another node a process has to be started first.
 _FAR_S = 60.0
+# What looking at everything may take at most: a shared disk may be what hangs.
+_LOOK_S = 600.0
 _NAMED = 4
 
 
@@ -118,13 +120,15 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _expired(self, what: str) -> None:
-        _set_timer(_FAR_S + _ANSWER_S, self._grace_s)
+        _set_timer(_LOOK_S, self._grace_s)
         found = [read_process(self._watched.log(rank)) for rank in range(self._watched.ranks)]
         processes = [process for process in found if process is not None]
         reports = self._reports(processes)
         missing = [rank for rank, process in enumerate(found) if process is None]
         line = f"{what}: {verdict(reports, missing)}"
         error = StageTimeout(f"{line}; {self._write(line, reports, missing)}")
+        if self._over.is_set():
+            return
         signals.fail(error)
         self._end(processes)
         signals.interrupt()

@@ -318,7 +318,7 @@ class GuardConfig(Section):
 
     nan_limit: int = Field(default=5, ge=1)
     engine_gap: float | None = Field(default=0.1, gt=0.0)
-    spike_sigma: float | None = Field(default=None, gt=0.0)
+    spike_sigma: float | None = Field(default=6.0, gt=0.0)
     spike_window: int = Field(default=128, ge=20)
     stage_timeout_s: float | None = Field(default=7200.0, gt=0.0)
     long_stages: LongStagesConfig = LongStagesConfig()
