@@ -2,6 +2,9 @@
 
 Nothing of the system's is used but the programs: key, sockets, configuration, state, logs and pid files lie in the
 folder, and the daemons are ended by their pid files. Needs root, as slurmd does to start jobs.
+
+`python cluster.py FOLDER` ends the Slurm in a folder, and removes the folder, once its standard input ends: so it does
+not outlive tests that were killed.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -87,6 +91,9 @@ class Cluster:
         self.names = [f"node{number + 1}" for number in range(nodes)]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "state").mkdir(exist_ok=True)
+        self._guard = subprocess.Popen(
+            [sys.executable, __file__, str(folder)], stdin=subprocess.PIPE, start_new_session=True
+        )
         self._configure()
         try:
             self._start()
@@ -97,7 +104,7 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """What Slurm's commands need to find this cluster."""
-        return {**os.environ, "PATH": search_path(), "SLURM_CONF": str(self.folder / "slurm.conf")}
+        return environment_of(self.folder)
 
     def _configure(self) -> None:
         ports = free_ports(1 + len(self.names))
@@ -173,16 +180,30 @@ class Cluster:
         return Done(told["JobState"], int(told["ExitCode"].split(":")[0]), int(told["Restarts"]))
 
     def close(self) -> None:
-        """Cancel what runs, then end the daemons by their pid files."""
-        with suppress(AssertionError, subprocess.TimeoutExpired, OSError):
-            self.call("scancel", "--user=root")
-            wait_for(lambda: not self.call("squeue", "--noheader").strip(), STOP_S, lambda: "jobs are left")
-        for pid_file in (
-            *(self.folder / f"slurmd-{name}.pid" for name in self.names),
-            self.folder / "slurmctld.pid",
-            self.folder / "munge.pid",
-        ):
-            end(pid_file)
+        """End all of it, and remove its folder."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """What Slurm's commands need to find the cluster in a folder."""
+    return {**os.environ, "PATH": search_path(), "SLURM_CONF": str(folder / "slurm.conf")}
+
+
+def shut_down(folder: Path) -> None:
+    """Cancel what runs, then end the daemons by their pid files: those of the nodes first."""
+
+    def ask(*command: str) -> str:
+        return subprocess.run(
+            command, env=environment_of(folder), capture_output=True, text=True, check=True, timeout=STOP_S
+        ).stdout
+
+    with suppress(AssertionError, subprocess.SubprocessError, OSError):
+        ask("scancel", "--user=root")
+        wait_for(lambda: not ask("squeue", "--noheader").strip(), STOP_S, lambda: "jobs are left")
+    for pid_file in (*folder.glob("slurmd-*.pid"), folder / "slurmctld.pid", folder / "munge.pid"):
+        end(pid_file)
 
 
 def end(pid_file: Path) -> None:
@@ -219,3 +240,14 @@ def free_ports(count: int) -> list[int]:
     finally:
         for one in sockets:
             one.close()
+
+
+def main(folder: Path) -> None:
+    """Whoever started this holds its standard input open; it ends with them, however they do."""
+    sys.stdin.read()
+    shut_down(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

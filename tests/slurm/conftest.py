@@ -21,9 +21,8 @@ def slurm() -> Iterator[Cluster]:
     if why is not None:
         pytest.fail(why, pytrace=False)
     # Sockets need short paths.
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
-        cluster = Cluster(Path(folder), nodes=2)
-        try:
-            yield cluster
-        finally:
-            cluster.close()
+    cluster = Cluster(Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp")), nodes=2)
+    try:
+        yield cluster
+    finally:
+        cluster.close()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster import Cluster, wait_for
-from submitting import Submitting
+from submitting import QUICKSTART, REPOSITORY, Submitting
 
 pytestmark = pytest.mark.long
 
@@ -23,6 +28,29 @@ def steps(submit: Submitting, name: str) -> list[int]:
     """Recorded training steps, in the order in which they were written."""
     lines = (submit.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
     return [row["step"] for row in map(json.loads, lines) if "policy/loss" in row]
+
+
+@contextmanager
+def held(submit: Submitting, name: str, job: str, step: int) -> Iterator[None]:
+    """The run stands still inside, from `step` on or a little later."""
+
+    def recorded() -> int:
+        metrics = submit.folder / "runs" / name / "metrics.jsonl"
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    wait_for(lambda: recorded() >= step, 200, lambda: submit.log(name, job))
+    runs = str(submit.folder / "runs")
+    (run,) = [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if {"megasharp.cli", "train", f"name={name}", runs} <= set(one.info["cmdline"] or [])
+        and "megasharp.jobs.node" not in one.info["cmdline"]
+    ]
+    run.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        run.send_signal(signal.SIGCONT)
 
 
 def test_two_nodes_are_examined_and_share_a_ray(submit: Submitting, slurm: Cluster) -> None:
@@ -48,13 +76,21 @@ def test_a_node_that_is_not_well_begins_nothing(submit: Submitting, slurm: Clust
 def test_a_run_is_asked_by_its_time_limit_and_queues_itself_again_to_the_end(
     submit: Submitting, slurm: Cluster
 ) -> None:
-    """60 steps: Slurm's shortest limit that leaves room for a warning ends the first attempt, `scancel` the second."""
-    job = submit("long", *SMALL, "steps=60", "data.prompts_per_step=144", "--time", "2", "--lead", "50")
-    wait_for(lambda: "queued again" in submit.log("long", job), 150, lambda: submit.log("long", job))
-    first = len(steps(submit, "long"))
-    assert 0 < first < 60, submit.log("long", job)
-    wait_for(lambda: len(steps(submit, "long")) > first, 150, lambda: submit.log("long", job))
-    submit.warn("long", job, 1)
+    """60 steps: Slurm's shortest limit that leaves room for a warning ends the first attempt, `scancel` the second.
+
+    However fast the machine is, the run stands still after some steps until it has been warned.
+    """
+
+    def said(text: str, times: int) -> bool:
+        return submit.log("long", job).count(text) >= times
+
+    job = submit("long", *SMALL, "steps=60", "--time", "2", "--lead", "50")
+    with held(submit, "long", job, 10):
+        wait_for(lambda: said("time is nearly up", 1), 200, lambda: submit.log("long", job))
+    wait_for(lambda: said("queued again", 1), 60, lambda: submit.log("long", job))
+    with held(submit, "long", job, len(steps(submit, "long")) + 10):
+        submit.warn("long", job, 1)
+        wait_for(lambda: said("time is nearly up", 2), 60, lambda: submit.log("long", job))
     done = slurm.ended(job, 600)
     log = submit.log("long", job)
     assert (done.state, done.exit_code) == ("COMPLETED", 0) and done.restarts >= 2, log
@@ -76,3 +112,28 @@ def test_a_node_without_the_interface_says_which_it_has(submit: Submitting, slur
     done = slurm.ended(job, 120)
     assert (done.state, done.restarts) == ("FAILED", 0)
     assert "MEGASHARP_INTERFACE=ib9: node" in submit.log("none", job)
+
+
+def test_an_evaluation_is_a_job_of_its_own_on_engines(submit: Submitting, slurm: Cluster) -> None:
+    """SGLang's, in their own Python; the model is the folder that every run of the quickstart begins with."""
+    example = str(REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml")
+    python = REPOSITORY / ".venv-fleet" / "bin" / "python"
+    base = REPOSITORY / "examples" / "quickstart" / "base"
+    asked = ("--eval", "countdown_test", "--checkpoint", str(base), "eval.n=1", "eval.k=[1]")
+    job = submit("judged", *asked, f"rollout.python={python}", "rollout.engines=1", file=example)
+    done = slurm.ended(job, 400)
+    assert (done.state, done.exit_code) == ("COMPLETED", 0), submit.log("judged", job) + submit.node("judged", job, 0)
+    found = json.loads((submit.folder / "runs/judged/evals/base/countdown_test.json").read_text())
+    assert found["n"] == 1 and 0.0 < found["pass_at_k"]["1"] < 0.4
+    assert (submit.folder / "runs/judged/evals/base/logs/engine_0.log").stat().st_size > 0, "no engine was started"
+    assert slurm.show(job)["JobName"] == "judged-eval"
+
+
+def test_the_nodes_of_an_allocation_are_examined_by_hand(submit: Submitting, slurm: Cluster, tmp_path: Path) -> None:
+    """`megasharp doctor --nodes` inside one: every node, and an all-reduce over both."""
+    doctor = [sys.executable, "-P", "-m", "megasharp.cli", "doctor", QUICKSTART, "--nodes", "--runs", str(tmp_path)]
+    allocation = ("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
+    variables = {"PYTHONPATH": str(REPOSITORY), "MEGASHARP_INTERFACE": "lo"}
+    said = slurm.call(*allocation, *doctor, environment=variables, cwd=tmp_path)
+    assert "2 ranks on 2 nodes: bus bandwidth" in said and "took part as node 1 of 2" in said
+    assert "FAIL" not in said
