@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,9 @@ def completed(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{path}: cannot write this file ({one_line(error)}); free space or mend the folder") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # Where a file stands in the folder's place, even this is refused.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

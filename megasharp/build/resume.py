@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from megasharp.checkpoint.run_folder import holds_no_run
+from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.weight_files import CONFIG_FILE
-from megasharp.errors import UserError, one_line
+from megasharp.errors import UserError
 
 # Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
 IDENTITY = (
@@ -45,13 +45,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> 
     if holds_no_run(root):
         return []
     path = root / "config.yaml"
-    try:
-        stored = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise UserError(f"{root}: not a run folder, so nothing to resume: {one_line(error)}") from error
-    if not isinstance(stored, dict):
-        raise UserError(f"{path}: not a run's configuration, so nothing to resume")
-    before = dict(flat(_with_defaults(stored, str(path))))
+    before = dict(flat(_with_defaults(stored_config(root), str(path))))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     refused = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"

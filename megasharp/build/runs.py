@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from megasharp.checkpoint.run_folder import CONFIG_FILE
 from megasharp.errors import UserError
 from megasharp.runs.compare import figures, page
-from megasharp.runs.history import CONFIG_FILE, RunHistory, read_run
+from megasharp.runs.history import RunHistory, read_run
 from megasharp.runs.listing import listing
 from megasharp.runs.show import screen
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from megasharp.config.core import Tree, parse_yaml
 from megasharp.errors import UserError, disk_is_full, one_line
 from megasharp.files import write_text
 from megasharp.metrics.writers import METRICS_FILE, read_metrics
 
+CONFIG_FILE = "config.yaml"
+_GLANCE_S = 1.0
 _KEPT = frozenset({".lock", "logs"})
 _OF_A_BEGINNING = frozenset(
-    {"config.yaml", "checkpoints", "evals", "rollouts", "tensorboard", "trackers", "weights", METRICS_FILE}
+    {CONFIG_FILE, "checkpoints", "evals", "rollouts", "tensorboard", "trackers", "weights", METRICS_FILE}
 )
 
 
@@ -75,11 +79,9 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         _refuse_existing(root, resume)
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / ".lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _take(lock):
             lock.close()
-            raise UserError(f"{root}: another process is running this run") from None
+            raise UserError(f"{root}: another process is running this run")
         # Whoever held it a moment ago may have finished a step.
         _refuse_existing(root, resume)
         if not resume:
@@ -87,11 +89,37 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         attempt = 1 + len(list((root / "logs").glob("attempt_*")))
         folder = RunFolder(root, attempt, resume and attempt > 1, lock)
         folder.logs.mkdir(parents=True)
-        write_text(root / "config.yaml", resolved_config)
+        write_text(root / CONFIG_FILE, resolved_config)
     except OSError as error:
         reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
         raise UserError(f"{root}: cannot make the run folder: {reason}") from error
     return folder
+
+
+def stored_config(root: Path) -> Tree:
+    """The configuration that a run's folder holds. Raises UserError for a folder that is no run."""
+    path = root / CONFIG_FILE
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise UserError(f"{root}: not a run folder: {one_line(error)}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: not a run's configuration")
+    return tree
+
+
+def _take(lock: TextIO) -> bool:
+    """Hold the run. Who only looks whether it is held has the lock for a moment, and is waited for."""
+    deadline = time.monotonic() + _GLANCE_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
 
 
 def _refuse_existing(root: Path, resume: bool) -> None:

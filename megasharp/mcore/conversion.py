@@ -29,6 +29,7 @@ from megasharp.convert.lora import (
     target_of,
 )
 from megasharp.convert.mistaken import what_it_is
+from megasharp.convert.model_folder import model_folder
 from megasharp.convert.peft_folder import ADAPTER_CONFIG, Projection, fill_peft_folder
 from megasharp.convert.record import Digests, read_record, recorded_arguments, write_record
 from megasharp.convert.shards import hf_tensors, megatron_tensor
@@ -109,7 +110,7 @@ def megatron_to_hf(
 def megatron_to_peft(source: Path, target: Path) -> None:
     """The adapters of a run's checkpoint as a PEFT folder; `target` must not exist and appears only when complete.
 
-    The folder names the run's base model as its own; a note says so where that was not recorded.
+    The folder names the run's base model as its own, if PEFT can load that; a note says so where it cannot.
 
     Raises:
         UserError: the source is damaged or has no adapters, the target exists, or the disk is full.
@@ -117,15 +118,24 @@ def megatron_to_peft(source: Path, target: Path) -> None:
     weights = MegatronWeights(source)
     if weights.lora is None:
         raise UserError(f"{source / 'policy'}: has no adapters, all weights were trained: use megatron-to-hf")
-    base, digests = recorded_base(source / "policy"), Digests()
-    if base is None:
-        note(f"{source} has no record of its base model: set base_model_name_or_path in {target / ADAPTER_CONFIG}")
+    base, digests = _peft_base(source / "policy", target / ADAPTER_CONFIG), Digests()
     with completed_folder(target) as folder, folder_errors(target):
         tensors = fill_peft_folder(folder, weights.lora, base, weights.adapters())
         for name, tensor in tensors.items():
             digests.add(name, tensor, tensor.dtype)
         dtype = _names({tensor.dtype for tensor in tensors.values()})
         write_record(folder, "megatron-to-peft", source, weights.architecture, digests, dtype, dtype)
+
+
+def _peft_base(policy: Path, config: Path) -> str | None:
+    """The Hugging Face folder that a run's adapters belong to; a note where there is none."""
+    base, key = recorded_base(policy), f"set base_model_name_or_path in {config}"
+    if base is None:
+        note(f"{policy.parent} has no record of its base model: {key}")
+    elif model_folder(Path(base)).is_megatron:
+        note(f"the run's base model {base} is a Megatron folder: convert it (megatron-to-hf), then {key}")
+        return None
+    return base
 
 
 class MegatronWeights:

@@ -12,11 +12,9 @@ from pydantic import ValidationError
 
 from megasharp.checkpoint.attempts import AttemptRecord, read_attempts
 from megasharp.checkpoint.manifest import MANIFEST, Manifest
-from megasharp.config.core import Tree, parse_yaml
-from megasharp.errors import UserError, one_line
+from megasharp.checkpoint.run_folder import stored_config
+from megasharp.config.core import Tree
 from megasharp.metrics.writers import Row, read_metrics
-
-CONFIG_FILE = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +87,7 @@ class RunHistory:
 
 def read_run(folder: Path, now: Callable[[], float] = time.time) -> RunHistory:
     """Read a run's folder. Raises UserError in one line for a folder that is no run."""
-    path = folder / CONFIG_FILE
-    try:
-        config = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise UserError(f"{folder}: not a run folder: {one_line(error)}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: not a run's configuration")
+    config = stored_config(folder)
     rows = read_metrics(folder)
     return RunHistory(
         folder=folder,

@@ -8,8 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from megasharp.checkpoint.run_folder import CONFIG_FILE
 from megasharp.errors import UserError
-from megasharp.runs.history import CONFIG_FILE, RunHistory, read_run
+from megasharp.runs.history import RunHistory, read_run
 from megasharp.runs.text import moment
 
 

@@ -101,7 +101,7 @@ def _checkpoints(history: RunHistory) -> RenderableType:
     table = columns("checkpoint", "written", "size", "", style="dim")
     for entry in shown:
         table.add_row(*_checkpoint(entry, entry.step == best))
-    return table
+    return Group(table, Text("complete: every file is there with its size; a resume compares the hashes too", "dim"))
 
 
 def _checkpoint(entry: CheckpointEntry, best: bool) -> tuple[str, str, str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,6 +123,15 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         finally:
             holder.kill()
     open_run(tmp_path / "a", "mine", resume=True).close()
+
+
+def test_who_only_looks_at_a_run_keeps_nobody_from_it(tmp_path: Path) -> None:
+    """`runs show` holds the lock for a moment, to see whether anybody else does."""
+    open_run(tmp_path / "a", "", resume=True).close()
+    with (tmp_path / "a/.lock").open() as looked:
+        fcntl.flock(looked, fcntl.LOCK_SH)
+        threading.Timer(0.2, fcntl.flock, (looked, fcntl.LOCK_UN)).start()
+        open_run(tmp_path / "a", "", resume=True).close()
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

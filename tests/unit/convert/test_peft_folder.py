@@ -50,6 +50,20 @@ def test_a_base_model_that_was_not_recorded_is_noted(checkpoint: Path, tmp_path:
     assert json.loads(target.read_text())["base_model_name_or_path"] is None
 
 
+def test_a_base_model_that_peft_cannot_load_is_not_named(save_model, checkpoint: Path, tmp_path: Path, capsys) -> None:
+    """A run may begin from a Megatron folder."""
+    hf_to_megatron(save_model("qwen2"), tmp_path / "megatron")
+    path = checkpoint / "policy" / RECORD
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base": str(tmp_path / "megatron")}))
+    megatron_to_peft(checkpoint, tmp_path / "peft")
+    target = tmp_path / "peft" / "adapter_config.json"
+    assert (
+        f"{tmp_path / 'megatron'} is a Megatron folder: convert it (megatron-to-hf), then set"
+        in capsys.readouterr().err
+    )
+    assert json.loads(target.read_text())["base_model_name_or_path"] is None
+
+
 def test_weights_without_adapters_are_refused(save_model, tmp_path: Path) -> None:
     hf_to_megatron(save_model("qwen2"), tmp_path / "megatron")
     with pytest.raises(UserError, match="has no adapters, all weights were trained: use megatron-to-hf"):

@@ -32,3 +32,11 @@ def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path, error):
     if expected is UserError:
         assert str(path) in str(caught.value)
         assert "No space left" in str(caught.value)
+
+
+def test_a_file_in_the_place_of_the_folder_is_one_line(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    path = tmp_path / "taken" / "a.json"
+    with pytest.raises(UserError, match=r"taken/a\.json: cannot write this file") as caught, completed(path):
+        pass
+    assert "\n" not in str(caught.value)
