@@ -81,7 +81,7 @@ def check_engine_keys(config: RunConfig, where: str) -> None:
 def _for_engines(config: RunConfig) -> list[str]:
     """The keys that differ from their defaults and mean nothing to the engine in this process."""
     defaults = {
-        "rollout": ("python", "engines", "tp", "sglang"),
+        "rollout": ("python", "engines", "restarts", "tp", "sglang"),
         "sync": ("verify", "in_flight", "bucket_mb", "limit_s"),
         "cluster": ("placement",),
         "policy": ("offload",),

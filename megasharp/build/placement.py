@@ -16,6 +16,8 @@ from megasharp.mcore.rank import POLICY
 from megasharp.ranks.learner import Ranks
 from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.launch import FleetSettings, launch
+from megasharp.serving.client.local_start import LocalStarter
+from megasharp.serving.client.restart import Starter
 from megasharp.watchdog import There
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ class Placement(Protocol):
     @property
     def there(self) -> There | None:
         """How to call a function on another node; None where there is none."""
+
+    def starter(self, settings: FleetSettings) -> Starter:
+        """What starts one of these engines again."""
         ...
 
     def close(self) -> None:
@@ -93,6 +98,10 @@ class LocalPlacement:
         """All is on this machine."""
         return None
 
+    def starter(self, settings: FleetSettings) -> Starter:
+        """The same for one."""
+        return LocalStarter(settings)
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -134,6 +143,12 @@ class RayPlacement:
         from megasharp.cluster.there import there
 
         return there
+
+    def starter(self, settings: FleetSettings) -> Starter:
+        """In the engine's own slots."""
+        from megasharp.cluster.engines import ClusterStarter
+
+        return ClusterStarter(settings, self._slots)
 
     def close(self) -> None:
         """Give the slots back, then leave Ray, or end the one that was started here."""

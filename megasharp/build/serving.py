@@ -15,6 +15,7 @@ from megasharp.protocols import Engine
 from megasharp.rollout.order import PromptSource
 from megasharp.rollout.unfinished import Unfinished
 from megasharp.serving.client.fleet import Fleet, FleetOptions
+from megasharp.serving.client.restart import RestartSettings
 from megasharp.serving.client.router import RouterSettings
 from megasharp.serving.client.sleep import Sleeper
 from megasharp.sync.fleet import FleetSync, make_transport
@@ -102,10 +103,16 @@ class FleetServing:
         config = checked.config
         memory = checked.memory.model if checked.memory else None
         settings = fleet_settings(config, checked.model, memory, logs)
-        options = FleetOptions(router=RouterSettings(request_limit=config.rollout.request_limit_s))
+        options = FleetOptions(
+            router=RouterSettings(request_limit=config.rollout.request_limit_s),
+            restarts=RestartSettings(config.rollout.restarts),
+        )
         self._checked = checked
         self._sync_settings = _sync_settings(checked, placement, folder)
-        self._fleet = Fleet(placement.engines(settings), settings, options, say)
+        # One that begins on a GPU whose memory the learner has would take it, or fail for want of it.
+        again = config.rollout.restarts > 0 and not (settings.sleep and settings.device != "cpu")
+        starter = placement.starter(settings) if again else None
+        self._fleet = Fleet(placement.engines(settings), settings, options, say, starter)
         self._sleeper = Sleeper(self._fleet.members) if settings.sleep else None
         try:
             check_room(config, self._fleet.prompt_limit)

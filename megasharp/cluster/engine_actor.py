@@ -17,6 +17,7 @@ from megasharp.serving.client.launch import (
     start_failure,
     start_one,
     start_problem,
+    why_not_started,
 )
 
 
@@ -55,10 +56,17 @@ class EngineActor:
             return NotStarted(one_line(error))
         return Started(port)
 
-    def problem(self, late: str | None) -> str | None:
-        """The message for an engine that cannot start, or that has to be given up (`late` says why); None otherwise."""
+    def problem(self, late: str | None, alone: bool = False) -> str | None:
+        """The message for an engine that cannot start, or that has to be given up (`late` says why); None otherwise.
+
+        `alone`: other engines run meanwhile, and go on.
+        """
         ended = start_problem(self._process) or late
-        return None if ended is None else start_failure(self._process, self._settings.engines, ended)
+        if ended is None:
+            return None
+        if alone:
+            return why_not_started(self._process, ended)
+        return start_failure(self._process, self._settings.engines, ended)
 
     def settled(self) -> None:
         """The engine answers: its config file and the hold on its port are no longer needed."""

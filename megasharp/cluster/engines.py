@@ -86,17 +86,9 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
 
     `settings.gpus` is filled in from the slots. Raises UserError, with every engine stopped, when one does not start.
     """
-    layout, seats = slots.layout, slots.seats
-    assert layout.engines == settings.engines, "the layout was made for another number of engines"
-    places = [layout.of_engine(index) for index in range(settings.engines)]
-    gpus = [[gpu for slot in place if (gpu := seats[slot].gpu) is not None] for place in places]
-    settings = _from_anywhere(replace(settings, gpus=gpus if layout.gpu else ()))
-    key = new_key()
-    addresses = [seats[place[0]].node for place in places]
-    actors = [
-        slots.actor(EngineActor, place[0], settings, index, address, key)
-        for index, (place, address) in enumerate(zip(places, addresses, strict=True))
-    ]
+    settings, key = _placed(settings, slots), new_key()
+    addresses = [_address(slots, index) for index in range(settings.engines)]
+    actors = [_actor(slots, settings, index, key) for index in range(settings.engines)]
     try:
         engines = _started(actors, addresses, key, settings)
     except BaseException:
@@ -108,6 +100,88 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
         stop(engines)
         raise
     return engines
+
+
+class ClusterStarter:
+    """Starts single engines in the slots that are theirs; satisfies `Starter`."""
+
+    def __init__(self, settings: FleetSettings, slots: Slots) -> None:
+        self._settings = _placed(settings, slots)
+        self._slots = slots
+
+    def begin(self, index: int) -> ClusterStarting:
+        """Start the actor of engine `index`, which starts the engine. Raises UserError where Ray refuses."""
+        try:
+            return ClusterStarting(self._settings, self._slots, index)
+        except RayError as error:
+            raise UserError(f"its Ray actor did not start: {one_line(error)}") from error
+
+
+class ClusterStarting:
+    """An engine of the cluster that does not answer yet; satisfies `Starting`."""
+
+    def __init__(self, settings: FleetSettings, slots: Slots, index: int) -> None:
+        self._settings = settings
+        self._index = index
+        self._address = _address(slots, index)
+        self._key = new_key()
+        self._deadline = time.monotonic() + settings.start_limit_s
+        self._actor = _actor(slots, settings, index, self._key)
+        self._port = self._actor.start.remote()
+        self._engine: ClusterEngine | None = None
+
+    def answered(self) -> ClusterEngine | None:
+        """The engine once it answers."""
+        late = f"no answer within {self._settings.start_limit_s:g} s" if time.monotonic() > self._deadline else None
+        try:
+            problem = self._progress(late)
+        except RayError as error:
+            problem = one_line(error)
+        if problem is not None:
+            self.abandon()
+            raise UserError(problem)
+        if self._engine is None or not answers(self._engine.api):
+            return None
+        self._engine.actor.settled.remote()
+        return self._engine
+
+    def abandon(self) -> None:
+        """End its actor, and with it the engine."""
+        if self._engine is not None:
+            self._engine.kill()
+        else:
+            end_actors([self._actor])
+
+    def _progress(self, late: str | None) -> str | None:
+        """Note its port once the actor tells; returns why it will not start, if so."""
+        if self._engine is not None:
+            found: str | None = ray.get(self._actor.problem.remote(late, alone=True), timeout=_ANSWER_S)
+            return found
+        if not ray.wait([self._port], timeout=0)[0]:
+            return late
+        answer = ray.get(self._port)
+        if isinstance(answer, NotStarted):
+            return answer.text
+        log = self._settings.log_folder / f"engine_{self._index}.log"
+        self._engine = ClusterEngine(self._index, EngineApi(self._address, answer.port, self._key), log, self._actor)
+        return None
+
+
+def _placed(settings: FleetSettings, slots: Slots) -> FleetSettings:
+    """With the GPUs of the engines' slots, for actors that run anywhere."""
+    layout, seats = slots.layout, slots.seats
+    assert layout.engines == settings.engines, "the layout was made for another number of engines"
+    places = [layout.of_engine(index) for index in range(settings.engines)]
+    gpus = [[gpu for slot in place if (gpu := seats[slot].gpu) is not None] for place in places]
+    return _from_anywhere(replace(settings, gpus=gpus if layout.gpu else ()))
+
+
+def _address(slots: Slots, index: int) -> str:
+    return slots.seats[slots.layout.of_engine(index)[0]].node
+
+
+def _actor(slots: Slots, settings: FleetSettings, index: int, key: str) -> Any:
+    return slots.actor(EngineActor, slots.layout.of_engine(index)[0], settings, index, _address(slots, index), key)
 
 
 def _from_anywhere(settings: FleetSettings) -> FleetSettings:

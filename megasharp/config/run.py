@@ -141,7 +141,8 @@ class RolloutConfig(Section):
     """How responses are sampled and by what.
 
     `oversample` is the share of prompts sampled beyond those wanted. Stragglers, unfinished when enough groups are
-    there, are aborted between steps or kept in flight. A prompt's responses have `request_limit_s` seconds.
+    there, are aborted between steps or kept in flight. A prompt's responses have `request_limit_s` seconds. An engine
+    that is lost begins anew up to `restarts` times within an hour.
     """
 
     engine: Literal["inprocess", "sglang"] = "inprocess"
@@ -154,6 +155,7 @@ class RolloutConfig(Section):
     stragglers: Literal["abort", "keep"] = "abort"
     request_limit_s: float = Field(default=1800.0, gt=0.0)
     engines: int = Field(default=1, ge=1)
+    restarts: int = Field(default=3, ge=0)
     tp: int = Field(default=1, ge=1)
     sglang: dict[str, EngineFlag] = {}
 

@@ -55,7 +55,8 @@ class FleetSync:
         """
         version = self._version + 1
         memory_version = None if memory is None else self._memory_version + 1
-        with self._fleet.updating(version):
+        whole = memory is not None or self._fleet.settings.memory is None
+        with self._fleet.updating(version, whole=whole):
             self._transport.deliver(version, memory_version, source, memory)
         self._version = version
         if memory_version is not None:

@@ -14,17 +14,20 @@ from megasharp.serving.client.api import EngineFailed
 from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.health import Answered
 from megasharp.serving.client.launch import FleetSettings, launch, stop, vocabulary
+from megasharp.serving.client.local_start import LocalStarter
 from megasharp.serving.client.members import Members, WatchSettings
+from megasharp.serving.client.restart import Restarts, RestartSettings, Starter
 from megasharp.serving.client.router import LeastLoaded, RouterSettings
 from megasharp.types import Completion, GenerateRequest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How a fleet is watched and fed."""
+    """How a fleet is watched and fed, and whether engines that are lost begin anew."""
 
     watch: WatchSettings = field(default_factory=WatchSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
+    restarts: RestartSettings = field(default_factory=RestartSettings)
 
 
 def _silent(_: str) -> None:
@@ -36,7 +39,8 @@ class Fleet:
 
     A prompt that no engine takes (empty, too long) gets aborted completions; `tell` gets a line about the first. An
     engine that is lost is left out from then on, and its unfinished prompts go to the others; `tell` gets a line about
-    each. `engines` have started, and the fleet ends them. Raises UserError when one of them fails meanwhile.
+    each. With a `starter` it begins anew, and is let in by a push. `engines` have started, and the fleet ends them.
+    Raises UserError when one of them fails meanwhile.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Fleet:
         settings: FleetSettings,
         options: FleetOptions | None = None,
         tell: Callable[[str], None] = _silent,
+        starter: Starter | None = None,
     ) -> None:
         options = options or FleetOptions()
         self._settings = settings
@@ -52,12 +57,12 @@ class Fleet:
         self._version = -1
         self._closed = False
         self._vocabulary = vocabulary(settings.model)
-        self._engines = engines
         self._first_refusal = threading.Lock()
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
         atexit.register(self.close)
         self._members = Members(engines, options.watch, tell)
         self._router = LeastLoaded(self._members, options.router)
+        self._restarts = Restarts(self._members, starter, options.restarts, tell) if starter is not None else None
         try:
             self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
             self._members.start_watching()
@@ -100,7 +105,9 @@ class Fleet:
         atexit.unregister(self.close)
         self._members.end_watching()
         self._router.close()
-        stop(self._engines)
+        if self._restarts is not None:
+            self._restarts.close()
+        stop([member.process for member in self._members.all])
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         """Sample every request; the outer list follows `requests`, the inner one each request's seeds.
@@ -152,14 +159,18 @@ class Fleet:
         self._router.abort(futures)
 
     @contextmanager
-    def updating(self, version: int) -> Iterator[None]:
+    def updating(self, version: int, *, whole: bool = True) -> Iterator[None]:
         """Bring all weights of policy version `version` to the engines inside; they serve them from the end on.
+
+        `whole`: of every network that the engines hold, so that one which came back can take part.
 
         Nothing is sampled inside. An engine that fails is left out. Raises UserError when none is left, or when one
         says that it serves another version afterwards. After any error no engine serves until an update succeeds.
         """
         if self._closed:
             raise RuntimeError("the fleet was closed")
+        if whole and self._restarts is not None:
+            self._restarts.look()
         with self._members.pushing(version):
             yield
             self._confirm(version)
@@ -225,11 +236,12 @@ class Fleet:
 def start_fleet(
     settings: FleetSettings, options: FleetOptions | None = None, tell: Callable[[str], None] = _silent
 ) -> Fleet:
-    """Start engines on this machine and make a fleet of them; call it from a thread that lives as long as the fleet.
+    """Start engines on this machine and make a fleet of them; call it, and push, from one thread that lives as long.
 
     Raises UserError when an engine does not start.
     """
-    return Fleet(launch(settings), settings, options, tell)
+    starter = LocalStarter(settings) if options is not None and options.restarts.most else None
+    return Fleet(launch(settings), settings, options, tell, starter)
 
 
 def _unsampled(request: GenerateRequest, sampling: SamplingParams) -> list[Completion]:

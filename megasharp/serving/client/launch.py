@@ -337,13 +337,15 @@ def answers(api: EngineApi) -> bool:
 
 
 def start_failure(engine: EngineProcess, total: int, ended: str) -> str:
-    """The message for an engine that did not start: which, why, its log and its last lines."""
+    """The message for an engine that did not start, so that none does: which, why, its log and its last lines."""
+    return f"{engine.name} of {total} did not start: {why_not_started(engine, ended, 'all engines are stopped; ')}"
+
+
+def why_not_started(engine: EngineProcess, ended: str, outcome: str = "") -> str:
+    """Why an engine that ended so did not start, its log and its last lines; `outcome` is said in between."""
     reason = _reason(_read_tail(engine.log))
     why = f"{reason} ({ended})" if reason else ended
-    return (
-        f"{engine.name} of {total} did not start: {why}; all engines are stopped; see {engine.log}; "
-        f"last lines: {engine.tail()}"
-    )
+    return f"{why}; {outcome}see {engine.log}; last lines: {engine.tail()}"
 
 
 def _reason(log: str) -> str | None:

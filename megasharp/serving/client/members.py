@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megasharp.errors import UserError
 from megasharp.serving.client.api import EngineFailed
@@ -66,17 +66,30 @@ class Members:
         self._asleep = False
         # Counts what makes the answers of probes under way worthless: starts and ends of weight pushes.
         self._epoch = 0
-        self._threads = [
-            threading.Thread(target=self._watch_one, args=(member,), name=f"watch {member.name}", daemon=True)
-            for member in self.all
-        ]
 
     def start_watching(self) -> None:
         """Note what the engines, which have just answered the launcher, serve; then probe them in the background."""
         for member in self.all:
             self.observe(member, Answered(member.process.api.version()))
-        for thread in self._threads:
-            thread.start()
+        for member in self.all:
+            self._watch_on(member)
+
+    def replace(self, index: int, process: EngineHandle) -> None:
+        """A new engine, which answers, in the place of one that is lost: it is stale until it says the version wanted.
+
+        Raises EngineFailed where it does not answer any more.
+        """
+        member = Member(process)
+        answered = Answered(process.api.version())
+        with self._changed:
+            member.health = replace(member.health, wanted=self.all[index].health.wanted)
+            self.all[index] = member
+        self.observe(member, answered)
+        self._watch_on(member)
+
+    def _watch_on(self, member: Member) -> None:
+        watch = threading.Thread(target=self._watch_one, args=(member,), name=f"watch {member.name}", daemon=True)
+        watch.start()
 
     def end_watching(self) -> None:
         """End the background probes; does not wait for a probe that hangs."""

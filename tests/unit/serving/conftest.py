@@ -16,6 +16,7 @@ from megasharp.serving.client import api
 from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
+from megasharp.serving.client.restart import RestartSettings
 from megasharp.serving.client.router import RouterSettings
 
 STANDIN = Path(__file__).with_name("standin.py")
@@ -79,11 +80,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
         watch: WatchSettings = QUICK,
         memory: bool = False,
         tp: int = 1,
+        restarts: int = 0,
         **behaviour: object,
     ) -> StandIns:
         told: list[str] = []
         (tmp_path / "config.json").write_text('{"vocab_size": 60}')
-        options = FleetOptions(watch, router or RouterSettings())
+        options = FleetOptions(watch, router or RouterSettings(), RestartSettings(restarts))
         fleet = start_fleet(settings(tmp_path, engines, memory, tp, **behaviour), options, told.append)
         made.append(fleet)
         return StandIns(fleet, told)
