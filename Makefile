@@ -62,15 +62,15 @@ test-unit: $(VENV)/.test
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long -m long
 	$(MAKE) test-fleet
+	$(MAKE) test-slurm
 	$(MAKE) test-other-megatron
 
-# A real Slurm on this machine; needs root, and what .ci/packages installs. Not in test-long yet: the fleet's tests leave
-# it no room in its 50 minutes.
-test-slurm: $(VENV)/.test
+# A real Slurm on this machine; needs root, and what .ci/packages installs. One evaluation there is on SGLang engines.
+test-slurm: $(VENV)/.test $(FLEET)/.built
 	$(BIN)/python -m pytest tests/slurm -m long
 
 test-fleet: $(VENV)/.test $(FLEET)/.built
-	$(BIN)/python -m pytest tests/fleet -m long
+	$(BIN)/python -m pytest $(TWO) tests/fleet -m long
 
 test-other-megatron: $(VENV)/.test
 	$(BIN)/python tools/test_other_megatron.py 0.19.2

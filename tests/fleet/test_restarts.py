@@ -94,7 +94,11 @@ def test_an_engine_that_came_back_is_like_the_others_and_one_that_hangs_comes_ba
             assert [rank for answer in answers for rank in answer] == [want, want]  # type: ignore[union-attr]
             assert [member.health.condition.value for member in fleet.members.all] == ["serving", "serving"]
             assert whole(fleet.generate(REQUESTS, SAMPLING), version)
-        assert [line.split(":")[0] for line in told if "lost" in line] == ["engine 0 is lost", "engine 1 is lost"]
+        assert [line.split(":")[0] for line in told if "is lost" in line] == ["engine 0 is lost", "engine 1 is lost"]
+        assert whole(lost_while_sampling(fleet, 0, signal.SIGKILL), version)
+        version = pushing.push(policy, memory)
+        assert told[-1].startswith("engine 0 stays out: lost 2 times within 60 minutes")
+        assert whole(fleet.generate(REQUESTS, SAMPLING), version)
     finally:
         ranks.close()
         fleet.close()

@@ -83,10 +83,9 @@ class Restarts:
         name = self._members.all[index].name
         if len(begun) >= self._settings.most:
             self._out.add(index)
-            minutes = self._settings.within_s / 60
             self._tell(
-                f"{name} stays out: it was started again {len(begun)} times within {minutes:g} minutes "
-                "(rollout.restarts) and lost each time"
+                f"{name} stays out: lost {len(begun) + 1} times within {self._settings.within_s / 60:g} minutes "
+                f"(rollout.restarts is {self._settings.most})"
             )
             return
         self._begun[index] = [*begun, now]

@@ -101,7 +101,7 @@ def test_an_engine_that_is_lost_again_and_again_stays_out(make: Make, sync: Make
         push_until(stand_ins, pushing, "engine 1 is back")
         stand_ins.told.clear()
     lose(stand_ins, 1)
-    version = push_until(stand_ins, pushing, "engine 1 stays out: it was started again 2 times within 60 minutes")
+    version = push_until(stand_ins, pushing, "engine 1 stays out: lost 3 times within 60 minutes")
     told = list(stand_ins.told)
     for _ in range(3):
         version = pushing.push(source(version + 1))
