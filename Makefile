@@ -13,7 +13,7 @@ FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/serving/engine/constraints.txt
 
-.PHONY: quickstart fleet test test-unit test-long test-chaos test-slurm test-fleet test-other-megatron bench clean
+.PHONY: quickstart fleet test test-unit test-long test-chaos test-resume test-slurm test-fleet test-other-megatron bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -48,7 +48,7 @@ quickstart: $(VENV)/.base
 # Tests are many small computations and ranks that share the cores: more threads only get into each other's way. Two
 # files at a time; a file's own fixtures are made once.
 TWO := -n 2 --dist loadfile
-test test-unit test-chaos test-slurm test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
+test test-unit test-chaos test-resume test-slurm test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
@@ -68,6 +68,10 @@ test-long: $(VENV)/.test
 # Part of test-long too. CHAOS_SEED=N draws other steps for the faults.
 test-chaos: $(VENV)/.test
 	$(BIN)/python -m pytest tests/long/test_chaos.py -m long -s
+
+# Exact resume, printed: what is equal after a stop at every layout, and how far a change of layout moves the next step.
+test-resume: $(VENV)/.test
+	$(BIN)/python -m pytest -s tests/e2e/test_resume.py tests/long/test_resume.py tests/dist/mcore/test_state.py
 
 # A real Slurm on this machine; needs root, and what .ci/packages installs. One evaluation there is on SGLang engines.
 test-slurm: $(VENV)/.test $(FLEET)/.built

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -90,14 +89,6 @@ class Learner(WeightSource, Protocol):
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
         """One optimizer step per mini-batch of `batch`; one whose gradient norm is above the limit is left out."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write weights, optimizer and schedule state into the empty folder `folder`."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote, under any parallel layout."""
         ...
 
     def set_reference(self) -> None:

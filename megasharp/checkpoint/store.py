@@ -55,16 +55,6 @@ class Writing(Protocol):
         ...
 
 
-class _Written:
-    """Content that was complete at once."""
-
-    def is_written(self) -> bool:
-        return True
-
-    def finish(self) -> Mapping[Path, FileHash]:
-        return {}
-
-
 @dataclass(frozen=True, slots=True)
 class _Pending:
     state: RunState
@@ -83,17 +73,6 @@ class CheckpointStore:
         self.best: int | None = None
         self._pending: _Pending | None = None
         folder.mkdir(parents=True, exist_ok=True)
-
-    def save(self, state: RunState, write: Callable[[Path], None]) -> Path:
-        """Write a checkpoint and return its folder: `write` fills an empty one. Raises as `begin` does."""
-
-        def begin(folder: Path) -> Writing:
-            write(folder)
-            return _Written()
-
-        self.begin(state, begin)
-        self.finish()
-        return self._step(state.step)
 
     def begin(self, state: RunState, write: Callable[[Path], Writing]) -> None:
         """Begin a checkpoint, after one under way is finished: `write` begins to fill an empty folder.

@@ -220,11 +220,6 @@ class RankLearner:
                 return
             yield item
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's shards into `folder`."""
-        self.begin_save(folder, copy=False)
-        self.finish_saves()
-
     def begin_save(self, folder: Path, copy: bool) -> None:
         """Begin to write this rank's shards; with `copy` training may go on meanwhile. Ends with `finish_saves`."""
         with self._on_device():
@@ -256,18 +251,13 @@ class RankLearner:
         if self._settings.needs.ref_logp:
             self._reference = [parameter.detach().clone() for parameter in self._trained()]
 
-    def save_reference(self, folder: Path) -> None:
-        """Write this rank's shards of the reference, if there is one, into `folder`."""
-        self.begin_save_reference(folder)
-        self.finish_saves()
-
     def begin_save_reference(self, folder: Path) -> None:
         """Begin to write the reference's shards; training may go on meanwhile. Ends with `finish_saves`."""
         with self._on_device(), self._reference_weights():
             self._writings.append(save_model(folder, self._chunks, copy=True))
 
     def load_reference(self, folder: Path) -> None:
-        """Read what `save_reference` wrote, under any layout."""
+        """Read a reference's shards, under any layout."""
         if not self._settings.needs.ref_logp:
             return
         parameters = self._trained()

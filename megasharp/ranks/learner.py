@@ -77,10 +77,6 @@ class RanksLearner:
         """Call a module's `function(learner, *args)` on every rank, with its part of this learner; in rank order."""
         return self._ranks.apply(self._name, function, *args)
 
-    def save(self, folder: Path) -> None:
-        """Write all ranks' shards into `folder`."""
-        self._call("save", folder)
-
     def begin_save(self, folder: Path, copy: bool) -> None:
         """Begin to write all ranks' shards into `folder`; with `copy` training may go on meanwhile."""
         self._call("begin_save", folder, copy)
@@ -117,12 +113,8 @@ class RanksLearner:
         """Undo `offload`."""
         self._call("onload")
 
-    def save_reference(self, folder: Path) -> None:
-        """Write the reference's weights, all ranks' shards, into `folder`."""
-        self._call("save_reference", folder)
-
     def load_reference(self, folder: Path) -> None:
-        """Make weights that `save_reference` wrote the reference."""
+        """Make weights that `begin_save_reference` wrote the reference."""
         self._call("load_reference", folder)
 
     def close(self) -> None:

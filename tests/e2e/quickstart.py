@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -21,10 +19,6 @@ SMALL = (
 )
 
 
-def _limit_files(size: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 class Command:
     """Runs `megasharp` in processes of its own, from the repository, with run folders below one folder."""
 
@@ -32,31 +26,32 @@ class Command:
         self.runs = runs
 
     def start(
-        self, *arguments: str, largest_file: int | None = None, environment: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "megasharp.cli"),
     ) -> subprocess.Popen[str]:
         """Start without waiting, in a session of its own; both streams are captured.
 
-        `largest_file`, in bytes, is all a file may grow to.
+        `program` is what Python is told to run.
         """
         return subprocess.Popen(
-            [sys.executable, "-m", "megasharp.cli", *arguments],
+            [sys.executable, *program, *arguments],
             cwd=REPOSITORY,
             env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
             start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # The tests start no threads, so running a function in the child is safe here.
-            preexec_fn=None if largest_file is None else partial(_limit_files, largest_file),  # noqa: PLW1509
         )
 
     def train(self, *arguments: str) -> list[str]:
         """The arguments of a training command."""
         return ["train", QUICKSTART, "--runs", str(self.runs), *SMALL, *arguments]
 
-    def run(self, *arguments: str, code: int = 0, largest_file: int | None = None) -> str:
+    def run(self, *arguments: str, code: int = 0) -> str:
         """Run to the end; returns standard output, or standard error where `code` is not 0."""
-        process = self.start(*arguments, largest_file=largest_file)
+        process = self.start(*arguments)
         out, err = process.communicate(timeout=300)
         assert process.returncode == code, f"exit {process.returncode}, expected {code}\n{out}\n{err}"
         return err if code else out

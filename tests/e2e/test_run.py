@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 import signal
 import time
 from pathlib import Path
@@ -121,13 +123,23 @@ def test_quickstart_file_is_what_the_readme_describes(command: Command) -> None:
     assert "48 prompts x 8 = 384 responses" in out
 
 
-def test_a_disk_that_fills_up_costs_one_line_and_no_half_checkpoint(command: Command) -> None:
-    line = command.run(*command.train("steps=2", "name=full"), code=2, largest_file=1_500_000)
-    assert "no space left" in line.splitlines()[-1]
-    assert list((command.runs / "full" / "checkpoints").iterdir()) == []
-    out = command.run(*command.train("steps=2", "name=full", "--resume"))
-    assert "resuming" in out
-    assert (command.runs / "full" / "checkpoints" / "latest").read_text() == "step_000002\n"
+def test_a_disk_that_fills_up_while_training_goes_on(command: Command) -> None:
+    """The save in the background fails: one line, and what was saved before is what the run continues from."""
+    often = ("checkpoint.every=1", "checkpoint.keep_last=1", "name=full")
+    process = command.start(*command.train("steps=500", *often))
+    _wait_for(command.runs / "full" / "checkpoints" / "latest")
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 2, error
+    line = error.splitlines()[-1]
+    assert "no space left" in line and "this checkpoint was not written" in line
+    newest = int(re.search(r"newest complete step: (\d+)", line)[1])  # type: ignore[index]
+    checkpoints = command.runs / "full" / "checkpoints"
+    assert (checkpoints / "latest").read_text() == f"step_{newest:06d}\n"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", f"step_{newest:06d}"]
+    out = command.run(*command.train(f"steps={newest + 2}", *often, "--resume"))
+    assert f"after step {newest}\n" in out
+    assert [row["step"] for row in command.rows("full")] == list(range(1, newest + 3))
 
 
 def test_a_run_that_ends_itself_leaves_the_checkpoint_it_speaks_of(command: Command) -> None:

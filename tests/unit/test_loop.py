@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -106,10 +105,6 @@ class StandIn:
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         return iter(())
-
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
 
     def set_reference(self) -> None:
         self.calls.append("set_reference")

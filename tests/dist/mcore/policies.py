@@ -250,6 +250,12 @@ def learner_on(values: LearnerSettings) -> Iterator[tuple[RanksLearner, RankLear
         learner.close()
 
 
+def save(learner: RanksLearner | RankLearner, folder: Path) -> None:
+    """Write a learner's shards into an existing folder, and wait until they are there."""
+    learner.begin_save(folder, copy=False)
+    learner.finish_saves()
+
+
 def weights_of(learner: RanksLearner) -> dict[str, Tensor]:
     """All weights by Hugging Face name; no name may come twice."""
     pairs = list(learner.export_weights())

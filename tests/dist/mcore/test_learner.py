@@ -19,6 +19,7 @@ from policies import (
     packed,
     ragged_sequences,
     recipe,
+    save,
     save_model,
     settings,
     weights_of,
@@ -220,7 +221,7 @@ def resumed(rank: int, world: int, folder: str, checkpoint: str) -> bool:
     values = settings(folder, layout, recipe().needs, offload=ALL_KINDS)
     with learner_on(values) as (learner, own):
         learner.step(batch, recipe())
-        own.save(Path(checkpoint))
+        save(own, Path(checkpoint))
         expected = learner.step(batch, recipe()), weights_of(learner)
     with learner_on(values) as (learner, own):
         own.load(Path(checkpoint))

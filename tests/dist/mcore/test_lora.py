@@ -19,6 +19,7 @@ from policies import (
     packed,
     ragged_sequences,
     recipe,
+    save,
     save_model,
     settings,
     weights_of,
@@ -319,7 +320,7 @@ def save_after_training(
     method = recipe()
     with learner_on(values(root, CASES[0], "tp2pp2")) as (learner, _):
         learner.step(packed(sequences, LAYOUTS["tp2pp2"]), method)
-        learner.save(folder)
+        save(learner, folder)
         return weights_of(learner)
 
 

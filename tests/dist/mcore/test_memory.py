@@ -154,7 +154,8 @@ def reference_logp(
             learner.load_reference(Path(load_from))
             assert all(torch.equal(before[name], weight) for name, weight in weights_of(learner).items())
         if save_to is not None:
-            learner.save_reference(Path(save_to))
+            learner.begin_save_reference(Path(save_to))
+            learner.finish_saves()
         return by_sequence(learner.annotate(batch, method.annotation), "ref_logp_T")
 
 

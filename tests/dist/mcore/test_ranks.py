@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from policies import CPU, LAYOUTS, by_sequence, packed, ragged_sequences, recipe, save_model, settings, weights_of
+from policies import CPU, LAYOUTS, by_sequence, packed, ragged_sequences, recipe, save, save_model, settings, weights_of
 from torch import Tensor
 
 from megasharp import signals
@@ -82,7 +82,7 @@ def run(ranks: Ranks, layout: str, checkpoint: Path) -> Result:
         annotated = learner.annotate(batch, METHOD.annotation)
         stats = [learner.step(annotated, METHOD)]
         checkpoint.mkdir()
-        learner.save(checkpoint)
+        save(learner, checkpoint)
         learner.offload()
         learner.onload()
         learner.load(checkpoint)
@@ -197,8 +197,9 @@ from megasharp.ranks.processes import ProcessRanks
 if __name__ == "__main__":
     ranks = ProcessRanks({{"policy": settings({folder!r}, LAYOUTS["dp2"], recipe().needs)}}, CPU, Path({logs!r}))
     Path({logs!r}, "saved").mkdir()
-    # Saving has processes of its own.
-    ranks.call("policy", "save", Path({logs!r}, "saved"))
+    # Saving has threads of its own.
+    ranks.call("policy", "begin_save", Path({logs!r}, "saved"), False)
+    ranks.call("policy", "finish_saves")
     print("saved", flush=True)
     {then}
 """

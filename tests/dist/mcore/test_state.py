@@ -16,6 +16,7 @@ from policies import (
     packed,
     ragged_sequences,
     recipe,
+    save,
     save_model,
     settings,
     weights_of,
@@ -29,6 +30,8 @@ from megasharp.ranks.learner import RanksLearner
 from megasharp.types import Sequence, StepStats
 
 STEPS = 2
+# Its loss depends on the weights, as that of a first on-policy step does not.
+METHOD = recipe(("grpo", "entropy_bonus"))
 # The learning rate differs at every step, so that a schedule that starts anew is seen.
 OPTIMIZER = optimizer_settings(warmup_steps=1, decay="linear", total_steps=8, weight_decay=0.1, eps=1e-6)
 
@@ -52,6 +55,10 @@ RESUMES = (
     (FP32, "tp2pp2", "tp1"),
     (FP32, "tp1", "tp2"),
     (BF16, "tp1", "tp2"),
+    (FP32, "tp2", "pp2"),
+    (FP32, "tp1", "dp2"),
+    (FP32, "tp2", "dp2"),
+    (FP32, "pp2", "tp2"),
     (FP32, "dp2", "dp2"),
     (FP32, "pp2", "pp2"),
     (LORA, "tp1", "tp1"),
@@ -81,7 +88,7 @@ class Inner:
 
 
 def step(learner: RanksLearner, sequences: list[Sequence], layout_name: str) -> StepStats:
-    return learner.step(packed(sequences, LAYOUTS[layout_name]), recipe())
+    return learner.step(packed(sequences, LAYOUTS[layout_name]), METHOD)
 
 
 def one_more(learner: RanksLearner, sequences: list[Sequence], layout_name: str) -> Point:
@@ -99,7 +106,7 @@ def save_all(
         folder = checkpoint(root, case, layout)
         folder.mkdir(exist_ok=True)
         values = settings(
-            str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype, lora=case.lora
+            str(root / case.model), LAYOUTS[layout], METHOD.needs, OPTIMIZER, dtype=case.dtype, lora=case.lora
         )
         with learner_on(values) as (learner, _):
             for _ in range(STEPS):
@@ -119,12 +126,12 @@ def load_all(
         again = root / f"again-{checkpoint(root, case, saved_at).name}-{layout}"
         again.mkdir(exist_ok=True)
         values = settings(
-            str(root / case.model), LAYOUTS[layout], recipe().needs, OPTIMIZER, dtype=case.dtype, lora=case.lora
+            str(root / case.model), LAYOUTS[layout], METHOD.needs, OPTIMIZER, dtype=case.dtype, lora=case.lora
         )
         with learner_on(values) as (learner, own):
             learner.load(checkpoint(root, case, saved_at))
             inner = inner_state(own)
-            learner.save(again)
+            save(learner, again)
             results.append((inner, one_more(learner, sequences, layout)))
     return results
 
@@ -243,10 +250,15 @@ def test_training_goes_on_as_if_it_had_not_stopped(runs: Runs) -> None:
 
 
 def assert_close(resume: Resume, point: Point, unbroken: Point) -> None:
-    """fp32 to 1e-5; in bf16 another layout's partial sums are rounded elsewhere, so to its precision."""
-    tolerance = 1e-5 if resume[0].dtype is torch.float32 else 2e-2
-    assert point.stats.loss == pytest.approx(unbroken.stats.loss, rel=tolerance, abs=tolerance), resume
-    assert point.stats.grad_norm == pytest.approx(unbroken.stats.grad_norm, rel=tolerance), resume
+    """fp32 to 1e-5 relative; in bf16 another layout's partial sums are rounded elsewhere, so to its precision."""
+    case, saved_at, layout = resume
+    tolerance = 1e-5 if case.dtype is torch.float32 else 2e-2
+    loss, norm = (
+        abs(getattr(point.stats, name) / getattr(unbroken.stats, name) - 1) for name in ("loss", "grad_norm")
+    )
+    adapters = ", adapters" if case.lora else ""
+    print(f"{case.dtype}{adapters}: {saved_at} -> {layout}: relative difference of loss {loss:.1e}, norm {norm:.1e}")
+    assert loss <= tolerance and norm <= tolerance, resume
     for name, weight in unbroken.after.items():
         difference = (point.after[name].float() - weight.float()).norm()
         assert difference <= tolerance * weight.float().norm(), (resume, name)
@@ -254,7 +266,7 @@ def assert_close(resume: Resume, point: Point, unbroken: Point) -> None:
 
 def save_without_moments(rank: int, world: int, root: Path, sequences: list[Sequence]) -> list[Point]:
     """Before any step, and after `reset_optimizer`: saved, loaded by a new learner, one step; and never saved."""
-    values = settings(str(root / FP32.model), LAYOUTS["dp2"], recipe().needs, OPTIMIZER)
+    values = settings(str(root / FP32.model), LAYOUTS["dp2"], METHOD.needs, OPTIMIZER)
     points = []
     for steps_before in (0, STEPS):
         folder = root / f"empty-{steps_before}"
@@ -263,7 +275,7 @@ def save_without_moments(rank: int, world: int, root: Path, sequences: list[Sequ
             for _ in range(steps_before):
                 step(learner, sequences, "dp2")
             learner.reset_optimizer()
-            learner.save(folder)
+            save(learner, folder)
             points.append(one_more(learner, sequences, "dp2"))
         with learner_on(values) as (learner, _):
             learner.load(folder)

@@ -15,6 +15,7 @@ from policies import (
     packed,
     ragged_sequences,
     recipe,
+    save,
     save_model,
     settings,
     weights_of,
@@ -42,7 +43,7 @@ def train(
     folder: str,
     layout_name: str,
     *,
-    save: Path | None = None,
+    save_to: Path | None = None,
     load: Path | None = None,
     lora: LoraSettings | None = None,
 ) -> Trained:
@@ -58,9 +59,9 @@ def train(
             stats.append(learner.step(learner.annotate(batch, METHOD.annotation), METHOD))
         else:
             own.load(load)
-        if save is not None:
-            save.mkdir(exist_ok=True)
-            own.save(save)
+        if save_to is not None:
+            save_to.mkdir(exist_ok=True)
+            save(own, save_to)
         at_save = weights_of(learner)
         own.offload()
         own.onload()
@@ -70,11 +71,11 @@ def train(
 
 def train_and_save(rank: int, world: int, folder: str, layout_name: str, saved: Path, loaded: Path) -> list[Trained]:
     """Twice: from the start with a save, and on from what one rank saved."""
-    return [train(folder, layout_name, save=saved), train(folder, layout_name, load=loaded)]
+    return [train(folder, layout_name, save_to=saved), train(folder, layout_name, load=loaded)]
 
 
 def train_and_save_alone(rank: int, world: int, folder: str, saved: Path) -> Trained:
-    return train(folder, "tp1", save=saved)
+    return train(folder, "tp1", save_to=saved)
 
 
 def continued(rank: int, world: int, folder: str, saved: Path) -> Trained:

@@ -15,6 +15,7 @@ from megasharp.convert.lora import LoraSettings, record_adapters
 from megasharp.convert.model_folder import ModelFolder, model_folder
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import hf_to_megatron
+from tests.unit.saving import save_at_once
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BASE = REPOSITORY / "examples" / "quickstart" / "base"
@@ -44,7 +45,8 @@ def error_of(folder: Path) -> str:
 
 
 def save_checkpoint(store: CheckpointStore, step: int, content: Path) -> Path:
-    return store.save(
+    return save_at_once(
+        store,
         RunState(reference="base", step=step),
         lambda folder: shutil.copytree(content, folder, dirs_exist_ok=True) and None,
     )

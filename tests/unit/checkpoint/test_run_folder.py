@@ -15,6 +15,7 @@ from megasharp.checkpoint.run_folder import open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.errors import UserError
 from megasharp.metrics.writers import MetricLog
+from tests.unit.saving import save_at_once
 
 
 def test_a_new_run(tmp_path: Path) -> None:
@@ -36,7 +37,8 @@ def with_a_step(root: Path) -> None:
 
 
 def with_a_checkpoint(root: Path) -> None:
-    CheckpointStore(root / "checkpoints", 1, None).save(RunState("base", step=1), lambda folder: None)
+    store = CheckpointStore(root / "checkpoints", 1, None)
+    save_at_once(store, RunState("base", step=1), lambda folder: None)
 
 
 def with_a_strangers_file(root: Path) -> None:

@@ -20,6 +20,7 @@ from megasharp.prolonged.control import ControlState
 from megasharp.prolonged.lengths import LengthChange, LengthState
 from megasharp.prolonged.resets import Reset, ResetState
 from megasharp.prolonged.stagnation import Watch
+from tests.unit.saving import save_at_once
 
 
 def state(step: int) -> RunState:
@@ -49,7 +50,7 @@ def write(folder: Path) -> None:
 def store_with(folder: Path, steps: list[int], keep_last: int = 9, keep_every: int | None = None) -> CheckpointStore:
     store = CheckpointStore(folder, keep_last, keep_every)
     for step in steps:
-        store.save(state(step), write)
+        save_at_once(store, state(step), write)
     return store
 
 
@@ -75,11 +76,11 @@ def test_manifest_lists_every_file(tmp_path: Path) -> None:
 def test_the_best_step_outlives_retention_until_another_is_better(tmp_path: Path) -> None:
     store = store_with(tmp_path, [1, 2], keep_last=1)
     store.best = 2
-    store.save(state(3), write)
-    store.save(state(4), write)
+    save_at_once(store, state(3), write)
+    save_at_once(store, state(4), write)
     assert store.steps() == [2, 4]
     store.best = 4
-    store.save(state(5), write)
+    save_at_once(store, state(5), write)
     assert store.steps() == [4, 5]
 
 
@@ -107,7 +108,7 @@ def test_partial_is_never_visible(tmp_path: Path, error: BaseException) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        store.save(state(2), fail)
+        save_at_once(store, state(2), fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
 
 
@@ -122,7 +123,7 @@ def test_leftovers_of_a_killed_process_do_not_disturb(tmp_path: Path) -> None:
     (tmp_path / "step_000002.copy" / "manifest.json").write_text("{}")
     found = store.newest()
     assert found is not None and found[0].name == "step_000002"
-    store.save(state(3), write)
+    save_at_once(store, state(3), write)
     assert not (tmp_path / "step_000003" / "old").exists() and store.steps() == [1, 2, 3]
 
 
@@ -186,7 +187,7 @@ def test_damaged_newer_checkpoints_make_way(tmp_path: Path) -> None:
         "latest",
         "step_000001",
     ]
-    store.save(state(2), write)
+    save_at_once(store, state(2), write)
     assert store.steps() == [1, 2] and (tmp_path / "latest").read_text() == "step_000002\n"
 
 
@@ -203,7 +204,7 @@ def test_full_disk_while_writing_shards(tmp_path: Path, number: int) -> None:
             raise RuntimeError("a writer failed") from error
 
     with pytest.raises(UserError, match=r"step_000005: no space left on the disk.*newest complete step: 4") as refused:
-        store.save(state(5), fail)
+        save_at_once(store, state(5), fail)
     assert "\n" not in str(refused.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000004"]
 
@@ -213,11 +214,13 @@ import sys
 from pathlib import Path
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.errors import UserError
+from tests.unit.saving import save_at_once
 
 store = CheckpointStore(Path(sys.argv[1]), 3, None)
-store.save(RunState(reference="base", step=1), lambda folder: None)
+save_at_once(store, RunState(reference="base", step=1), lambda folder: None)
 try:
-    store.save(RunState(reference="base", step=2), lambda folder: (folder / "big").write_bytes(bytes(1 << 20)) and None)
+    big = lambda folder: (folder / "big").write_bytes(bytes(1 << 20)) and None
+    save_at_once(store, RunState(reference="base", step=2), big)
 except UserError as error:
     print(error)
 """

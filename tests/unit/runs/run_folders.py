@@ -10,6 +10,7 @@ from pathlib import Path
 from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptRecord
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.prolonged.control import ControlState
+from tests.unit.saving import save_at_once
 
 CONFIG = """name: {name}
 steps: {steps}
@@ -44,7 +45,7 @@ class Folder:
     def checkpoint(self, step: int, control: ControlState | None = None) -> Folder:
         store = CheckpointStore(self.root / "checkpoints", 9, None)
         state = RunState(reference="base", step=step, control=control or ControlState())
-        store.save(state, lambda folder: folder.joinpath("weights").write_bytes(b"x" * 2000) and None)
+        save_at_once(store, state, lambda folder: folder.joinpath("weights").write_bytes(b"x" * 2000) and None)
         return self
 
 
