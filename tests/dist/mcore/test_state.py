@@ -15,7 +15,6 @@ from policies import (
     optimizer_settings,
     packed,
     ragged_sequences,
-    recipe,
     save,
     save_model,
     settings,
@@ -23,6 +22,8 @@ from policies import (
 )
 from torch import Tensor
 
+from megasharp.algos.build import build_recipe
+from megasharp.algos.entropy_bonus import EntropyBonusParams
 from megasharp.convert.lora import TARGETS, LoraSettings
 from megasharp.mcore.learner import RankLearner
 from megasharp.mcore.optimizer import parts
@@ -31,7 +32,13 @@ from megasharp.types import Sequence, StepStats
 
 STEPS = 2
 # Its loss depends on the weights, as that of a first on-policy step does not.
-METHOD = recipe(("grpo", "entropy_bonus"))
+METHOD = build_recipe(
+    ("grpo", "entropy_bonus"),
+    {"entropy_bonus": EntropyBonusParams(coefficient=0.1)},
+    reduction=None,
+    constant=40.0,
+    mini_batches=1,
+)
 # The learning rate differs at every step, so that a schedule that starts anew is seen.
 OPTIMIZER = optimizer_settings(warmup_steps=1, decay="linear", total_steps=8, weight_decay=0.1, eps=1e-6)
 
@@ -253,9 +260,7 @@ def assert_close(resume: Resume, point: Point, unbroken: Point) -> None:
     """fp32 to 1e-5 relative; in bf16 another layout's partial sums are rounded elsewhere, so to its precision."""
     case, saved_at, layout = resume
     tolerance = 1e-5 if case.dtype is torch.float32 else 2e-2
-    loss, norm = (
-        abs(getattr(point.stats, name) / getattr(unbroken.stats, name) - 1) for name in ("loss", "grad_norm")
-    )
+    loss, norm = (abs(getattr(point.stats, name) / getattr(unbroken.stats, name) - 1) for name in ("loss", "grad_norm"))
     adapters = ", adapters" if case.lora else ""
     print(f"{case.dtype}{adapters}: {saved_at} -> {layout}: relative difference of loss {loss:.1e}, norm {norm:.1e}")
     assert loss <= tolerance and norm <= tolerance, resume
