@@ -46,5 +46,5 @@ def _exit_code(error: BaseException) -> int | None:
         return 128 + number
     if isinstance(error, UserError | TrainingStopped | RankDied | StageTimeout):
         sys.stderr.write(f"megasharp: {error}\n")
-        return 2 if isinstance(error, UserError) else 1
+        return error.exit_code if isinstance(error, UserError) else 1
     return None

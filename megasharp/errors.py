@@ -6,7 +6,15 @@ import errno
 
 
 class UserError(Exception):
-    """A mistake the user can mend; the command line prints it as one line and exits with code 2."""
+    """A mistake the user can mend; the command line prints it as one line and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class NoEngineLeft(UserError):
+    """Every engine is lost; the message names each one's fate. A failure of the run, which another start may mend."""
+
+    exit_code = 1
 
 
 class TrainingStopped(Exception):

@@ -123,7 +123,7 @@ def how_it_ended(error: BaseException | None) -> tuple[str, int]:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return one_line(error), error.code
     if isinstance(error, UserError):
-        return one_line(error), 2
+        return one_line(error), error.exit_code
     known = isinstance(error, TrainingStopped | RankDied | StageTimeout)
     return one_line(error) if known else f"{type(error).__name__}: {one_line(error)}", 1
 
