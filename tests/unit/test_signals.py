@@ -15,7 +15,7 @@ import pytest
 
 from megasharp import signals
 from megasharp.command import run_command
-from megasharp.errors import StageTimeout, UserError
+from megasharp.errors import NoEngineLeft, StageTimeout, TrainingStopped, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,14 @@ def outcome(command: object, capsys: pytest.CaptureFixture[str]) -> tuple[object
 )
 def test_exit_code_and_one_line(number: int, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(lambda: send(number), capsys) == (code, line)
+
+
+@pytest.mark.parametrize(("error", "code"), [(UserError("x"), 2), (NoEngineLeft("x"), 1), (TrainingStopped("x"), 1)])
+def test_a_mistake_is_told_from_a_failure(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise error
+
+    assert outcome(command, capsys) == (code, "megasharp: x\n")
 
 
 def test_an_error_is_told_though_a_signal_comes_while_it_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
