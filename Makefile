@@ -48,7 +48,7 @@ quickstart: $(VENV)/.base
 # Tests are many small computations and ranks that share the cores: more threads only get into each other's way. Two
 # files at a time; a file's own fixtures are made once.
 TWO := -n 2 --dist loadfile
-test test-unit test-chaos test-resume test-slurm test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
+test test-unit test-long test-chaos test-resume test-slurm test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
@@ -60,7 +60,7 @@ test-unit: $(VENV)/.test
 	$(BIN)/python -m pytest $(TWO) tests/unit
 
 test-long: $(VENV)/.test
-	$(BIN)/python -m pytest tests/long -m long
+	$(BIN)/python -m pytest $(TWO) tests/long -m long
 	$(MAKE) test-fleet
 	$(MAKE) test-slurm
 	$(MAKE) test-other-megatron
