@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from megasharp.checkpoint.manifest import MANIFEST, CursorEntry, FileEntry, Manifest, describe_files, hash_files
 from megasharp.convert.record import software_versions
-from megasharp.errors import UserError, disk_is_full, one_line
+from megasharp.errors import RankDied, UserError, disk_is_full, one_line
 from megasharp.files import FileHash, flush, write_text
 from megasharp.prolonged.control import ControlState
 
@@ -117,13 +117,12 @@ class CheckpointStore:
             yield
         except BaseException as error:
             shutil.rmtree(partial, ignore_errors=True)
+            lost = f"this checkpoint was not written; newest complete step: {max(self.steps(), default='none')}"
             if disk_is_full(error) or isinstance(error, OSError):
                 reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
-                newest = str(max(self.steps(), default="none"))
-                raise UserError(
-                    f"{final}: {reason}; this checkpoint was not written; newest complete step: {newest}; mend the "
-                    "disk and continue with --resume"
-                ) from error
+                raise UserError(f"{final}: {reason}; {lost}; mend the disk and continue with --resume") from error
+            if isinstance(error, RankDied):
+                raise RankDied(f"{error}; {final}: {lost}") from error
             raise
 
     def _step(self, step: int) -> Path:

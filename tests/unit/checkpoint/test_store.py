@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megasharp.checkpoint.store import CheckpointStore, RunState, read_state
-from megasharp.errors import UserError
+from megasharp.errors import RankDied, UserError
 from megasharp.prolonged.best import BestFigure
 from megasharp.prolonged.control import ControlState
 from megasharp.prolonged.lengths import LengthChange, LengthState
@@ -206,6 +206,18 @@ def test_full_disk_while_writing_shards(tmp_path: Path, number: int) -> None:
     with pytest.raises(UserError, match=r"step_000005: no space left on the disk.*newest complete step: 4") as refused:
         save_at_once(store, state(5), fail)
     assert "\n" not in str(refused.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000004"]
+
+
+def test_a_rank_that_dies_while_it_writes_is_named_with_what_is_left(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [4])
+
+    def fail(folder: Path) -> None:
+        write(folder)
+        raise RankDied("rank 1 failed in finish_saves: [Errno 5] Input/output error")
+
+    with pytest.raises(RankDied, match=r"rank 1 failed in .*error; .*step_000005: this .* newest complete step: 4$"):
+        save_at_once(store, state(5), fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000004"]
 
 
