@@ -56,7 +56,8 @@ def generator_states() -> GeneratorStates:
     """Where this process's generators stand."""
     version, words, gauss = random.getstate()
     _, numpy_words, position, has_gauss, numpy_gauss = np.random.get_state(legacy=True)
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    # A process that has not used its GPUs, as the driver's, must not begin to by being asked.
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return GeneratorStates(
         python=PythonState(version=version, words=list(words), gauss=gauss),
         numpy=NumpyState(

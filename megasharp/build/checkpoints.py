@@ -123,6 +123,10 @@ class Checkpoints:
         write_unfinished(folder, driver.unfinished)
         write_text(folder / GENERATORS / _DRIVER, driver.generators.model_dump_json())
         learners.policy.apply(save_rank_generators, folder / GENERATORS)
+        if state.reference == REFERENCE:
+            # First: it takes the policy's place for a moment, whose weights may be on their way uncopied later.
+            (folder / REFERENCE).mkdir()
+            learners.policy.begin_save_reference(folder / REFERENCE)
         _begin_model(checked, learners.policy, folder, copy)
         saving = [learners.policy]
         if learners.memory is not None:
@@ -130,9 +134,6 @@ class Checkpoints:
             (folder / MEMORY_PART).mkdir()
             _begin_model(checked.memory, learners.memory.learner, folder / MEMORY_PART, copy)
             saving.append(learners.memory.learner)
-        if state.reference == REFERENCE:
-            (folder / REFERENCE).mkdir()
-            learners.policy.begin_save_reference(folder / REFERENCE)
         if checked.config.checkpoint.export_hf:
             write_hf_folder(folder / "hf_export", checked.model.description, learners.policy.export_weights())
         return _Shards(saving)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,11 +58,11 @@ def make_rollouts(checked: Checked, engine: Engine) -> Rollouts:
     return Rollouts(engine, _group_maker(checked))
 
 
-def make_async_rollouts(checked: Checked, engine: AsyncEngine) -> AsyncRollouts:
-    """Sampling and verification of training groups as they become complete."""
+def make_async_rollouts(checked: Checked, engine: AsyncEngine, meanwhile: Callable[[], None]) -> AsyncRollouts:
+    """The same as they become complete; `meanwhile` is called now and then while engines are waited for."""
     rollout = checked.config.rollout
     settings = CollectionSettings(rollout.oversample, rollout.max_staleness, rollout.stragglers)
-    return AsyncRollouts(engine, _group_maker(checked), settings)
+    return AsyncRollouts(engine, _group_maker(checked), settings, meanwhile)
 
 
 def _group_maker(checked: Checked) -> GroupMaker:

@@ -47,8 +47,8 @@ class Serving(Protocol):
         """What samples."""
         ...
 
-    def rollouts(self) -> Collector:
-        """Sampling and verification of training groups."""
+    def rollouts(self, meanwhile: Callable[[], None]) -> Collector:
+        """Sampling and verification of training groups; `meanwhile` is called now and then while others sample."""
         ...
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
@@ -77,8 +77,8 @@ class InProcessServing:
         """What samples."""
         return self._engine
 
-    def rollouts(self) -> Collector:
-        """Round by round."""
+    def rollouts(self, meanwhile: Callable[[], None]) -> Collector:
+        """Round by round, sampled by this process itself."""
         return make_rollouts(self._checked, self._engine)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
@@ -127,9 +127,9 @@ class FleetServing:
         """What samples."""
         return self._fleet
 
-    def rollouts(self) -> Collector:
+    def rollouts(self, meanwhile: Callable[[], None]) -> Collector:
         """Groups as they become complete."""
-        return make_async_rollouts(self._checked, self._fleet)
+        return make_async_rollouts(self._checked, self._fleet, meanwhile)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
         """By the configured transport."""

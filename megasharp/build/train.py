@@ -144,7 +144,8 @@ class _Run:
                 self._checkpoints.load(learners)
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
-        self._rollouts = serving.rollouts()
+        # A save that is written must not wait for the step's end to become a checkpoint.
+        self._rollouts = serving.rollouts(self._checkpoints.poll)
         self._rollouts.take_up(checked.stream, self._checkpoints.load_unfinished())
         self._phases = serving.phases([*learners.all])
         # The first push brings the weights of the versions the checkpoint was at.

@@ -45,7 +45,7 @@ class ShardWriting:
         self._thread: threading.Thread | None = None
         if self._request.async_fn is not None:
             (transforms, _), (_, buckets, results) = self._request.async_fn.args, self._request.async_fn_args
-            work = (transforms, [_copied(bucket) for bucket in buckets] if copy else buckets, results)
+            work = (transforms, [_on_cpu(bucket, copy) for bucket in buckets], results)
             # A run that ends in an error does not wait for what nobody will finish.
             self._thread = threading.Thread(target=self._write, args=work, name="checkpoint", daemon=True)
             self._thread.start()
@@ -93,6 +93,7 @@ class ShardWriting:
             results.put(written)
 
 
-def _copied(bucket: _Bucket) -> _Bucket:
+def _on_cpu(bucket: _Bucket, copy: bool) -> _Bucket:
+    """Where Megatron's writer wants everything; with `copy` in memory of its own."""
     path, key, (texts, tensors) = bucket
-    return path, key, (texts, [(item, tensor.to("cpu", copy=True)) for item, tensor in tensors])
+    return path, key, (texts, [(item, tensor.to("cpu", copy=copy)) for item, tensor in tensors])

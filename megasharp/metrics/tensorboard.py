@@ -57,7 +57,8 @@ def _cut(path: Path, last: int) -> None:
             if end > size:
                 break
             event = Event.FromString(file.read(length))
-            if event.step > last:
+            # The start of a resume names the step after it, and an evaluation made up for comes behind it.
+            if event.step > last and event.HasField("summary"):
                 break
             file.seek(end)
             keep = end

@@ -37,6 +37,10 @@ class SpikeState:
         return mean + rule.sigma * statistics.pstdev(self.norms, mean)
 
     def seen(self, rule: SpikeRule, norms: Sequence[float]) -> SpikeState:
-        """With the norms of a training step's optimizer steps; what is not finite tells nothing."""
-        finite = tuple(norm for norm in norms if math.isfinite(norm))
-        return SpikeState((*self.norms, *finite)[-rule.window :])
+        """With the norms of a training step's optimizer steps; what is not finite, or zero, tells nothing.
+
+        Zero is a step whose groups are all right or all wrong. Where rewards are rare these are most steps, and were
+        they counted, those that learn something would be spikes.
+        """
+        telling = tuple(norm for norm in norms if math.isfinite(norm) and norm > 0.0)
+        return SpikeState((*self.norms, *telling)[-rule.window :])

@@ -33,6 +33,8 @@ from megasharp.rollout.work import PromptWork
 from megasharp.signals import SaveAsked, check_save, interruptible
 from megasharp.types import Group, SamplingParams
 
+_LOOK_S = 1.0
+
 
 @dataclass(slots=True)
 class Counts:
@@ -55,11 +57,25 @@ class Counts:
         }
 
 
-class AsyncRollouts:
-    """Collects groups step by step; what one step leaves unfinished is where the next one starts."""
+def _nothing() -> None:
+    pass
 
-    def __init__(self, engine: AsyncEngine, maker: GroupMaker, settings: CollectionSettings) -> None:
+
+class AsyncRollouts:
+    """Collects groups step by step; what one step leaves unfinished is where the next one starts.
+
+    `meanwhile` is called about every second while engines are waited for.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        maker: GroupMaker,
+        settings: CollectionSettings,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> None:
         self._engine = engine
+        self._meanwhile = meanwhile
         self._maker = maker
         self._settings = settings
         # Prompts taken from the source that are in no step's groups yet, in the order in which they were taken.
@@ -88,7 +104,7 @@ class AsyncRollouts:
         def take() -> PromptWork:
             return self._backlog.pop(0) if self._backlog else self._new(source)
 
-        step = _Step(self._engine, self._maker, self._settings, order, sampling, take, counts)
+        step = _Step(self._engine, self._maker, self._settings, order, sampling, take, counts, self._meanwhile)
         try:
             groups = step.run()
         except SaveAsked:
@@ -149,8 +165,10 @@ class _Step:
         sampling: SamplingParams,
         take: Callable[[], PromptWork],
         counts: Counts,
+        meanwhile: Callable[[], None],
     ) -> None:
         self.reward_seconds = 0.0
+        self._meanwhile = meanwhile
         self._engine = engine
         self._maker = maker
         self._settings = settings
@@ -204,15 +222,15 @@ class _Step:
 
     def _arrived(self) -> list[int]:
         """Numbers of the works that can be finished now, at least one, in order."""
-        ready = [number for number, work in self._open.items() if work.future is None or work.future.done()]
-        if not ready:
+        while not (ready := self._ready()):
             with interruptible():
-                wait(
-                    [work.future for work in self._open.values() if work.future is not None],
-                    return_when=FIRST_COMPLETED,
-                )
-            ready = [number for number, work in self._open.items() if work.future is not None and work.future.done()]
+                running = [work.future for work in self._open.values() if work.future is not None]
+                wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+            self._meanwhile()
         return sorted(ready)
+
+    def _ready(self) -> list[int]:
+        return [number for number, work in self._open.items() if work.future is None or work.future.done()]
 
     def _finish(self, number: int) -> None:
         """Make a group of a work that was answered; where the answer is of no use, ask again."""

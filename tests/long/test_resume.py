@@ -2,7 +2,7 @@
 
     make test-resume
 
-prints it. All cells save in the background.
+prints it. What a run that was killed goes on from was saved in the background, what SIGUSR1 asks for is waited for.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TP2, PP2 = ("policy.tp=2",), ("policy.pp=2",)
 CELLS = (
     Cell("tp1", SAVE),
     Cell("tp2", KILL, TP2),
-    Cell("pp2", SAVE, PP2),
+    Cell("pp2", KILL, PP2),
     Cell("tp1, DLC", KILL, DLC),
-    Cell("tp2, DLC", SAVE, (*TP2, *DLC)),
-    Cell("pp2, DLC", KILL, (*PP2, *DLC)),
+    Cell("tp2, DLC", KILL, (*TP2, *DLC)),
+    Cell("pp2, DLC", SAVE, (*PP2, *DLC)),
     Cell("tp1, resets and a stage", KILL, LONG, steps=8, every=4),
 )
 

@@ -7,9 +7,9 @@ has `LIMIT_S` seconds for what is left. An error ends it, with one line as the l
 from __future__ import annotations
 
 import fcntl
-import select
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -79,13 +79,22 @@ def main(tracker: str, project: str, root: Path, ends: TextIO) -> None:
     """Follow the run in `root` until `ends` does."""
     folder = root / "trackers"
     folder.mkdir(exist_ok=True)
+    over = threading.Event()
+    threading.Thread(target=_wait_for_end, args=(ends, over), daemon=True).start()
     with (folder / f".{tracker}.lock").open("w") as lock:
         # The process of the attempt before may have a last row on its way.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _follow(tracker, project, root, folder / f"{tracker}.json", ends)
+        _follow(tracker, project, root, folder / f"{tracker}.json", over)
 
 
-def _follow(tracker: str, project: str, root: Path, path: Path, ends: TextIO) -> None:
+def _wait_for_end(ends: TextIO, over: threading.Event) -> None:
+    """Whatever the library is in the middle of then, the kernel ends this process in time."""
+    ends.read()
+    signal.alarm(LIMIT_S)
+    over.set()
+
+
+def _follow(tracker: str, project: str, root: Path, path: Path, over: threading.Event) -> None:
     record = Record.model_validate_json(path.read_text(encoding="utf-8")) if path.exists() else None
     text = (root / "config.yaml").read_text(encoding="utf-8")
     described = Described(project, root.name, path.parent, parse_yaml(text, "config.yaml"))
@@ -94,12 +103,9 @@ def _follow(tracker: str, project: str, root: Path, path: Path, ends: TextIO) ->
         record = Record(id=sink.id)
         write_text(path, record.model_dump_json())
     follower = Follower(root / METRICS_FILE, record, path, sink)
-    over = False
-    while not over:
-        over = bool(select.select([ends], [], [], _POLL_S)[0])
-        if over:
-            signal.alarm(LIMIT_S)
+    while not over.wait(_POLL_S):
         follower.follow()
+    follower.follow()
     sink.close()
 
 

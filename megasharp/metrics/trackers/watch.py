@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from megasharp.errors import UserError, one_line
+from megasharp.signals import save_kept_from_children
 
 _SHOWN = 300
 
@@ -82,7 +83,7 @@ class Trackers:
 def _begin(name: str, project: str, root: Path, log: Path) -> _Process:
     # -P: a folder of the library's name, which it leaves where people work, is not the library.
     command = [sys.executable, "-P", "-m", "megasharp.metrics.trackers.follow", name, project, str(root)]
-    with log.open("ab") as output:
+    with log.open("ab") as output, save_kept_from_children():
         # A session of its own: Ctrl-C is the run's, which then says that it is over.
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -47,6 +47,20 @@ def test_a_file_of_which_nothing_is_left_goes(tmp_path: Path) -> None:
     assert shown(tmp_path)[-1] == (4, 6.0)
 
 
+def test_an_evaluation_that_a_resume_made_up_for_stays_through_the_next_one(tmp_path: Path) -> None:
+    """It lies behind the start, which names the step after it."""
+    attempt(tmp_path, None, range(1, 6), 0.0)
+    for last in (4, 6):
+        board = TensorBoard(tmp_path, 3)
+        board.write(3, {"eval/x/pass@1": 0.5})
+        board.write(4, {"reward/mean": float(last)})
+        board.close()
+        if last == 4:
+            again = TensorBoard(tmp_path, 3)
+            again.close()
+            assert in_files(tmp_path) == [1, 2, 3, 3]
+
+
 @pytest.mark.parametrize("torn", [1, 11, 40])
 def test_a_record_that_was_torn_goes(tmp_path: Path, torn: int) -> None:
     attempt(tmp_path, None, range(1, 6), 0.0)

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from mlflow.tracking import MlflowClient
 from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from megasharp.errors import UserError
-from megasharp.metrics.trackers.follow import LIMIT_S, Follower, Record
+from megasharp.metrics.trackers.follow import LIMIT_S, Follower, Record, _wait_for_end
 from megasharp.metrics.trackers.sink import Row
 from megasharp.metrics.trackers.watch import Trackers, check_installed
 from megasharp.metrics.writers import MetricLog
@@ -236,6 +237,21 @@ class Kept:
 
     def close(self) -> None:
         pass
+
+
+def test_a_library_that_never_answers_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is in the middle of when the run ends: nothing but the kernel bounds that."""
+    ours, theirs = os.pipe()
+    alarms: list[int] = []
+    monkeypatch.setattr(signal, "alarm", alarms.append)
+    over = threading.Event()
+    with os.fdopen(ours) as ends:
+        waiting = threading.Thread(target=_wait_for_end, args=(ends, over))
+        waiting.start()
+        assert not over.wait(0.1) and alarms == []
+        os.close(theirs)
+        waiting.join(10)
+    assert over.is_set() and alarms == [LIMIT_S]
 
 
 def test_a_line_that_is_half_written_is_sent_when_it_is_whole(tmp_path: Path) -> None:

@@ -28,6 +28,17 @@ def test_a_few_norms_tell_nothing_and_infinite_ones_neither() -> None:
     assert state.seen(RULE, [1.0]).limit(RULE) == 1.0
 
 
+def test_where_rewards_are_rare_the_steps_that_learn_are_no_spikes() -> None:
+    chance = np.random.default_rng(0)
+    state, left_out = SpikeState(), 0
+    for _ in range(3000):
+        norm = chance.uniform(0.8, 1.2) if chance.random() < 0.02 else 0.0
+        limit = state.limit(RULE)
+        left_out += limit is not None and norm > limit
+        state = state.seen(RULE, [norm])
+    assert left_out == 0
+
+
 def test_norms_that_have_changed_for_good_are_no_spikes_for_long() -> None:
     state = SpikeState().seen(RULE, [1.0] * 30)
     left_out = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from megasharp.errors import UserError
+from megasharp.rollout import asynchronous
 from megasharp.rollout.asynchronous import AsyncRollouts, prompts_at_once
 from megasharp.rollout.groups import GroupMaker
 from megasharp.rollout.order import Collected, CollectionSettings, Order
@@ -270,6 +271,16 @@ def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns(
     assert second.figures["rollout/staleness_mean"] == 1.0
     assert second.figures["rollout/continued"] == 6
     assert engine.running == set()
+
+
+def test_what_is_to_be_done_meanwhile_is_done_while_engines_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asynchronous, "_LOOK_S", 0.01)
+    running: list[int] = []
+    engine = StandInEngine(lambda _: 0.02)
+    maker = GroupMaker({"echo": right}, lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
+    collector = AsyncRollouts(engine, maker, CollectionSettings(), lambda: running.append(len(engine.running)))
+    assert numbers(collector.collect(Prompts(), order())) == [0, 1, 2, 3]
+    assert running.count(4) > 1
 
 
 def test_sampled_ahead_but_too_old_after_all() -> None:
