@@ -63,7 +63,7 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None], note:
         )
     number, log = submit(job)
     say(f"submitted job {number}: {job.resources.nodes} node(s), {job.resources.time}")
-    say(f"log: {log}; of each attempt and node: {job.run / 'logs' / 'latest'}/")
+    say(f"log: {log}; of each attempt and node: {job.run / 'logs' / job.latest}/")
 
 
 def make_job(asked: Asked, config: RunConfig) -> Job:
@@ -151,6 +151,7 @@ def _doctor(asked: Asked) -> list[str]:
 
 
 def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:
+    """As the run measures its policy, in a folder of its own."""
     assert asked.suite is not None
     source = (asked.checkpoint or run).absolute()
     suite = Path(asked.suite)
@@ -163,6 +164,8 @@ def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:
         *("--n", str(config.eval.n)),
         *("--k", ",".join(map(str, config.eval.k))),
         *("--temperature", f"{config.eval.temperature:g}"),
-        *("--max-tokens", str(config.data.max_response_tokens)),
-        *("--out", str(run / "evals" / source.name)),
+        *("--max-tokens", str(config.eval.max_response_tokens or config.data.largest_response)),
+        *("--seed", str(config.seed)),
+        # What lies beside it the run itself reads, and removes, when it is resumed.
+        *("--out", str(run / "evals" / "by_hand" / source.name)),
     ]

@@ -71,6 +71,11 @@ class Job:
     doctor: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def latest(self) -> str:
+        """The link in the run's logs to the newest attempt: a run's own is not turned to another command's."""
+        return "latest" if self.command[0] == "train" else f"latest_{self.command[0]}"
+
 
 def seconds(time: str) -> int:
     """A time limit of sbatch in seconds. Raises UserError for a text that sbatch would not take."""
@@ -121,6 +126,7 @@ def render(job: Job) -> str:
         time=job.resources.time,
         lead=job.resources.lead_s,
         run=job.run,
+        latest=job.latest,
         run_quoted=shlex.quote(str(job.run)),
         folder=job.folder,
         restarts=job.restarts,
@@ -150,6 +156,8 @@ def _container(job: Job) -> list[str]:
     return [
         f"--container-image={software.container}",
         f"--container-mounts={','.join([*mounts, *software.mounts])}",
+        # Otherwise it works in a folder of the image's choice.
+        f"--container-workdir={job.folder}",
         "--no-container-mount-home",
     ]
 

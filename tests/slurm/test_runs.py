@@ -123,9 +123,10 @@ def test_an_evaluation_is_a_job_of_its_own_on_engines(submit: Submitting, slurm:
     job = submit("judged", *asked, f"rollout.python={python}", "rollout.engines=1", file=example)
     done = slurm.ended(job, 400)
     assert (done.state, done.exit_code) == ("COMPLETED", 0), submit.log("judged", job) + submit.node("judged", job, 0)
-    found = json.loads((submit.folder / "runs/judged/evals/base/countdown_test.json").read_text())
+    measured = submit.folder / "runs/judged/evals/by_hand/base"
+    found = json.loads((measured / "countdown_test.json").read_text())
     assert found["n"] == 1 and 0.0 < found["pass_at_k"]["1"] < 0.4
-    assert (submit.folder / "runs/judged/evals/base/logs/engine_0.log").stat().st_size > 0, "no engine was started"
+    assert (measured / "logs/engine_0.log").stat().st_size > 0, "no engine was started"
     assert slurm.show(job)["JobName"] == "judged-eval"
 
 

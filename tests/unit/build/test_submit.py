@@ -36,6 +36,17 @@ def test_an_evaluation_is_a_job_of_one_node_with_a_name_of_its_own() -> None:
     text, _ = dry_run(CASP, suite="countdown_test", checkpoint=Path("/c/step_000300"))
     assert "--job-name=qwen2.5-32b-casp-eval" in text and "#SBATCH --nodes=1\n" in text
     assert "  /c/step_000300\n  --suite countdown_test\n" in text and f"  --engines {CASP}\n" in text
+    assert '"$run/logs/latest_eval"' in text
+
+
+def test_an_evaluation_measures_what_the_run_measures_and_writes_nothing_that_the_run_reads() -> None:
+    asked = {"suite": "countdown_test", "checkpoint": Path("/c/step_000300")}
+    own, _ = dry_run(QUICKSTART, "seed=7", "eval.max_response_tokens=11", **asked)
+    assert "  --max-tokens 11\n  --seed 7\n" in own
+    assert f"  --out {Path.cwd()}/runs/quickstart/evals/by_hand/step_000300\n" in own
+    stages = "data.stages=[{max_response_tokens: 32, until: 2}, {max_response_tokens: 48, until: 4}]"
+    staged, _ = dry_run(QUICKSTART, stages, **asked)
+    assert "  --max-tokens 48\n" in staged
 
 
 @pytest.mark.parametrize(

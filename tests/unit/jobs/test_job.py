@@ -93,6 +93,7 @@ def test_a_container_sees_the_folders_under_their_own_names() -> None:
     assert shell(text, 'printf "%s\\n" "${container[@]}"').splitlines() == [
         "--container-image=/images/m.sqsh",
         "--container-mounts=/home/me:/home/me,/home/me/runs:/home/me/runs,/data:/data",
+        "--container-workdir=/home/me",
         "--no-container-mount-home",
     ]
     assert shell(render(JOB), 'echo "${#container[@]}"') == "0\n"
