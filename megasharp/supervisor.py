@@ -145,10 +145,13 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
+        """Ours inside. Where whoever started this process has held USR1 back, it is let through."""
         before = {number: signal.signal(number, self._handle) for number in (*signals.NUMBERS, signals.SAVE)}
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signals.SAVE})
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for number, handler in before.items():
                 signal.signal(number, handler)
 

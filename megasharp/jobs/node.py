@@ -2,7 +2,8 @@
 
 Node 0 runs the command; on several nodes Ray is started on each before, and the command finds it by RAY_ADDRESS. The
 command's exit code is written to `exit_code` in the attempt's folder, by which the other nodes know that it is over.
-A file `time_is_up` there becomes SIGUSR1 for the command.
+A file `time_is_up` there becomes SIGUSR1 for the command, to which it is blocked until it unblocks it (as
+`signals.save_heard` does): so it waits until it is heard. Where the file is there first, the command is not started.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from megasharp.errors import UserError
 from megasharp.files import write_text
 from megasharp.jobs import network
 from megasharp.jobs.ray_node import RayNode, follow_until_ready, publish
+from megasharp.signals import AGAIN, SAVE, save_kept_from_children
 
 TIME_IS_UP, EXIT_CODE = "time_is_up", "exit_code"
 DEADLINE = "MEGASHARP_JOIN_SECONDS"
@@ -29,13 +31,13 @@ _POLL_S = 0.5
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C, kept for the command. USR1 is nothing to anybody here: children inherit that."""
+    """SIGTERM and Ctrl-C, kept for the command. USR1 is nothing to anybody here."""
 
     def __init__(self) -> None:
         self.arrived: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(SAVE, signal.SIG_IGN)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.arrived = number
@@ -97,8 +99,14 @@ def _follow(folder: Path, names: Sequence[str], number: int, deadline: float, si
 
 
 def drive(command: Sequence[str], variables: Mapping[str, str], folder: Path, signals: _Signals) -> int:
-    """Run the command to its end; returns its exit code, 128 + the number of a signal that ended it."""
-    process = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
+    """Run the command to its end; returns its exit code, 128 + the number of a signal that ended it.
+
+    75, and nothing is run, where time is up already.
+    """
+    if (folder / TIME_IS_UP).exists():
+        return AGAIN
+    with save_kept_from_children():
+        process = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
     told: int | None = None
     asked = False
     while process.poll() is None:
@@ -107,7 +115,7 @@ def drive(command: Sequence[str], variables: Mapping[str, str], folder: Path, si
             process.send_signal(told)
         if not asked and (folder / TIME_IS_UP).exists():
             asked = True
-            process.send_signal(signal.SIGUSR1)
+            process.send_signal(SAVE)
         time.sleep(_POLL_S)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 

@@ -25,6 +25,7 @@ def save(*_: object) -> None:
 
 
 signal.signal(signal.SIGUSR1, save)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 mode = os.environ["STANDIN"]
 print(f"{mode}, RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}", flush=True)
 if mode == "stuck":

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from megasharp import signals
 from megasharp.supervisor import Supervisor
 
 # One attempt: its number is that of the folder it makes, its deed stands in `deeds`.
@@ -155,17 +156,18 @@ def test_an_earlier_attempts_record_is_not_this_ones(tmp_path: Path) -> None:
 
 
 PARENT = """
-import sys
+import os, signal, sys
 from pathlib import Path
 from megasharp.supervisor import Supervisor
+FIRST
 say = lambda text: print(text, file=sys.stderr, flush=True)
 sys.exit(Supervisor(sys.argv[2:], Path(sys.argv[1]), say, pause_s=PAUSE).run(5))
 """
 
 
-def parent(stand: Stand, pause: float = 0.0) -> subprocess.Popen[str]:
+def parent(stand: Stand, pause: float = 0.0, first: str = "") -> subprocess.Popen[str]:
     """A supervisor in a process of its own, first of its process group as a shell starts one."""
-    script = PARENT.replace("PAUSE", str(pause))
+    script = PARENT.replace("PAUSE", str(pause)).replace("FIRST", first)
     command = [sys.executable, "-c", script, str(stand.root), *stand.command]
     return subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
 
@@ -201,6 +203,16 @@ def test_a_save_is_asked_for_once_the_run_can_hear_it(tmp_path: Path) -> None:
     process = parent(stand)
     wait_for((stand.root / "logs/attempt_1/young").exists)
     os.kill(process.pid, signal.SIGUSR1)
+    process.communicate(timeout=60)
+    assert process.returncode == 75 and stand.heard() == [signal.SIGUSR1]
+
+
+def test_a_save_that_was_asked_for_before_the_supervisor_listens(tmp_path: Path) -> None:
+    """It waits, where whoever started the supervisor holds it back."""
+    stand = Stand(tmp_path / "run", "on_signals(True)")
+    with signals.save_kept_from_children():
+        process = parent(stand, first="os.kill(os.getpid(), signal.SIGUSR1)")
+    wait_for(lambda: list(stand.root.glob("logs/attempt_1/heard")) or process.poll() is not None)
     process.communicate(timeout=60)
     assert process.returncode == 75 and stand.heard() == [signal.SIGUSR1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,34 @@ def test_a_container_sees_the_folders_under_their_own_names() -> None:
 def test_bash_takes_the_whole_file() -> None:
     done = subprocess.run(["bash", "-n"], check=True, input=render(JOB), text=True, capture_output=True)
     assert done.stderr == ""
+
+
+# The doctor's srun is warned as Slurm does it, the run's ends as a node that finds the file does.
+_SRUN = """#!/bin/bash
+case "$*" in
+  *doctor*) kill -USR1 $PPID; sleep 0.5 ;;
+  *) code=1; [[ -e $RUN/logs/slurm_7/restart_0/time_is_up ]] && code=75; exit $code ;;
+esac
+"""
+
+
+def test_a_warning_while_the_nodes_are_looked_at_is_heard(tmp_path: Path) -> None:
+    run, tools = tmp_path / "mine", tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("srun", _SRUN), ("scontrol", '#!/bin/bash\necho "$@"\n')):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": "1"}
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "RUN": str(run), **slurm}
+    done = subprocess.run(
+        ["bash", "-c", render(replace(JOB, run=run, doctor=("--gpus", "1")))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 75, done
+    assert "time is nearly up" in done.stdout and "requeue 7" in done.stdout
 
 
 def test_nothing_is_left_of_the_template() -> None:

@@ -20,6 +20,7 @@ def heard(number, _):
     sys.exit(75 if number == signal.SIGUSR1 else 128 + number)
 for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, heard)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 pathlib.Path(sys.argv[1], "listens").touch()
 time.sleep(60)
 """
@@ -65,6 +66,21 @@ def test_the_file_becomes_usr1_and_usr1_itself_ends_nobody(tmp_path: Path) -> No
     assert node.poll() is None
     (tmp_path / "time_is_up").touch()
     assert ended(node) == 75
+
+
+def test_usr1_waits_until_the_command_can_hear_it(tmp_path: Path) -> None:
+    begun = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'begun').touch(); time.sleep(2.0)\n"
+    node = started(tmp_path, "-c", begun + _LISTENS, str(tmp_path))
+    until((tmp_path / "begun").exists)
+    (tmp_path / "time_is_up").touch()
+    assert ended(node) == 75
+
+
+def test_nothing_is_started_when_time_is_up_before(tmp_path: Path) -> None:
+    (tmp_path / "time_is_up").touch()
+    assert ended(started(tmp_path, "-c", _LISTENS, str(tmp_path))) == 75
+    assert (tmp_path / "exit_code").read_text() == "75\n"
+    assert not (tmp_path / "listens").exists()
 
 
 def test_sigterm_is_passed_on(tmp_path: Path) -> None:
