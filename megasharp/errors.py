@@ -11,8 +11,8 @@ class UserError(Exception):
     exit_code = 2
 
 
-class NoEngineLeft(UserError):
-    """Every engine is lost; the message names each one's fate. A failure of the run, which another start may mend."""
+class RunFailed(UserError):
+    """The run failed and another start may mend it, as where engines are lost or late; the message says what failed."""
 
     exit_code = 1
 

@@ -18,9 +18,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from megasharp.cluster.connection import usable
 from megasharp.cluster.engine_actor import EngineActor, NotStarted, Started
 from megasharp.cluster.slots import Slots, end_actors
-from megasharp.errors import UserError, one_line
+from megasharp.errors import RunFailed, UserError, one_line
 from megasharp.serving.client.api import EngineApi
-from megasharp.serving.client.launch import FleetSettings, answers, new_key, stop
+from megasharp.serving.client.launch import FleetSettings, answers, new_key, start_error, stop
 
 _POLL_S = 0.2
 # An actor answers at once; one that does not is on a node in trouble.
@@ -84,7 +84,7 @@ class ClusterEngine:
 def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngine]:
     """Start all engines in their slots and wait until all answer.
 
-    `settings.gpus` is filled in from the slots. Raises UserError, with every engine stopped, when one does not start.
+    `settings.gpus` comes from the slots. Raises `start_error`, with all engines stopped, where one does not start.
     """
     settings, key = _placed(settings, slots), new_key()
     addresses = [_address(slots, index) for index in range(settings.engines)]
@@ -202,7 +202,7 @@ def _started(actors: Sequence[Any], addresses: Sequence[str], key: str, settings
     try:
         answered = ray.get([actor.start.remote() for actor in actors], timeout=settings.start_limit_s)
     except RayError as error:
-        raise UserError(f"the engines' Ray actors did not start: {one_line(error)}") from error
+        raise RunFailed(f"the engines' Ray actors did not start: {one_line(error)}") from error
     engines = []
     for index, (actor, address, answer) in enumerate(zip(actors, addresses, answered, strict=True)):
         if isinstance(answer, NotStarted):
@@ -220,7 +220,7 @@ def _wait_for_all(engines: Sequence[ClusterEngine], limit: float) -> None:
         for engine in waiting:
             problem = _problem(engine, late)
             if problem is not None:
-                raise UserError(problem)
+                raise start_error(problem)
         answered = [engine for engine in waiting if answers(engine.api)]
         for engine in answered:
             engine.actor.settled.remote()

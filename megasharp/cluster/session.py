@@ -30,7 +30,7 @@ from megasharp.cluster.connection import usable
 from megasharp.cluster.environment import object_store_bytes, quiet, server_environment
 from megasharp.cluster.layout import Layout
 from megasharp.cluster.slots import Slots, reserve
-from megasharp.errors import UserError, one_line
+from megasharp.errors import RunFailed, UserError, one_line
 from megasharp.scratch import Scratch, parent_for_sockets
 from megasharp.serving.client.launch import remove_leftovers
 
@@ -137,7 +137,7 @@ class RaySession:
         return found
 
     def reserve(self, layout: Layout, limit_s: float = 60.0) -> Slots:
-        """Reserve all slots, or raise UserError within `limit_s`: what the cluster lacks is not waited for."""
+        """Reserve all slots, or raise within `limit_s`: UserError for what Ray lacks, RunFailed for what is taken."""
         self._check(layout)
         return reserve(layout, limit_s)
 
@@ -147,9 +147,12 @@ class RaySession:
         while True:
             try:
                 return check_capacity(layout, self.nodes())
-            except UserError:
-                if time.monotonic() > deadline or all(_idle(node) for node in self.nodes()):
+            except UserError as error:
+                if all(_idle(node) for node in self.nodes()):
                     raise
+                if time.monotonic() > deadline:
+                    # Whoever holds the rest, another run or one that was killed, gives it back one day.
+                    raise RunFailed(one_line(error)) from error
             time.sleep(_POLL_S)
 
     def close(self) -> None:

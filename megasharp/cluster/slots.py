@@ -10,7 +10,7 @@ from typing import Any
 
 from megasharp.cluster.connection import usable
 from megasharp.cluster.layout import Layout
-from megasharp.errors import UserError
+from megasharp.errors import RunFailed, UserError
 
 _WHOLE = 1.0
 # A rank and an engine share a slot in turn; Ray has to find both places free at once.
@@ -47,7 +47,7 @@ class Slots:
 
 
 def reserve(layout: Layout, limit_s: float) -> Slots:
-    """Reserve all slots of the connected Ray within `limit_s`; raises UserError, with none reserved, otherwise."""
+    """Reserve all slots of the connected Ray within `limit_s`; raises RunFailed, with none reserved, otherwise."""
     from ray.util import placement_group
 
     deadline = time.monotonic() + limit_s
@@ -57,7 +57,7 @@ def reserve(layout: Layout, limit_s: float) -> Slots:
             groups.append(placement_group([layout.bundle] * len(slots), strategy="STRICT_PACK"))
         for number, group in enumerate(groups):
             if not group.wait(max(0.1, deadline - time.monotonic())):
-                raise UserError(
+                raise RunFailed(
                     f"Ray did not reserve {len(layout.nodes[number])} slots on one node within {limit_s:g} s (group "
                     f"{number + 1} of {len(groups)}); another run may have taken them"
                 )
@@ -119,7 +119,7 @@ def _gpus(layout: Layout, groups: Sequence[Any], deadline: float) -> list[int]:
         names = ray.get(refs, timeout=max(1.0, deadline - time.monotonic()))
         return [int(name) for name in names]
     except ray.exceptions.GetTimeoutError as error:
-        raise UserError("Ray's nodes did not say in time which GPUs they gave us; look at `ray status`") from error
+        raise RunFailed("Ray's nodes did not say in time which GPUs they gave us; look at `ray status`") from error
     except ValueError as error:
         raise UserError(
             "Ray names its GPUs by UUID; start its nodes with CUDA_VISIBLE_DEVICES unset or as numbers"

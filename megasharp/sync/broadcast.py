@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
-from megasharp.errors import UserError
+from megasharp.errors import RunFailed
 from megasharp.protocols import WeightSource
 from megasharp.serving.bucket import Stamp, new_stamp
 from megasharp.serving.client.api import EngineApi, EngineFailed
@@ -40,7 +40,7 @@ class Broadcast:
     def deliver(
         self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
     ) -> None:
-        """Push everything; begins anew without the engines that fail. Raises UserError when none is left."""
+        """Push everything; begins anew without the engines that fail. Raises RunFailed when none is left."""
         parts = ranked(source, memory)
         mode, digests = self._settings.in_flight, Digests(self._settings.verify)
         try:
@@ -109,7 +109,7 @@ class Broadcast:
     def _settle(self, sent: Sent, policy: RankedSource) -> None:
         """After a failure: give up the engines at fault, have the others and the sources leave all groups.
 
-        Raises UserError where no engine is left, or none is at fault.
+        Raises RunFailed where no engine is left, or none is at fault.
         """
         groups, self._groups = self._groups, []
         there = self._receivers.alive()
@@ -143,7 +143,7 @@ class Broadcast:
                     self._lose(member, at_fault[member.process.index].reason)
             if at_fault:
                 return
-        raise UserError(f"the weights could not be broadcast: {sent.own}; see the logs of the learner's ranks")
+        raise RunFailed(f"the weights could not be broadcast: {sent.own}; see the logs of the learner's ranks")
 
     def _lose(self, member: Member, reason: str) -> None:
         self._receivers.lose(member, f"broadcast of weights: {reason}")

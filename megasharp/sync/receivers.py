@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from megasharp.errors import NoEngineLeft
+from megasharp.errors import RunFailed
 from megasharp.serving.bucket import Header, Stamp
 from megasharp.serving.client.api import CONTROL_S, EngineApi, EngineFailed, InFlight, Refused
 from megasharp.serving.client.health import Lost
@@ -61,7 +61,7 @@ class Receivers:
             if failure is not None:
                 said.append(self.lose(member, f"{what}: {failure}"))
         if len(said) == len(taking):
-            raise NoEngineLeft(f"no engine is left that takes weights; {what} failed: {'; '.join(said)}")
+            raise RunFailed(f"no engine is left that takes weights; {what} failed: {'; '.join(said)}")
 
     def lose(self, member: Member, reason: str) -> str:
         """Give an engine up, and kill it; returns its name and fate."""

@@ -15,7 +15,7 @@ import pytest
 
 from megasharp import signals
 from megasharp.command import run_command
-from megasharp.errors import NoEngineLeft, StageTimeout, TrainingStopped, UserError
+from megasharp.errors import RunFailed, StageTimeout, TrainingStopped, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_exit_code_and_one_line(number: int, code: int, line: str, capsys: pytes
     assert outcome(lambda: send(number), capsys) == (code, line)
 
 
-@pytest.mark.parametrize(("error", "code"), [(UserError("x"), 2), (NoEngineLeft("x"), 1), (TrainingStopped("x"), 1)])
+@pytest.mark.parametrize(("error", "code"), [(UserError("x"), 2), (RunFailed("x"), 1), (TrainingStopped("x"), 1)])
 def test_a_mistake_is_told_from_a_failure(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> None:
         raise error

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from megasharp.errors import EnginesLost, NotSampled, UserError
+from megasharp.errors import EnginesLost, NotSampled, RunFailed, UserError
 from megasharp.serving.client.api import EngineFailed
 from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.health import Answered
@@ -40,7 +40,7 @@ class Fleet:
     A prompt that no engine takes (empty, too long) gets aborted completions; `tell` gets a line about the first. An
     engine that is lost is left out from then on, and its unfinished prompts go to the others; `tell` gets a line about
     each. With a `starter` it begins anew, and is let in by a push. `engines` have started, and the fleet ends them.
-    Raises UserError when one of them fails meanwhile.
+    Raises RunFailed when one of them fails meanwhile.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Fleet:
             self._members.start_watching()
         except EngineFailed as error:
             self.close()
-            raise UserError(f"the engines started, but one then failed: {error}; see {settings.log_folder}") from error
+            raise RunFailed(f"the engines started, but one then failed: {error}; see {settings.log_folder}") from error
         except BaseException:
             self.close()
             raise
@@ -164,7 +164,7 @@ class Fleet:
 
         `whole`: of every network that the engines hold, so that one which came back can take part.
 
-        Nothing is sampled inside. An engine that fails is left out. Raises UserError when none is left, or when one
+        Nothing is sampled inside. An engine that fails is left out. Raises RunFailed when none is left, or when one
         says that it serves another version afterwards. After any error no engine serves until an update succeeds.
         """
         if self._closed:
@@ -186,7 +186,7 @@ class Fleet:
                 continue
             self._members.observe(member, Answered(served))
             if served != version:
-                raise UserError(
+                raise RunFailed(
                     f"{member.name} serves weights version {served} after version {version} was pushed to it; "
                     f"see {member.process.log}"
                 )
@@ -238,7 +238,7 @@ def start_fleet(
 ) -> Fleet:
     """Start engines on this machine and make a fleet of them; call it, and push, from one thread that lives as long.
 
-    Raises UserError when an engine does not start.
+    Raises UserError or RunFailed when an engine does not start.
     """
     starter = LocalStarter(settings) if options is not None and options.restarts.most else None
     return Fleet(launch(settings), settings, options, tell, starter)

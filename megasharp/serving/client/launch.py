@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from megasharp import signals
-from megasharp.errors import UserError
+from megasharp.errors import RunFailed, UserError
 from megasharp.files import private
 from megasharp.scratch import SHARED_MEMORY, Scratch, parent_for_sockets, remove_abandoned
 from megasharp.serving.client import child
@@ -45,9 +45,10 @@ _UNWANTED_PREFIX = "RAY_"
 # The last line of a traceback, uvicorn's line about its port, and what our own check says.
 _ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b|\[Errno \d+\]|^error:|out of memory", re.IGNORECASE)
 _NO_PORT = "error while attempting to bind on address"
+_PORT_TAKEN = "its port is taken"
 # What a log says, and what it means to the user; the first that is found rules.
 _REASONS = (
-    (("address already in use", "eaddrinuse", "port is already in use"), "its port is taken"),
+    (("address already in use", "eaddrinuse", "port is already in use"), _PORT_TAKEN),
     (
         (
             "out of memory",
@@ -65,6 +66,8 @@ _REASONS = (
     ),
     (("no module named",), "its Python lacks a package; build it anew, as megasharp/serving/README.md says"),
 )
+_DID_NOT_START = "did not start: "
+_THE_USERS = tuple(_DID_NOT_START + reason for _, reason in _REASONS if reason != _PORT_TAKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ class EngineProcess:
 def launch(settings: FleetSettings) -> list[EngineProcess]:
     """Start all engines and wait until all answer.
 
-    Raises UserError, with every engine stopped, when one does not start: which, why, its log and its last lines.
+    Raises `start_error`, with every engine stopped, when one does not start: which, why, its log and its last lines.
     """
     check_python(settings)
     key = new_key()
@@ -313,7 +316,7 @@ def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
         for engine in waiting:
             ended = start_problem(engine)
             if ended is not None or time.monotonic() > deadline:
-                raise UserError(start_failure(engine, len(engines), ended or f"no answer within {limit:g} s"))
+                raise start_error(start_failure(engine, len(engines), ended or f"no answer within {limit:g} s"))
         answered = [engine for engine in waiting if answers(engine.api)]
         for engine in answered:
             engine.settled()
@@ -338,7 +341,12 @@ def answers(api: EngineApi) -> bool:
 
 def start_failure(engine: EngineProcess, total: int, ended: str) -> str:
     """The message for an engine that did not start, so that none does: which, why, its log and its last lines."""
-    return f"{engine.name} of {total} did not start: {why_not_started(engine, ended, 'all engines are stopped; ')}"
+    return f"{engine.name} of {total} {_DID_NOT_START}{why_not_started(engine, ended, 'all engines are stopped; ')}"
+
+
+def start_error(message: str) -> UserError:
+    """The error of such a message: the user's mistake where the log names one; else another start may mend it."""
+    return UserError(message) if any(words in message for words in _THE_USERS) else RunFailed(message)
 
 
 def why_not_started(engine: EngineProcess, ended: str, outcome: str = "") -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from megasharp.errors import NoEngineLeft
+from megasharp.errors import RunFailed
 from megasharp.serving.client.api import EngineFailed
 from megasharp.serving.client.handle import EngineHandle
 from megasharp.serving.client.health import Answered, Condition, Doubted, Event, Health, Lost, Missed, Wanted, after
@@ -134,10 +134,10 @@ class Members:
         last = f"; last lines: {member.process.tail()}" if health.ended else ""
         return f"{health.condition.value}{why}; see {member.process.log}{last}"
 
-    def none_left(self) -> NoEngineLeft:
+    def none_left(self) -> RunFailed:
         """The error for a fleet in which no engine can serve: names each engine's fate."""
         fates = "; ".join(f"{member.name} is {self.describe(member)}" for member in self.all)
-        return NoEngineLeft(f"no engine is left to sample with: {fates}")
+        return RunFailed(f"no engine is left to sample with: {fates}")
 
     @contextmanager
     def busy(self, tokens: int, at_once: int) -> Iterator[Member]:

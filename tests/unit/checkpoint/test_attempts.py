@@ -9,7 +9,7 @@ import pytest
 
 from megasharp import signals
 from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptLog, AttemptRecord, read_attempts
-from megasharp.errors import NoEngineLeft, RankDied, TrainingStopped, UserError
+from megasharp.errors import RankDied, RunFailed, TrainingStopped, UserError
 
 
 class Clock:
@@ -53,7 +53,7 @@ def test_a_killed_attempt_has_no_end_and_was_seen_at_its_last_record(tmp_path: P
     [
         (None, "finished", 0),
         (UserError("disk full"), "disk full", 2),
-        (NoEngineLeft("engine 0 is dead"), "engine 0 is dead", 1),
+        (RunFailed("engine 0 is dead"), "engine 0 is dead", 1),
         (TrainingStopped("five steps"), "five steps", 1),
         (RankDied("rank 3"), "rank 3", 1),
         (ValueError("two\nlines"), "ValueError: two lines", 1),

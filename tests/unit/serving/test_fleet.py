@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from megasharp.errors import NoEngineLeft, UserError
+from megasharp.errors import RunFailed, UserError
 from megasharp.serving.client.router import RouterSettings
 from megasharp.types import Completion, FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
 from tests.unit.serving.conftest import Make
@@ -206,7 +206,7 @@ def test_all_engines_lost(make: Make) -> None:
     for member in stand_ins.fleet.members.all:
         threading.Timer(0.3, os.kill, (member.process.pid, signal.SIGKILL)).start()
     started = time.monotonic()
-    with pytest.raises(NoEngineLeft) as raised:
+    with pytest.raises(RunFailed) as raised:
         stand_ins.fleet.generate(prompts(5), SAMPLING)
     assert time.monotonic() - started < 10
     text = str(raised.value)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.errors import UserError
+from megasharp.errors import RunFailed, UserError
 from megasharp.serving.client import launch as module
 from megasharp.serving.client.launch import HeldPort, environment, launch, stop, tail
 from tests.unit.serving.conftest import running, settings
@@ -59,7 +59,7 @@ def test_every_fleet_has_a_key_of_its_own(tmp_path: Path) -> None:
 
 def test_one_that_does_not_start_stops_all(tmp_path: Path, groups: list[int]) -> None:
     started = time.monotonic()
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(RunFailed) as raised:
         launch(settings(tmp_path, 3, start="exit"))
     assert time.monotonic() - started < 10
     text = str(raised.value)
@@ -73,14 +73,14 @@ def test_one_that_does_not_start_stops_all(tmp_path: Path, groups: list[int]) ->
 
 def test_one_that_never_answers_ends_in_bounded_time(tmp_path: Path, groups: list[int]) -> None:
     quick = replace(settings(tmp_path, 2, start="silent"), start_limit_s=1.0)
-    with pytest.raises(UserError, match=r"engine 0 of 2 did not start: no answer within 1 s.*loading forever"):
+    with pytest.raises(RunFailed, match=r"engine 0 of 2 did not start: no answer within 1 s.*loading forever"):
         launch(quick)
     assert not any(map(running, groups))
 
 
 def test_one_whose_server_ended_while_its_process_stays(tmp_path: Path, groups: list[int]) -> None:
     started = time.monotonic()
-    with pytest.raises(UserError, match=r"engine 0 of 1 did not start: its port is taken \(its server has ended\)"):
+    with pytest.raises(RunFailed, match=r"engine 0 of 1 did not start: its port is taken \(its server has ended\)"):
         launch(settings(tmp_path, 1, start="portless"))
     assert time.monotonic() - started < 10
     assert not any(map(running, groups))
@@ -164,6 +164,20 @@ def test_environment(tmp_path: Path) -> None:
 )
 def test_reasons(tmp_path: Path, log: str, reason: str) -> None:
     assert str(module._reason(f"INFO starting\n{log}\n")).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        ("it cannot load the model (its process ended)", UserError),
+        ("its port is taken", RunFailed),
+        ("no answer within 600 s", RunFailed),
+        ("its process was killed by SIGKILL; last lines: it cannot load the model", RunFailed),
+        ("its Ray actor, or its node, is gone", RunFailed),
+    ],
+)
+def test_what_the_user_must_change_is_told_from_what_another_start_may_mend(start: str, kind: type) -> None:
+    assert type(module.start_error(f"engine 0 of 2 did not start: {start}")) is kind
 
 
 def test_only_the_last_error_gives_the_reason() -> None:

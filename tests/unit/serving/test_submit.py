@@ -9,7 +9,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from megasharp.errors import EnginesLost, NotSampled, UserError
+from megasharp.errors import EnginesLost, NotSampled, RunFailed, UserError
 from megasharp.serving.client.router import RouterSettings
 from megasharp.types import FinishReason, GenerateRequest
 from tests.unit.serving.conftest import Make
@@ -127,12 +127,12 @@ def test_a_refusal_is_not_the_engines_fault(make: Make) -> None:
     assert stand_ins.conditions() == ["serving"]
 
 
-def test_all_engines_lost_is_the_users_to_mend(make: Make) -> None:
+def test_all_engines_lost_is_a_failure_of_the_run(make: Make) -> None:
     stand_ins = make(1, delay=30.0)
     future = stand_ins.fleet.submit(prompts(1)[0], SAMPLING)
     wait_until(lambda: stand_ins.command(0)["at_once"] == 1)
     os.kill(stand_ins.fleet.members.all[0].process.pid, signal.SIGKILL)
-    with pytest.raises(UserError, match="no engine is left to sample with"):
+    with pytest.raises(RunFailed, match="no engine is left to sample with"):
         future.result(timeout=20)
 
 

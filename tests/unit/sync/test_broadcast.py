@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megasharp.errors import UserError
+from megasharp.errors import RunFailed
 from megasharp.serving.client.api import EngineApi, EngineFailed, EngineSlow, Refused
 from megasharp.sync import broadcast_rank
 from megasharp.sync.fleet import FleetSync
@@ -157,10 +157,22 @@ def test_nobody_takes_a_broadcast(make: Make, sync: MakeSync, groups: list[Group
     pushing = sync(stand_ins, "gloo", version=4)
     for index in (0, 1):
         stand_ins.command(index, {"/update_weights_from_distributed": "fail"})
-    with pytest.raises(UserError, match=r"no engine is left.*engine 0 is dead \(broadcast of weights: status 500"):
+    with pytest.raises(RunFailed, match=r"no engine is left.*engine 0 is dead \(broadcast of weights: status 500"):
         pushing.push(Ranks())
     assert pushing.version == 4
     assert not any(group.open for group in groups)
+
+
+def test_a_broadcast_that_fails_with_no_engine_at_fault_fails_the_run(
+    make: Make, sync: MakeSync, groups: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("connection reset")
+
+    stand_ins = make(2)
+    monkeypatch.setattr(Group, "__init__", fail)
+    with pytest.raises(RunFailed, match=r"the weights could not be broadcast: .*connection reset"):
+        sync(stand_ins, "gloo").push(Ranks())
 
 
 def test_engines_that_come_and_go_change_the_groups(make: Make, sync: MakeSync, groups: list[Group]) -> None:

@@ -1,0 +1,21 @@
+"""What is free in Ray: what the cluster lacks is the user's to mend, what is taken may be free at the next start."""
+
+from __future__ import annotations
+
+import pytest
+
+from megasharp.cluster import session as module
+from megasharp.cluster.capacity import NodeCapacity
+from megasharp.cluster.layout import Needs, make_layout
+from megasharp.cluster.session import RaySession
+from megasharp.errors import RunFailed, UserError
+
+
+@pytest.mark.parametrize(("cpus", "free", "kind"), [(1.0, 1.0, UserError), (2.0, 1.0, RunFailed)])
+def test_too_few_places(monkeypatch: pytest.MonkeyPatch, cpus: float, free: float, kind: type) -> None:
+    monkeypatch.setattr(module, "_NEWS_S", 0.2)
+    monkeypatch.setattr(RaySession, "nodes", lambda _: [NodeCapacity("a", cpus, free)])
+    session = RaySession.__new__(RaySession)
+    with pytest.raises(UserError, match="Ray cannot place this run: it needs 2 CPUs free on one node") as raised:
+        session.reserve(make_layout(Needs(1, 1, 1, 1, "disaggregated")))
+    assert raised.type is kind
