@@ -122,7 +122,7 @@ class Checkpoints:
         checked = self._checked
         write_unfinished(folder, driver.unfinished)
         write_text(folder / GENERATORS / _DRIVER, driver.generators.model_dump_json())
-        learners.policy.apply(save_rank_generators, folder / GENERATORS)
+        generators = dict(learners.policy.apply(save_rank_generators, folder / GENERATORS))
         if state.reference == REFERENCE:
             # First: it takes the policy's place for a moment, whose weights may be on their way uncopied later.
             (folder / REFERENCE).mkdir()
@@ -136,7 +136,7 @@ class Checkpoints:
             saving.append(learners.memory.learner)
         if checked.config.checkpoint.export_hf:
             write_hf_folder(folder / "hf_export", checked.model.description, learners.policy.export_weights())
-        return _Shards(saving)
+        return _Shards(saving, generators)
 
 
 def _begin_model(network: Checked | MemoryFolder, learner: RanksLearner, folder: Path, copy: bool) -> None:
@@ -154,13 +154,15 @@ def _memory_weights(folder: Path) -> Path:
 
 
 class _Shards:
-    """The learners whose shards are being written."""
+    """The learners whose shards are being written, and what their ranks have written already."""
 
-    def __init__(self, learners: list[RanksLearner]) -> None:
+    def __init__(self, learners: list[RanksLearner], written: Mapping[Path, FileHash]) -> None:
         self._learners = learners
+        self._written = written
 
     def is_written(self) -> bool:
         return all(learner.saves_are_written() for learner in self._learners)
 
     def finish(self) -> Mapping[Path, FileHash]:
-        return {path: found for learner in self._learners for path, found in learner.finish_saves().items()}
+        shards = {path: found for learner in self._learners for path, found in learner.finish_saves().items()}
+        return {**self._written, **shards}

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
+from megasharp.checkpoint.store import complete_steps
 from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.architecture import Architecture
@@ -36,7 +37,8 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> 
     """Lines that name changes since the last attempt; none for a run that does not exist yet.
 
     `allowed` are keys or sections of `IDENTITY` that may change all the same. Raises UserError for a folder that is no
-    run, for an allowed key that no configuration has, and for changed keys of `IDENTITY`, naming each.
+    run, for an allowed key that no configuration has, for changed keys of `IDENTITY`, naming each, and for a run that
+    has more steps behind it than `steps`.
     """
     now = dict(flat(parse_yaml(dump_yaml(config), str(root))))
     for name in allowed:
@@ -57,6 +59,9 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> 
             f"{root}: {'; '.join(refused)}, which is another run; choose another name= for it, or say "
             "--allow-change KEY"
         )
+    done = max(complete_steps(root / "checkpoints"), default=0)
+    if done > config.steps:
+        raise UserError(f"{root}: step {done} is done already; steps={config.steps} is less")
     decay = config.policy.optimizer.decay
     notes = {} if decay == "constant" else {"steps": f" (the {decay} decay of the learning rate ends there)"}
     return [

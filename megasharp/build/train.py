@@ -26,7 +26,7 @@ from megasharp.checkpoint.store import RunState
 from megasharp.config.core import dump_yaml
 from megasharp.data.stream import DataCursor
 from megasharp.deterministic import compute_deterministically
-from megasharp.errors import TrainingStopped, UserError
+from megasharp.errors import TrainingStopped
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
 from megasharp.evals.result import EvalResult, save, stored_figures
 from megasharp.evals.suites import Suite
@@ -117,8 +117,6 @@ class _Run:
         self._checkpoints = Checkpoints(checked, folder.checkpoints, say)
         stack.callback(self._checkpoints.abandon)
         self._start = self._checkpoints.start
-        if self._start.step > config.steps:
-            raise UserError(f"{folder.root}: step {self._start.step} is done already; steps={config.steps} is less")
         resumed = folder.resumed
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")
@@ -187,7 +185,7 @@ class _Run:
             self._clock.take()
             with self._progress:
                 loop.run(self._parts(), self._plan(), standing)
-            self._evaluate(config.steps)
+            self._evaluate(config.steps, only_missing=True)
         except TrainingStopped:
             # It said that there is a checkpoint.
             self._checkpoints.finish()

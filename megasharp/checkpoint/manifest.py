@@ -58,10 +58,14 @@ class Manifest(Section):
 
 
 def describe_files(folder: Path, known: Mapping[Path, FileHash]) -> dict[str, FileEntry]:
-    """Size and hash of every file below `folder`; of those in `known` they need not be found again."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    hashes = hash_files([path for path in paths if path not in known]) | dict(known)
-    return {str(path.relative_to(folder)): FileEntry.of(hashes[path]) for path in paths}
+    """Size and hash of every file below `folder`; of those in `known` they need not be found again.
+
+    Files in `known` count also where they are not listed: a network file system's cache lacks for a while what other
+    nodes have just made.
+    """
+    listed = [path for path in folder.rglob("*") if path.is_file()]
+    hashes = hash_files([path for path in listed if path not in known]) | dict(known)
+    return {str(path.relative_to(folder)): FileEntry.of(hashes[path]) for path in sorted(hashes)}
 
 
 def hash_files(paths: Sequence[Path]) -> dict[Path, FileHash]:

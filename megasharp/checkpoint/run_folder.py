@@ -86,8 +86,8 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         _refuse_existing(root, resume)
         if not resume:
             _clear(root)
-        attempt = 1 + len(list((root / "logs").glob("attempt_*")))
-        folder = RunFolder(root, attempt, resume and attempt > 1, lock)
+        attempt = 1 + max(_attempts(root), default=0)
+        folder = RunFolder(root, attempt, resume and (attempt > 1 or has_begun(root)), lock)
         folder.logs.mkdir(parents=True)
         write_text(root / CONFIG_FILE, resolved_config)
     except OSError as error:
@@ -114,12 +114,23 @@ def _take(lock: TextIO) -> bool:
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
+        except OSError as error:
+            raise UserError(
+                f"{lock.name}: the file system cannot lock files ({one_line(error)}), and without that two processes "
+                "could run this run; choose another folder for runs, or mount it with locks (flock)"
+            ) from error
         else:
             return True
+
+
+def _attempts(root: Path) -> list[int]:
+    """Numbers of the starts whose logs are there."""
+    names = (path.name.removeprefix("attempt_") for path in root.glob("logs/attempt_*"))
+    return [int(name) for name in names if name.isdecimal()]
 
 
 def _refuse_existing(root: Path, resume: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -82,7 +82,7 @@ class CheckpointStore:
         """
         self.finish()
         final = self._step(state.step)
-        partial = self._folder / f".{final.name}{_PARTIAL}"
+        partial = self._partial(state.step)
         with self._removed_if_it_fails(final, partial):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -101,8 +101,14 @@ class CheckpointStore:
         with self._removed_if_it_fails(pending.final, pending.partial):
             _complete(pending.partial, pending.state, pending.writing.finish())
             pending.partial.rename(pending.final)
+        try:
             flush(self._folder)
             write_text(self._folder / LATEST, pending.final.name + "\n")
+        except (OSError, UserError) as error:
+            raise UserError(
+                f"{pending.final}: this checkpoint is complete, but {LATEST} does not name it: {one_line(error)}; "
+                "mend the disk and continue with --resume"
+            ) from error
         self._prune()
 
     def abandon(self) -> None:
@@ -128,11 +134,12 @@ class CheckpointStore:
     def _step(self, step: int) -> Path:
         return self._folder / f"step_{step:06d}"
 
+    def _partial(self, step: int) -> Path:
+        return self._folder / f".{self._step(step).name}{_PARTIAL}"
+
     def steps(self) -> list[int]:
         """Steps of complete checkpoints, oldest first."""
-        names = (path.parent.name.removeprefix("step_") for path in self._folder.glob(f"step_*/{MANIFEST}"))
-        # A copy that someone made beside it has another kind of name.
-        return sorted(int(name) for name in names if name.isdecimal())
+        return complete_steps(self._folder)
 
     def newest(self, damaged: Callable[[str], None] | None = None) -> tuple[Path, RunState] | None:
         """The newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.
@@ -150,29 +157,31 @@ class CheckpointStore:
             if damaged is not None:
                 damaged(problem)
         if problems:
-            raise UserError(f"{self._folder}: no complete checkpoint: {problems[0]}")
+            raise UserError(f"{self._folder}: no complete checkpoint: {'; '.join(problems)}")
         return None
 
     def take_up(self, damaged: Callable[[str], None]) -> tuple[Path, RunState] | None:
         """`newest`, for the run that goes on from there; only the process that holds the run may call it.
 
-        Newer checkpoints, damaged ones, make way for those that will be written in their place: they are renamed.
-        What a killed process was writing goes.
+        Newer checkpoints, damaged ones, make way for those that will be written in their place: they are renamed, and
+        `damaged` is told what is wrong with each and its new name. What a killed process was writing or removing goes.
         """
         for left in self._folder.glob(f".step_*{_PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
-        found = self.newest(damaged)
+        problems: list[str] = []
+        found = self.newest(problems.append)
         if found is None:
             return None
         folder, state = found
         newer = [step for step in self.steps() if step > state.step]
         if newer:
             write_text(self._folder / LATEST, folder.name + "\n")
-        for step in newer:
+        for step, problem in zip(reversed(newer), problems, strict=True):
             name = self._step(step).name
             aside = self._folder / f"damaged_{name}"
             shutil.rmtree(aside, ignore_errors=True)
             self._step(step).rename(aside)
+            damaged(f"{problem}; {name} is now {aside.name} and stays until you remove it")
         return found
 
     @staticmethod
@@ -201,10 +210,19 @@ class CheckpointStore:
         if self._keep_every is not None:
             kept |= {step for step in steps if step % self._keep_every == 0}
         for step in set(steps) - kept - {self.best}:
-            folder = self._step(step)
-            # Without its manifest it no longer exists, even if the removal is interrupted.
-            (folder / MANIFEST).unlink()
-            shutil.rmtree(folder, ignore_errors=True)
+            leaving = self._partial(step)
+            # Under this name it no longer exists, and goes at the next start if the removal is interrupted. What cannot
+            # be removed now is tried again after the next save.
+            with suppress(OSError):
+                self._step(step).rename(leaving)
+                shutil.rmtree(leaving, ignore_errors=True)
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Steps of complete checkpoints in a run's `checkpoints/`, oldest first."""
+    names = (path.parent.name.removeprefix("step_") for path in folder.glob(f"step_*/{MANIFEST}"))
+    # A copy that someone made beside it has another kind of name.
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -61,6 +61,7 @@ class PromptStream:
         self._pending: list[DataCursor] = []
         self._cursor = DataCursor(0, 0)
         self._order = self._shuffled(0)
+        self._pending_order: tuple[int, list[int]] | None = None
 
     def __len__(self) -> int:
         """Prompts per epoch."""
@@ -98,7 +99,7 @@ class PromptStream:
     def _next(self) -> Prompt:
         if self._pending:
             place = self._pending.pop(0)
-            return self._prompt(place, self._shuffled(place.epoch))
+            return self._prompt(place, self._order_of(place.epoch))
         prompt = self._prompt(self._cursor, self._order)
         self._advance()
         return prompt
@@ -113,6 +114,14 @@ class PromptStream:
             epoch, position = epoch + 1, 0
             self._order = self._shuffled(epoch)
         self._cursor = DataCursor(epoch, position)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        """The order of an epoch that pending prompts are of: a large file takes a second to shuffle."""
+        if epoch == self._cursor.epoch:
+            return self._order
+        if self._pending_order is None or self._pending_order[0] != epoch:
+            self._pending_order = epoch, self._shuffled(epoch)
+        return self._pending_order[1]
 
     def _shuffled(self, epoch: int) -> list[int]:
         """The order of one epoch. Seeding with text is stable between processes and Python versions."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
@@ -41,6 +42,7 @@ class ShardWriting:
         self._request = dist_checkpointing.save(
             state, str(folder), async_sharded_save=True, content_metadata=dict(metadata), **_OWN_PLANS
         )
+        self._folder = folder
         self._files: dict[str, FileHash] = {}
         self._thread: threading.Thread | None = None
         if self._request.async_fn is not None:
@@ -70,6 +72,8 @@ class ShardWriting:
             # No Exception, by torch's choice, and a page long; only the first rank is told the reasons.
             reasons = "; ".join(f"rank {rank}: {one_line(told[0])}" for rank, told in error.failures.items())
             raise RuntimeError(f"shards were not written: {reasons or 'another rank says why'}") from None
+        if dist.get_rank() == 0:
+            self._files |= {str(path): FileHash.of(path) for path in self._folder.iterdir() if not _is_shard(path)}
         return self._files
 
     def _write(self, transforms: list[Any], buckets: list[_Bucket], results: queue.Queue[Any]) -> None:
@@ -97,3 +101,8 @@ def _on_cpu(bucket: _Bucket, copy: bool) -> _Bucket:
     """Where Megatron's writer wants everything; with `copy` in memory of its own."""
     path, key, (texts, tensors) = bucket
     return path, key, (texts, [(item, tensor.to("cpu", copy=copy)) for item, tensor in tensors])
+
+
+def _is_shard(path: Path) -> bool:
+    """Of some rank; everything else in the folder describes all of them, and the first rank has written it."""
+    return path.suffix == ".distcp"

@@ -11,20 +11,21 @@ from pathlib import Path
 import torch.distributed as dist
 from megatron.core.tensor_parallel.random import convert_cuda_rng_state, get_cuda_rng_tracker
 
-from megasharp.files import write_text
+from megasharp.files import FileHash, write_text
 from megasharp.generators import GeneratorStates, as_text, from_text, generator_states, restore_generators
 from megasharp.mcore.learner import RankLearner
 
 RANK_FILES = "rank_*.json"
 
 
-def save_rank_generators(learner: RankLearner, folder: Path) -> None:
-    """Write where this rank's generators stand into `folder`."""
+def save_rank_generators(learner: RankLearner, folder: Path) -> tuple[Path, FileHash]:
+    """Write where this rank's generators stand into `folder`; returns the file."""
     tracked = {
         name: as_text(convert_cuda_rng_state(state)) for name, state in get_cuda_rng_tracker().get_states().items()
     }
     states = generator_states().model_copy(update={"tracked": tracked})
     write_text(_file(folder), states.model_dump_json())
+    return _file(folder), FileHash.of(_file(folder))
 
 
 def load_rank_generators(learner: RankLearner, folder: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from megasharp.config.core import Tree
+from megasharp.config.core import Tree, flat
 from megasharp.runs.goodput import goodput
 from megasharp.runs.history import RunHistory
 from megasharp.runs.text import columns, duration
@@ -19,21 +19,19 @@ _MISSING = "-"
 _EQUAL_STEPS = 4
 
 
-def flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every key of a configuration by its dotted path, tables in lists by number; an empty table is a value."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+def numbered(tree: Tree) -> Iterator[tuple[str, object]]:
+    """`flat`, with the tables in lists by number."""
+    for key, value in flat(tree):
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             for number, item in enumerate(value):
-                yield from flat(item, f"{prefix}{key}[{number}].")
+                yield from ((f"{key}[{number}].{inner}", found) for inner, found in numbered(item))
         else:
-            yield f"{prefix}{key}", value
+            yield key, value
 
 
 def differences(runs: Sequence[RunHistory]) -> dict[str, list[str]]:
     """The keys in which the runs differ, with each run's value; `-` where a run has none."""
-    trees = [dict(flat(run.config)) for run in runs]
+    trees = [dict(numbered(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for tree in trees for key in tree) if key not in _NAMES]
     values = {key: [str(tree[key]) if key in tree else _MISSING for tree in trees] for key in keys}
     return {key: shown for key, shown in values.items() if len(set(shown)) > 1}

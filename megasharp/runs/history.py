@@ -76,7 +76,8 @@ class RunHistory:
         last = list(self.attempts.values())[-1] if self.attempts else None
         if self.alive:
             return "running"
-        if self.steps is not None and self.last_step >= self.steps:
+        # The row of the last step is there before its checkpoint and the evaluation at the end.
+        if self.steps is not None and self.last_step >= self.steps and (last is None or last.exit_code == 0):
             return "finished"
         if last is None:
             return "not running" if self.rows else "never trained a step"
@@ -122,14 +123,17 @@ def _with_rows(attempts: dict[int, AttemptRecord | None], rows: Sequence[Row]) -
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether a process holds the run: the lock is only looked at, and given back at once."""
+    """Whether a process holds the run: the lock is only looked at, and given back at once.
+
+    Where the file system has no locks no run can be started, so none is going on.
+    """
     try:
         with (folder / ".lock").open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:
+        return False
     return False
 
 

@@ -44,6 +44,9 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     before, after = (summary["pass_at_k"]["countdown_dev"][when] for when in ("before", "after"))
     assert 0.0 < before["1"] < 0.4
     assert before != after
+    metrics = (folder / "metrics.jsonl").read_text()
+    command.run(*command.train("steps=3", "checkpoint.every=2", *evaluation, *fast, "name=a", "--resume"))
+    assert (folder / "metrics.jsonl").read_text() == metrics, "there is nothing left to train or to evaluate"
 
 
 def test_an_engine_that_samples_another_policy_is_told(command: Command) -> None:

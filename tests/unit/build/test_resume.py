@@ -8,11 +8,13 @@ import pytest
 import yaml
 
 from megasharp.build.resume import check_recorded, check_resume
+from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml, parse_yaml
 from megasharp.config.run import RunConfig, load_run
 from megasharp.convert.arguments import record_arguments
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
+from tests.unit.saving import save_at_once
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BASE = REPOSITORY / "examples" / "quickstart" / "base"
@@ -156,3 +158,12 @@ def test_weights_with_nothing_beside_them_are_taken_and_a_line_says_so(tmp_path:
         f"{tmp_path} has no record of the model's arguments (arguments.json): {BASE / 'config.json'} could not be "
         "checked against it"
     )
+
+
+def test_a_step_that_is_past_is_refused_before_the_configuration_is_kept(tmp_path: Path) -> None:
+    root = _stored(tmp_path)
+    store = CheckpointStore(root / "checkpoints", 9, None)
+    save_at_once(store, RunState("base", step=12), lambda folder: None)
+    with pytest.raises(UserError, match=r"step 12 is done already; steps=9 is less$"):
+        check_resume(root, _config("steps=9"))
+    assert check_resume(root, _config("steps=12"))

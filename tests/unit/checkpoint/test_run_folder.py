@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -140,4 +143,32 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="cannot make the run folder") as refused:
         open_run(tmp_path / "file" / "run", "", resume=False)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_whose_logs_were_deleted_goes_on(tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    for _ in range(2):
+        open_run(root, "", resume=True).close()
+    recorded(root, 1)
+    shutil.rmtree(root / "logs/attempt_1")
+    third = open_run(root, "", resume=True)
+    third.close()
+    assert (third.attempt, third.resumed) == (3, True)
+    shutil.rmtree(root / "logs")
+    again = open_run(root, "", resume=True)
+    again.close()
+    assert (again.attempt, again.resumed) == (1, True)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As Lustre is where it was mounted without them."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"\.lock: the file system cannot lock files .*; choose another") as refused:
+        open_run(tmp_path / "a", "", resume=False)
     assert "\n" not in str(refused.value)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from megasharp.checkpoint.manifest import FileEntry, describe_files
 from megasharp.checkpoint.store import CheckpointStore, RunState, read_state
 from megasharp.errors import RankDied, UserError
+from megasharp.files import FileHash
 from megasharp.prolonged.best import BestFigure
 from megasharp.prolonged.control import ControlState
 from megasharp.prolonged.lengths import LengthChange, LengthState
@@ -137,6 +140,57 @@ def test_retention(tmp_path: Path, keep_last: int, keep_every: int | None, left:
     assert sorted(path.name for path in tmp_path.glob("step_*")) == [f"step_{step:06d}" for step in left]
 
 
+def test_what_a_killed_removal_left_goes_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_with(tmp_path, [1])
+    monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **options: None)
+    store_with(tmp_path, [2], keep_last=1)
+    monkeypatch.undo()
+    assert store.steps() == [2] and not (tmp_path / "step_000001").exists()
+    assert len(list(tmp_path.rglob("shard_0"))) == 2
+    store.take_up(lambda problem: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000002"]
+    save_at_once(store, state(1), write)
+    assert store.steps() == [1, 2]
+
+
+def test_a_removal_that_is_refused_does_not_disturb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_with(tmp_path, [1], keep_last=1)
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name == "step_000001":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    save_at_once(store, state(2), write)
+    assert store.steps() == [1, 2] and (tmp_path / "latest").read_text() == "step_000002\n"
+    monkeypatch.undo()
+    save_at_once(store, state(3), write)
+    assert store.steps() == [3]
+
+
+def test_a_checkpoint_that_latest_could_not_name_is_told_as_complete(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [1], keep_last=1)
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(UserError, match=r"step_000002: this checkpoint is complete, but latest does not .*--resume$"):
+        save_at_once(store, state(2), write)
+    found = store.newest()
+    assert found is not None and found[1] == state(2) and store.steps() == [1, 2]
+
+
+def test_files_that_the_drivers_listing_lacks_are_in_the_manifest(tmp_path: Path) -> None:
+    """Another node's are seen late through a network file system's cache."""
+    (tmp_path / "here").write_text("x")
+    elsewhere = FileHash(3, "abc")
+    found = describe_files(tmp_path, {tmp_path / "policy" / "elsewhere": elsewhere})
+    assert found == {
+        "here": FileEntry.of(FileHash.of(tmp_path / "here")),
+        "policy/elsewhere": FileEntry.of(elsewhere),
+    }
+
+
 def flip_byte(folder: Path) -> None:
     content = bytearray((folder / "policy" / "shard_0").read_bytes())
     content[350] ^= 1
@@ -167,6 +221,10 @@ def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, damage: 
     assert "\n" not in str(refused.value)
 
 
+def moved(step: int) -> str:
+    return f"step_{step:06d} is now damaged_step_{step:06d} and stays until you remove it"
+
+
 def test_damaged_newer_checkpoints_make_way(tmp_path: Path) -> None:
     """Else the run would write into their names, and `latest` would name something that is being replaced."""
     store = store_with(tmp_path, [1, 2, 3])
@@ -177,8 +235,8 @@ def test_damaged_newer_checkpoints_make_way(tmp_path: Path) -> None:
     found = store.take_up(said.append)
     assert found is not None and found[1] == state(1)
     assert [line.split("/")[-2:] for line in said] == [
-        ["step_000003", "notes.txt differs from what was saved"],
-        ["policy", "shard_0 is missing"],
+        ["step_000003", f"notes.txt differs from what was saved; {moved(3)}"],
+        ["policy", f"shard_0 is missing; {moved(2)}"],
     ]
     assert (tmp_path / "latest").read_text() == "step_000001\n" and store.steps() == [1]
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -130,3 +130,19 @@ def test_prompts_that_nothing_trained_on_come_first_again() -> None:
 def test_pending_prompts_that_the_data_does_not_have_are_refused() -> None:
     with pytest.raises(UserError, match="cannot resume at prompt 10 of epoch 0"):
         stream().restore(DataCursor(1, 0), [DataCursor(0, 10)])
+
+
+def test_an_epoch_is_shuffled_once_for_all_its_pending_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = stream().take(23)
+    resumed = stream()
+    shuffles: list[int] = []
+    shuffled = PromptStream._shuffled
+
+    def counted(self: PromptStream, epoch: int) -> list[int]:
+        shuffles.append(epoch)
+        return shuffled(self, epoch)
+
+    monkeypatch.setattr(PromptStream, "_shuffled", counted)
+    resumed.restore(DataCursor(2, 3), [DataCursor(prompt.epoch, prompt.position) for prompt in whole])
+    assert resumed.take(23) == whole
+    assert shuffles == [2, 0, 1]

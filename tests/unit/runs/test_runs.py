@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from megasharp.prolonged.best import BestFigure
 from megasharp.prolonged.control import ControlState
 from megasharp.prolonged.lengths import LengthChange, LengthState
 from megasharp.prolonged.resets import Reset, ResetState
-from megasharp.runs.compare import differences, flat, shared_steps
+from megasharp.runs.compare import differences, numbered, shared_steps
 from megasharp.runs.goodput import goodput
 from megasharp.runs.history import read_run
 from megasharp.runs.show import screen
@@ -190,6 +191,34 @@ def test_attempts_without_progress_are_told(run: Folder) -> None:
     assert "stopped: no GPU" in printed(screen(read_run(run.root)))
 
 
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        ({}, "killed"),
+        ({"ended": 2.0, "reason": "no space left", "exit_code": 2}, "stopped: no space left"),
+        ({"ended": 2.0, "reason": "finished", "exit_code": 0}, "finished"),
+    ],
+)
+def test_a_run_that_ended_between_its_last_step_and_its_end_is_not_finished(
+    run: Folder, end: dict[str, object], state: str
+) -> None:
+    """The last step's row is written before its checkpoint and the evaluation at the end."""
+    run.config().rows(steps(1, 10)).attempt(1, AttemptRecord.model_validate({"started": 1.0, "seen": 2.0, **end}))
+    history = read_run(run.root)
+    assert history.state == state
+    assert any("killed" in line for line in warnings(history)) == (state == "killed")
+
+
+def test_where_there_are_no_locks_no_run_is_going_on(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.config().rows(steps(1, 3)).root.joinpath(".lock").touch()
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert read_run(run.root).state == "not running"
+
+
 def test_sparklines() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 40) == "▁▂▃▄▅▆▇█"
     assert sparkline([0, 0, 1, 1], 2) == "▁█"
@@ -232,7 +261,7 @@ def test_tables_in_a_list_are_compared_key_by_key() -> None:
         "data.stages[1].until": 5,
         "data.none": [],
     }
-    assert dict(flat(tree)) == expected
+    assert dict(numbered(tree)) == expected
 
 
 def test_equal_steps_are_those_all_runs_have() -> None:
