@@ -133,5 +133,5 @@ def test_a_byte_that_flips_before_the_save_is_complete(folder: Path) -> None:
     outcome = outcome_of(folder, flipped_byte)
     assert outcome.error == ""
     (line,) = outcome.said
-    assert "step_000002" in line and line.endswith("differs from what was saved")
+    assert "step_000002/" in line and "differs from what was saved; step_000002 is now damaged_step_000002" in line
     assert (folder / "checkpoints" / "damaged_step_000002").is_dir()
