@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -52,7 +53,7 @@ class Supervisor:
         self._pause_s = pause_s
         self._child: subprocess.Popen[bytes] | None = None
         self._arrived: list[signal.Signals] = []
-        self._told = 0
+        self._untold: deque[signal.Signals] = deque()
 
     def run(self, retries: int) -> int:
         """Run to an end that is final, or until `retries` restarts are used up; returns the last attempt's exit code.
@@ -71,7 +72,7 @@ class Supervisor:
             if failure is None:
                 return code
             if self._arrived:
-                return self._ended(code)
+                return self._ended()
             standing = self._standing()
             if len(begun) == retries:
                 self._note(f"{failure}; {retries} restarts are all that were allowed, at {standing}")
@@ -82,7 +83,7 @@ class Supervisor:
             begun.append(standing)
             self._note(f"{failure}; starts again at {standing} (restart {len(begun)} of {retries})")
             if not self._pause():
-                return self._ended(code)
+                return self._ended()
 
     def _attempt(self, more: Sequence[str]) -> int:
         """Start the command and wait for it; returns its exit code, or minus the number of the signal that ended it."""
@@ -135,7 +136,7 @@ class Supervisor:
             time.sleep(_POLL_S)
         return not self._arrived
 
-    def _ended(self, code: int) -> int:
+    def _ended(self) -> int:
         """The exit code where a signal came and the attempt had failed, or none was under way."""
         ends = [number for number in self._arrived if number != signals.SAVE]
         if ends:
@@ -157,13 +158,14 @@ class Supervisor:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self._arrived.append(signal.Signals(number))
+        self._untold.append(signal.Signals(number))
         self._tell()
 
     def _tell(self) -> None:
-        """Pass on what has arrived, each once."""
-        while self._child is not None and self._child.returncode is None and self._told < len(self._arrived):
-            self._told += 1
-            self._child.send_signal(self._arrived[self._told - 1])
+        """Pass on what has arrived, each once; a signal that comes in the middle does the same."""
+        while self._child is not None and self._child.returncode is None and self._untold:
+            with suppress(IndexError):
+                self._child.send_signal(self._untold.popleft())
 
 
 def _die_with_parent(library: Any, parent: int) -> None:

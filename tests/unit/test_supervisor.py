@@ -254,3 +254,22 @@ def test_it_imports_nothing_that_takes_long() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_signal_that_comes_while_another_is_passed_on(tmp_path: Path) -> None:
+    supervisor, sent = Supervisor([], tmp_path, print), []
+
+    class Child:
+        returncode = None
+        interrupted = False
+
+        @property
+        def send_signal(self) -> Callable[[signal.Signals], None]:
+            if not self.interrupted:
+                self.interrupted = True
+                supervisor._handle(signal.SIGUSR1, None)
+            return sent.append
+
+    supervisor._child = Child()  # type: ignore[assignment]
+    supervisor._handle(signal.SIGTERM, None)
+    assert sorted(sent) == [signal.SIGUSR1, signal.SIGTERM]
