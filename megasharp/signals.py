@@ -180,8 +180,10 @@ def save_heard() -> Iterator[None]:
 
 
 def _hear(_: int, __: FrameType | None) -> None:
+    first = not _State.save
     _State.save = True
-    if _State.at_once and not _State.holds:
+    # What the first one interrupted is being ended: a second must not cut that short.
+    if first and _State.at_once and not _State.holds:
         raise SaveAsked
 
 

@@ -114,7 +114,9 @@ class _Run:
         self._attempt = attempt
         self._say = say
         self._clock = StageClock()
-        self._checkpoints = Checkpoints(checked, folder.checkpoints, say)
+        with self._clock.stage("start"):
+            # Every file of the newest checkpoint is read and compared.
+            self._checkpoints = Checkpoints(checked, folder.checkpoints, say)
         stack.callback(self._checkpoints.abandon)
         self._start = self._checkpoints.start
         resumed = folder.resumed
@@ -144,7 +146,12 @@ class _Run:
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
         # A save that is written must not wait for the step's end to become a checkpoint.
         self._rollouts = serving.rollouts(self._checkpoints.poll)
-        self._rollouts.take_up(checked.stream, self._checkpoints.load_unfinished())
+        useless = self._rollouts.take_up(checked.stream, self._checkpoints.load_unfinished())
+        if useless:
+            say(
+                f"what the checkpoint has sampled of {useless} prompts was sampled for other prompts or seeds "
+                "(data.path, data.responses_per_prompt or seed has changed): they are sampled anew"
+            )
         self._phases = serving.phases([*learners.all])
         # The first push brings the weights of the versions the checkpoint was at.
         self._sync = serving.sync(self._start.policy_version - 1, self._start.memory_version - 1)
@@ -291,6 +298,8 @@ class _Run:
             )
 
     def _checkpoint(self, step: int, skipped_in_a_row: int, *, wait: bool) -> None:
+        # A resumed run leaves out steps that it has a checkpoint of: their rows must be there.
+        self._log.sync()
         stream = self._checked.stream
         unfinished = self._rollouts.unfinished()
         waiting = [(place.epoch, place.position) for place in stream.pending]

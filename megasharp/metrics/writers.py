@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megasharp.errors import UserError, one_line
-from megasharp.files import completed
+from megasharp.files import completed, flush
 
 if TYPE_CHECKING:
     from megasharp.metrics.tensorboard import TensorBoard
@@ -59,6 +60,14 @@ class MetricLog:
             self._file.flush()
             if self._tensorboard is not None:
                 self._tensorboard.write(step, values)
+        except OSError as error:
+            raise _cannot_write(self._path, error) from error
+
+    def sync(self) -> None:
+        """Force what was written to metrics.jsonl to the disk, so that a machine that loses power keeps it."""
+        try:
+            os.fsync(self._file.fileno())
+            flush(self._path.parent)
         except OSError as error:
             raise _cannot_write(self._path, error) from error
 

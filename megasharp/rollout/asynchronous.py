@@ -85,10 +85,18 @@ class AsyncRollouts:
         """Prompts that were taken but are in no step's groups, and what was sampled of them: the next step's first."""
         return tuple(work.record() for work in self._backlog)
 
-    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> None:
-        """Go on with what an earlier process left: the next prompts of `source`."""
+    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
+        """Go on with what an earlier process left: the next prompts of `source`.
+
+        Returns of how many what was sampled is of no use, because prompts or seeds are others: it is sampled anew.
+        """
+        useless = 0
         for prompt, so_far in zip(source.take(len(prompts)), prompts, strict=True):
-            self._backlog.append(PromptWork(prompt, self._maker.request(prompt), so_far))
+            request = self._maker.request(prompt)
+            fits = so_far.answers(prompt, request)
+            self._backlog.append(PromptWork(prompt, request, so_far if fits else None))
+            useless += not fits and so_far.sampled_with is not None
+        return useless
 
     def collect(self, source: PromptSource, order: Order) -> Collected:
         """A step's groups, with ids like `step7-3` for the step's prompt number 3; a straggler's number is left out.
@@ -109,6 +117,8 @@ class AsyncRollouts:
             groups = step.run()
         except SaveAsked:
             self._backlog = step.begun() + self._backlog
+            # Engines that share the learners' devices must be idle before these can save.
+            _abort(self._engine, self._backlog)
             raise
         self._backlog = step.unfinished() + self._backlog
         if self._settings.stragglers == "abort" or order.last:

@@ -49,8 +49,9 @@ class Rollouts:
         """Prompts that were taken but are in no step's groups; what was sampled of them is not kept."""
         return tuple(Unfinished.untouched(prompt, self._maker.responses_per_prompt) for prompt in self._untrained)
 
-    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> None:
+    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
         """Nothing to go on with: whatever was sampled of the next prompts is sampled anew."""
+        return 0
 
     def _round(self, prompts: Sequence[Prompt], first: int, order: Order, seconds: dict[str, float]) -> list[Group]:
         started = time.perf_counter()

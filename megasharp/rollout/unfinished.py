@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megasharp.types import Completion, Prompt, SamplingParams
+from megasharp.types import Completion, GenerateRequest, Prompt, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,16 @@ class Unfinished:
     def untouched(cls, prompt: Prompt, responses: int) -> Unfinished:
         """A prompt of which nothing was sampled."""
         return cls(prompt.epoch, prompt.position, (None,) * responses, tuple(range(responses)), None)
+
+    def answers(self, prompt: Prompt, request: GenerateRequest) -> bool:
+        """Whether these are responses to this request: by their seeds, which come from the run's seed and the prompt.
+
+        Data may have changed since, and then another prompt is at this place.
+        """
+        if self.place != (prompt.epoch, prompt.position) or len(self.responses) != len(request.seeds):
+            return False
+        pairs = zip(self.responses, request.seeds, strict=True)
+        return all(response is None or response.seed == seed for response, seed in pairs)
 
     @property
     def place(self) -> tuple[int, int]:

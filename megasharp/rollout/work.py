@@ -19,7 +19,7 @@ class PromptWork:
 
     def __init__(self, prompt: Prompt, request: GenerateRequest, so_far: Unfinished | None = None) -> None:
         so_far = so_far or Unfinished.untouched(prompt, len(request.seeds))
-        assert so_far.place == (prompt.epoch, prompt.position) and len(so_far.responses) == len(request.seeds)
+        assert so_far.answers(prompt, request)
         self.prompt = prompt
         self.future: Future[list[Completion]] | None = None
         self._request = request

@@ -18,6 +18,7 @@ from megasharp.serving.client.local_start import LocalStarter
 from megasharp.serving.client.members import Members, WatchSettings
 from megasharp.serving.client.restart import Restarts, RestartSettings, Starter
 from megasharp.serving.client.router import LeastLoaded, RouterSettings
+from megasharp.signals import SaveAsked, held
 from megasharp.types import Completion, GenerateRequest, SamplingParams
 
 
@@ -118,9 +119,15 @@ class Fleet:
         """
         self._check(requests, sampling)
         sent = [request for request in requests if self._obstacle(request) is None]
-        futures = [self.submit(request, sampling) for request in requests]
+        futures: list[Future[list[Completion]]] = []
         try:
+            with held():
+                futures.extend(self.submit(request, sampling) for request in requests)
             outcomes = [_outcome(future) for future in futures]
+        except SaveAsked:
+            # The run goes on for a while, and engines that share the learners' devices must be idle then.
+            self._router.abort(futures)
+            raise
         except BaseException:
             self._router.drop(futures)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,22 @@ def test_rows_read_back_and_are_visible_before_close(tmp_path):
         {"step": 1, "eval/dev/pass@1": 0.25},
     ]
     assert all(row["time"] > 1.6e9 for row in rows)
+
+
+def test_rows_are_forced_to_the_disk_on_request(tmp_path, monkeypatch):
+    """With all that was written before, and the name of a file that may be new."""
+    forced: dict[str, int] = {}
+
+    def fsync(descriptor: int) -> None:
+        forced[str(Path(f"/proc/self/fd/{descriptor}").readlink())] = os.fstat(descriptor).st_size
+
+    log = MetricLog(tmp_path, tensorboard=False, resumed_step=None)
+    log.write(1, {"reward/mean": 0.5})
+    monkeypatch.setattr(os, "fsync", fsync)
+    log.sync()
+    log.close()
+    path = tmp_path / "metrics.jsonl"
+    assert forced.keys() == {str(path), str(tmp_path)} and forced[str(path)] == path.stat().st_size > 0
 
 
 def test_figures_that_json_cannot_hold_are_null(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import pytest
@@ -214,13 +216,44 @@ def test_stragglers_are_aborted_thrown_away_and_first_in_the_next_step() -> None
     assert second.figures["rollout/continued"] == second.figures["rollout/staleness_max"] == 0
 
 
+class Held(StandInEngine):
+    """Some prompts get two tokens before an abort, all others none before these have one: no clock decides."""
+
+    def __init__(self, prompts: set[int]) -> None:
+        super().__init__(self._wait)
+        self._changed = threading.Condition()
+        self.hold(prompts)
+
+    def hold(self, prompts: set[int]) -> None:
+        """From now on these; nothing may be in flight."""
+        self._steps = dict.fromkeys(prompts, 0)
+        self._aborted = False
+
+    def abort(self, futures: Sequence[Future[list[Completion]]]) -> None:
+        with self._changed:
+            self._ended |= set(futures)
+            self._aborted = self._aborted or bool(futures)
+            self._changed.notify_all()
+        super().abort(futures)
+
+    def _wait(self, prompt: int) -> float:
+        with self._changed:
+            if prompt not in self._steps:
+                assert self._changed.wait_for(lambda: min(self._steps.values()) > 1, timeout=60)
+                return 0.0
+            self._steps[prompt] += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._steps[prompt] == 1 or self._aborted, timeout=60)
+        return 0.0
+
+
 def test_partial_responses_are_continued_by_the_next_weights() -> None:
-    engine, source = StandInEngine(slow_first(0.02)), Prompts()
+    engine, source = Held({0, 2}), Prompts()
     collector = rollouts(engine, oversample=0.5, max_staleness=1)
     assert numbers(collector.collect(source, order(1))) == [1, 3, 4, 5]
     assert engine.running == set()
     engine.version = 1
-    engine._delay = lambda n: QUICK if n in (0, 2) else 0.02
+    engine.hold({6})
     second = collector.collect(source, order(2, wanted=2))
     assert numbers(second) == [0, 2]
     spans = [versions_of(r.completion) for g in second.groups for r in g.responses]

@@ -22,12 +22,14 @@ from megasharp.rewards.countdown import CountdownAnswer
 from megasharp.rollout.asynchronous import AsyncRollouts
 from megasharp.rollout.collect import Rollouts
 from megasharp.rollout.groups import GroupMaker
+from megasharp.rollout.order import CollectionSettings
 from megasharp.rollout.unfinished import SampledWith, Unfinished
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from megasharp.types import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams, VersionSpan
 from tests.unit.rollout.standin_engine import Delay, StandInEngine
 from tests.unit.rollout.test_asynchronous import (
     QUICK,
     SAMPLING,
+    Held,
     Mu,
     Prompts,
     check_whole,
@@ -166,6 +168,35 @@ def test_what_the_present_policy_may_not_train_on_is_thrown_away_after_a_stop_to
     assert found.figures["rollout/staleness_max"] == 0
 
 
+@pytest.mark.parametrize("change", ["another seed", "another prompt", "fewer responses"])
+def test_what_was_sampled_for_another_prompt_or_seed_is_sampled_anew(tmp_path: Path, change: str) -> None:
+    settings = {"max_staleness": 1, "stragglers": "keep"}
+    engine, source = StandInEngine(lambda _: QUICK), Prompts()
+    first = rollouts(engine, **settings)
+    first.collect(source, order(1))
+    wait_until(lambda: engine.running == set())
+    write_unfinished(tmp_path, first.unfinished())
+
+    class Others(Prompts):
+        def take(self, count: int) -> list[Prompt]:
+            return [replace(p, id=f"other {p.id}") if p.position == 5 else p for p in super().take(count)]
+
+    count, seed = (2, 5) if change == "fewer responses" else (3, 6 if change == "another seed" else 5)
+    maker = GroupMaker({"echo": right}, lambda rows: ["x"] * len(rows), SAMPLING, count, seed)
+    other = StandInEngine(lambda _: QUICK)
+    other.version = 1
+    second = AsyncRollouts(other, maker, CollectionSettings(**settings))  # type: ignore[arg-type]
+    source = Others() if change == "another prompt" else Prompts()
+    source.taken = 4
+    anew = [5] if change == "another prompt" else [4, 5, 6, 7]
+    assert second.take_up(source, read_unfinished(tmp_path)) == len(anew)
+    found = second.collect(source, order(2, last=True))
+    assert [request.tokens for request in other.asked] == [(n,) for n in anew]
+    for group in found.groups:
+        expected = maker.request(group.prompt).seeds
+        assert tuple(response.completion.seed for response in group.responses) == expected
+
+
 @contextmanager
 def usr1_when(condition: threading.Event) -> Iterator[None]:
     """SIGUSR1 to this process as soon as the event is set."""
@@ -220,6 +251,32 @@ def test_a_step_that_a_save_cuts_short_loses_nothing_and_its_groups_are_not_samp
     for group, twin in zip(found.groups, whole.groups, strict=True):
         for mine, its in zip(group.responses, twin.responses, strict=True):
             assert equal(mine.completion.tokens, its.completion.tokens)
+
+
+@pytest.mark.usefixtures("heard")
+def test_what_is_in_flight_when_a_save_is_asked_for_is_ended_and_its_parts_go_on(tmp_path: Path) -> None:
+    """Whoever saves may need the engines' devices: nothing runs there afterwards."""
+    begun = threading.Event()
+
+    class Engine(Held):
+        def _wait(self, prompt: int) -> float:
+            if self._steps.get(prompt) == 1:
+                begun.set()
+            return super()._wait(prompt)
+
+    engine, source = Engine({0, 1, 2, 3}), Prompts()
+    first = rollouts(engine)
+    with usr1_when(begun), pytest.raises(signals.SaveAsked):
+        first.collect(source, order())
+    assert engine.running == set()
+    signals._State.save = False
+    other = StandInEngine(lambda _: QUICK)
+    second = resumed(first, other, source, tmp_path / "c")
+    found = second.collect(source, order(last=True))
+    assert numbers(found) == [0, 1, 2, 3]
+    assert any(any(request.begun) for request in other.asked), "no part was kept"
+    for group in found.groups:
+        check_whole(group, oldest=0)
 
 
 @pytest.mark.usefixtures("heard")

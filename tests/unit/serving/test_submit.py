@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import wait
 
 import pytest
 
+from megasharp import signals
 from megasharp.errors import EnginesLost, NotSampled, RunFailed, UserError
 from megasharp.serving.client.router import RouterSettings
 from megasharp.types import FinishReason, GenerateRequest
@@ -79,6 +81,29 @@ def test_requests_that_no_engine_has_yet_are_answered_at_once_without_tokens(mak
     assert [[c.tokens.numel() for c in future.result()] for future in futures[1:]] == [[0, 0, 0]] * 3
     check_all(requests[:1], [futures[0].result(timeout=10)])
     assert stand_ins.command(0)["generated"] == [0], "what was aborted was not sent"
+
+
+def test_engines_are_idle_after_a_save_was_asked_for(make: Make) -> None:
+    """An evaluation is cut short. The signal comes twice, as where both a job and its step are sent one."""
+    stand_ins = make(1, delay=60.0, router=RouterSettings(at_once=2))
+
+    def send() -> None:
+        wait_until(lambda: stand_ins.command(0)["at_once"] == 2)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    sender = threading.Thread(target=send)
+    try:
+        with signals.save_heard(), pytest.raises(signals.SaveAsked), signals.interruptible():
+            sender.start()
+            stand_ins.fleet.generate(prompts(5), SAMPLING)
+    finally:
+        sender.join()
+        signals._State.save = False
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    found = stand_ins.command(0)
+    assert found["at_once"] == 0 and len(found["generated"]) == 2, "the others were not sent"
 
 
 def test_aborting_on_an_engine_that_dies(make: Make) -> None:

@@ -1,0 +1,27 @@
+"""How a run's time is told before its first step."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from megasharp.build import train
+from megasharp.metrics.clock import StageClock
+
+
+def test_reading_the_checkpoint_to_go_on_from_counts_as_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its files are hashed: minutes for a large model."""
+    clock, stages = StageClock(), list[str]()
+
+    def read(*_: object) -> None:
+        stages.append(clock.present()[0])
+        raise InterruptedError
+
+    monkeypatch.setattr(train, "StageClock", lambda: clock)
+    monkeypatch.setattr(train, "Checkpoints", read)
+    any_ = SimpleNamespace(config=None, checkpoints=None)
+    with pytest.raises(InterruptedError):
+        train._Run(any_, any_, any_, print, ExitStack())  # type: ignore[arg-type]
+    assert stages == ["start"]
