@@ -249,7 +249,8 @@ def test_an_engine_killed_while_its_processes_import(tmp_path: Path) -> None:
         # Long enough to come to their imports, which take seconds.
         time.sleep(1.0)
         os.kill(engine.pid, signal.SIGKILL)
-        assert psutil.wait_procs(spawned, timeout=3)[1] == []
+        # At once; on a loaded machine the kernel takes its time to give back what they mapped.
+        assert psutil.wait_procs(spawned, timeout=20)[1] == []
     finally:
         engine.kill()
 

@@ -117,7 +117,7 @@ class Run:
         assert sorted([*self.seen, *self.pending()]) == list(range(self.source.taken))
 
     def pending(self) -> list[int]:
-        return [prompt.position for prompt in self.rollouts.pending()]
+        return [prompt.position for prompt in self.rollouts.unfinished()]
 
     def in_flight(self) -> int:
         return sum(member.requests for member in self.fleet.members.all)

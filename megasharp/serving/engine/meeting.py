@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import importlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Store, TCPStore
 
 _LISTEN = 128
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A free port, kept for the ranks' store from what others on this machine are given meanwhile.
+
+    SGLang looks for a free one and binds it when its processes have done their imports, half a minute later perhaps.
+    Bound and not listened on, with reuse on both sides, it can be taken over.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield held.getsockname()[1]
 
 
 def meet_at_one_address() -> None:

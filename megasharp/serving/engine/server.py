@@ -8,6 +8,7 @@ from typing import Any
 from megasharp.serving.engine import lifeline
 from megasharp.serving.engine.config import EngineConfig, check_config, check_flags, cpu_binding
 from megasharp.serving.engine.flags import installed_flags
+from megasharp.serving.engine.meeting import held_port
 from megasharp.serving.engine.settings import EngineSettings
 from megasharp.serving.engine.sleeping import Sleep
 from megasharp.serving.engine.torchvision_ops import define_missing_ops
@@ -30,12 +31,13 @@ def serve(config: EngineConfig) -> None:
     from megasharp.serving.engine import seams, server_changes
 
     server_changes.apply(Sleep(able=config.sleep, loses_weights=config.loses_weights))
-    seams.launch_server(
-        seams.ServerArgs(**config.server_args()),
-        run_scheduler_process_func=run_scheduler,
-        run_detokenizer_process_func=run_detokenizer,
-        launch_callback=lambda: print(f"READY http://{config.host}:{config.port}", flush=True),
-    )
+    with held_port() as meeting:
+        seams.launch_server(
+            seams.ServerArgs(**{"nccl_port": meeting, **config.server_args()}),
+            run_scheduler_process_func=run_scheduler,
+            run_detokenizer_process_func=run_detokenizer,
+            launch_callback=lambda: print(f"READY http://{config.host}:{config.port}", flush=True),
+        )
 
 
 def prepare(settings: EngineSettings, device: str, tp: int) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
 from multiprocessing.connection import Connection
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from megasharp.serving.engine.meeting import meet_at_one_address
+from megasharp.serving.engine.meeting import held_port, meet_at_one_address
 
 
 def rank(number: int, port: int, answer: Connection) -> None:
@@ -25,22 +24,22 @@ def rank(number: int, port: int, answer: Connection) -> None:
 
 
 def test_the_store_of_a_group_listens_on_the_address_it_was_given() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    """The port was held for it, and taken over."""
     context = multiprocessing.get_context("spawn")
     answers, processes = [], []
-    for number in (0, 1):
-        ours, theirs = context.Pipe()
-        processes.append(context.Process(target=rank, args=(number, port, theirs)))
-        answers.append(ours)
-    for process in processes:
-        process.start()
-    try:
-        assert all(answer.poll(60) for answer in answers)
-        found = [answer.recv() for answer in answers]
-    finally:
+    with held_port() as port:
+        for number in (0, 1):
+            ours, theirs = context.Pipe()
+            processes.append(context.Process(target=rank, args=(number, port, theirs)))
+            answers.append(ours)
         for process in processes:
-            process.join(20)
-            process.kill()
+            process.start()
+        try:
+            assert all(answer.poll(60) for answer in answers)
+            found = [answer.recv() for answer in answers]
+        finally:
+            for process in processes:
+                process.join(20)
+                process.kill()
     assert [total for total, _ in found] == [3.0, 3.0]
     assert [addresses for _, addresses in found] == [["127.0.0.1"], []]
