@@ -44,7 +44,8 @@ def held(submit: Submitting, name: str, job: str, step: int) -> Iterator[None]:
         one
         for one in psutil.process_iter(["cmdline"])
         if {"megasharp.cli", "train", f"name={name}", runs} <= set(one.info["cmdline"] or [])
-        and "megasharp.jobs.node" not in one.info["cmdline"]
+        # Nor the one that would start it again.
+        and not {"megasharp.jobs.node", "--retries"} & set(one.info["cmdline"])
     ]
     run.send_signal(signal.SIGSTOP)
     try:
