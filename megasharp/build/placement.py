@@ -50,6 +50,7 @@ class Placement(Protocol):
     @property
     def there(self) -> There | None:
         """How to call a function on another node; None where there is none."""
+        ...
 
     def starter(self, settings: FleetSettings) -> Starter:
         """What starts one of these engines again."""

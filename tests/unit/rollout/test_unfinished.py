@@ -106,15 +106,20 @@ def resumed(
     return collector
 
 
-def test_what_was_sampled_ahead_is_trained_and_not_sampled_again(tmp_path: Path) -> None:
+def resumed_with_all_sampled_ahead(folder: Path, version: int) -> tuple[AsyncRollouts, StandInEngine, Prompts]:
+    """A second process, whose engine serves `version`, after one that sampled a whole step ahead by version 0."""
     settings = {"max_staleness": 1, "stragglers": "keep"}
     engine, source = StandInEngine(lambda _: QUICK), Prompts()
     first = rollouts(engine, **settings)
     first.collect(source, order(1))
     wait_until(lambda: engine.running == set())
     other = StandInEngine(lambda _: QUICK)
-    other.version = 1
-    second = resumed(first, other, source, tmp_path / "c", **settings)
+    other.version = version
+    return resumed(first, other, source, folder / "c", **settings), other, source
+
+
+def test_what_was_sampled_ahead_is_trained_and_not_sampled_again(tmp_path: Path) -> None:
+    second, other, source = resumed_with_all_sampled_ahead(tmp_path, version=1)
     found = second.collect(source, order(2, last=True))
     assert numbers(found) == [4, 5, 6, 7] and other.asked == []
     assert found.figures["rollout/staleness_mean"] == 1.0
@@ -155,14 +160,7 @@ def test_parts_of_responses_go_on_and_what_was_in_flight_is_asked_for_anew(tmp_p
 def test_what_the_present_policy_may_not_train_on_is_thrown_away_after_a_stop_too(
     tmp_path: Path, fields: dict[str, object], version: int
 ) -> None:
-    settings = {"max_staleness": 1, "stragglers": "keep"}
-    engine, source = StandInEngine(lambda _: QUICK), Prompts()
-    first = rollouts(engine, **settings)
-    first.collect(source, order(1))
-    wait_until(lambda: engine.running == set())
-    other = StandInEngine(lambda _: QUICK)
-    other.version = version
-    second = resumed(first, other, source, tmp_path / "c", **settings)
+    second, other, source = resumed_with_all_sampled_ahead(tmp_path, version=version)
     found = second.collect(source, order(2, last=True, **fields))
     assert found.figures["rollout/stale_dropped"] == 4 and len(other.asked) == 4
     assert found.figures["rollout/staleness_max"] == 0
