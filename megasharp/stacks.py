@@ -22,6 +22,8 @@ from pathlib import Path
 STACKS = signal.SIGUSR2
 GONE = "gone"
 _UNKNOWN = "unknown"
+# Where a process's start stands in the kernel's line, counted from its state.
+_START = 19
 _POLL_S = 0.05
 # A dump is complete when its file has not grown for so long.
 _QUIET_S = 0.3
@@ -29,7 +31,7 @@ _BEGIN = "(most recent call first):"
 _FRAME = re.compile(r'^ +File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 # Where a rank's calls come from, and where it waits for its peers.
 _OF_A_RANK = ("megasharp/ranks/worker.py", "megasharp/cluster/rank_actor.py", "ray/_private/worker.py")
-_BETWEEN_CALLS = ("_answer_calls", "main_loop")
+_BETWEEN_CALLS = ("_request", "main_loop")
 _COLLECTIVE = ("torch/distributed/", "megatron/core/pipeline_parallel/p2p_communication.py")
 STOPPED = {"T": "is stopped (state T, as by SIGSTOP)", "t": "is stopped by a debugger (state t)"}
 _STATES = {
@@ -42,17 +44,30 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """A rank's process; `node` is Ray's name of its node, empty without Ray."""
+    """A rank's process; `node` is Ray's name of its node, empty without Ray.
+
+    `started` is when it began, in clock ticks of the kernel's since the machine's own start; 0 where it does not say.
+    """
 
     rank: int
     pid: int
     host: str
     node: str = ""
+    started: int = 0
 
     @property
     def here(self) -> bool:
         """Whether it is a process of this machine."""
         return self.host == socket.gethostname()
+
+    @property
+    def where(self) -> str:
+        """Which process it is, for a report."""
+        return f"process {self.pid} on {self.host}"
+
+    def state(self) -> str:
+        """The kernel's letter for it; `GONE` also where another process of this machine has its number by now."""
+        return state_of(self.pid) if _start_of(self.pid) == self.started else GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,8 @@ def write_stacks_on_signal(rank: int, log: Path, node: str = "") -> None:
     faulthandler.register(STACKS, file=2, all_threads=True, chain=False)
     record = log.with_suffix(".process")
     partial = record.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(RankProcess(rank, os.getpid(), socket.gethostname(), node))) + "\n")
+    pid = os.getpid()
+    partial.write_text(json.dumps(asdict(RankProcess(rank, pid, socket.gethostname(), node, _start_of(pid)))) + "\n")
     partial.replace(record)
 
 
@@ -84,11 +100,9 @@ def read_process(log: Path) -> RankProcess | None:
 
 def state_of(pid: int) -> str:
     """The kernel's letter for a process of this machine, such as T for a stopped one."""
-    try:
-        # The name in parentheses may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        pass
+    fields = _fields(pid)
+    if fields:
+        return fields[0]
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -98,6 +112,20 @@ def state_of(pid: int) -> str:
     return _UNKNOWN
 
 
+def _start_of(pid: int) -> int:
+    fields = _fields(pid)
+    return int(fields[_START]) if fields else 0
+
+
+def _fields(pid: int) -> list[str]:
+    """The kernel's line on a process, from its state on; empty where there is none."""
+    try:
+        # The name in parentheses may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def examine_all(processes: Sequence[tuple[RankProcess, Path]], limit_s: float) -> list[Report]:
     """Ask ranks of this machine for their stacks, all at once; returns within `limit_s` seconds what they wrote."""
     deadline = time.monotonic() + limit_s
@@ -105,12 +133,19 @@ def examine_all(processes: Sequence[tuple[RankProcess, Path]], limit_s: float) -
     reports = []
     for (process, log), begin in zip(processes, asked, strict=True):
         stacks = "" if begin is None else _written(log, begin, deadline)
-        reports.append(Report(process.rank, f"process {process.pid} on {process.host}", state_of(process.pid), stacks))
+        reports.append(Report(process.rank, process.where, process.state(), stacks))
     return reports
+
+
+def unreachable(process: RankProcess) -> Report:
+    """Of a rank whose machine does not answer."""
+    return Report(process.rank, process.where, "unreachable", "")
 
 
 def _ask(process: RankProcess, log: Path) -> int | None:
     """Send the signal; returns where in the log the answer begins, None where there can be none."""
+    if process.state() == GONE:
+        return None
     try:
         begin = log.stat().st_size
         os.kill(process.pid, STACKS)
@@ -122,9 +157,12 @@ def _ask(process: RankProcess, log: Path) -> int | None:
 def _written(log: Path, begin: int, deadline: float) -> str:
     text, since = "", time.monotonic()
     while time.monotonic() < deadline:
-        with log.open("rb") as file:
-            file.seek(begin)
-            now = file.read().decode("utf-8", "replace")
+        try:
+            with log.open("rb") as file:
+                file.seek(begin)
+                now = file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
         if now != text:
             text, since = now, time.monotonic()
         elif _BEGIN in text and time.monotonic() - since > _QUIET_S:
@@ -137,7 +175,8 @@ def end(processes: Sequence[RankProcess]) -> None:
     """Kill those of this machine, stopped ones too."""
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, signal.SIGKILL)
+            if process.state() != GONE:
+                os.kill(process.pid, signal.SIGKILL)
 
 
 def at_fault(reports: Sequence[Report]) -> list[tuple[int, str]]:

@@ -17,16 +17,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from megasharp import signals
 from megasharp.errors import StageTimeout, UserError, one_line
 from megasharp.files import write_text
-from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process
+from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process, unreachable
 
 STACKS_FILE = "stacks.txt"
 _POLL_S = 0.25
@@ -40,6 +41,7 @@ _LOOK_S = 600.0
 _NAMED = 4
 
 
+_Found = TypeVar("_Found")
 There = Callable[[str, float, Callable[..., Any], tuple[Any, ...]], Any]
 
 
@@ -107,6 +109,12 @@ class Watchdog:
         self._stack.close()
 
     def _watch(self) -> None:
+        try:
+            self._look_at_the_clock()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _look_at_the_clock(self) -> None:
         timer = 0.0
         while not self._over.wait(_POLL_S):
             stage, seconds = self._watched.stage()
@@ -117,7 +125,6 @@ class Watchdog:
             if time.monotonic() > timer:
                 timer = time.monotonic() + _TIMER_S
                 _set_timer(budget.seconds, self._grace_s)
-        faulthandler.cancel_dump_traceback_later()
 
     def _expired(self, what: str) -> None:
         _set_timer(_LOOK_S, self._grace_s)
@@ -139,27 +146,24 @@ class Watchdog:
             os._exit(1)
 
     def _reports(self, processes: Sequence[RankProcess]) -> list[Report]:
-        reports = examine_all(
-            [(process, self._watched.log(process.rank)) for process in processes if process.here], _ANSWER_S
-        )
-        for node, there in self._elsewhere(processes):
+        def examine(node: str | None, there: list[RankProcess]) -> list[Report]:
             pairs = [(process, self._watched.log(process.rank)) for process in there]
-            found = self._on(node, examine_all, pairs, _ANSWER_S)
-            lost = [
-                Report(process.rank, f"process {process.pid} on {process.host}", "unreachable", "") for process in there
-            ]
-            reports += lost if found is None else found
+            if node is None:
+                return examine_all(pairs, _ANSWER_S)
+            found: list[Report] | None = self._on(node, examine_all, pairs, _ANSWER_S)
+            return [unreachable(process) for process in there] if found is None else found
+
+        reports = [report for found in _by_node(processes, examine) for report in found]
         return sorted(reports, key=lambda report: report.rank)
 
     def _end(self, processes: Sequence[RankProcess]) -> None:
-        end([process for process in processes if process.here])
-        for node, there in self._elsewhere(processes):
-            self._on(node, end, there)
+        def end_there(node: str | None, there: list[RankProcess]) -> None:
+            if node is None:
+                end(there)
+            else:
+                self._on(node, end, there)
 
-    def _elsewhere(self, processes: Sequence[RankProcess]) -> list[tuple[str, list[RankProcess]]]:
-        """The ranks of other machines, by node."""
-        nodes = dict.fromkeys(process.node for process in processes if not process.here)
-        return [(node, [p for p in processes if p.node == node and not p.here]) for node in nodes]
+        _by_node(processes, end_there)
 
     def _on(self, node: str, function: Callable[..., Any], *arguments: object) -> Any:
         """What a function returns on a node; None where the node does not answer."""
@@ -179,6 +183,15 @@ class Watchdog:
         except UserError as error:
             return one_line(error)
         return f"stacks of all processes: {path}"
+
+
+def _by_node(processes: Sequence[RankProcess], deed: Callable[[str | None, list[RankProcess]], _Found]) -> list[_Found]:
+    """What `deed` finds for the processes of each node, None for this machine, all nodes at the same time."""
+    nodes: dict[str | None, list[RankProcess]] = {}
+    for process in processes:
+        nodes.setdefault(None if process.here else process.node, []).append(process)
+    with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+        return list(pool.map(deed, nodes.keys(), nodes.values()))
 
 
 def _set_timer(budget: float | None, grace: float) -> None:

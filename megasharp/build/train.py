@@ -195,7 +195,7 @@ class _Run:
             self._evaluate(config.steps, only_missing=True)
         except TrainingStopped:
             # It said that there is a checkpoint.
-            self._checkpoints.finish()
+            self._finish_saving()
             raise
         except signals.SaveAsked:
             raise self._saved(standing) from None
@@ -206,8 +206,12 @@ class _Run:
         self._phases.training()
         if standing.step > 0 and standing.last_saved != standing.step:
             self._checkpoint(standing.step, standing.skipped_in_a_row, wait=True)
-        self._checkpoints.finish()
+        self._finish_saving()
         return signals.TimeIsUp(f"SIGUSR1: saved after step {standing.step}; {_how_to_go_on(self._folder.root)}")
+
+    def _finish_saving(self) -> None:
+        with self._clock.stage("checkpoint"):
+            self._checkpoints.finish()
 
     def _evaluation_is_due(self, step: int) -> bool:
         """Whether the step a run starts from wants an evaluation: an interrupted attempt may have missed it."""

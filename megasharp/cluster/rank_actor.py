@@ -19,8 +19,9 @@ from torch._C._distributed_c10d import Store, TCPStore
 from megasharp.cluster.parts import Part, cut
 from megasharp.errors import UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.parallel import COLLECTIVE_TIMEOUT
 from megasharp.mcore.rank import POLICY, Rank
-from megasharp.ranks.worker import COLLECTIVE_TIMEOUT, Failed, Returned, redirect_output
+from megasharp.ranks.worker import Failed, Returned, redirect_output
 from megasharp.stacks import write_stacks_on_signal
 
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

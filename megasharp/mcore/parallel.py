@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,10 @@ from megasharp.generators import seed_generators
 from megasharp.mcore.adam import use_where_nothing_is_fused
 from megasharp.mcore.cpu import on_cpu
 from megasharp.types import ParallelLayout
+
+# A rank that holds up the others is the watchdog's to find, which names it: a collective that gave up first would name
+# one of those that wait. Longer is not possible: gloo counts milliseconds in 31 bits.
+COLLECTIVE_TIMEOUT = timedelta(days=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
         context_parallel_size=layout.cp,
         create_gloo_process_groups=gloo,
+        distributed_timeout_minutes=COLLECTIVE_TIMEOUT // timedelta(minutes=1),
     )
     seed_generators(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

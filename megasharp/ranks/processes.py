@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -105,8 +106,9 @@ class ProcessRanks:
             return
         with contextlib.suppress(RankDied):
             self._send(None, "close")
+        deadline = time.monotonic() + _SHUTDOWN_S
         for process in self._processes:
-            process.join(_SHUTDOWN_S)
+            process.join(max(0.0, deadline - time.monotonic()))
         self._kill()
 
     def _send(self, call: Call | None, method: str) -> None:

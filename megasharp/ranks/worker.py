@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
@@ -23,11 +22,11 @@ from torch._C._distributed_c10d import FileStore
 
 from megasharp.errors import UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.parallel import COLLECTIVE_TIMEOUT
 from megasharp.mcore.rank import POLICY, Rank
 from megasharp.stacks import write_stacks_on_signal
 
 _PR_SET_PDEATHSIG = 1
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,6 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
         rank = Rank(settings, worker.device)
         _send(connection, Returned(None))
         _answer_calls(rank, connection)
-    except EOFError:
-        return
     except Exception as error:
         traceback.print_exc()
         _send(connection, Failed(one_line(error), isinstance(error, UserError)))
@@ -110,17 +107,22 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
 
 
 def _answer_calls(rank: Rank, connection: Connection) -> None:
-    while True:
-        request = cast("Call | None", pickle.loads(connection.recv_bytes()))
-        if request is None:
-            rank.close()
-            return
+    while (request := _request(connection)) is not None:
         result = request.carry_out(rank)
         if inspect.isgenerator(result):
             for name, tensor in cast("Iterator[tuple[str, Tensor]]", result):
                 _send(connection, Item(name, tensor.cpu()))
             result = None
         _send(connection, Returned(result))
+    rank.close()
+
+
+def _request(connection: Connection) -> Call | None:
+    """The next call; None where the driver wants no more, or is gone."""
+    try:
+        return cast("Call | None", pickle.loads(connection.recv_bytes()))
+    except EOFError:
+        return None
 
 
 def _send(connection: Connection, message: Returned | Item | Failed) -> None:

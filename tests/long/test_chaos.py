@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from megasharp.checkpoint.attempts import read_attempts
+from megasharp.stacks import read_process
 from megasharp.supervisor import Supervisor
 from tests.faults.injector import VARIABLE, Fault, not_fired, write_schedule
 
@@ -90,6 +91,10 @@ def test_a_run_comes_through_all_of_it(tmp_path: Path, monkeypatch: pytest.Monke
     assert code == 0, said
     assert not_fired(tmp_path / "faults") == []
     assert set(psutil.Process().children(recursive=True)) <= others
+    # Those whose driver was killed are nobody's children.
+    records = sorted(chaos.glob("logs/attempt_*/rank_*.log"))
+    assert len(records) >= 14
+    assert [log for log in records if (rank := read_process(log)) is None or rank.state() not in ("gone", "Z")] == []
     told = "\n".join(said)
     for words in ("rank 1 ended with exit code -9", "rank 0 ended with exit code -9", "ended by SIGKILL"):
         assert words in told

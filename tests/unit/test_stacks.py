@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megasharp import stacks
-from megasharp.stacks import RankProcess, Report, at_fault, examine_all, read_process, state_of
+from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process, state_of
 
 # A rank's thread that has work, in C code that keeps the interpreter's lock, beside one that sleeps.
 RANK = """
@@ -73,6 +74,21 @@ def test_a_process_that_is_gone(rank: tuple[RankProcess, Path]) -> None:
     assert at_fault(examine_all([(gone, rank[1])], 0.5)) == [(3, "has ended")]
 
 
+def test_another_process_by_now_has_the_number(rank: tuple[RankProcess, Path]) -> None:
+    """It is neither asked, which would end one that does not listen, nor killed."""
+    process, log = rank
+    assert process.started > 0 and process.state() in "SR"
+    earlier = replace(process, started=process.started - 1)
+    assert at_fault(examine_all([(earlier, log)], 0.5)) == [(3, "has ended")]
+    end([earlier])
+    assert examine_all([rank], 20.0)[0].stacks.count("most recent call first") == 2
+    end([process])
+    deadline = time.monotonic() + 20
+    while process.state() not in ("Z", "gone") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process.state() in ("Z", "gone")
+
+
 def test_nobody_has_said_who_writes_a_log(tmp_path: Path) -> None:
     assert read_process(tmp_path / "rank_0.log") is None
     (tmp_path / "rank_0.process").write_text("{")
@@ -90,7 +106,8 @@ COLLECTIVE = OTHER_THREAD + thread(
     'File "/a/torch/distributed/distributed_c10d.py", line 7 in all_reduce', ANSWER, SERVE
 )
 PIPELINE = thread('File "/a/megatron/core/pipeline_parallel/p2p_communication.py", line 7 in recv', ANSWER, SERVE)
-IDLE = thread('File "/a/multiprocessing/connection.py", line 395 in _recv', ANSWER, SERVE)
+REQUEST = 'File "/a/megasharp/ranks/worker.py", line 120 in _request'
+IDLE = thread('File "/a/multiprocessing/connection.py", line 395 in _recv', REQUEST, ANSWER, SERVE)
 WORKING = thread('File "/a/megasharp/mcore/learner.py", line 7 in step', ANSWER, SERVE)
 RAY_IDLE = thread('File "/a/ray/_private/worker.py", line 1037 in main_loop')
 

@@ -11,19 +11,23 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from policies import CPU, LAYOUTS, by_sequence, packed, ragged_sequences, recipe, save, save_model, settings, weights_of
 from torch import Tensor
 
 from megasharp import signals
 from megasharp.errors import StageTimeout, UserError
 from megasharp.mcore.learner import LearnerSettings, RankLearner
+from megasharp.mcore.parallel import COLLECTIVE_TIMEOUT
 from megasharp.mcore.rank import POLICY
 from megasharp.metrics.clock import StageClock
+from megasharp.ranks import processes
 from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import Ranks, RanksLearner
 from megasharp.ranks.processes import ProcessRanks, RankDied
@@ -120,8 +124,38 @@ def test_a_function_runs_on_every_rank(folder: str, tmp_path: Path, monkeypatch:
     inside.close()
     ranks = ProcessRanks(values(folder, "tp2pp2"), CPU, tmp_path / "logs")
     assert RanksLearner(ranks).apply(place_of, 5) == [(5, True), (5, False), (6, True), (6, False)]
+    assert ranks.apply(POLICY, collectives_limits) == [{COLLECTIVE_TIMEOUT}] * 4
     ranks.close()
     assert "PYTHONSAFEPATH" not in os.environ
+
+
+def collectives_limits(_: RankLearner) -> set[timedelta]:
+    """The time limits of all groups of a rank, Megatron's too."""
+    backends = [group._get_backend(CPU) for group in dist.distributed_c10d._world.pg_map if group.size() > 1]
+    return {backend.options._timeout for backend in backends}
+
+
+def read_a_cut_file(_: RankLearner) -> None:
+    raise EOFError("the file ends early")
+
+
+def test_an_end_of_file_in_a_call_is_an_error(folder: str, tmp_path: Path) -> None:
+    """At the pipe it would mean that the driver is gone."""
+    ranks = ProcessRanks(values(folder, "tp1"), CPU, tmp_path / "logs")
+    with pytest.raises(RankDied, match=r"^rank 0 failed in read_a_cut_file: .*the file ends early"):
+        ranks.apply(POLICY, read_a_cut_file)
+
+
+def test_ranks_that_do_not_end_share_one_time_limit(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_SHUTDOWN_S", 3.0)
+    ranks = ProcessRanks(values(folder, "tp2pp2"), CPU, tmp_path / "logs")
+    for process in ranks._processes:
+        os.kill(process.pid or 0, signal.SIGSTOP)
+    began = time.monotonic()
+    ranks.close()
+    assert 3.0 <= time.monotonic() - began < 6.0
 
 
 @pytest.mark.parametrize("victim", [0, 1])
