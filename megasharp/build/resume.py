@@ -8,20 +8,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from megasharp.build.check import Checked
+from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.checkpoint.store import complete_steps
 from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.arguments import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
+from megasharp.convert.fingerprint import weights_fingerprint
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.weight_files import CONFIG_FILE
+from megasharp.data.tasks import digest_of
 from megasharp.errors import UserError
 
 # Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
 IDENTITY = (
     "model",
     "policy.lora",
+    "policy.megatron",
     "policy.optimizer",
     "data",
     "seed",
@@ -30,6 +35,9 @@ IDENTITY = (
         f"rollout.{key}"
         for key in ("engine", "temperature", "top_p", "top_k", "max_staleness", "oversample", "stragglers")
     ),
+    # Resets, stages and the best checkpoint come from a curve of evaluations.
+    "eval.temperature",
+    "eval.max_response_tokens",
 )
 
 
@@ -68,6 +76,38 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> 
         f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}{notes.get(key, '')}"
         for key in changed
     ]
+
+
+def inputs_of(checked: Checked) -> Inputs:
+    """What the run reads that its checkpoints do not hold."""
+    return Inputs(
+        problems=checked.stream.digest,
+        weights=weights_fingerprint(checked.model),
+        suites={suite.name: digest_of(suite.items) for suite in checked.suites},
+    )
+
+
+def check_inputs(before: Inputs, now: Inputs, checked: Checked, allowed: Sequence[str]) -> list[str]:
+    """Lines that name what was edited since the checkpoint was written; none of what it does not know.
+
+    Raises UserError where `allowed` does not say that it may.
+    """
+    inputs = [
+        ("data.path", before.problems, now.problems, f"the problems in {checked.config.data.path}"),
+        ("model.path", before.weights, now.weights, f"the weights in {checked.model.path}"),
+        *(
+            ("eval.suites", before.suites[name], now.suites[name], f"the problems of suite {name}")
+            for name in before.suites.keys() & now.suites.keys()
+        ),
+    ]
+    edited = [(key, what) for key, old, new, what in inputs if old and old != new]
+    for key, what in edited:
+        if not any(_within(key, name) for name in allowed):
+            raise UserError(
+                f"{what} are not those that the run began with, which is another run; restore them, choose another "
+                f"name= for it, or say --allow-change {key}"
+            )
+    return [f"changed since the last attempt: {what}" for _, what in edited]
 
 
 def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture) -> list[str]:

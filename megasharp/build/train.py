@@ -17,10 +17,10 @@ from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
 from megasharp.build.prolonged import make_rules
-from megasharp.build.resume import check_resume
+from megasharp.build.resume import check_inputs, check_resume, inputs_of
 from megasharp.build.serving import open_serving
 from megasharp.build.threads import limit_threads
-from megasharp.checkpoint.attempts import AttemptLog
+from megasharp.checkpoint.attempts import AttemptLog, read_attempts, seconds_of_all
 from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
 from megasharp.checkpoint.store import RunState
 from megasharp.config.core import dump_yaml
@@ -101,13 +101,21 @@ def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], s
         folder = open_run(root.absolute(), dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)
         attempt = stack.enter_context(AttemptLog(folder.logs))
-        _Run(checked, folder, attempt, say, stack).train()
+        _Run(checked, folder, attempt, allowed, say, stack).train()
 
 
 class _Run:
     """The parts of one run and what happens around the loop."""
 
-    def __init__(self, checked: Checked, folder: RunFolder, attempt: AttemptLog, say: Say, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        checked: Checked,
+        folder: RunFolder,
+        attempt: AttemptLog,
+        allowed: Sequence[str],
+        say: Say,
+        stack: ExitStack,
+    ) -> None:
         config = checked.config
         self._checked = checked
         self._folder = folder
@@ -117,11 +125,14 @@ class _Run:
         with self._clock.stage("start"):
             # Every file of the newest checkpoint is read and compared.
             self._checkpoints = Checkpoints(checked, folder.checkpoints, say)
+            self._inputs = inputs_of(checked)
         stack.callback(self._checkpoints.abandon)
         self._start = self._checkpoints.start
         resumed = folder.resumed
         if resumed:
             say(f"resuming {folder.root} after step {self._start.step}")
+            for line in check_inputs(self._start.inputs, self._inputs, checked, allowed):
+                say(line)
             folder.forget_evaluations(self._start.step)
         attempt.resumed(self._start.step)
         self._control = Control(make_rules(checked), self._start.control)
@@ -146,12 +157,8 @@ class _Run:
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
         # A save that is written must not wait for the step's end to become a checkpoint.
         self._rollouts = serving.rollouts(self._checkpoints.poll)
-        useless = self._rollouts.take_up(checked.stream, self._checkpoints.load_unfinished())
-        if useless:
-            say(
-                f"what the checkpoint has sampled of {useless} prompts was sampled for other prompts or seeds "
-                "(data.path, data.responses_per_prompt or seed has changed): they are sampled anew"
-            )
+        self._take_up()
+        folder.store_config(dump_yaml(config))
         self._phases = serving.phases([*learners.all])
         # The first push brings the weights of the versions the checkpoint was at.
         self._sync = serving.sync(self._start.policy_version - 1, self._start.memory_version - 1)
@@ -164,8 +171,20 @@ class _Run:
         self._telemetry = open_telemetry(stack)
         # Where they stood after the last step, also when the next one has begun.
         self._generators = generator_states()
-        self._last: Mapping[str, float] = {}
         self._tokens = 0.0
+
+    def _take_up(self) -> None:
+        """Go on with what the checkpoint has sampled of prompts that no step has trained on."""
+        unfinished = self._checkpoints.load_unfinished()
+        if self._start.inputs.problems in ("", self._inputs.problems):
+            useless = self._rollouts.take_up(self._checked.stream, unfinished)
+        else:
+            useless = len(unfinished)
+        if useless:
+            self._say(
+                f"what the checkpoint has sampled of {useless} prompts was sampled for other prompts or seeds "
+                "(data.path, data.responses_per_prompt or seed has changed): they are sampled anew"
+            )
 
     def _note(self, text: str) -> None:
         """What engines tell; after a signal it is only that they end, too."""
@@ -278,7 +297,6 @@ class _Run:
         self._watch_gap(step, values)
         self._progress.update(StepLine(step, row.get("reward/mean", 0.0), row["rollout/tokens_per_second"]))
         self._tokens += tokens
-        self._last = row
         self._generators = generator_states()
         signals.check()
         signals.check_save()
@@ -317,6 +335,7 @@ class _Run:
             reference=REFERENCE if self._reference_moved() else str(self._checked.model.path),
             skipped_in_a_row=skipped_in_a_row,
             control=self._control.state,
+            inputs=self._inputs,
         )
         with self._clock.stage("checkpoint"):
             driver = DriverState(self._generators, unfinished)
@@ -395,16 +414,16 @@ class _Run:
         pictures.append(plot_training(read_metrics(root), root / "curves.png"))
         summary = {
             "steps": self._checked.config.steps,
-            "seconds": dict(self._clock.totals),
+            "seconds": seconds_of_all(read_attempts(self._folder.logs.parent)),
             "peak_rss_bytes": peak,
-            "last": dict(self._last),
+            "last": next((row for row in reversed(read_metrics(root)) if "time/step" in row), {}),
             "pass_at_k": {c.suite: {name: e.pass_at_k for name, e in c.evaluations.items()} for c in changes},
             "distinct_correct": {
                 c.suite: {name: e.distinct_correct for name, e in c.evaluations.items()} for c in changes
             },
         }
         write_text(root / "summary.json", json.dumps(summary, indent=1))
-        steps = self._checked.config.steps
+        steps = self._checked.config.steps - self._start.step
         print_summary(RunSummary(steps, changes, self._clock.totals, self._tokens, peak))
         for picture in pictures:
             self._say(f"picture: {picture}")

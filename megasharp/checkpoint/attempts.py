@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -87,6 +88,7 @@ class AttemptLog:
     def spent(self, seconds: Mapping[str, float]) -> None:
         """Seconds by stage since the attempt's start, with what came after the last step."""
         self._change(seconds=dict(seconds))
+        self._write()
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +135,14 @@ def read_attempts(logs: Path) -> dict[int, AttemptRecord | None]:
     folders = {path.name.removeprefix("attempt_"): path for path in logs.glob("attempt_*") if path.is_dir()}
     numbers = sorted(int(name) for name in folders if name.isdecimal())
     return {number: _read(folders[str(number)] / ATTEMPT_FILE) for number in numbers}
+
+
+def seconds_of_all(attempts: Mapping[int, AttemptRecord | None]) -> dict[str, float]:
+    """Seconds by stage of a run, as far as its attempts' records tell."""
+    total: Counter[str] = Counter()
+    for record in attempts.values():
+        total.update(record.seconds if record is not None else {})
+    return dict(total)
 
 
 def _read(path: Path) -> AttemptRecord | None:

@@ -45,6 +45,10 @@ class RunFolder:
         """Where the evaluations after `step` lie."""
         return self.root / "evals" / f"step_{step:06d}"
 
+    def store_config(self, resolved: str) -> None:
+        """What the run goes on with, once everything that was saved has been taken up under it."""
+        write_text(self.root / CONFIG_FILE, resolved)
+
     def forget_evaluations(self, after: int) -> None:
         """Remove those of steps that will be trained again: they measured weights that no longer count."""
         for folder in (self.root / "evals").glob("step_*"):
@@ -72,7 +76,8 @@ def holds_no_run(root: Path) -> bool:
 def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
     """Make the folder of a new run, or take up an existing one.
 
-    A folder in which no step was recorded is started anew; its logs stay, because messages point to them.
+    A folder in which no step was recorded is started anew; its logs stay, because messages point to them. The
+    configuration is kept with each attempt's logs; an existing run's own stays until `RunFolder.store_config`.
     Raises UserError for an existing run without `resume`, for one that another process holds, and for a full disk.
     """
     try:
@@ -89,7 +94,9 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         attempt = 1 + max(_attempts(root), default=0)
         folder = RunFolder(root, attempt, resume and (attempt > 1 or has_begun(root)), lock)
         folder.logs.mkdir(parents=True)
-        write_text(root / CONFIG_FILE, resolved_config)
+        write_text(folder.logs / CONFIG_FILE, resolved_config)
+        if not (root / CONFIG_FILE).exists():
+            folder.store_config(resolved_config)
     except OSError as error:
         reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
         raise UserError(f"{root}: cannot make the run folder: {reason}") from error

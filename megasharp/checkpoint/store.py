@@ -13,9 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import ValidationError
-
-from megasharp.checkpoint.manifest import MANIFEST, CursorEntry, FileEntry, Manifest, describe_files, hash_files
+from megasharp.checkpoint.manifest import (
+    MANIFEST,
+    CursorEntry,
+    FileEntry,
+    Inputs,
+    Manifest,
+    describe_files,
+    hash_files,
+    read_manifest,
+    write_manifest,
+)
 from megasharp.convert.record import software_versions
 from megasharp.errors import RankDied, UserError, disk_is_full, one_line
 from megasharp.files import FileHash, flush, write_text
@@ -23,6 +31,7 @@ from megasharp.prolonged.control import ControlState
 
 LATEST = "latest"
 _PARTIAL = ".partial"
+_STEP = "step_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class RunState:
     skipped_in_a_row: int = 0
     pending: tuple[tuple[int, int], ...] = ()
     control: ControlState = field(default_factory=ControlState)
+    inputs: Inputs = field(default_factory=Inputs)
 
 
 class Writing(Protocol):
@@ -132,7 +142,7 @@ class CheckpointStore:
             raise
 
     def _step(self, step: int) -> Path:
-        return self._folder / f"step_{step:06d}"
+        return self._folder / step_name(step)
 
     def _partial(self, step: int) -> Path:
         return self._folder / f".{self._step(step).name}{_PARTIAL}"
@@ -188,9 +198,11 @@ class CheckpointStore:
     def problem(folder: Path) -> str | None:
         """What is wrong with a checkpoint, or None: the manifest reads, and every file has its size and hash."""
         try:
-            manifest = _read_manifest(folder)
+            manifest = read_manifest(folder)
         except UserError as error:
             return str(error)
+        if folder.name.startswith(_STEP) and folder.name != step_name(manifest.step):
+            return f"{folder / MANIFEST} is that of step {manifest.step}"
         entries = {folder / name: entry for name, entry in manifest.files.items()}
         for path in entries:
             if not path.is_file():
@@ -218,25 +230,21 @@ class CheckpointStore:
                 shutil.rmtree(leaving, ignore_errors=True)
 
 
+def step_name(step: int) -> str:
+    """The folder's name of the checkpoint after a step."""
+    return f"{_STEP}{step:06d}"
+
+
 def complete_steps(folder: Path) -> list[int]:
     """Steps of complete checkpoints in a run's `checkpoints/`, oldest first."""
-    names = (path.parent.name.removeprefix("step_") for path in folder.glob(f"step_*/{MANIFEST}"))
+    names = (path.parent.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*/{MANIFEST}"))
     # A copy that someone made beside it has another kind of name.
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    try:
-        return Manifest.model_validate_json((folder / MANIFEST).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{folder}: not a complete checkpoint: {one_line(error)}") from error
-    except ValidationError as error:
-        raise UserError(f"{folder / MANIFEST}: not a manifest this version reads: {one_line(error)}") from error
-
-
 def read_state(folder: Path) -> RunState:
     """The run state of a complete checkpoint. Raises UserError for anything else."""
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     return RunState(
         step=manifest.step,
         policy_version=manifest.policy_version,
@@ -246,6 +254,7 @@ def read_state(folder: Path) -> RunState:
         reference=manifest.reference,
         skipped_in_a_row=manifest.skipped_in_a_row,
         control=manifest.control,
+        inputs=manifest.inputs,
         pending=tuple((entry.epoch, entry.position) for entry in manifest.pending),
     )
 
@@ -261,9 +270,10 @@ def _complete(folder: Path, state: RunState, known: Mapping[Path, FileHash]) -> 
         reference=state.reference,
         skipped_in_a_row=state.skipped_in_a_row,
         control=state.control,
+        inputs=state.inputs,
         files=describe_files(folder, known),
         software=software_versions(),
     )
     for path in folder.rglob("*"):
         flush(path)
-    write_text(folder / MANIFEST, manifest.model_dump_json(indent=1))
+    write_manifest(folder, manifest)

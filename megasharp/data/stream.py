@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from megasharp.data.tasks import TaskItem
+from megasharp.data.tasks import TaskItem, digest_of
 from megasharp.errors import UserError
 from megasharp.types import Prompt
 
@@ -34,7 +35,8 @@ class DataCursor:
 class PromptStream:
     """Prompts in an order that depends on the items, the seed and the epoch alone, and never ends.
 
-    Items whose prompt is empty or longer than `max_prompt_tokens` are left out; `skipped` counts them.
+    Items whose prompt is empty or longer than `max_prompt_tokens` are left out; `skipped` counts them. `digest` is the
+    SHA-256 of the others with their tokens.
     Every epoch hands out every remaining item once.
     """
 
@@ -57,6 +59,8 @@ class PromptStream:
                 f"data.max_prompt_tokens: all {len(items)} prompts of {items[0].source} are longer than "
                 f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
             )
+        # What a run reads may be edited between two of its attempts.
+        self.digest = _digest(self._items)
         self._seed = seed
         self._pending: list[DataCursor] = []
         self._cursor = DataCursor(0, 0)
@@ -128,3 +132,10 @@ class PromptStream:
         order = list(range(len(self)))
         Random(f"prompts-{self._seed}-{epoch}").shuffle(order)
         return order
+
+
+def _digest(items: Sequence[tuple[TaskItem, tuple[int, ...]]]) -> str:
+    digest = hashlib.sha256(digest_of([item for item, _ in items]).encode())
+    for _, tokens in items:
+        digest.update(repr(tokens).encode())
+    return digest.hexdigest()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def load_countdown(path: Path) -> list[TaskItem]:
 TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
     "countdown": load_countdown,
 }
+
+
+def digest_of(items: Sequence[TaskItem]) -> str:
+    """SHA-256 of problems in their order: ids, texts and answers."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(repr((item.id, item.text, item.answer)).encode())
+    return digest.hexdigest()
 
 
 def load_items(task: str, path: Path) -> list[TaskItem]:

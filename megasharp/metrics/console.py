@@ -52,7 +52,10 @@ class SuiteChange:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The closing figures of a run. `stage_seconds` adds up to the run's wall-clock seconds."""
+    """The closing figures of an attempt, `steps` those that it trained, with the evaluations of the whole run.
+
+    `stage_seconds` adds up to the attempt's wall-clock seconds.
+    """
 
     steps: int
     suites: Sequence[SuiteChange]

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from megasharp.checkpoint.attempts import AttemptRecord, read_attempts
-from megasharp.checkpoint.manifest import MANIFEST, Manifest
+from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from megasharp.checkpoint.run_folder import stored_config
 from megasharp.config.core import Tree
+from megasharp.errors import UserError
 from megasharp.metrics.writers import Row, read_metrics
 
 
@@ -148,14 +147,13 @@ def read_checkpoints(folder: Path) -> list[CheckpointEntry]:
 
 
 def _entry(step: int, folder: Path) -> CheckpointEntry:
-    path = folder / MANIFEST
     try:
-        manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))
-        written = path.stat().st_mtime
+        written = (folder / MANIFEST).stat().st_mtime
+        manifest = read_manifest(folder)
     except OSError:
         return CheckpointEntry(step, 0, 0.0, "it has no manifest", None)
-    except ValidationError:
-        return CheckpointEntry(step, 0, 0.0, "its manifest does not read", None)
+    except UserError:
+        return CheckpointEntry(step, 0, 0.0, "its manifest is damaged", None)
     size = sum(entry.size for entry in manifest.files.values())
     broken = next((name for name, entry in manifest.files.items() if _size(folder / name) != entry.size), None)
     return CheckpointEntry(step, size, written, broken and f"{broken} is missing or has another size", manifest)

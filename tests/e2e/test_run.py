@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from quickstart import QUICKSTART, Command
+from quickstart import QUICKSTART, REPOSITORY, Command
 
 # What must not differ between a run and the same run interrupted: everything but times.
 SAME = ("policy/loss", "policy/grad_norm", "reward/mean", "entropy/policy", "rollout/tokens")
@@ -47,6 +47,34 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     metrics = (folder / "metrics.jsonl").read_text()
     command.run(*command.train("steps=3", "checkpoint.every=2", *evaluation, *fast, "name=a", "--resume"))
     assert (folder / "metrics.jsonl").read_text() == metrics, "there is nothing left to train or to evaluate"
+    again = json.loads((folder / "summary.json").read_text())
+    assert again["last"] == summary["last"] and again["last"]["step"] == 3
+    assert again["seconds"]["rollout"] == summary["seconds"]["rollout"] > 0
+
+
+def test_what_a_run_reads_may_not_change_unseen(command: Command, tmp_path: Path) -> None:
+    """The configuration of a start that came to nothing is not the run's."""
+    data = tmp_path / "train.jsonl"
+    lines = (REPOSITORY / "examples" / "quickstart" / "data" / "train.jsonl").read_text().splitlines()
+    data.write_text("\n".join(lines[:400]))
+    first = ("name=a", f"data.path={data}", "checkpoint.every=2")
+    command.run(*command.train("steps=2", *first))
+    config = (command.runs / "a" / "config.yaml").read_text()
+
+    data.write_text("\n".join(lines[:399]))
+    error = command.run(*command.train("steps=3", *first, "--resume"), code=2)
+    assert f"the problems in {data} are not those that the run began with" in error
+    assert (command.runs / "a" / "config.yaml").read_text() == config
+    data.write_text("\n".join(lines[:10]))
+    error = command.run(*command.train("steps=3", *first, "--resume", "--allow-change", "data.path"), code=2)
+    assert "cannot resume at prompt 16 of epoch 0, the file has 10 usable prompts" in error
+    assert (command.runs / "a" / "config.yaml").read_text() == config
+
+    data.write_text("\n".join(lines[:399]))
+    out = command.run(*command.train("steps=3", *first, "--resume", "--allow-change", "data.path"))
+    assert f"changed since the last attempt: the problems in {data}" in out
+    assert [row["step"] for row in command.rows("a")] == [1, 2, 3]
+    assert "steps: 3" in (command.runs / "a" / "config.yaml").read_text()
 
 
 def test_an_engine_that_samples_another_policy_is_told(command: Command) -> None:

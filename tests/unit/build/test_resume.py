@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megasharp.build.resume import check_recorded, check_resume
+from megasharp.build.check import check
+from megasharp.build.resume import check_inputs, check_recorded, check_resume, inputs_of
+from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.config.core import dump_yaml, parse_yaml
 from megasharp.config.run import RunConfig, load_run
@@ -167,3 +169,21 @@ def test_a_step_that_is_past_is_refused_before_the_configuration_is_kept(tmp_pat
     with pytest.raises(UserError, match=r"step 12 is done already; steps=9 is less$"):
         check_resume(root, _config("steps=9"))
     assert check_resume(root, _config("steps=12"))
+
+
+def test_what_the_run_reads_may_not_be_edited_unseen() -> None:
+    checked = check(_config(), "run.yaml")
+    now = inputs_of(checked)
+    assert check_inputs(now, now, checked, ()) == [] == check_inputs(Inputs(), now, checked, ())
+    edited = {
+        "data.path": (now.model_copy(update={"problems": "1"}), "the problems in examples/quickstart/data/train.jsonl"),
+        "model.path": (now.model_copy(update={"weights": "1"}), "the weights in examples/quickstart/base"),
+        "eval.suites": (now.model_copy(update={"suites": {"countdown_test": "1"}}), "the problems of suite countdown_"),
+    }
+    for key, (before, what) in edited.items():
+        with pytest.raises(UserError, match=rf"^{what}.* are not those that .* say --allow-change {key}$"):
+            check_inputs(before, now, checked, ["steps"])
+        (line,) = check_inputs(before, now, checked, [key])
+        assert line.startswith(f"changed since the last attempt: {what}")
+    another = now.model_copy(update={"suites": {"a suite that is no longer asked for": "1"}})
+    assert check_inputs(another, now, checked, ()) == []

@@ -96,7 +96,10 @@ def test_what_ended_before_its_first_step_starts_anew(tmp_path: Path) -> None:
 def test_resume_counts_attempts(tmp_path: Path) -> None:
     open_run(tmp_path / "a", "one", resume=False).close()
     again = open_run(tmp_path / "a", "two", resume=True)
-    assert again.attempt == 2 and again.logs.is_dir() and (tmp_path / "a/config.yaml").read_text() == "two"
+    assert again.attempt == 2
+    assert (tmp_path / "a/config.yaml").read_text() == "one" and (again.logs / "config.yaml").read_text() == "two"
+    again.store_config("two")
+    assert (tmp_path / "a/config.yaml").read_text() == "two"
     again.close()
 
 

@@ -87,16 +87,6 @@ def test_the_best_step_outlives_retention_until_another_is_better(tmp_path: Path
     assert store.steps() == [4, 5]
 
 
-def test_a_manifest_without_decisions_has_none(tmp_path: Path) -> None:
-    """Checkpoints of before there were any."""
-    store_with(tmp_path, [1])
-    path = tmp_path / "step_000001" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["control"]
-    path.write_text(json.dumps(manifest))
-    assert read_state(path.parent).control == ControlState()
-
-
 def test_nothing_saved_is_no_checkpoint(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "new", 1, None).newest() is None
 
@@ -209,7 +199,11 @@ def spoil_manifest(folder: Path) -> None:
     (folder / "manifest.json").write_text('{"step": 2')
 
 
-@pytest.mark.parametrize("damage", [flip_byte, truncate, lose_file, spoil_manifest])
+def replace_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text('["step", 2]')
+
+
+@pytest.mark.parametrize("damage", [flip_byte, truncate, lose_file, spoil_manifest, replace_manifest])
 def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     store = store_with(tmp_path, [1, 2])
     damage(tmp_path / "step_000002")
@@ -219,6 +213,30 @@ def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, damage: 
     with pytest.raises(UserError, match=r"no complete checkpoint: .*step_000002") as refused:
         store.newest()
     assert "\n" not in str(refused.value)
+
+
+def test_every_flipped_bit_of_a_manifest_is_seen(tmp_path: Path) -> None:
+    """What it still reads as is what was saved: a flip within white space changes nothing."""
+    store_with(tmp_path, [1])
+    path = tmp_path / "step_000001" / "manifest.json"
+    content, state_before = path.read_bytes(), read_state(path.parent)
+    unseen = 0
+    for place in range(len(content)):
+        for bit in range(8):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            if CheckpointStore.problem(path.parent) is None:
+                assert read_state(path.parent) == state_before
+                unseen += 1
+    assert unseen < 0.01 * 8 * len(content)
+
+
+def test_a_checkpoint_under_another_steps_name_is_none(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [1, 2])
+    (tmp_path / "step_000002").rename(tmp_path / "step_000003")
+    told: list[str] = []
+    found = store.newest(told.append)
+    assert found is not None and found[1].step == 1
+    assert told == [f"{tmp_path}/step_000003/manifest.json is that of step 2"]
 
 
 def moved(step: int) -> str:

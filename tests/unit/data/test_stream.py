@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ class CodePoints:
         return tuple(map(ord, text))
 
 
+class Shifted(CodePoints):
+    """Another tokenizer."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(token + 1 for token in super().encode(text))
+
+
 def items(count: int, longest: int = 0) -> list[TaskItem]:
     return [
         TaskItem(f"p{i}", "countdown", "x" * longest if i == 0 and longest else f"{i:03d}", ANSWER, "t.jsonl")
@@ -31,6 +39,22 @@ def items(count: int, longest: int = 0) -> list[TaskItem]:
 
 def stream(count: int = 10, seed: int = 1, limit: int = 8, longest: int = 0) -> PromptStream:
     return PromptStream(items(count, longest), CodePoints(), limit, seed)
+
+
+def test_its_digest_tells_other_problems_answers_tokens_and_orders() -> None:
+    some = items(10)
+    digests = {
+        PromptStream(changed, CodePoints(), 8, 1).digest
+        for changed in (
+            some,
+            [*some[1:], some[0]],
+            some[:9],
+            [replace(some[0], answer=CountdownAnswer((1, 2), 4)), *some[1:]],
+            [replace(some[0], text="other"), *some[1:]],
+        )
+    }
+    assert len(digests) == 5 and stream().digest in digests
+    assert PromptStream(some, Shifted(), 8, 1).digest not in digests
 
 
 def test_every_epoch_hands_out_every_prompt_once_in_its_own_order() -> None:

@@ -124,7 +124,7 @@ def test_a_screen_tells_attempts_checkpoints_and_decisions(run: Folder) -> None:
     assert any(line[3:] == ("node8", "job", "17", "3", "to", "10", "0:20", "finished") for line in lines)
     assert any(line[:2] == ("step", "2") and line[4:] == ("2", "KB", "complete,", "the", "best") for line in lines)
     assert "step 8" in page and "weights is missing or has another size" in page
-    assert "its manifest does not read" in page
+    assert "its manifest is damaged" in page
     assert "step 4 " not in page.replace("after step 4 ", "")
     assert "resets  after step 4 (every 4 steps)" in page
     assert "response limits  64 after step 2 (step 2 is done)" in page
