@@ -239,7 +239,9 @@ def runs_show(
 def runs_compare(
     names: Annotated[list[str], typer.Argument(help="Two runs or more, by folder or name.")],
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
-    picture: Annotated[Path | None, typer.Option(help="The PNG of their curves; RUNS/compare.png.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="The PNG of their curves; compare.png beside the first run.")
+    ] = None,
 ) -> None:
     """Several runs: keys that differ, figures at equal steps and at the end, curves in one picture."""
     from rich.console import Console

@@ -29,28 +29,25 @@ def show(name: str, runs: Path, console: Console) -> None:
 
 
 def compare(names: Sequence[str], runs: Path, picture: Path | None, console: Console) -> Path:
-    """Several runs side by side; returns the picture's path, which is `compare.png` in `runs` unless given."""
+    """Several runs side by side; returns the picture's path: `compare.png` beside the first one's folder unless given."""
     # Imported here because matplotlib costs a second that `show` need not wait.
     from megasharp.report.side_by_side import plot_runs
 
     if len(names) < 2:
         raise UserError("compare needs at least two runs")
     histories = told_apart([read_run(find_run(name, runs)) for name in names])
-    console.print(page(list(histories.values())))
-    curves = {
-        name: {label: run.series(name) for label, run in histories.items()} for name in figures([*histories.values()])
-    }
-    return plot_runs(curves, picture or runs / "compare.png")
+    console.print(page(histories))
+    shown = list(histories.values())
+    curves = {name: {label: run.series(name) for label, run in histories.items()} for name in figures(shown)}
+    return plot_runs(curves, picture or shown[0].folder.resolve().parent / "compare.png")
 
 
 def told_apart(histories: Sequence[RunHistory]) -> dict[str, RunHistory]:
     """The runs by their names, or by their folders where two have the same."""
-    names = [run.name for run in histories]
-    same = len(set(names)) < len(names)
-    found = {str(run.folder) if same else run.name: run for run in histories}
-    if len(found) < len(histories):
+    if len({run.folder.resolve() for run in histories}) < len(histories):
         raise UserError("compare: the same run is named twice")
-    return found
+    same = len({run.name for run in histories}) < len(histories)
+    return {str(run.folder) if same else run.name: run for run in histories}
 
 
 def show_list(folder: Path, console: Console) -> None:

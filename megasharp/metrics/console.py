@@ -165,7 +165,8 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
 
 def _passk_table(change: SuiteChange) -> Table:
     further = [name for name in change.evaluations if name not in (BEFORE, AFTER)]
-    table = Table(title=f"{change.suite}: pass@k", title_justify="left")
+    # A suite is named by its file, and rich would read brackets in a plain string as markup.
+    table = Table(title=Text(f"{change.suite}: pass@k", style="table.title"), title_justify="left")
     for heading in ("k", BEFORE, AFTER, "change", *further):
         table.add_column(heading, justify="right")
     shown = [change.evaluations.get(name) for name in (BEFORE, AFTER, *further)]

@@ -10,7 +10,7 @@ from rich.text import Text
 from megasharp.config.core import Tree, flat
 from megasharp.runs.goodput import goodput
 from megasharp.runs.history import RunHistory
-from megasharp.runs.text import columns, duration
+from megasharp.runs.text import Columns, duration
 from megasharp.runs.trends import suites
 
 # Keys that say who a run is, not what it does.
@@ -57,26 +57,29 @@ def shared_steps(series: Sequence[Mapping[int, float]]) -> list[int]:
     return [common[place] for place in places]
 
 
-def page(runs: Sequence[RunHistory]) -> RenderableType:
-    """Keys that differ, then each figure at equal steps and at the end of each run, then what it cost."""
+def page(runs: Mapping[str, RunHistory]) -> RenderableType:
+    """Keys that differ, then each figure at equal steps and at the end of each run, then what it cost.
+
+    `runs` are by what their columns are headed with.
+    """
     parts: list[RenderableType] = [_keys(runs)]
-    parts += [_figure(name, runs) for name in figures(runs)]
+    parts += [_figure(name, runs) for name in figures([*runs.values()])]
     return Group(*parts, _cost(runs))
 
 
-def _keys(runs: Sequence[RunHistory]) -> RenderableType:
-    found = differences(runs)
+def _keys(runs: Mapping[str, RunHistory]) -> RenderableType:
+    found = differences([*runs.values()])
     if not found:
         return Text("the same configuration")
-    table = columns("key", *(run.name for run in runs), style="bold")
+    table = Columns("key", *runs, style="bold")
     for key, values in found.items():
         table.add_row(key, *values)
     return table
 
 
-def _figure(name: str, runs: Sequence[RunHistory]) -> RenderableType:
-    series = [dict(run.series(name)) for run in runs]
-    table = columns(name, *(run.name for run in runs), style="bold")
+def _figure(name: str, runs: Mapping[str, RunHistory]) -> RenderableType:
+    series = [dict(run.series(name)) for run in runs.values()]
+    table = Columns(name, *runs, style="bold")
     for step in shared_steps(series):
         table.add_row(f"step {step}", *(f"{points[step]:.3f}" for points in series))
     table.add_row("at the end", *(_end(points) for points in series))
@@ -90,12 +93,12 @@ def _end(points: Mapping[int, float]) -> str:
     return f"{points[last]:.3f} (step {last})"
 
 
-def _cost(runs: Sequence[RunHistory]) -> RenderableType:
-    table = columns("cost", *(run.name for run in runs), style="bold")
-    spent = [goodput(run) for run in runs]
-    table.add_row("steps", *(f"{run.last_step} of {run.steps}, {run.state}" for run in runs))
+def _cost(runs: Mapping[str, RunHistory]) -> RenderableType:
+    table = Columns("cost", *runs, style="bold")
+    spent = [goodput(run) for run in runs.values()]
+    table.add_row("steps", *(f"{run.last_step} of {run.steps}, {run.state}" for run in runs.values()))
     table.add_row("wall time", *(duration(one.wall) for one in spent))
     table.add_row("goodput", *(_MISSING if one.share is None else f"{one.share:.0%}" for one in spent))
-    seconds = [one.useful / max(len(run.training), 1) for one, run in zip(spent, runs, strict=True)]
+    seconds = [one.useful / max(len(run.training), 1) for one, run in zip(spent, runs.values(), strict=True)]
     table.add_row("seconds a step", *(f"{value:.3g}" for value in seconds))
     return table

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from megasharp.checkpoint.run_folder import CONFIG_FILE
 from megasharp.errors import UserError
 from megasharp.runs.history import RunHistory, read_run
-from megasharp.runs.text import moment
+from megasharp.runs.text import Columns, moment
 
 
 def find_runs(folder: Path) -> list[RunHistory]:
@@ -36,9 +35,7 @@ def listing(folder: Path) -> RenderableType:
     runs = find_runs(folder)
     if not runs:
         return Text(f"no runs in {folder}")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("run", "state", "step", "reward", "attempts", "last written"):
-        table.add_column(heading, overflow="fold")
+    table = Columns("run", "state", "step", "reward", "attempts", "last written", style="dim")
     for run in runs:
         rewards = run.series("reward/mean")
         reward = f"{rewards[-1][1]:.3f}" if rewards else "-"

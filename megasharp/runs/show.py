@@ -13,7 +13,7 @@ from megasharp.runs.goodput import duration as attempt_seconds
 from megasharp.runs.goodput import goodput
 from megasharp.runs.history import CheckpointEntry, RunHistory
 from megasharp.runs.sparkline import sparkline
-from megasharp.runs.text import columns, duration, moment, size
+from megasharp.runs.text import Columns, duration, moment, size
 from megasharp.runs.trends import Trend, trends, warnings
 
 # What one screen has room for, the newest first to stay.
@@ -70,7 +70,7 @@ def _attempts(history: RunHistory) -> RenderableType:
     if not shown:
         return Text("attempts  none")
     hidden = len(history.attempts) - len(shown)
-    table = columns("attempt", "begun", "where", "steps", "time", "end", style="dim")
+    table = Columns("attempt", "begun", "where", "steps", "time", "end", style="dim")
     for number, record in shown:
         running = history.alive and number == shown[-1][0]
         table.add_row(str(number), *(_attempt(record, history, running) if record else ["no record"]))
@@ -98,7 +98,7 @@ def _checkpoints(history: RunHistory) -> RenderableType:
     best = _kept_best(history)
     if best is not None and best not in {entry.step for entry in shown}:
         shown = [*(entry for entry in history.checkpoints if entry.step == best), *shown]
-    table = columns("checkpoint", "written", "size", "", style="dim")
+    table = Columns("checkpoint", "written", "size", "", style="dim")
     for entry in shown:
         table.add_row(*_checkpoint(entry, entry.step == best))
     return Group(table, Text("complete: every file is there with its size; a resume compares the hashes too", "dim"))
@@ -144,7 +144,7 @@ def _decisions(history: RunHistory) -> Iterator[str]:
 def _trends(found: list[Trend]) -> RenderableType:
     if not found:
         return Text("no figures yet")
-    table = columns("figure", "", "first", "best", "last", style="dim")
+    table = Columns("figure", "", "first", "best", "last", style="dim")
     for trend in found:
         values = [value for _, value in trend.points]
         best = f"{trend.best[1]:.3f} at {trend.best[0]}" if trend.best else ""

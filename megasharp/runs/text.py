@@ -1,10 +1,11 @@
-"""Numbers as a person reads them: durations, sizes, moments; and the tables that they stand in."""
+"""Numbers as a person reads them: durations, sizes, moments; and tables that show a run's words as they are."""
 
 from __future__ import annotations
 
 import time
 
 from rich.table import Table
+from rich.text import Text
 
 
 def duration(seconds: float) -> str:
@@ -28,9 +29,21 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def columns(*headings: str, style: str) -> Table:
-    """An empty table without lines, its headings in this style; what does not fit is folded."""
-    table = Table(box=None, pad_edge=False, header_style=style)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+class Columns:
+    """A table without lines, its headings in this style; what does not fit is folded.
+
+    Cells are shown as they are. rich reads brackets and colons of a plain string as markup, and an error's words, a
+    host's name or a key's value may hold any: it would leave them out, or fail.
+    """
+
+    def __init__(self, *headings: str, style: str) -> None:
+        self._table = Table(box=None, pad_edge=False, header_style=style)
+        for heading in headings:
+            self._table.add_column(Text(heading), overflow="fold")
+
+    def add_row(self, *cells: str) -> None:
+        """One line more."""
+        self._table.add_row(*map(Text, cells))
+
+    def __rich__(self) -> Table:
+        return self._table

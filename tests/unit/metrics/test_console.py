@@ -76,6 +76,13 @@ def test_closing_tables():
     assert "150 steps in 1:40" in printed(out)
 
 
+def test_a_suites_name_is_not_read_as_markup():
+    out = console(terminal=False)
+    figures = SuiteFigures({1: 0.125}, 5.0)
+    print_summary(RunSummary(1, [SuiteChange("[/dev] [red]:x:", {"before": figures})], {}, 0.0, 0), out)
+    assert "[/dev] [red]:x:: pass@k" in printed(out)
+
+
 def test_what_the_memory_network_does_stands_beside_it():
     """Also where a run was not evaluated before its first step."""
     out = console(terminal=False)

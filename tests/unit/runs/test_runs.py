@@ -219,6 +219,30 @@ def test_where_there_are_no_locks_no_run_is_going_on(run: Folder, monkeypatch: p
     assert read_run(run.root).state == "not running"
 
 
+WORDS = "[/third_party/gloo/pair.cc:538] [errno 28] No space :boom: [red]closed"
+
+
+def test_no_word_of_a_run_is_read_as_markup(tmp_path: Path) -> None:
+    """One run of that kind would otherwise hide all of a list."""
+    failed = AttemptRecord(started=1.0, seen=2.0, ended=2.0, reason=WORDS, exit_code=1, host=WORDS)
+    for name in ("one", "other"):
+        odd = Folder(tmp_path / name).config(f"'{name} {WORDS}'", steps=10 + len(name))
+        odd.rows([*steps(1, 3), {"step": 3, f"eval/{WORDS}/pass@1": 0.1}]).attempt(1, failed)
+    console = Console(width=600)
+    for print_it, words in (
+        (lambda: show("one", tmp_path, console), ["  {} ", "{} (exit 1)", "{} pass@1", "stopped: {}"]),
+        (lambda: show_list(tmp_path, console), ["one {}", "stopped: {}"]),
+        (
+            lambda: compare(["one", "other"], tmp_path, None, console),
+            ["one {}", "eval/{}/pass@1", "3 of 13, stopped: {}"],
+        ),
+    ):
+        with console.capture() as captured:
+            print_it()
+        page = captured.get()
+        assert [text for text in words if text.format(WORDS) not in page] == []
+
+
 def test_sparklines() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 40) == "▁▂▃▄▅▆▇█"
     assert sparkline([0, 0, 1, 1], 2) == "▁█"
@@ -251,6 +275,26 @@ def test_runs_are_compared_by_keys_equal_steps_and_ends(tmp_path: Path) -> None:
     assert ["step", "4", "0.200", "0.300"] in lines
     assert ["at", "the", "end", "0.050", "(step", "5)", "0.060", "(step", "6)"] in lines
     assert picture == tmp_path / "compare.png" and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_one_name_have_columns_of_their_own_and_the_picture_lies_beside_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tries of one file in two folders: `runs` of the folder where somebody stands is none of theirs."""
+    first, second = (Folder(tmp_path / try_ / "tiny").config("tiny", lr=lr) for try_, lr in (("x", 0.1), ("y", 0.2)))
+    for one in (first, second):
+        one.rows(steps(1, 3))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    console = Console(width=400)
+    with console.capture() as captured:
+        picture = compare(["../x/tiny", "../y/tiny"], Path("runs"), None, console)
+    headed = [line.split()[-2:] for line in captured.get().splitlines() if line.startswith(("key", "cost", "reward"))]
+    assert headed == [["../x/tiny", "../y/tiny"]] * 3
+    assert picture == tmp_path / "x" / "compare.png" and picture.exists()
+    assert not any((tmp_path / "here").iterdir())
+    with pytest.raises(UserError, match="named twice"):
+        compare(["../x/tiny", str(first.root)], Path("runs"), None, console)
 
 
 def test_tables_in_a_list_are_compared_key_by_key() -> None:
