@@ -29,7 +29,7 @@ def show(name: str, runs: Path, console: Console) -> None:
 
 
 def compare(names: Sequence[str], runs: Path, picture: Path | None, console: Console) -> Path:
-    """Several runs side by side; returns the picture's path: `compare.png` beside the first one's folder unless given."""
+    """Several runs side by side; returns the picture's path: `compare.png` beside the first folder unless given."""
     # Imported here because matplotlib costs a second that `show` need not wait.
     from megasharp.report.side_by_side import plot_runs
 
