@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 
 from megasharp.errors import UserError
+from megasharp.jobs import sbatch_options
 
 TEMPLATE = "job.sbatch"
 # sbatch's own names for a time limit: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
@@ -29,7 +30,8 @@ class _File(Template):
 class Resources:
     """What is asked of Slurm. `lead_s`: seconds before the limit at which the run is asked to end.
 
-    `cpus_per_node` None asks for whole nodes. `extra` are further options of sbatch, as `--qos=high`.
+    `cpus_per_node` None asks for whole nodes. `extra` are further options of sbatch, as `--qos=high`;
+    `sbatch_options` says which.
     """
 
     nodes: int
@@ -105,9 +107,7 @@ def check(job: Job) -> None:
             f"--time {asked.time}: Slurm would ask the run to end {asked.lead_s} s (--lead), and up to a minute more, "
             "before that, which is when it starts; give more time or a smaller --lead"
         )
-    for option in asked.extra:
-        if not option.startswith("-") or "\n" in option:
-            raise UserError(f"--sbatch {option!r}: give an option of sbatch with its value, such as --qos=high")
+    sbatch_options.check(asked.extra)
     for path in (job.run, job.folder):
         # In a line of #SBATCH nothing is quoted.
         if re.search(r"\s|%", str(path)):
@@ -125,6 +125,7 @@ def render(job: Job) -> str:
         resources="\n".join(f"#SBATCH {option}" for option in _options(job.resources)),
         time=job.resources.time,
         lead=job.resources.lead_s,
+        dependency=sbatch_options.dependency(job.resources.extra),
         run=job.run,
         latest=job.latest,
         run_quoted=shlex.quote(str(job.run)),
@@ -144,7 +145,7 @@ def _options(asked: Resources) -> list[str]:
     if asked.gpus_per_node:
         options.append(f"--gpus-per-node={asked.gpus_per_node}")
     options += [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(asked, name))]
-    return [*options, *asked.extra]
+    return [*options, *sbatch_options.others(asked.extra)]
 
 
 def _container(job: Job) -> list[str]:

@@ -69,3 +69,12 @@ def test_one_run_has_one_job_at_a_time(submit: Submitting, slurm: Cluster) -> No
     wait_for(lambda: slurm.show(second)["Reason"] == "Dependency", 30, lambda: str(slurm.show(second)))
     slurm.call("scancel", first, second)
     assert slurm.ended(first, 60).state == slurm.ended(second, 60).state == "CANCELLED"
+
+
+def test_a_users_own_dependency_is_heeded_beside_the_runs(submit: Submitting, slurm: Cluster) -> None:
+    earlier, other = submit.standin("a", "waits"), submit.standin("b", "waits")
+    later = submit.standin("a", "waits", f"--sbatch=--dependency=afterany:{other}")
+    wait_for(lambda: slurm.show(later)["Reason"] == "Dependency", 30, lambda: str(slurm.show(later)))
+    assert slurm.show(later)["Dependency"] == f"afterany:{other}(unfulfilled),singleton(unfulfilled)"
+    slurm.call("scancel", earlier, other, later)
+    assert {slurm.ended(job, 60).state for job in (earlier, other, later)} == {"CANCELLED"}

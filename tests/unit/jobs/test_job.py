@@ -75,6 +75,65 @@ def test_cpus_and_partition_take_the_place_of_whole_nodes() -> None:
     assert "--exclusive" not in found
 
 
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("--signal=USR2@60", "--signal itself; give --lead"),
+        ("--output=/elsewhere", "--output itself; give --runs"),
+        ("--time 10", "--time itself; give --time"),
+        ("-t10", "--time itself"),
+        ("--tim=10", "--time itself"),
+        ("--no-requeue", "--no-requeue itself; give --restarts 0"),
+        ("--requeue", "--requeue itself; give --restarts"),
+        ("--open-mode=truncate", "--open-mode itself; leave it out"),
+        ("-D /elsewhere", "--chdir itself; submit from"),
+        ("--gpus=4", "--gpus-per-node itself; give the run file's cluster.gpus_per_node"),
+        ("--qos=high --nodes=2", "--nodes itself; give --nodes"),
+    ],
+)
+def test_options_of_the_files_own_are_refused_because_sbatch_would_drop_one_of_both(extra: str, words: str) -> None:
+    with pytest.raises(UserError, match=rf"--sbatch '{extra}': the job's file sets {words}"):
+        render(replace(JOB, resources=replace(ASKED, extra=(extra,))))
+
+
+def test_every_option_in_the_file_is_known_to_be_its_own() -> None:
+    """But for the dependency, which a user may add to."""
+    some_cpus = replace(ASKED, cpus_per_node=3, partition="p", account="a", extra=())
+    written = {*options(render(JOB)), *options(render(replace(JOB, resources=some_cpus)))}
+    for option in written - {"--qos=high", "--dependency=singleton"}:
+        with pytest.raises(UserError, match="itself"):
+            render(replace(JOB, resources=replace(ASKED, extra=(option,))))
+
+
+@pytest.mark.parametrize(
+    ("extra", "written"),
+    [
+        (["--dependency=afterok:2"], "afterok:2,singleton"),
+        (["-d afterok:2:3", "--dependency afterany:4"], "afterok:2:3,afterany:4,singleton"),
+        (["--depend=singleton,afterok:2"], "singleton,afterok:2"),
+    ],
+)
+def test_what_a_user_waits_for_stands_beside_the_runs_own(extra: list[str], written: str) -> None:
+    job = replace(JOB, resources=replace(ASKED, extra=(*extra, "--qos=high", "--begin=now+1hour", "--time-min=60")))
+    found = options(render(job))
+    assert [option for option in found if "depend" in option or "-d" in option.split()] == [f"--dependency={written}"]
+    assert {"--qos=high", "--begin=now+1hour", "--time-min=60"} <= {*found}
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("--dependency=afterok:2?afterok:3", "with commas between"),
+        ("--dependency", "with commas between"),
+        ("--dependency=afterok:2 --qos=high", "in an --sbatch of its own"),
+        ("--comment='a", "give an option of sbatch"),
+    ],
+)
+def test_what_cannot_stand_beside_it_is_refused(extra: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        render(replace(JOB, resources=replace(ASKED, extra=(extra,))))
+
+
 def shell(text: str, after: str) -> str:
     """What bash says after it has read the file's settings."""
     settings = text.partition("\nset -u\n")[0]
