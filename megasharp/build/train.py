@@ -133,7 +133,7 @@ class _Run:
             say(f"resuming {folder.root} after step {self._start.step}")
             for line in check_inputs(self._start.inputs, self._inputs, checked, allowed):
                 say(line)
-            folder.forget_evaluations(self._start.step)
+            folder.forget_steps(self._start.step)
         attempt.resumed(self._start.step)
         self._control = Control(make_rules(checked), self._start.control)
         self._told = len(self._start.control.lengths.changes)

@@ -49,11 +49,14 @@ class RunFolder:
         """What the run goes on with, once everything that was saved has been taken up under it."""
         write_text(self.root / CONFIG_FILE, resolved)
 
-    def forget_evaluations(self, after: int) -> None:
-        """Remove those of steps that will be trained again: they measured weights that no longer count."""
+    def forget_steps(self, after: int) -> None:
+        """Remove what steps that will be trained again left: evaluations and responses of weights that do not count."""
         for folder in (self.root / "evals").glob("step_*"):
-            if folder.name > self.evals(after).name:
+            if _step(folder) > after:
                 shutil.rmtree(folder)
+        for table in (self.root / "rollouts").glob("step_*.parquet"):
+            if _step(table) > after:
+                table.unlink()
 
     def close(self) -> None:
         """Let another process have the run."""
@@ -113,6 +116,12 @@ def stored_config(root: Path) -> Tree:
     if not isinstance(tree, dict):
         raise UserError(f"{path}: not a run's configuration")
     return tree
+
+
+def _step(path: Path) -> int:
+    """The step whose number `path` bears; -1 where it is a stranger's."""
+    number = path.stem.removeprefix("step_")
+    return int(number) if number.isdecimal() else -1
 
 
 def _take(lock: TextIO) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from megasharp.checkpoint.run_folder import open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.errors import UserError
+from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog
 from tests.unit.saving import save_at_once
 
@@ -103,13 +104,23 @@ def test_resume_counts_attempts(tmp_path: Path) -> None:
     again.close()
 
 
-def test_evaluations_of_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
+def test_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
+    """Their evaluations, and the tables of their responses; what bears no step's number stays."""
     folder = open_run(tmp_path / "run", "", resume=False)
-    for step in (0, 4, 5, 12):
+    rollouts = folder.root / "rollouts"
+    rollouts.mkdir()
+    for step in (0, 4, 999_999, 1_000_000):
         folder.evals(step).mkdir(parents=True)
-    folder.forget_evaluations(4)
+        write_rollouts(folder.root, step, [])
+    (folder.root / "evals" / "step_by_hand").mkdir()
+    (rollouts / "step_by_step.parquet").touch()
+    folder.forget_steps(999_999)
+    kept = ["step_000000", "step_000004", "step_999999"]
+    assert sorted(path.name for path in (tmp_path / "run" / "evals").iterdir()) == [*kept, "step_by_hand"]
+    folder.forget_steps(4)
     folder.close()
-    assert sorted(path.name for path in (tmp_path / "run" / "evals").iterdir()) == ["step_000000", "step_000004"]
+    assert sorted(path.name for path in (tmp_path / "run" / "evals").iterdir()) == [*kept[:2], "step_by_hand"]
+    assert sorted(path.stem for path in rollouts.iterdir()) == [*kept[:2], "step_by_step"]
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
