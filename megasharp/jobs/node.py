@@ -4,6 +4,7 @@ Node 0 runs the command; on several nodes Ray is started on each before, and the
 command's exit code is written to `exit_code` in the attempt's folder, by which the other nodes know that it is over.
 A file `time_is_up` there becomes SIGUSR1 for the command, to which it is blocked until it unblocks it (as
 `signals.save_heard` does): so it waits until it is heard. Where the file is there first, the command is not started.
+SIGTERM and Ctrl-C are the command's, and this program's while nodes still join.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from megasharp.errors import UserError
 from megasharp.files import write_text
 from megasharp.jobs import network
 from megasharp.jobs.ray_node import RayNode, follow_until_ready, publish
-from megasharp.signals import AGAIN, SAVE, save_kept_from_children
+from megasharp.signals import AGAIN, SAVE, Stopped, save_kept_from_children
 
 TIME_IS_UP, EXIT_CODE = "time_is_up", "exit_code"
 DEADLINE = "MEGASHARP_JOIN_SECONDS"
@@ -39,6 +40,13 @@ class _Signals:
             signal.signal(number, self._handle)
         signal.signal(SAVE, signal.SIG_IGN)
 
+    def check(self) -> None:
+        """Raise `Stopped`, after one line, if one has arrived: for where no command runs that it could be passed to."""
+        if self.arrived is not None:
+            stopped = Stopped(signal.Signals(self.arrived), "the command was not started, for not all nodes had joined")
+            sys.stderr.write(f"megasharp: {stopped}\n")
+            raise stopped
+
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.arrived = number
 
@@ -53,8 +61,10 @@ def main() -> None:
     if number == 0:
         try:
             code = _lead(folder, command, names, deadline, signals)
-        except UserError:
-            write_text(folder / EXIT_CODE, "2\n")
+        except Stopped as stopped:
+            code = 128 + stopped.number
+        except UserError as error:
+            write_text(folder / EXIT_CODE, f"{error.exit_code}\n")
             raise
         write_text(folder / EXIT_CODE, f"{code}\n")
         sys.exit(code)
@@ -77,7 +87,7 @@ def _lead(folder: Path, command: Sequence[str], names: Sequence[str], deadline: 
         stack.callback(node.close)
         node.lead()
         publish(folder, "head", node.address)
-        node.await_nodes(names)
+        node.await_nodes(names, signals.check)
         publish(folder, "ready", " ".join(names))
         return drive(command, {"RAY_ADDRESS": node.address}, folder, signals)
 
@@ -89,7 +99,7 @@ def _follow(folder: Path, names: Sequence[str], number: int, deadline: float, si
     with ExitStack() as stack:
         node = RayNode(names[number], interface, deadline)
         stack.callback(node.close)
-        follow_until_ready(node, folder, deadline, over)
+        follow_until_ready(node, folder, deadline, over, signals.check)
         while not over.exists():
             if signals.arrived is not None:
                 sys.exit(128 + signals.arrived)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -87,14 +87,18 @@ class RayNode:
         """Whether the servers have ended, which they do not by themselves."""
         return self._process is None or self._process.poll() is not None
 
-    def await_nodes(self, names: Sequence[str]) -> None:
-        """Wait until all have joined. Raises UserError naming those that have not by the deadline."""
+    def await_nodes(self, names: Sequence[str], check: Callable[[], None]) -> None:
+        """Wait until all have joined. Raises UserError naming those that have not by the deadline.
+
+        `check` is called again and again, and raises what is to end the wait.
+        """
         alive_file = self._scratch.path / "alive"
         command = [sys.executable, "-P", "-c", _WATCH, self.address]
         environment = {**os.environ, **server_environment(_ANSWER_S)}
         with alive_file.open("wb") as output, subprocess.Popen(command, stdout=output, env=environment) as watch:
             try:
                 while sorted(alive := _last_line(alive_file)) != sorted(names):
+                    check()
                     if time.monotonic() > self._deadline or self.ended():
                         why = "Ray ended on the first node" if self.ended() else "the deadline has passed"
                         missing = sorted(set(names) - set(alive))
@@ -119,13 +123,14 @@ class RayNode:
         self._scratch.close()
 
 
-def follow_until_ready(node: RayNode, folder: Path, deadline: float, over: Path) -> None:
+def follow_until_ready(node: RayNode, folder: Path, deadline: float, over: Path, check: Callable[[], None]) -> None:
     """Join the first node's Ray, again and again, until all have joined or the file `over` says that it is over.
 
-    Raises UserError after the deadline, with what was missing.
+    Raises UserError after the deadline, with what was missing. `check` is called as in `await_nodes`.
     """
     head, ready = folder / "head", folder / "ready"
     while not ready.exists() and not over.exists():
+        check()
         if time.monotonic() > deadline:
             missing = f"no address in {head}" if not head.exists() else f"Ray at {head.read_text().strip()} took nobody"
             raise UserError(f"node {socket.gethostname()} could not join the job's Ray: {missing}, and time is over")

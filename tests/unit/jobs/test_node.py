@@ -90,6 +90,45 @@ def test_sigterm_is_passed_on(tmp_path: Path) -> None:
     assert ended(node) == 143
 
 
+# The program, where a process that does nothing stands in for Ray's servers: nobody ever joins it.
+_JOINS = """
+import subprocess
+from megasharp.command import run_command
+from megasharp.jobs import node, ray_node
+def start(self, *options):
+    self._process = subprocess.Popen(["sleep", "60"])
+ray_node.RayNode._start = start
+run_command(node.main)
+"""
+
+
+@pytest.mark.parametrize(("number", "file"), [(0, "head"), (1, None)])
+def test_a_signal_ends_the_wait_for_nodes_and_is_the_exit_code(tmp_path: Path, number: int, file: str | None) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MEGASHARP_"))}
+    place = {"MEGASHARP_NODES": "first,second", "SLURM_NODEID": str(number), "MEGASHARP_INTERFACE": "lo"}
+    node = subprocess.Popen(
+        [sys.executable, "-c", _JOINS, "--folder", str(tmp_path), "--", "true"],
+        env={**kept, **place},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # The follower waits for a file of the first node's, and says nothing; USR1 is the last that it sets.
+    until((tmp_path / file).exists if file else lambda: _ignores(node.pid, signal.SIGUSR1))
+    time.sleep(1.0)
+    node.terminate()
+    asked = time.monotonic()
+    assert ended(node) == 143 and time.monotonic() - asked < 30.0
+    assert node.stderr is not None
+    assert "megasharp: stopped by SIGTERM; the command was not started" in node.stderr.read()
+    assert [path.read_text() for path in tmp_path.glob("exit_code")] == (["143\n"] if number == 0 else [])
+
+
+def _ignores(process: int, number: int) -> bool:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    ignored = next(line.split()[1] for line in lines if line.startswith("SigIgn"))
+    return bool(int(ignored, 16) >> (number - 1) & 1)
+
+
 def test_wrong_arguments_are_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "megasharp.jobs.node", "--folder"], capture_output=True, text=True, check=False
