@@ -15,9 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
-from megasharp.config.core import Section, parse_yaml
+from megasharp.config.core import parse_yaml
 from megasharp.errors import one_line
 from megasharp.files import write_text
+from megasharp.metrics.trackers.record import Record, record_path
 from megasharp.metrics.trackers.sink import Described, Open, Row, Sink
 from megasharp.metrics.writers import METRICS_FILE, RESERVED, parse_row
 
@@ -25,13 +26,6 @@ LIMIT_S = 60
 _POLL_S = 1.0
 _ROWS_AT_ONCE = 200
 _OPENERS = {"wandb": "to_wandb.WandbRun", "mlflow": "to_mlflow.MlflowRun"}
-
-
-class Record(Section):
-    """The run's id in a tracker, and the last step that each curve there has."""
-
-    id: str
-    sent: dict[str, int] = {}
 
 
 class Follower:
@@ -84,7 +78,7 @@ def main(tracker: str, project: str, root: Path, ends: TextIO) -> None:
     with (folder / f".{tracker}.lock").open("w") as lock:
         # The process of the attempt before may have a last row on its way.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _follow(tracker, project, root, folder / f"{tracker}.json", over)
+        _follow(tracker, project, root, over)
 
 
 def _wait_for_end(ends: TextIO, over: threading.Event) -> None:
@@ -94,14 +88,16 @@ def _wait_for_end(ends: TextIO, over: threading.Event) -> None:
     over.set()
 
 
-def _follow(tracker: str, project: str, root: Path, path: Path, over: threading.Event) -> None:
+def _follow(tracker: str, project: str, root: Path, over: threading.Event) -> None:
+    path = record_path(root, tracker)
     record = Record.model_validate_json(path.read_text(encoding="utf-8")) if path.exists() else None
     text = (root / "config.yaml").read_text(encoding="utf-8")
     described = Described(project, root.name, path.parent, parse_yaml(text, "config.yaml"))
     sink = _opener(tracker)(described, record.id if record else None)
-    if record is None:
-        record = Record(id=sink.id)
-        write_text(path, record.model_dump_json())
+    # Also where there was one: the folder may have been moved since.
+    sent = record.sent if record else {}
+    record = Record(id=sink.id, folder=str(root.resolve()), inode=root.stat().st_ino, sent=sent)
+    write_text(path, record.model_dump_json())
     follower = Follower(root / METRICS_FILE, record, path, sink)
     while not over.wait(_POLL_S):
         follower.follow()

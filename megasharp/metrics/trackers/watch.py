@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from megasharp.errors import UserError, one_line
+from megasharp.metrics.trackers.record import forget_the_originals
 from megasharp.signals import save_kept_from_children
 
 _SHOWN = 300
@@ -51,6 +52,9 @@ class Trackers:
         self._processes: list[_Process] = []
         for name, project in trackers.items():
             try:
+                original = forget_the_originals(root, name)
+                if original is not None:
+                    tell(f"log.{name}: this folder was copied from {original}: it begins a run of its own there")
                 self._processes.append(_begin(name, project, root, logs / f"{name}.log"))
             except OSError as error:
                 tell(f"log.{name}: cannot be started ({one_line(error)}); the run goes on without it")

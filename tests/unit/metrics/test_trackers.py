@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -18,7 +19,8 @@ from mlflow.tracking import MlflowClient
 from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from megasharp.errors import UserError
-from megasharp.metrics.trackers.follow import LIMIT_S, Follower, Record, _wait_for_end
+from megasharp.metrics.trackers.follow import LIMIT_S, Follower, _wait_for_end
+from megasharp.metrics.trackers.record import Record
 from megasharp.metrics.trackers.sink import Row
 from megasharp.metrics.trackers.watch import Trackers, check_installed
 from megasharp.metrics.writers import MetricLog
@@ -121,6 +123,57 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(root: Path) -> None:
     assert mlflow_points(run.info.run_id, "eval/dev_with_memory/pass_at_4") == [(5, 0.0), (7, 100.0)]
     assert run.data.params == {"name": "mine", "policy.optimizer.lr": "1e-06", "recipe.methods": "['grpo']"}
     assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
+
+
+def mlflow_id(root: Path) -> str:
+    return Record.model_validate_json((root / "trackers/mlflow.json").read_text()).id
+
+
+def test_a_copied_folder_is_a_run_of_its_own_there(root: Path) -> None:
+    """It has all steps, the original gets none of them, and both go on in their own afterwards."""
+    attempt(root, "mlflow", None, range(1, 4))
+    fork = root.with_name("fork")
+    shutil.copytree(root, fork)
+    (line,) = attempt(fork, "mlflow", 3, range(4, 6), 100.0)
+    assert line == f"log.mlflow: this folder was copied from {root}: it begins a run of its own there"
+    assert attempt(fork, "mlflow", 5, range(6, 7), 100.0) == []
+    assert attempt(root, "mlflow", 3, range(4, 5)) == []
+    assert mlflow_points(mlflow_id(root), "reward/mean") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    continued = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 104.0), (5, 105.0), (6, 106.0)]
+    assert mlflow_points(mlflow_id(fork), "reward/mean") == continued
+    assert MlflowClient().get_run(mlflow_id(fork)).info.run_name == "fork"
+
+
+def test_a_folder_that_was_moved_goes_on_in_the_same_run(root: Path) -> None:
+    """Whatever is copied from it, or to where it lay, later."""
+    attempt(root, "mlflow", None, range(1, 3))
+    first = mlflow_id(root)
+    moved = root.parent / "archive" / "mine"
+    moved.parent.mkdir()
+    root.rename(moved)
+    assert attempt(moved, "mlflow", 2, range(3, 4)) == []
+    assert mlflow_id(moved) == first
+    shutil.copytree(moved, root)
+    assert len(attempt(root, "mlflow", 3, range(4, 5))) == 1
+    assert attempt(moved, "mlflow", 3, range(4, 5)) == []
+    assert mlflow_id(moved) == first != mlflow_id(root)
+
+
+def test_of_a_folder_that_was_renamed_and_its_copy_in_its_place_only_one_goes_on(root: Path) -> None:
+    attempt(root, "mlflow", None, range(1, 3))
+    first = mlflow_id(root)
+    kept = root.rename(root.with_name("kept"))
+    shutil.copytree(kept, root)
+    assert len(attempt(kept, "mlflow", 2, range(3, 4))) == 1
+    assert attempt(root, "mlflow", 2, range(3, 4)) == []
+    assert mlflow_id(root) == first != mlflow_id(kept)
+
+
+def test_a_record_that_does_not_read_is_told_and_ends_nothing(root: Path) -> None:
+    (root / "trackers").mkdir()
+    (root / "trackers/mlflow.json").write_text("{")
+    (line,) = attempt(root, "mlflow", None, range(1, 2))
+    assert line.startswith("log.mlflow: exit code 1: ValidationError")
 
 
 def test_points_carry_the_time_of_their_rows(root: Path) -> None:
@@ -260,7 +313,7 @@ def test_a_line_that_is_half_written_is_sent_when_it_is_whole(tmp_path: Path) ->
     with metrics.open("w") as file:
         file.write('{"step":1,"time":5.0,"a":1.0}\n{"step":2,"ti')
         file.flush()
-        follower = Follower(metrics, Record(id="one"), tmp_path / "one.json", kept)
+        follower = Follower(metrics, Record(id="one", folder="", inode=0), tmp_path / "one.json", kept)
         follower.follow()
         assert [row.step for row in kept.rows] == [1]
         file.write('me":6.0,"a":2.0}\n')
