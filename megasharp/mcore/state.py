@@ -87,8 +87,18 @@ def load_state(
     optimizer: MegatronOptimizer,
     scheduler: OptimizerParamScheduler,
 ) -> None:
-    """Read what `save_state` wrote, resharding to the present layout; all ranks must call it."""
+    """Read what `save_state` wrote, resharding to the present layout; all ranks must call it.
+
+    Moments and counts of steps come from the file; learning rate, betas, epsilon and weight decay stay the optimizer's
+    own.
+    """
     state = dist_checkpointing.load(_sharded(chunks, optimizer, is_loading=True), str(folder))
     _fill([chunk.module for chunk in chunks], state["model"])
+    own = [
+        {name: value for name, value in group.items() if name not in ("params", "step")}
+        for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict(state["optimizer"])
+    for group, values in zip(optimizer.param_groups, own, strict=True):
+        group.update(values)
     scheduler.load_state_dict(state["scheduler"])

@@ -1,7 +1,8 @@
 """Above which gradient norm a step is left out: far from what the run's last steps had.
 
 As OLMo-core's optimizer does it: mean + 6 standard deviations over the last 128 steps. A norm that was too large is
-counted among them, so that a run whose norms have changed for good goes on after a few steps.
+counted among them, but as twice the limit at most: so norms that have grown somewhat for good pass after a few steps,
+and one huge norm does not let the next one through.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_MOST_LIMITS = 2.0
 # With fewer the deviation says little, and a run's first steps are its most different ones.
 _FEWEST = 20
 
@@ -42,5 +44,10 @@ class SpikeState:
         Zero is a step whose groups are all right or all wrong. Where rewards are rare these are most steps, and were
         they counted, those that learn something would be spikes.
         """
-        telling = tuple(norm for norm in norms if math.isfinite(norm) and norm > 0.0)
-        return SpikeState((*self.norms, *telling)[-rule.window :])
+        state = self
+        for norm in norms:
+            if math.isfinite(norm) and norm > 0.0:
+                limit = state.limit(rule)
+                counted = norm if limit is None else min(norm, _MOST_LIMITS * limit)
+                state = SpikeState((*state.norms, counted)[-rule.window :])
+        return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,7 @@ METHOD = build_recipe(
 )
 # The learning rate differs at every step, so that a schedule that starts anew is seen.
 OPTIMIZER = optimizer_settings(warmup_steps=1, decay="linear", total_steps=8, weight_decay=0.1, eps=1e-6)
+OTHER = replace(OPTIMIZER, lr=0.5 * OPTIMIZER.lr, betas=(0.5, 0.6), eps=1e-3, weight_decay=0.7)
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,36 @@ def assert_close(resume: Resume, point: Point, unbroken: Point) -> None:
     for name, weight in unbroken.after.items():
         difference = (point.after[name].float() - weight.float()).norm()
         assert difference <= tolerance * weight.float().norm(), (resume, name)
+
+
+def load_with_other_settings(
+    rank: int, world: int, root: Path, sequences: list[Sequence]
+) -> list[tuple[list[dict[str, object]], float]]:
+    """This rank's groups after a load under settings of its own, and the rate of the next step."""
+    folder = root / "before"
+    folder.mkdir(exist_ok=True)
+    found = []
+    for optimizer in (OPTIMIZER, OTHER):
+        with learner_on(settings(str(root / FP32.model), LAYOUTS["dp2"], METHOD.needs, optimizer)) as (learner, own):
+            if optimizer is OPTIMIZER:
+                for _ in range(STEPS):
+                    step(learner, sequences, "dp2")
+                save(learner, folder)
+            else:
+                learner.load(folder)
+            groups = [{**group, "params": None} for group in own._optimizer.param_groups]
+            found.append((groups, step(learner, sequences, "dp2").learning_rate))
+    return found
+
+
+def test_a_resumed_run_computes_with_its_own_settings(tmp_path: Path) -> None:
+    """Those of the checkpoint are its past: Megatron would go on with them."""
+    save_model(tmp_path, FP32.model)
+    (before, rate), (after, other_rate) = run_ranks(2, load_with_other_settings, tmp_path, ragged_sequences())[0]
+    assert {group["step"] for group in before} == {STEPS} == {group["step"] for group in after}
+    assert {group["weight_decay"] for group in after} == {0.0, OTHER.weight_decay}
+    assert {(group["betas"], group["eps"]) for group in after} == {(OTHER.betas, OTHER.eps)}
+    assert other_rate / rate == pytest.approx(OTHER.lr / OPTIMIZER.lr)
 
 
 def save_without_moments(rank: int, world: int, root: Path, sequences: list[Sequence]) -> list[Point]:

@@ -14,7 +14,7 @@ RULE = SpikeRule(sigma=6.0, window=30)
 
 
 def test_the_limit_is_that_of_the_last_norms() -> None:
-    norms = np.random.default_rng(0).gamma(4.0, size=80)
+    norms = np.random.default_rng(0).gamma(40.0, size=80)
     state = SpikeState().seen(RULE, norms[:50].tolist()).seen(RULE, norms[50:].tolist())
     last = norms[-30:]
     assert state.limit(RULE) == pytest.approx(last.mean() + 6.0 * last.std(), rel=1e-12)
@@ -39,13 +39,30 @@ def test_where_rewards_are_rare_the_steps_that_learn_are_no_spikes() -> None:
     assert left_out == 0
 
 
-def test_norms_that_have_changed_for_good_are_no_spikes_for_long() -> None:
-    state = SpikeState().seen(RULE, [1.0] * 30)
-    left_out = 0
-    while (state.limit(RULE) or 0.0) < 10.0:
-        state = state.seen(RULE, [10.0])
-        left_out += 1
-    assert left_out == 1
+def left_out_of(norm: float) -> int:
+    """How often a norm that comes again and again is left out, by a rule of the default window."""
+    rule = SpikeRule(sigma=6.0)
+    state = SpikeState().seen(rule, np.random.default_rng(0).normal(1.0, 0.1, size=128).tolist())
+    count = 0
+    while (state.limit(rule) or 0.0) < norm:
+        state = state.seen(rule, [norm])
+        count += 1
+    return count
+
+
+def test_norms_that_have_grown_for_good_are_no_spikes_for_long_and_much_too_large_ones_end_a_run() -> None:
+    """`guard.nan_limit` is 5."""
+    assert [left_out_of(norm) for norm in (1.5, 2.0, 3.0)] == [0, 3, 4]
+    assert left_out_of(50.0) > 5 and left_out_of(1e6) > 20
+
+
+@pytest.mark.parametrize("norm", [50.0, 1e6])
+def test_a_spike_lets_no_second_one_through(norm: float) -> None:
+    healthy = SpikeState().seen(RULE, np.random.default_rng(0).normal(1.0, 0.1, size=30).tolist())
+    after = healthy.seen(RULE, [norm])
+    before, now = healthy.limit(RULE), after.limit(RULE)
+    assert before is not None and now is not None and before < now < 4.0
+    assert SpikeState().seen(RULE, [1.0] * 30).seen(RULE, [norm]).norms[-1] == 2.0
 
 
 def test_a_resumed_run_has_the_same_limit_and_without_a_rule_there_is_none() -> None:
