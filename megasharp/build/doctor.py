@@ -13,7 +13,7 @@ from megasharp.build.engines import engine_python
 from megasharp.build.plan import Options, ask
 from megasharp.config.paths import REPOSITORY, find
 from megasharp.config.run import RunConfig, load_run
-from megasharp.errors import UserError
+from megasharp.errors import UserError, one_line
 from megasharp.jobs.doctor import Patient, Place, across, examine, node_names, report
 from megasharp.plan.make import make_plan
 
@@ -32,7 +32,10 @@ def doctor_on_all_nodes(file: Path | None, overrides: Sequence[str], runs: Path)
     if listed is None:
         raise UserError("doctor --nodes looks at the nodes of a Slurm job: run it inside one (salloc, or submit)")
     names = node_names(subprocess.check_output(["scontrol", "show", "hostnames", listed], text=True))
-    runs.mkdir(parents=True, exist_ok=True)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--runs {runs} cannot be made ({one_line(error)}); give a folder that all nodes see") from None
     arguments = [str(file), *overrides] if file is not None else []
     command = [sys.executable, "-P", "-m", "megasharp.cli", "doctor", *arguments, "--runs", str(runs)]
     # In the runs' folder, because all nodes have to see that one.

@@ -95,10 +95,11 @@ def versions(installed: Mapping[str, str | None], tested: Mapping[str, str]) -> 
     return found
 
 
-def apex(summary: str | None, modules: Sequence[str]) -> Finding:
+def apex(summary: str | None, modules: Sequence[str], failure: str) -> Finding:
     """Which package is called apex. `summary`: of the installed distribution, None where there is none.
 
-    NVIDIA's has `apex.optimizers`; the one on PyPI is a web framework of that name.
+    NVIDIA's has `apex.optimizers`; the one on PyPI is a web framework of that name. `failure`: why NVIDIA's cannot be
+    imported, empty where it can.
     """
     if summary is None:
         return Finding("ok", "apex", "not installed, which is fine: NVIDIA's is used where it is")
@@ -109,16 +110,33 @@ def apex(summary: str | None, modules: Sequence[str]) -> Finding:
             f"this is PyPI's unrelated package ({summary or 'no summary'}), and Megatron would import it; "
             "pip uninstall apex",
         )
+    if failure:
+        return _not_imported("apex", failure)
     return Finding("ok", "apex", "NVIDIA's")
 
 
+def transformer_engine(failure: str) -> Finding:
+    """It is installed, and cannot be imported because of `failure`."""
+    return _not_imported("transformer-engine", failure)
+
+
+def _not_imported(package: str, failure: str) -> Finding:
+    """Megatron goes on without where the import says that something is missing, and ends at any other error."""
+    return Finding(
+        "FAIL",
+        package,
+        f"installed, but Megatron cannot import its optimizers ({failure}); build it for this torch, or pip uninstall "
+        f"{package}",
+    )
+
+
 def fused_paths(transformer_engine: bool, nvidia_apex: bool, on_gpu: bool) -> list[Finding]:
-    """Which computations are fused, and why."""
+    """Which computations are fused, and why. The first two: whether Megatron can import optimizers from there."""
     if transformer_engine or nvidia_apex:
         whose = "Transformer Engine's" if transformer_engine else "apex's"
-        adam = f"{whose} fused one, because it is installed"
+        adam = f"{whose} fused one, because it is installed and can be imported"
     else:
-        adam = "torch's grouped operations, because neither Transformer Engine nor NVIDIA's apex is installed"
+        adam = "torch's grouped operations, because neither Transformer Engine's nor NVIDIA apex's can be imported"
     where = "" if on_gpu else " (no GPU is used)"
     return [
         Finding("ok", "fused", f"Adam: {adam}{where}"),

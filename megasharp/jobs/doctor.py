@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -21,6 +23,8 @@ from megasharp.scratch import Scratch
 # Those whose versions change numbers, or whether it runs at all.
 _PACKAGES = ("torch", "megatron-core", "transformers", "ray", "numpy", "safetensors")
 _PACKAGES_ON_GPUS = ("transformer-engine", "nvidia-ml-py")
+# An import of a library with kernels; on a cold shared disk it takes a minute.
+_IMPORT_LIMIT_S = 300.0
 # Bytes per second. 8 x H100 in a node: about 480 GB/s in a published log of NVIDIA's benchmarks. A node's network of
 # 8 x 400 Gb/s carries 400 GB/s at most.
 _IN_A_NODE, _BETWEEN_NODES = 480e9, 400e9
@@ -95,11 +99,30 @@ def _gpus(wanted: int) -> Iterator[Finding]:
 def _software(patient: Patient) -> Iterator[Finding]:
     names = (*_PACKAGES, *(_PACKAGES_ON_GPUS if patient.gpus_per_node else ()))
     yield from checks.versions({name: _version(name) for name in names}, checks.tested_versions(patient.constraints))
-    summary = _summary("apex")
+    summary, there = _summary("apex"), util.find_spec("transformer_engine") is not None
     modules = [] if summary is None else _modules("apex")
-    yield checks.apex(summary, modules)
-    fused = util.find_spec("transformer_engine") is not None
-    yield from checks.fused_paths(fused, "optimizers" in modules, patient.gpus_per_node > 0)
+    ours = "optimizers" in modules
+    apex = _import_failure("apex.optimizers") if ours else ""
+    yield checks.apex(summary, modules, apex)
+    engine = _import_failure("transformer_engine.pytorch.optimizers") if there else ""
+    if engine:
+        yield checks.transformer_engine(engine)
+    yield from checks.fused_paths(there and not engine, ours and not apex, patient.gpus_per_node > 0)
+
+
+def _import_failure(module: str) -> str:
+    """Why Megatron cannot have its optimizers from there; empty where it can. It tries the same at its own import.
+
+    In a process of its own: such an import can end the process.
+    """
+    command = [sys.executable, "-P", "-c", f"from {module} import FusedAdam, FusedSGD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {_IMPORT_LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    return " ".join(done.stderr.strip().splitlines()[-1:]) or f"exit code {done.returncode}"
 
 
 def _version(name: str) -> str | None:
@@ -124,8 +147,8 @@ def _modules(name: str) -> list[str]:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder above that exists: the run's own may come later."""
-    return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.is_dir())
+    """The nearest above that exists: the run's own folder may come later, but not below what is no folder."""
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
 
 
 def _canary(patient: Patient) -> Finding:

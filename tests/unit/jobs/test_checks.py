@@ -56,9 +56,15 @@ def test_versions_are_compared_with_the_tested_ones() -> None:
 
 
 def test_pypis_apex_is_the_wrong_one() -> None:
-    assert failed(checks.apex("Pyramid toolkit", ["lib", "forms"]), "pip uninstall apex")
-    assert checks.apex("", ["optimizers", "normalization"]).level == "ok"
-    assert checks.apex(None, []).level == "ok"
+    assert failed(checks.apex("Pyramid toolkit", ["lib", "forms"], ""), "pip uninstall apex")
+    assert checks.apex("", ["optimizers", "normalization"], "").level == "ok"
+    assert checks.apex(None, [], "").level == "ok"
+
+
+def test_fused_optimizers_that_cannot_be_imported_are_no_fused_ones() -> None:
+    failure = "ImportError: undefined symbol: c10"
+    assert failed(checks.apex("", ["optimizers"], failure), failure, "build it for this torch, or pip uninstall apex")
+    assert failed(checks.transformer_engine(failure), failure, "pip uninstall transformer-engine")
 
 
 def test_which_adam_is_fused_and_why() -> None:

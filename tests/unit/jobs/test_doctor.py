@@ -34,6 +34,42 @@ def test_a_folder_that_cannot_be_written_is_found_and_no_rank_starts(tmp_path: P
     assert found["all-reduce"].text == "not tried, because of what failed above"
 
 
+def test_runs_below_a_file_are_found(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    found = {finding.check: finding for finding in examine(Patient(run=tmp_path / "file" / "runs" / "a", checkpoint=1))}
+    assert found["file system"].level == "FAIL" and "set --runs" in found["file system"].text
+    assert found["all-reduce"].text == "not tried, because of what failed above"
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "optimizers", "level", "adam"),
+    [
+        ("apex", "apex.optimizers", "FusedAdam = FusedSGD = None", "ok", "apex's fused one"),
+        ("apex", "apex.optimizers", "import amp_C_that_is_not_built", "FAIL", "torch's grouped operations"),
+        ("apex", "apex.optimizers", "FusedAdam = None", "FAIL", "torch's grouped operations"),
+        ("apex", "apex.optimizers", "import os; os._exit(7)", "FAIL", "torch's grouped operations"),
+        (
+            *("transformer-engine", "transformer_engine.pytorch.optimizers"),
+            *("raise OSError('libcudart.so')", "FAIL", "torch's grouped operations"),
+        ),
+    ],
+)
+def test_fused_optimizers_are_imported_as_megatron_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str, optimizers: str, level: str, adam: str
+) -> None:
+    """Stand-ins for NVIDIA's packages, well and broken."""
+    folder = tmp_path / "packages"
+    file = folder / module.replace(".", "/") / "__init__.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(optimizers)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    # Below a file, so that no ranks are started for an all-reduce.
+    found = [*examine(Patient(run=file / "a"))]
+    assert [finding.level for finding in found if finding.check == package] == [level]
+    assert any(finding.check == "fused" and f"Adam: {adam}" in finding.text for finding in found)
+
+
 def test_missing_gpus_fail_where_the_run_wants_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> object:
         raise UserError("NVML does not start")
@@ -49,3 +85,12 @@ def test_nodes_are_those_of_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(UserError, match="doctor --nodes looks at the nodes of a Slurm job"):
         doctor_on_all_nodes(None, [], tmp_path)
+
+
+def test_runs_below_a_file_are_refused_where_nodes_are_to_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho a\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "a")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(UserError, match=r"--runs .*scontrol/runs cannot be made .*; give a folder that all nodes see"):
+        doctor_on_all_nodes(None, [], tmp_path / "scontrol" / "runs")
