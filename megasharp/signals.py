@@ -166,7 +166,7 @@ def _wake(_: int, __: FrameType | None) -> None:
 
 @contextmanager
 def save_heard() -> Iterator[None]:
-    """SIGUSR1 asks for a save inside, and after an answer it is ignored: the command is about to end.
+    """SIGUSR1 asks for a save inside, and afterwards it is ignored: the command is about to end, saved or done.
 
     Where whoever started this process has held it back, it is let through.
     """
@@ -175,7 +175,8 @@ def save_heard() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(SAVE, signal.SIG_IGN if _State.save else before)
+        # Threads that began inside would let it end the process, though the main thread holds it back again.
+        signal.signal(SAVE, signal.SIG_IGN if _State.save or before is signal.SIG_DFL else before)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from megasharp import signals
+from megasharp.stacks import STOPPED, state_of
 
 _PR_SET_PDEATHSIG = 1
 # What ends a run for good: done, a user's mistake, saved as asked, interrupted, terminated.
@@ -29,13 +30,15 @@ _FINAL = frozenset({0, 2, signals.AGAIN, 128 + signal.SIGINT, 128 + signal.SIGTE
 _NO_CHECKPOINT = "no checkpoint"
 _SAME_PLACE = 2
 _POLL_S = 0.1
+_LOOK_S = 1.0
 
 
 class Supervisor:
     """Attempts of one run, whose folder is `root`, one after the other.
 
     `command` starts an attempt; with `again` after it a later one. `pause_s` lies between two: what the one before held
-    is given back meanwhile. `note` says a line to the user.
+    is given back meanwhile. `note` says a line to the user. A child that is stopped, as by SIGSTOP, for more than
+    `stopped_limit_s` is killed and counts as failed; None: it may be for ever.
     """
 
     def __init__(
@@ -45,12 +48,15 @@ class Supervisor:
         note: Callable[[str], None],
         again: Sequence[str] = ("--resume",),
         pause_s: float = 2.0,
+        stopped_limit_s: float | None = None,
     ) -> None:
         self._command = list(command)
         self._again = list(again)
         self._root = root
         self._note = note
         self._pause_s = pause_s
+        self._stopped_limit_s = stopped_limit_s
+        self._ended_here: str | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._arrived: list[signal.Signals] = []
         self._untold: deque[signal.Signals] = deque()
@@ -98,7 +104,23 @@ class Supervisor:
                 preexec_fn=partial(_die_with_parent, library, os.getpid()),  # noqa: PLW1509
             )
         self._tell()
-        return self._child.wait()
+        return self._end_of(self._child)
+
+    def _end_of(self, child: subprocess.Popen[bytes]) -> int:
+        """The child's exit code. One that is stopped for too long is ended: its own watchdog does not run either.
+
+        Only time in which this process runs counts: Slurm suspends a job with all its processes.
+        """
+        self._ended_here = None
+        stopped_s = 0.0
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(_LOOK_S)
+            state = state_of(child.pid)
+            stopped_s = stopped_s + _LOOK_S if state in STOPPED else 0.0
+            if self._stopped_limit_s is not None and stopped_s > self._stopped_limit_s:
+                self._ended_here = f"the driver {STOPPED[state]}, for more than {self._stopped_limit_s:g} s"
+                child.kill()
 
     def _failure(self, code: int) -> str | None:
         """What went wrong, in a few words; None after an end that is final."""
@@ -106,6 +128,8 @@ class Supervisor:
         record = self._record()
         if number in _FINAL or record.get("gave_up"):
             return None
+        if self._ended_here is not None:
+            return self._ended_here
         if code < 0:
             return f"the run was ended by {signal.Signals(-code).name}"
         return str(record.get("reason") or f"the run ended with exit code {code}")
@@ -166,6 +190,8 @@ class Supervisor:
         while self._child is not None and self._child.returncode is None and self._untold:
             with suppress(IndexError):
                 self._child.send_signal(self._untold.popleft())
+                # A child that is stopped would never hear it.
+                self._child.send_signal(signal.SIGCONT)
 
 
 def _die_with_parent(library: Any, parent: int) -> None:

@@ -30,6 +30,8 @@ from megasharp.files import write_text
 from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process, unreachable
 
 STACKS_FILE = "stacks.txt"
+# The default of `guard.stage_timeout_s`.
+STAGE_TIMEOUT_S = 7200.0
 _POLL_S = 0.25
 _TIMER_S = 5.0
 # How long ranks may take to write their stacks; one that does not is at fault.

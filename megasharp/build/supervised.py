@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megasharp.command import note
-from megasharp.config.core import apply_overrides, read_tree
+from megasharp.config.core import Tree, apply_overrides, read_tree
 from megasharp.supervisor import Supervisor
+from megasharp.watchdog import STAGE_TIMEOUT_S
 
 
 def train_again(
     config: Path, overrides: Sequence[str], runs: Path, resume: bool, allowed: Sequence[str], retries: int
 ) -> int:
     """Train to an end, with up to `retries` restarts; returns the last attempt's exit code."""
-    name = apply_overrides(read_tree(config), overrides).get("name")
+    tree = apply_overrides(read_tree(config), overrides)
     safe = ["-P"] if sys.flags.safe_path else []
     command = [
         *(sys.executable, *safe, "-m", "megasharp.cli", "train", str(config), *overrides, "--runs", str(runs)),
@@ -24,4 +25,13 @@ def train_again(
     ]
     # Where there is no name, the child says so, as of every other mistake.
     again = () if resume else ("--resume",)
-    return Supervisor(command, runs / str(name), note, again).run(retries)
+    supervisor = Supervisor(command, runs / str(tree.get("name")), note, again, stopped_limit_s=_stopped_limit(tree))
+    return supervisor.run(retries)
+
+
+def _stopped_limit(tree: Tree) -> float | None:
+    """The run's `guard.stage_timeout_s`."""
+    guard = tree.get("guard")
+    limit = guard.get("stage_timeout_s", STAGE_TIMEOUT_S) if isinstance(guard, dict) else STAGE_TIMEOUT_S
+    # What the child will refuse limits nothing here.
+    return limit if isinstance(limit, int | float) else None

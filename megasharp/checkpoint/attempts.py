@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pydantic import ValidationError
-
 from megasharp import signals
 from megasharp.config.core import Section
 from megasharp.errors import RankDied, StageTimeout, TrainingStopped, UserError, one_line
@@ -148,5 +146,5 @@ def seconds_of_all(attempts: Mapping[int, AttemptRecord | None]) -> dict[str, fl
 def _read(path: Path) -> AttemptRecord | None:
     try:
         return AttemptRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return None

@@ -111,7 +111,7 @@ def stored_config(root: Path) -> Tree:
     path = root / CONFIG_FILE
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{root}: not a run folder: {one_line(error)}") from error
     if not isinstance(tree, dict):
         raise UserError(f"{path}: not a run's configuration")

@@ -74,13 +74,17 @@ class _Pending:
 
 
 class CheckpointStore:
-    """The folder `checkpoints/` of a run. The `keep_last` newest stay, every `keep_every`-th step, and step `best`."""
+    """The folder `checkpoints/` of a run. The `keep_last` newest stay, every `keep_every`-th step, and step `best`.
+
+    Until the checkpoint of a new `best` is complete, that of the one before stays.
+    """
 
     def __init__(self, folder: Path, keep_last: int, keep_every: int | None) -> None:
         self._folder = folder
         self._keep_last = keep_last
         self._keep_every = keep_every
         self.best: int | None = None
+        self._best_there: int | None = None
         self._pending: _Pending | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -221,7 +225,9 @@ class CheckpointStore:
         kept = set(steps[-self._keep_last :])
         if self._keep_every is not None:
             kept |= {step for step in steps if step % self._keep_every == 0}
-        for step in set(steps) - kept - {self.best}:
+        if self.best in steps:
+            self._best_there = self.best
+        for step in set(steps) - kept - {self._best_there}:
             leaving = self._partial(step)
             # Under this name it no longer exists, and goes at the next start if the removal is interrupted. What cannot
             # be removed now is tried again after the next save.

@@ -14,6 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_s
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, Reduction
 from megasharp.config.core import Section, apply_overrides, read_tree, validate
+from megasharp.watchdog import STAGE_TIMEOUT_S
 
 DtypeName = Literal["float32", "bfloat16"]
 # What a flag of SGLang can be in YAML; the installed SGLang judges names, types and choices.
@@ -322,7 +323,7 @@ class GuardConfig(Section):
     engine_gap: float | None = Field(default=0.1, gt=0.0)
     spike_sigma: float | None = Field(default=6.0, gt=0.0)
     spike_window: int = Field(default=128, ge=20)
-    stage_timeout_s: float | None = Field(default=7200.0, gt=0.0)
+    stage_timeout_s: float | None = Field(default=STAGE_TIMEOUT_S, gt=0.0)
     long_stages: LongStagesConfig = LongStagesConfig()
 
 

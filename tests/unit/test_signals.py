@@ -177,6 +177,18 @@ def test_a_save_is_asked_for_where_nothing_is_lost() -> None:
     send(signal.SIGUSR1)  # Late ones change nothing.
 
 
+def test_a_save_that_is_asked_for_when_all_is_done_ends_nothing() -> None:
+    """Threads that began inside do not hold it back as the main thread does."""
+    code = (
+        "import os, signal, threading, time\nfrom megasharp import signals\n"
+        "with signals.save_kept_from_children():\n"
+        "    with signals.save_heard():\n"
+        "        threading.Thread(target=time.sleep, args=(1,)).start()\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_sampling_ends_at_once_when_a_save_is_asked_for() -> None:
     reached: list[str] = []
     with signals.save_heard(), pytest.raises(signals.SaveAsked), signals.interruptible():

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +239,40 @@ def test_a_run_that_fails_after_it_was_asked_to_save_is_not_started_again(tmp_pa
     assert process.returncode == 75 and "continue with --resume" in said and len(stand.attempts()) == 1
 
 
+def test_a_run_that_is_stopped_is_ended_and_started_again(tmp_path: Path) -> None:
+    """Its own watchdog is stopped with it."""
+    stand = Stand(tmp_path / "run", "save(3); signal.raise_signal(signal.SIGSTOP)", DONE)
+    supervisor = Supervisor(stand.command, stand.root, stand.said.append, pause_s=0.0, stopped_limit_s=2.0)
+    assert supervisor.run(3) == 0
+    why = "the driver is stopped (state T, as by SIGSTOP), for more than 2 s"
+    assert stand.said == [f"{why}; starts again at step_000003 (restart 1 of 3)"]
+
+
+def test_a_run_that_was_stopped_for_a_moment_goes_on(tmp_path: Path) -> None:
+    stand = Stand(tmp_path / "run", "os.kill(os.getppid(), 0); signal.raise_signal(signal.SIGSTOP)", DONE)
+    supervisor = Supervisor(stand.command, stand.root, stand.said.append, stopped_limit_s=600.0)
+
+    def go_on() -> None:
+        wait_for((stand.root / "logs/attempt_1/attempt.json").exists)
+        wait_for(lambda: psutil.Process(stand.pid()).status() == psutil.STATUS_STOPPED)
+        os.kill(stand.pid(), signal.SIGCONT)
+
+    other = threading.Thread(target=go_on)
+    other.start()
+    assert supervisor.run(3) == 0 and stand.said == []
+    other.join()
+
+
+def test_a_stopped_run_hears_a_signal(tmp_path: Path) -> None:
+    stand = Stand(tmp_path / "run", "on_signals(True)")
+    process = parent(stand)
+    wait_for((stand.root / "logs/attempt_1/ready").exists)
+    os.kill(stand.pid(), signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143 and stand.heard() == [signal.SIGTERM]
+
+
 def test_the_run_ends_with_its_supervisor(tmp_path: Path) -> None:
     stand = Stand(tmp_path / "run", "on_signals(False)")
     process = parent(stand)
@@ -272,4 +307,4 @@ def test_a_signal_that_comes_while_another_is_passed_on(tmp_path: Path) -> None:
 
     supervisor._child = Child()  # type: ignore[assignment]
     supervisor._handle(signal.SIGTERM, None)
-    assert sorted(sent) == [signal.SIGUSR1, signal.SIGTERM]
+    assert sorted(number for number in sent if number != signal.SIGCONT) == [signal.SIGUSR1, signal.SIGTERM]

@@ -23,5 +23,5 @@ def test_reading_the_checkpoint_to_go_on_from_counts_as_the_start(monkeypatch: p
     monkeypatch.setattr(train, "Checkpoints", read)
     any_ = SimpleNamespace(config=None, checkpoints=None)
     with pytest.raises(InterruptedError):
-        train._Run(any_, any_, any_, print, ExitStack())  # type: ignore[arg-type]
+        train._Run(any_, any_, any_, (), print, ExitStack())  # type: ignore[arg-type]
     assert stages == ["start"]

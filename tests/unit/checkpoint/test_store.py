@@ -87,6 +87,20 @@ def test_the_best_step_outlives_retention_until_another_is_better(tmp_path: Path
     assert store.steps() == [4, 5]
 
 
+def test_the_best_step_stays_until_the_new_ones_checkpoint_is_there(tmp_path: Path) -> None:
+    """The evaluation is done first, and the save that follows may fail."""
+    store = store_with(tmp_path, [1, 2], keep_last=1)
+    store.best = 2
+    save_at_once(store, state(3), write)
+    store.best = 4
+    save_at_once(store, state(5), write)
+    assert store.steps() == [2, 5]
+    store.best = 6
+    save_at_once(store, state(6), write)
+    save_at_once(store, state(7), write)
+    assert store.steps() == [6, 7]
+
+
 def test_nothing_saved_is_no_checkpoint(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "new", 1, None).newest() is None
 
