@@ -50,10 +50,16 @@ def train(
         typer.echo(dump_yaml(checked.config) + "\n" + describe(checked))
         return
     from megasharp.build.train import train as run_training
+    from megasharp.metrics.clock import process_began
 
     typer.echo(describe(checked))
     folder = run_training(
-        checked, runs / checked.config.name, resume=resume, allowed=allow_change or [], say=typer.echo
+        checked,
+        runs / checked.config.name,
+        resume=resume,
+        allowed=allow_change or [],
+        say=typer.echo,
+        began=process_began(),
     )
     typer.echo(f"run folder: {folder}")
 

@@ -57,15 +57,24 @@ Say = Callable[[str], None]
 _TRACKERS_END_S = 30.0
 
 
-def train(checked: Checked, root: Path, *, resume: bool, say: Say, allowed: Sequence[str] = ()) -> Path:
+def train(
+    checked: Checked,
+    root: Path,
+    *,
+    resume: bool,
+    say: Say,
+    allowed: Sequence[str] = (),
+    began: float | None = None,
+) -> Path:
     """Run to the end; returns the run's folder. `say` prints one line for the user.
 
-    `allowed` are keys that a resumed run may change though it is another experiment then.
+    `allowed` are keys that a resumed run may change though it is another experiment then. The run's time counts from
+    `began`, in seconds since 1970, on: from when its command was given, where that is known.
 
     Raises UserError for what the user can mend, TrainingStopped when the run ended itself.
     """
     try:
-        _train(checked, root, resume, allowed, say)
+        _train(checked, root, resume, allowed, say, began)
     except BaseException:
         number, failure = signals.arrived(), signals.failure()
         if number is not None:
@@ -80,7 +89,7 @@ def _how_to_go_on(root: Path) -> str:
     return "continue with --resume" if has_begun(root) else "no step was finished, so the same command starts anew"
 
 
-def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], say: Say) -> None:
+def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], say: Say, began: float | None) -> None:
     deterministic = checked.config.deterministic
     limit_threads(checked.architecture, deterministic)
     if deterministic:
@@ -100,7 +109,7 @@ def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], s
         # Ranks, which write checkpoints and logs, may run in another folder.
         folder = open_run(root.absolute(), dump_yaml(checked.config), resume=resume)
         stack.callback(folder.close)
-        attempt = stack.enter_context(AttemptLog(folder.logs))
+        attempt = stack.enter_context(AttemptLog(folder.logs, began=began))
         _Run(checked, folder, attempt, allowed, say, stack).train()
 
 
@@ -121,7 +130,7 @@ class _Run:
         self._folder = folder
         self._attempt = attempt
         self._say = say
-        self._clock = StageClock()
+        self._clock = StageClock(before={"start": attempt.age})
         with self._clock.stage("start"):
             # Every file of the newest checkpoint is read and compared.
             self._checkpoints = Checkpoints(checked, folder.checkpoints, say)

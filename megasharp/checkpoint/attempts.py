@@ -53,16 +53,17 @@ class AttemptRecord(Section):
 class AttemptLog:
     """Keeps the record of the attempt whose logs are in `folder`; a context manager, whose body is the attempt.
 
-    A record that cannot be written is left out: the run has its own words for a full disk.
+    `began` is when its command did, in seconds since 1970: imports and checks are the attempt's time too. A record that
+    cannot be written is left out: the run has its own words for a full disk.
     """
 
-    def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, now: Callable[[], float] = time.time, *, began: float | None = None) -> None:
         self._path = folder / ATTEMPT_FILE
         self._now = now
         self._written = now()
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
         self.record = AttemptRecord(
-            started=self._written,
+            started=self._written if began is None else began,
             seen=self._written,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -70,6 +71,11 @@ class AttemptLog:
             slurm_restart_count=int(restarts) if restarts.isdecimal() else None,
         )
         self._write()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the attempt's start."""
+        return self._now() - self.record.started
 
     def resumed(self, step: int) -> None:
         """The attempt goes on after the checkpoint of `step`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
@@ -13,20 +14,25 @@ from pathlib import Path
 import psutil
 
 OTHER = "other"
+# The field of /proc/PID/stat, counted from the process's state on, which follows its name.
+_BEGAN = 19
 
 
 class StageClock:
     """Adds up wall-clock seconds per stage, per step and over the run.
 
-    Stages do not nest, so their seconds never count twice; what lies between them is the stage `other`.
+    Stages do not nest, so their seconds never count twice; what lies between them is the stage `other`. `before` are
+    seconds by stage that had passed already.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, now: Callable[[], float] = time.perf_counter, *, before: Mapping[str, float] | None = None
+    ) -> None:
         self._now = now
-        self._step_start = now()
-        self._step: defaultdict[str, float] = defaultdict(float)
+        self._step: defaultdict[str, float] = defaultdict(float, before or {})
         self._totals: defaultdict[str, float] = defaultdict(float)
-        self._present = (OTHER, self._step_start)
+        self._present = (OTHER, now())
+        self._step_start = self._present[1] - sum(self._step.values())
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -74,6 +80,17 @@ class StageClock:
     def totals(self) -> Mapping[str, float]:
         """Seconds per stage over all that was taken."""
         return dict(self._totals)
+
+
+def process_began() -> float:
+    """When this process began, in seconds since 1970; elsewhere than on Linux up to a second early."""
+    try:
+        since_boot = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_BEGAN])
+    except OSError:
+        return float(psutil.Process().create_time())
+    # psutil adds the kernel's whole second of the boot to this.
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def peak_rss_bytes() -> int:

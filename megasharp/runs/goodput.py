@@ -4,8 +4,9 @@
 
 Useful step time: over the steps of the history, each once, the seconds of the step without evaluations, checkpoints and
 start-up, which the row of the next step contains. A step that was trained again after a restart counts as it was last;
-the earlier time is `repeated`, and so are steps that a killed attempt began. Wall time: over all attempts, from start
-to end; of a killed one to when it was last seen. Time between attempts (a queue) is nobody's and not counted.
+the earlier time is `repeated`, and so are steps that a killed attempt began. Wall time: over all attempts, from
+when the process began (its imports and checks are part of its start) to the end; of a killed one to when it was last
+seen. Time between attempts (a queue) is nobody's and not counted.
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ def _with_rows(attempts: dict[int, AttemptRecord | None], rows: Sequence[Row]) -
     record = attempts.get(number)
     if record is None or record.ended is not None:
         return attempts
-    own = [row for row in rows if row.get("time/step") is not None and (row.get("time") or 0.0) >= record.started]
+    trained = [row for row in rows if row.get("time/step") is not None and (row["step"] or 0) > record.from_step]
+    own = [row for row in trained if (row.get("time") or 0.0) >= record.started]
     if not own:
         return attempts
     steps = [int(row["step"] or 0) for row in own]

@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from quickstart import QUICKSTART, REPOSITORY, Command
 
+from megasharp.checkpoint.attempts import read_attempts
+
 # What must not differ between a run and the same run interrupted: everything but times.
 SAME = ("policy/loss", "policy/grad_norm", "reward/mean", "entropy/policy", "rollout/tokens")
 
@@ -30,8 +32,15 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     suite = "eval.suites=[countdown_dev]"
     fast = ("policy.optimizer.lr=1e-3", "policy.optimizer.warmup_steps=0")
     evaluation = (suite, "eval.n=2", "eval.k=[1,2]")
+    given = time.time()
     out = command.run(*command.train("steps=3", "checkpoint.every=2", *evaluation, *fast, "name=a"))
+    took = time.time() - given
     folder = command.runs / "a"
+    record = read_attempts(folder / "logs")[1]
+    assert record is not None and record.ended is not None
+    # Nearly all that the user waited: what is missing is the interpreter's own end.
+    assert abs(record.started - given) < 0.5 and record.ended - given > took - 5.0
+    assert sum(record.seconds.values()) == pytest.approx(record.ended - record.started, abs=5.0)
     assert str(folder / "pass_at_k_countdown_dev.png") in out
     assert (folder / "pass_at_k_countdown_dev.png").read_bytes().startswith(b"\x89PNG")
     assert [row["step"] for row in command.rows("a")] == [1, 2, 3]

@@ -19,9 +19,9 @@ def test_reading_the_checkpoint_to_go_on_from_counts_as_the_start(monkeypatch: p
         stages.append(clock.present()[0])
         raise InterruptedError
 
-    monkeypatch.setattr(train, "StageClock", lambda: clock)
+    monkeypatch.setattr(train, "StageClock", lambda **_: clock)
     monkeypatch.setattr(train, "Checkpoints", read)
-    any_ = SimpleNamespace(config=None, checkpoints=None)
+    any_ = SimpleNamespace(config=None, checkpoints=None, age=0.0)
     with pytest.raises(InterruptedError):
         train._Run(any_, any_, any_, (), print, ExitStack())  # type: ignore[arg-type]
     assert stages == ["start"]

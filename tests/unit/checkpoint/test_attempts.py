@@ -48,6 +48,15 @@ def test_a_killed_attempt_has_no_end_and_was_seen_at_its_last_record(tmp_path: P
     assert (found.started, found.from_step, found.pid, found.seconds) == (100.0, 4, os.getpid(), {"rollout": 6.0})
 
 
+def test_an_attempt_begins_when_its_command_did(tmp_path: Path) -> None:
+    clock = Clock()
+    log = AttemptLog(tmp_path, clock, began=83.0)
+    clock.time = 101.0
+    assert log.age == 18.0
+    log.end(None)
+    assert (log.record.started, log.record.ended) == (83.0, 101.0)
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "code"),
     [

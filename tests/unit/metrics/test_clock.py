@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -18,6 +19,26 @@ class HandClock:
 
     def __call__(self) -> float:
         return self.time
+
+
+def test_what_had_passed_before_counts_to_its_stage():
+    hand = HandClock()
+    clock = StageClock(hand, before={"start": 7.0})
+    with clock.stage("start"):
+        hand.time += 2.0
+    assert clock.present() == ("other", 0.0)
+    hand.time += 1.0
+    assert clock.take() == {"start": 9.0, "other": 1.0}
+    assert clock.take() == {"other": 0.0}
+
+
+def test_a_process_knows_when_it_began():
+    """Also after a while, and to better than the second in which the machine was booted."""
+    program = "import time; time.sleep(1.0); from megasharp.metrics.clock import process_began; print(process_began())"
+    before = time.time()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    # A tick of the kernel's clock is a hundredth.
+    assert before - 0.02 <= float(done.stdout) < before + 0.7
 
 
 def test_stages_add_up_to_the_wall_clock():

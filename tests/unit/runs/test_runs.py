@@ -106,6 +106,14 @@ def test_rows_tell_what_the_record_of_a_killed_attempt_missed(run: Folder) -> No
     assert second is not None and second.last_step is None
 
 
+def test_rows_before_the_step_that_an_attempt_began_after_are_not_its_own(run: Folder) -> None:
+    """Its command may have been given while the attempt before it wrote its last rows."""
+    run.config().rows([{**row, "time": 100.0 + 2 * (row["step"] or 0)} for row in steps(1, 6)])
+    run.attempt(1, AttemptRecord(started=105.0, seen=114.0, from_step=5))
+    record = read_run(run.root).attempts[1]
+    assert record is not None and (record.first_step, record.last_step) == (6, 6)
+
+
 def test_a_screen_tells_attempts_checkpoints_and_decisions(run: Folder) -> None:
     control = ControlState(
         ResetState(done=(Reset(4, "every 4 steps", ("reference",)),)),
