@@ -54,21 +54,22 @@ def endless(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_in_flight_is_ended_and_the_run_saves(tmp_path: Path, endless: Path) -> None:
-    example = ["train", "examples/fleet_on_cpu/run.yaml", "--runs", str(tmp_path), f"model.path={endless}"]
+def asked(folder: Path, model: Path, *options: str) -> tuple[str, float]:
+    """A run that is asked to save some seconds after its first step: what it printed, and how long it took to end."""
+    example = ["train", "examples/fleet_on_cpu/run.yaml", "--runs", str(folder), f"model.path={model}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "megasharp.cli", *example, *OPTIONS], cwd=REPOSITORY, text=True,
+        [sys.executable, "-m", "megasharp.cli", *example, *OPTIONS, *options], cwd=REPOSITORY, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )  # fmt: skip
-    run = tmp_path / "fleet_on_cpu"
+    rows = folder / "fleet_on_cpu" / "metrics.jsonl"
     try:
         deadline = time.monotonic() + 300
-        while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text():
+        while not rows.exists() or not rows.read_text():
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
             time.sleep(0.1)
         time.sleep(5)
-        asked = time.monotonic()
+        began = time.monotonic()
         process.send_signal(signal.SIGUSR1)
         output, _ = process.communicate(timeout=120)
     finally:
@@ -76,9 +77,24 @@ def test_what_is_in_flight_is_ended_and_the_run_saves(tmp_path: Path, endless: P
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 75, output
     assert "SIGUSR1: saved after step 1; continue with --resume" in output
-    assert time.monotonic() - asked < _FLUSH_S + 20, "the flush must have waited"
     assert "is lost" not in output
-    prompts = read_unfinished(run / "checkpoints/step_000001")
+    return output, time.monotonic() - began
+
+
+def test_what_is_in_flight_is_ended_and_the_run_saves(tmp_path: Path, endless: Path) -> None:
+    _, seconds = asked(tmp_path, endless, "eval={suites: [], with_memory: false}")
+    assert seconds < _FLUSH_S + 20, "the flush must have waited"
+    prompts = read_unfinished(tmp_path / "fleet_on_cpu/checkpoints/step_000001")
     assert [prompt.open for prompt in prompts] == [(0, 1)] * 2
     lengths = [r.tokens.numel() for prompt in prompts for r in prompt.responses if r is not None]
     assert len(lengths) == 4 and min(lengths) > 0 and max(lengths) < LONG
+
+
+def test_an_evaluation_is_ended_and_is_done_again(tmp_path: Path, endless: Path) -> None:
+    """It has no part that a resumed run could use."""
+    evaluation = f"suites: [countdown_dev], every: 1, n: 2, k: [1], max_response_tokens: {LONG}, with_memory: false"
+    output, seconds = asked(tmp_path, endless, f"eval={{{evaluation}, at_start: false}}")
+    assert seconds < _FLUSH_S + 20, "the flush must have waited"
+    assert "pass@1" not in output
+    run = tmp_path / "fleet_on_cpu"
+    assert read_unfinished(run / "checkpoints/step_000001") == () and not [*run.glob("evals/*/*")]
