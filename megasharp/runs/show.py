@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from megasharp.checkpoint.attempts import AttemptRecord
+from megasharp.prolonged.best import BestFigure, with_evaluation
 from megasharp.prolonged.control import ControlState
 from megasharp.runs.goodput import duration as attempt_seconds
 from megasharp.runs.goodput import goodput
@@ -121,10 +122,17 @@ def control_of(history: RunHistory) -> ControlState | None:
 
 
 def _kept_best(history: RunHistory) -> int | None:
-    control, section = control_of(history), history.config.get("checkpoint")
+    """By the curve, which goes further than what the newest checkpoint knows."""
+    section = history.config.get("checkpoint")
     metric = section.get("keep_best") if isinstance(section, dict) else None
-    found = control.best.get(metric) if control is not None and isinstance(metric, str) else None
-    return found.step if found else None
+    if not isinstance(metric, str):
+        return None
+    best: dict[str, BestFigure] = {}
+    for row in history.rows:
+        value = row.get(metric)
+        if value is not None:
+            best = with_evaluation(best, int(row["step"] or 0), {metric: value})
+    return best[metric].step if metric in best else None
 
 
 def _decisions(history: RunHistory) -> Iterator[str]:

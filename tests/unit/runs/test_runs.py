@@ -118,9 +118,14 @@ def test_a_screen_tells_attempts_checkpoints_and_decisions(run: Folder) -> None:
     control = ControlState(
         ResetState(done=(Reset(4, "every 4 steps", ("reference",)),)),
         LengthState(1, changes=(LengthChange(2, 64, "step 2 is done"),)),
-        {"eval/dev/pass@1": BestFigure(0.5, 2)},
+        {"eval/dev/pass@1": BestFigure(0.4, 8)},
     )
     killed_then_finished(run)
+    # The newest checkpoint was written before the last evaluation.
+    evaluations = [
+        {"step": step, "eval/dev/pass@1": value} for step, value in ((0, 0.9), (2, 0.3), (8, 0.4), (10, 0.5))
+    ]
+    run.rows([*steps(1, 10), *evaluations])
     for step in (2, 4, 6, 8, 10):
         run.checkpoint(step, control)
     (run.root / "checkpoints" / "step_000008" / "weights").unlink()
@@ -130,7 +135,7 @@ def test_a_screen_tells_attempts_checkpoints_and_decisions(run: Folder) -> None:
     lines = {tuple(line.split()) for line in page.splitlines()}
     assert any(line[:1] == ("1",) and line[3:] == ("node7", "1", "to", "4", "0:12", "killed") for line in lines)
     assert any(line[3:] == ("node8", "job", "17", "3", "to", "10", "0:20", "finished") for line in lines)
-    assert any(line[:2] == ("step", "2") and line[4:] == ("2", "KB", "complete,", "the", "best") for line in lines)
+    assert any(line[:2] == ("step", "10") and line[4:] == ("2", "KB", "complete,", "the", "best") for line in lines)
     assert "step 8" in page and "weights is missing or has another size" in page
     assert "its manifest is damaged" in page
     assert "step 4 " not in page.replace("after step 4 ", "")
