@@ -100,7 +100,9 @@ def submit(
     partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
     sbatch: Annotated[list[str] | None, typer.Option(help="A further option of sbatch, as --qos=high.")] = None,
-    lead: Annotated[int, typer.Option(min=1, help="Ask the run to save and end so many seconds early.")] = 600,
+    lead: Annotated[
+        int | None, typer.Option(min=1, help="Ask to save and end so many seconds early; 600, with --eval 60.")
+    ] = None,
     restarts: Annotated[int, typer.Option(min=0, help="How often the job may queue itself again.")] = 20,
     retries: Annotated[int, typer.Option(min=0, help="How often a job starts a run that failed again.")] = 3,
     python: Annotated[str | None, typer.Option(help="Python with megasharp on the nodes; this one.")] = None,
@@ -114,7 +116,7 @@ def submit(
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the sbatch file; submit nothing.")] = False,
 ) -> None:
-    """Submit a run, or an evaluation of it, to Slurm: it saves before its time limit and queues itself again."""
+    """Submit a run to Slurm, which saves before its time limit and queues itself again, or an evaluation, in one go."""
     from megasharp.build.submit import Asked, submit_run
     from megasharp.command import note
 
@@ -167,7 +169,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Longest response, in tokens.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder for the JSON and Parquet files.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; {checkpoint} in it: its name.")] = None,
     engines: Annotated[Path | None, typer.Option(help="A run file: its SGLang engines sample.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="With --engines: key=value for it.")] = None,
 ) -> None:

@@ -162,6 +162,19 @@ def cluster_layout(config: RunConfig) -> Layout:
     return make_layout(needs, cluster.cpus_per_slot)
 
 
+def engines_on_a_node(config: RunConfig, where: str) -> int:
+    """How many engines an evaluation starts: all that a node's GPUs hold. Raises UserError where they hold none."""
+    if device_of(config) != "cuda":
+        return config.rollout.engines
+    count = config.cluster.gpus_per_node // config.rollout.tp
+    if count == 0:
+        raise UserError(
+            f"{where}: rollout.tp={config.rollout.tp} is more than cluster.gpus_per_node="
+            f"{config.cluster.gpus_per_node}, so a node holds no engine for an evaluation; lower rollout.tp"
+        )
+    return count
+
+
 def fleet_settings(config: RunConfig, model: ModelFolder, memory: ModelFolder | None, logs: Path) -> FleetSettings:
     """What every engine of a run is started with.
 

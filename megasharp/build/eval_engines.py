@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from megasharp.build.engines import check_context, check_window, device_of, fleet_settings
+from megasharp.build.engines import check_context, check_window, device_of, engines_on_a_node, fleet_settings
 from megasharp.config.run import RunConfig
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.model_folder import model_folder
@@ -42,7 +42,8 @@ def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Itera
     """
     if config.rollout.engine != "sglang":
         raise UserError(f"{where}: rollout.engine={config.rollout.engine} starts no engines; leave out --engines")
-    settings = _settings(config, folder, logs)
+    count = engines_on_a_node(config, where)
+    settings = _settings(config, folder, logs, count)
     with HFReader(folder) as reader:
         check_context(config, reader.architecture.max_positions, where)
         check_window(config, reader.architecture.smallest_window, where)
@@ -57,12 +58,11 @@ def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Itera
             fleet.close()
 
 
-def _settings(config: RunConfig, folder: Path, logs: Path) -> FleetSettings:
+def _settings(config: RunConfig, folder: Path, logs: Path, count: int) -> FleetSettings:
     """On this machine alone, and nobody else wants its GPUs."""
-    settings = dataclasses.replace(fleet_settings(config, model_folder(folder), None, logs), sleep=False)
+    settings = fleet_settings(config, model_folder(folder), None, logs)
+    settings = dataclasses.replace(settings, sleep=False, engines=count)
     if device_of(config) != "cuda":
         return settings
     tp = config.rollout.tp
-    count = config.cluster.gpus_per_node // tp
-    gpus = [range(engine * tp, (engine + 1) * tp) for engine in range(count)]
-    return dataclasses.replace(settings, engines=count, gpus=gpus)
+    return dataclasses.replace(settings, gpus=[range(engine * tp, (engine + 1) * tp) for engine in range(count)])

@@ -8,17 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megasharp.build.eval_engines import engines_of
+from megasharp.build.measured import CHECKPOINT, measured
 from megasharp.build.parts import make_engine
 from megasharp.build.threads import limit_threads
-from megasharp.checkpoint.store import CheckpointStore
 from megasharp.config.run import load_run
 from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.data.tokenizer import load_tokenizer
-from megasharp.errors import UserError
+from megasharp.errors import RunFailed, UserError
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.result import save
 from megasharp.evals.suites import load_suite
 from megasharp.protocols import Engine
+from megasharp.signals import SaveAsked, interruptible, save_heard
 
 
 def evaluate_source(
@@ -37,23 +39,33 @@ def evaluate_source(
     """Evaluate and write `<suite>.json`; returns lines to print. Raises UserError in one line.
 
     `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
+    SIGUSR1 ("time is nearly up") ends it: there is nothing that a later one could go on with.
     """
     ks = _values_of_k(k)
     loaded = load_suite(suite)
-    target = out or Path("evals") / source.name
-    with _hf_folder(source) as folder, _engine(folder, engines, overrides, target) as engine:
-        result = evaluate(
-            engine,
-            loaded,
-            load_tokenizer(folder),
-            n=n,
-            ks=ks,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            seed=seed,
-            label=source.name,
-        )
-    path = save(result, target)
+    with save_heard():
+        try:
+            with interruptible():
+                weights = measured(source)
+                target = Path(str(out or Path("evals") / source.name).replace(CHECKPOINT, weights.name))
+                with _hf_folder(weights) as folder, _engine(folder, engines, overrides, target) as engine:
+                    result = evaluate(
+                        engine,
+                        loaded,
+                        load_tokenizer(folder),
+                        n=n,
+                        ks=ks,
+                        temperature=temperature,
+                        max_tokens=max_tokens,
+                        seed=seed,
+                        label=weights.name,
+                    )
+        except SaveAsked:
+            raise RunFailed(
+                f"SIGUSR1 (time is nearly up) ended the evaluation on {loaded.name}, of which nothing can be kept; "
+                "start it again with more time or a smaller n"
+            ) from None
+        path = save(result, target)
     figures = [f"{name.removeprefix('eval/')}: {value:.4f}" for name, value in result.figures().items()]
     return "\n".join([*figures, f"wrote {path}"])
 
@@ -83,24 +95,13 @@ def _values_of_k(text: str) -> list[int]:
 
 
 @contextmanager
-def _hf_folder(source: Path) -> Iterator[Path]:
-    """A Hugging Face folder of the source's weights, converted into a temporary folder where needed."""
-    if (source / "config.json").is_file():
-        yield source
+def _hf_folder(weights: Path) -> Iterator[Path]:
+    """A Hugging Face folder of a checkpoint's weights, converted into a temporary folder where needed."""
+    if (weights / CONFIG_FILE).is_file():
+        yield weights
         return
-    checkpoint = _checkpoint(source)
     from megasharp.mcore.conversion import megatron_to_hf
 
     with tempfile.TemporaryDirectory(prefix="megasharp-eval-") as folder:
-        megatron_to_hf(checkpoint, Path(folder) / "hf")
+        megatron_to_hf(weights, Path(folder) / "hf")
         yield Path(folder) / "hf"
-
-
-def _checkpoint(source: Path) -> Path:
-    if (source / "policy").is_dir():
-        return source
-    if (source / "checkpoints").is_dir():
-        found = CheckpointStore(source / "checkpoints", keep_last=1, keep_every=None).newest()
-        if found is not None:
-            return found[0]
-    raise UserError(f"{source}: neither a run with a checkpoint, nor a checkpoint, nor a Hugging Face folder")

@@ -7,23 +7,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megasharp.build.engines import check_engine_keys, cluster_layout
+from megasharp.build.engines import (
+    check_context,
+    check_engine_keys,
+    check_window,
+    cluster_layout,
+    engines_on_a_node,
+)
+from megasharp.build.measured import CHECKPOINT, check_measurable
 from megasharp.build.plan import Options, ask
 from megasharp.config.run import RunConfig, load_run
 from megasharp.config.unbuilt import unbuilt
+from megasharp.convert.hf_folder import read_config
+from megasharp.convert.model_folder import model_folder
+from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError
+from megasharp.evals.suites import load_suite
+from megasharp.jobs import sbatch_options
 from megasharp.jobs.job import Job, Resources, Software, render
 from megasharp.jobs.submit import submit
 from megasharp.plan.make import make_plan
 
 # Megatron overlaps communication with computation in order only where the device has one queue (TP before Blackwell).
 _ON_GPUS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+# A run saves a checkpoint in this time, an evaluation only ends its engines.
+_LEAD_S, _LEAD_OF_AN_EVALUATION_S = 600, 60
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the command line says. `nodes` None takes the run file's; `suite`: evaluate instead of training.
 
+    `lead_s` None takes what a run, or an evaluation, needs to end.
     `restarts` bounds how often the job queues itself again, `retries` how often a failed run starts again inside of it.
     `doctor` None lets it look at nodes with GPUs.
     """
@@ -34,7 +49,7 @@ class Asked:
     time: str
     nodes: int | None = None
     cpus_per_node: int | None = None
-    lead_s: int = 600
+    lead_s: int | None = None
     restarts: int = 20
     retries: int = 3
     partition: str | None = None
@@ -70,11 +85,14 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
     """The job of a run, or of an evaluation of it. Raises UserError for what cannot fit."""
     where = str(asked.file)
     evaluation = asked.suite is not None
-    nodes = _nodes(asked, config, where)
-    if not evaluation:
-        check_fits(config, where, asked.lead_s)
+    _check_together(asked)
+    nodes, lead_s = _nodes(asked, config, where), _lead_s(asked)
     # Paths in a run file are meant from where the command was given.
     folder, run = Path.cwd(), (asked.runs / config.name).absolute()
+    if evaluation:
+        _check_evaluation(asked, config, where, run)
+    else:
+        check_fits(config, where, lead_s)
     gpus = config.cluster.gpus_per_node
     return Job(
         name=f"{config.name}-eval" if evaluation else config.name,
@@ -86,7 +104,7 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
             time=asked.time,
             gpus_per_node=gpus,
             cpus_per_node=asked.cpus_per_node,
-            lead_s=asked.lead_s,
+            lead_s=lead_s,
             partition=asked.partition,
             account=asked.account,
             extra=asked.extra,
@@ -101,6 +119,57 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
 def _python(asked: Asked) -> str:
     """This Python, by its own path: in a container it is the container's."""
     return asked.python or ("python3" if asked.container else sys.executable)
+
+
+def _check_together(asked: Asked) -> None:
+    """Refuse options that mean nothing without another."""
+    if asked.checkpoint is not None and asked.suite is None:
+        raise UserError(
+            f"--checkpoint {asked.checkpoint} is for --eval; add --eval SUITE, or leave it out: a run goes on from its "
+            "own newest checkpoint"
+        )
+    if asked.mounts and asked.container is None:
+        raise UserError(f"--mount {asked.mounts[0]} is for --container; add --container IMAGE, or leave it out")
+
+
+def _lead_s(asked: Asked) -> int:
+    if asked.lead_s is not None:
+        return asked.lead_s
+    return _LEAD_S if asked.suite is None else _LEAD_OF_AN_EVALUATION_S
+
+
+def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) -> None:
+    """Raise UserError for what `megasharp eval` would refuse on the node, as far as it can be seen from here."""
+    assert asked.suite is not None
+    if config.rollout.engine != "sglang":
+        raise UserError(
+            f"{where}: rollout.engine={config.rollout.engine} starts no engines, on which --eval samples; set "
+            "rollout.engine=sglang, or use `megasharp eval` without --engines"
+        )
+    engines_on_a_node(config, where)
+    if not _is_in_the_image(asked, Path(asked.suite)):
+        load_suite(asked.suite)
+    source = asked.checkpoint or run
+    # What the job waits for may be what writes it.
+    if _is_in_the_image(asked, source) or sbatch_options.waits(asked.extra):
+        return
+    try:
+        check_measurable(source)
+    except UserError as error:
+        raise UserError(
+            f"{error}; give --checkpoint, or wait for the job that writes it: --sbatch=--dependency=afterok:JOB"
+        ) from None
+    description = model_folder(source).description
+    if (description / CONFIG_FILE).is_file():
+        _, _, architecture = read_config(description)
+        check_context(config, architecture.max_positions, where)
+        check_window(config, architecture.smallest_window, where)
+
+
+def _is_in_the_image(asked: Asked, path: Path) -> bool:
+    """A container sees the job's folder and the runs under their own names; what else is in it is not known here."""
+    known = [Path.cwd(), asked.runs.absolute()]
+    return asked.container is not None and not any(path.absolute().is_relative_to(folder) for folder in known)
 
 
 def _nodes(asked: Asked, config: RunConfig, where: str) -> int:
@@ -167,5 +236,5 @@ def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:
         *("--max-tokens", str(config.eval.max_response_tokens or config.data.largest_response)),
         *("--seed", str(config.seed)),
         # What lies beside it the run itself reads, and removes, when it is resumed.
-        *("--out", str(run / "evals" / "by_hand" / source.name)),
+        *("--out", str(run / "evals" / "by_hand" / CHECKPOINT)),
     ]

@@ -16,8 +16,8 @@ from megasharp.jobs import sbatch_options
 TEMPLATE = "job.sbatch"
 # sbatch's own names for a time limit: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 _TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<plain>[\d:]+)")
-# Slurm sends the early signal up to a minute before the time that was asked for.
-_EARLY_S = 60
+# Slurm sends the early signal up to a minute before the time that was asked for, which it keeps in 16 bits.
+_EARLY_S, _LONGEST_LEAD_S = 60, 65535
 
 
 class _File(Template):
@@ -76,7 +76,18 @@ class Job:
     @property
     def latest(self) -> str:
         """The link in the run's logs to the newest attempt: a run's own is not turned to another command's."""
-        return "latest" if self.command[0] == "train" else f"latest_{self.command[0]}"
+        return "latest" if self._is_run else f"latest_{self.command[0]}"
+
+    @property
+    def asked(self) -> str:
+        """What its log says of the command when time is nearly up."""
+        if self._is_run:
+            return "the run is asked to save and end"
+        return "the evaluation is asked to end, and nothing of it is kept"
+
+    @property
+    def _is_run(self) -> bool:
+        return self.command[0] == "train"
 
 
 def seconds(time: str) -> int:
@@ -107,6 +118,11 @@ def check(job: Job) -> None:
             f"--time {asked.time}: Slurm would ask the run to end {asked.lead_s} s (--lead), and up to a minute more, "
             "before that, which is when it starts; give more time or a smaller --lead"
         )
+    if asked.lead_s > _LONGEST_LEAD_S:
+        raise UserError(f"--lead {asked.lead_s}: Slurm warns at most {_LONGEST_LEAD_S} s before the limit; give less")
+    for option, name in (("--partition", asked.partition), ("--account", asked.account)):
+        if name is not None and re.search(r"\s", name):
+            raise UserError(f"{option} {name!r}: Slurm has no names with spaces; put commas between several")
     sbatch_options.check(asked.extra)
     for path in (job.run, job.folder):
         # In a line of #SBATCH nothing is quoted.
@@ -128,6 +144,7 @@ def render(job: Job) -> str:
         dependency=sbatch_options.dependency(job.resources.extra),
         run=job.run,
         latest=job.latest,
+        asked=job.asked,
         run_quoted=shlex.quote(str(job.run)),
         folder=job.folder,
         restarts=job.restarts,

@@ -54,6 +54,11 @@ def dependency(extra: Sequence[str]) -> str:
     return ",".join(dict.fromkeys([*parts, "singleton"]))
 
 
+def waits(extra: Sequence[str]) -> bool:
+    """Whether the user says what the job waits for."""
+    return bool(_values(extra))
+
+
 def others(extra: Sequence[str]) -> list[str]:
     """The lines beside the file's own."""
     return [text for text in extra if not any(_is_dependency(name) for name, _ in _options(text))]

@@ -12,6 +12,8 @@ from megasharp.errors import UserError
 REPOSITORY = Path(__file__).parents[3]
 CASP = REPOSITORY / "examples" / "qwen2.5-32b-casp" / "run.yaml"
 QUICKSTART = REPOSITORY / "examples" / "quickstart" / "run.yaml"
+FLEET = REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml"
+BASE = QUICKSTART.parent / "base"
 
 
 def dry_run(file: Path, *overrides: str, **asked: object) -> tuple[str, list[str]]:
@@ -32,21 +34,79 @@ def test_the_example_is_rendered_from_any_folder(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_evaluation_is_a_job_of_one_node_with_a_name_of_its_own() -> None:
-    text, _ = dry_run(CASP, suite="countdown_test", checkpoint=Path("/c/step_000300"))
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """What a checkpoint looks like from outside."""
+    folder = tmp_path / "step_000300"
+    (folder / "policy").mkdir(parents=True)
+    return folder
+
+
+def test_an_evaluation_is_a_job_of_one_node_with_a_name_of_its_own(checkpoint: Path) -> None:
+    text, _ = dry_run(CASP, suite="countdown_test", checkpoint=checkpoint)
     assert "--job-name=qwen2.5-32b-casp-eval" in text and "#SBATCH --nodes=1\n" in text
-    assert "  /c/step_000300\n  --suite countdown_test\n" in text and f"  --engines {CASP}\n" in text
+    assert f"  {checkpoint}\n  --suite countdown_test\n" in text and f"  --engines {CASP}\n" in text
     assert '"$run/logs/latest_eval"' in text
 
 
 def test_an_evaluation_measures_what_the_run_measures_and_writes_nothing_that_the_run_reads() -> None:
-    asked = {"suite": "countdown_test", "checkpoint": Path("/c/step_000300")}
-    own, _ = dry_run(QUICKSTART, "seed=7", "eval.max_response_tokens=11", **asked)
+    asked = {"suite": "countdown_test", "checkpoint": BASE}
+    own, _ = dry_run(FLEET, "seed=7", "eval.max_response_tokens=11", **asked)
     assert "  --max-tokens 11\n  --seed 7\n" in own
-    assert f"  --out {Path.cwd()}/runs/quickstart/evals/by_hand/step_000300\n" in own
-    stages = "data.stages=[{max_response_tokens: 32, until: 2}, {max_response_tokens: 48, until: 4}]"
-    staged, _ = dry_run(QUICKSTART, stages, **asked)
-    assert "  --max-tokens 48\n" in staged
+    assert f"  --out '{Path.cwd()}/runs/fleet_on_cpu/evals/by_hand/{{checkpoint}}'\n" in own
+    stages = "data.stages=[{max_response_tokens: 20, until: 2}, {max_response_tokens: 24, until: 4}]"
+    staged, _ = dry_run(FLEET, stages, **asked)
+    assert "  --max-tokens 24\n" in staged
+
+
+def test_an_evaluation_cannot_be_kept_so_its_job_says_so_and_warns_it_late() -> None:
+    text, _ = dry_run(FLEET, suite="countdown_test", checkpoint=BASE)
+    assert "#SBATCH --signal=B:USR1@60\n" in text
+    assert 'say "time is nearly up: the evaluation is asked to end, and nothing of it is kept"' in text
+    text, _ = dry_run(FLEET, suite="countdown_test", checkpoint=BASE, lead_s=90)
+    assert "#SBATCH --signal=B:USR1@90\n" in text
+    assert "#SBATCH --signal=B:USR1@600\n" in dry_run(QUICKSTART)[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "asked", "words"),
+    [
+        (FLEET, [], {"suite": "nosuchsuite"}, "no suite 'nosuchsuite'; known suites: .*countdown_test"),
+        (FLEET, [], {"checkpoint": Path("/nowhere")}, "/nowhere: neither a run .*; give --checkpoint, or wait for"),
+        (FLEET, [], {"checkpoint": None}, "fleet_on_cpu: neither a run with a checkpoint"),
+        (QUICKSTART, [], {}, "rollout.engine=inprocess starts no engines, on which --eval samples; set rollout.engine"),
+        (CASP, ["rollout.tp=16"], {}, "rollout.tp=16 is more than cluster.gpus_per_node=8, so .*; lower rollout.tp"),
+        (FLEET, ["data.max_response_tokens=9999"], {}, "lower the lengths"),
+    ],
+)
+def test_an_evaluation_that_could_not_start_is_refused(
+    file: Path, overrides: list[str], asked: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    given = {"suite": "countdown_test", "checkpoint": BASE, "runs": tmp_path, **asked}
+    with pytest.raises(UserError, match=words):
+        dry_run(file, *overrides, **given)
+
+
+def test_a_checkpoint_that_is_not_seen_from_here_is_left_to_the_job(tmp_path: Path) -> None:
+    """One that another job is to write, or that lies in the image."""
+    later: dict[str, object] = {"suite": "countdown_test", "runs": tmp_path}
+    assert "by_hand" in dry_run(FLEET, extra=["--dependency=afterok:7"], **later)[0]
+    inside = Path("/data/step_000300")
+    assert "  /data/step_000300\n" in dry_run(FLEET, container="/i.sqsh", checkpoint=inside, **later)[0]
+    with pytest.raises(UserError, match="neither a run with a checkpoint"):
+        dry_run(FLEET, container="/i.sqsh", **later)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"checkpoint": BASE}, "--checkpoint .*base is for --eval; add --eval SUITE, or leave it out"),
+        ({"mounts": ["/data:/data"]}, "--mount /data:/data is for --container; add --container IMAGE, or leave it out"),
+    ],
+)
+def test_options_that_mean_nothing_without_another_are_refused(asked: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        dry_run(QUICKSTART, **asked)
 
 
 @pytest.mark.parametrize(

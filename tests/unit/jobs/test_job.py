@@ -192,6 +192,30 @@ def test_a_warning_while_the_nodes_are_looked_at_is_heard(tmp_path: Path) -> Non
     assert "time is nearly up" in done.stdout and "requeue 7" in done.stdout
 
 
+# Warns the job's shell as Slurm does, at the first thing that it starts.
+_MKDIR = """#!/bin/bash
+[[ -e $RUN.warned ]] || { touch "$RUN.warned"; kill -USR1 $PPID; }
+exec /bin/mkdir "$@"
+"""
+
+
+def test_a_warning_is_heard_from_the_first_line_on(tmp_path: Path) -> None:
+    run, tools = tmp_path / "mine", tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("srun", _SRUN), ("scontrol", '#!/bin/bash\necho "$@"\n'), ("mkdir", _MKDIR)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": "1"}
+    done = subprocess.run(
+        ["bash", "-c", render(replace(JOB, run=run))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{tools}:{os.environ['PATH']}", "RUN": str(run), **slurm},
+    )
+    assert done.returncode == 75 and "time is nearly up" in done.stdout, done
+
+
 def test_nothing_is_left_of_the_template() -> None:
     assert "%%" not in render(JOB)
 
@@ -200,6 +224,9 @@ def test_nothing_is_left_of_the_template() -> None:
     ("change", "words"),
     [
         ({"resources": replace(ASKED, time="00:10:30")}, "600 s .--lead.*give more time or a smaller --lead"),
+        ({"resources": replace(ASKED, time="2-00", lead_s=70000)}, "--lead 70000: Slurm warns at most 65535 s"),
+        ({"resources": replace(ASKED, partition="a b")}, "--partition 'a b': Slurm has no names with spaces"),
+        ({"resources": replace(ASKED, account="a b")}, "--account 'a b': Slurm has no names with spaces"),
         ({"resources": replace(ASKED, extra=("qos=high",))}, "--sbatch 'qos=high': give an option"),
         ({"resources": replace(ASKED, extra=("--a\nrm",))}, "give an option of sbatch"),
         ({"run": Path("/home/me too/runs/mine")}, "/home/me too/runs/mine: a path with spaces"),

@@ -76,6 +76,13 @@ def test_a_job_that_slurm_does_not_queue_again_says_so_and_fails(tmp_path: Path,
     assert code == 1 and "gave up: Slurm did not queue it again; submit again" in said, said
 
 
+def test_restarts_of_slurms_own_count_too(tmp_path: Path, job: Job) -> None:
+    """It queues a job again whose node is lost."""
+    code, said = run(tmp_path, replace(job, restarts=2), 0, SLURM_RESTART_COUNT="3")
+    assert code == 1 and "gave up: 2 restarts are all that were allowed, at no checkpoint" in said, said
+    assert run(tmp_path, replace(job, restarts=2), 0, SLURM_RESTART_COUNT="2")[0] == 0
+
+
 def test_only_training_turns_the_link_to_its_newest_attempt(tmp_path: Path, job: Job) -> None:
     logs = tmp_path / "a" / "logs"
     assert run(tmp_path, job, 0)[0] == 0
