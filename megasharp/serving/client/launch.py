@@ -28,6 +28,7 @@ from megasharp.files import private
 from megasharp.scratch import SHARED_MEMORY, Scratch, parent_for_sockets, remove_abandoned
 from megasharp.serving.client import child
 from megasharp.serving.client.api import EngineApi, EngineFailed
+from megasharp.serving.client.engine_log import EngineLog
 from megasharp.serving.client.handle import EngineHandle
 
 ENGINE_MODULE = "megasharp.serving.engine"
@@ -36,8 +37,6 @@ _FOLDER = "megasharp-engine-"
 _STOP_S = 10.0
 _POLL_S = 0.2
 _PROBE_S = 10.0
-_TAIL_LINES = 8
-_TAIL_BYTES = 16_384
 # What an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
 _UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 # Ray's token is among these: an engine has no business with the cluster.
@@ -100,11 +99,17 @@ class EngineProcess:
     """An engine on this machine; satisfies `EngineHandle`."""
 
     def __init__(
-        self, index: int, api: EngineApi, log: Path, process: subprocess.Popen[bytes], config: Path, files: ExitStack
+        self,
+        index: int,
+        api: EngineApi,
+        output: EngineLog,
+        process: subprocess.Popen[bytes],
+        config: Path,
+        files: ExitStack,
     ) -> None:
         self.index = index
         self.api = api
-        self.log = log
+        self.output = output
         self._process = process
         self._config = config
         self._files = files
@@ -113,6 +118,11 @@ class EngineProcess:
     def name(self) -> str:
         """How messages call this engine."""
         return f"engine {self.index}"
+
+    @property
+    def log(self) -> Path:
+        """Where it writes, after those that had its number before."""
+        return self.output.path
 
     @property
     def pid(self) -> int:
@@ -132,8 +142,8 @@ class EngineProcess:
         return _describe_exit(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
     def tail(self) -> str:
-        """The log's last lines on one line."""
-        return tail(self.log)
+        """The last lines that it wrote, on one line."""
+        return self.output.tail()
 
     def settled(self) -> None:
         """It answers, so it has read its config file, which holds the key."""
@@ -287,10 +297,11 @@ def start_one(settings: FleetSettings, index: int, port: int, key: str, address:
         shared = files.enter_context(Scratch(_FOLDER, SHARED_MEMORY))
         config = own / f"engine_{index}.json"
         config.write_text(json.dumps(engine_config(settings, port, key, address, shared)), encoding="utf-8")
-        with open(log, "ab", opener=private) as output:
+        output = EngineLog.from_now_on(log)
+        with open(log, "ab", opener=private) as file:
             variables = environment(settings, index, os.environ, address) | {"TMPDIR": str(own)}
-            process = _start(settings, config, output, variables)
-        return EngineProcess(index, EngineApi(address, port, key), log, process, config, files.pop_all())
+            process = _start(settings, config, file, variables)
+        return EngineProcess(index, EngineApi(address, port, key), output, process, config, files.pop_all())
 
 
 def _start(
@@ -328,7 +339,7 @@ def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
 def start_problem(engine: EngineProcess) -> str | None:
     """How an engine that has not answered yet has ended; None while it may still start."""
     # SGLang's server ends without its port, but its process stays: its other threads and children go on.
-    return engine.exit_reason() or ("its server has ended" if _NO_PORT in _read_tail(engine.log) else None)
+    return engine.exit_reason() or ("its server has ended" if _NO_PORT in engine.output.end() else None)
 
 
 def answers(api: EngineApi) -> bool:
@@ -351,7 +362,7 @@ def start_error(message: str) -> UserError:
 
 def why_not_started(engine: EngineProcess, ended: str, outcome: str = "") -> str:
     """Why an engine that ended so did not start, its log and its last lines; `outcome` is said in between."""
-    reason = _reason(_read_tail(engine.log))
+    reason = _reason(engine.output.end())
     why = f"{reason} ({ended})" if reason else ended
     return f"{why}; {outcome}see {engine.log}; last lines: {engine.tail()}"
 
@@ -365,13 +376,6 @@ def _reason(log: str) -> str | None:
     return None
 
 
-def tail(log: Path, lines: int = _TAIL_LINES) -> str:
-    """A log's last lines that are not empty, on one line, separated by bars."""
-    # A traceback's lines of carets say nothing on one line.
-    found = [" ".join(line.split()) for line in _read_tail(log).splitlines() if line.strip(" ^~\t")]
-    return " | ".join(found[-lines:]) or "(the log is empty)"
-
-
 def vocabulary(model: Path) -> int | None:
     """The number of token ids that the model in this Hugging Face folder knows; None where its config does not say."""
     try:
@@ -379,16 +383,6 @@ def vocabulary(model: Path) -> int | None:
         return int(config["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _read_tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _describe_exit(code: int) -> str:

@@ -16,7 +16,9 @@ import pytest
 
 from megasharp.errors import RunFailed, UserError
 from megasharp.serving.client import launch as module
-from megasharp.serving.client.launch import HeldPort, environment, launch, stop, tail
+from megasharp.serving.client.engine_log import EngineLog
+from megasharp.serving.client.launch import HeldPort, environment, launch, stop
+from megasharp.serving.client.local_start import LocalStarter
 from tests.unit.serving.conftest import running, settings
 
 
@@ -191,9 +193,23 @@ def test_only_the_last_error_gives_the_reason() -> None:
 
 def test_tail(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
-    assert tail(log) == "(the log is empty)"
+    assert EngineLog(log).tail() == EngineLog.from_now_on(log).tail() == "(the log is empty)"
     log.write_bytes(b"x" * 100_000 + b"\n" + b"\n".join(b"line  %d" % n for n in range(30)) + b"\n\n\xff\xfe\n")
-    assert tail(log, 3) == "line 28 | line 29 | \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
+    assert EngineLog(log).tail(3) == "line 28 | line 29 | \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
+
+
+def test_an_engine_is_not_judged_by_what_those_before_it_wrote(tmp_path: Path) -> None:
+    """They share a log."""
+    started = replace(settings(tmp_path, 1), log_folder=tmp_path)
+    (tmp_path / "engine_0.log").write_text(f"MemoryError\nERROR: {module._NO_PORT} ('127.0.0.1', 40001)\n")
+    starting = LocalStarter(started).begin(0)
+    deadline = time.monotonic() + 30
+    while (engine := starting.answered()) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert engine is not None
+    engine.kill()
+    assert "MemoryError" not in module.why_not_started(engine, "it was stopped")
+    assert "MemoryError" in engine.log.read_text()
 
 
 def test_config_is_what_the_engine_reads(tmp_path: Path) -> None:
