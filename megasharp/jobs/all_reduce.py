@@ -1,6 +1,6 @@
-"""An all-reduce over all ranks of a job, timed (`python -m megasharp.jobs.all_reduce FILE RANK WORLD MEBIBYTES`).
+"""An all-reduce over all ranks of a job, timed (`python -m megasharp.jobs.all_reduce FILE RANK WORLD DEVICE`).
 
-Ranks meet through a file that all of them see. NCCL where this process sees a GPU, else gloo. Rank 0 prints the best
+Ranks meet through a file that all of them see. NCCL on `cuda`, one GPU a rank, gloo on `cpu`. Rank 0 prints the best
 seconds of a few rounds.
 """
 
@@ -22,14 +22,15 @@ _LIMIT_S = 120
 MEBIBYTES = {"cuda": 4096, "cpu": 16}
 
 
-def measure(meeting: Path, first: int, local: int, world: int, mebibytes: int, variables: Mapping[str, str]) -> float:
+def measure(meeting: Path, first: int, local: int, world: int, device: str, variables: Mapping[str, str]) -> float:
     """Start ranks `first` to `first + local` here, wait for them; returns seconds of one all-reduce.
 
-    Only where rank 0 is among them is that more than 0. Raises UserError with a rank's last line when one fails.
+    `device` is a key of MEBIBYTES: a run on CPUs asks for no GPU that happens to be here. The seconds are more than 0
+    only where rank 0 is among them. Raises UserError with a rank's last line when one fails.
     """
     processes = [
         subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(meeting), str(rank), str(world), str(mebibytes)],
+            [sys.executable, "-P", "-m", __name__, str(meeting), str(rank), str(world), device],
             env={**os.environ, **variables, "LOCAL_RANK": str(rank - first)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,8 +60,8 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    meeting, rank, world, mebibytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    on_gpu = torch.cuda.is_available()
+    meeting, rank, world, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    on_gpu = kind == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
@@ -71,7 +72,7 @@ def main() -> None:
         world_size=world,
         timeout=timedelta(seconds=_LIMIT_S),
     )
-    tensor = torch.ones(mebibytes << 18, device=device)
+    tensor = torch.ones(MEBIBYTES[kind] << 18, device=device)
     best = float("inf")
     for _ in range(_ROUNDS):
         tensor.fill_(1.0)

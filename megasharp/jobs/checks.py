@@ -72,6 +72,15 @@ def gpu_state(gpu: Gpu) -> list[Finding]:
     return found
 
 
+def gpu_unread(index: int, reason: str) -> Finding:
+    """NVML counts it, but tells nothing of it."""
+    return Finding(
+        "FAIL",
+        f"gpu {index}",
+        f"it cannot be read ({reason}); take the node out until it is rebooted, or this GPU reset",
+    )
+
+
 def tested_versions(text: str) -> dict[str, str]:
     """Package to version, of a file of constraints. A line for another Python is left out."""
     found = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;#]+)\s*(?:#.*)?$", text, flags=re.MULTILINE)
@@ -149,13 +158,15 @@ def fused_paths(transformer_engine: bool, nvidia_apex: bool, on_gpu: bool) -> li
 def disk_space(path: str, free: int, checkpoint: int) -> Finding:
     """Room for two checkpoints: the newest stays until the next is complete. Bytes."""
     needed = 2 * checkpoint
+    text = f"{path}: {_size(free)} free, two checkpoints take {_size(needed)}"
     if free < needed:
-        return Finding(
-            "FAIL",
-            "disk",
-            f"{path}: {free / _GB:.1f} GB free, two checkpoints take {needed / _GB:.1f} GB; free space or set --runs",
-        )
-    return Finding("ok", "disk", f"{path}: {free / _GB:.1f} GB free, two checkpoints take {needed / _GB:.1f} GB")
+        return Finding("FAIL", "disk", f"{text}; free space or set --runs")
+    return Finding("ok", "disk", text)
+
+
+def _size(count: int) -> str:
+    """Bytes, such that a small model's are not 0.0."""
+    return f"{count / _GB:.1f} GB" if count >= _GB else f"{count / 1e6:.1f} MB"
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:

@@ -94,6 +94,8 @@ def _gpus(wanted: int) -> Iterator[Finding]:
     yield checks.driver(node)
     for gpu in node.gpus:
         yield from checks.gpu_state(gpu)
+    for index, reason in node.unread:
+        yield checks.gpu_unread(index, reason)
 
 
 def _software(patient: Patient) -> Iterator[Finding]:
@@ -182,20 +184,21 @@ def _all_reduce(patient: Patient) -> Finding:
     nodes = max(len(patient.place.nodes), 1)
     local = patient.gpus_per_node or (2 if nodes == 1 else 1)
     device = "cuda" if patient.gpus_per_node else "cpu"
-    world, mebibytes = nodes * local, MEBIBYTES[device]
+    world = nodes * local
     if world == 1:
         return Finding("ok", "all-reduce", "one rank has nobody to reduce with")
     try:
         variables = _links(patient, device)
         if patient.place.meeting is not None:
             meeting = patient.place.meeting / "all_reduce"
-            seconds = measure(meeting, patient.place.node * local, local, world, mebibytes, variables)
+            seconds = measure(meeting, patient.place.node * local, local, world, device, variables)
         else:
             with Scratch("megasharp-doctor-") as folder:
-                seconds = measure(folder / "all_reduce", 0, local, world, mebibytes, variables)
+                seconds = measure(folder / "all_reduce", 0, local, world, device, variables)
     except UserError as error:
+        alone = "GPUs" if patient.gpus_per_node else "processes of this node (the loopback interface)"
         return Finding(
-            "FAIL", "all-reduce", f"{error}; look at the links between: {', '.join(patient.place.nodes) or 'GPUs'}"
+            "FAIL", "all-reduce", f"{error}; look at the links between {', '.join(patient.place.nodes) or alone}"
         )
     if seconds == 0.0:
         return Finding(
@@ -203,7 +206,7 @@ def _all_reduce(patient: Patient) -> Finding:
         )
     expected = None if device == "cpu" else _IN_A_NODE if nodes == 1 else _BETWEEN_NODES
     where = "on this node" if nodes == 1 else f"on {nodes} nodes"
-    return checks.all_reduce(world, checks.bus_bandwidth(mebibytes << 20, seconds, world), expected, where)
+    return checks.all_reduce(world, checks.bus_bandwidth(MEBIBYTES[device] << 20, seconds, world), expected, where)
 
 
 def _links(patient: Patient, device: str) -> Mapping[str, str]:

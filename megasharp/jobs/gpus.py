@@ -13,6 +13,8 @@ from megasharp.errors import UserError, one_line
 # Bits of nvmlDeviceGetCurrentClocksThrottleReasons that cost speed for a reason worth knowing (nvml.h).
 _SLOW = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 _POWER_CAP = 0x04
+# NVML's errors for what a GPU, or this user's rights, do not tell; any other means that the GPU is sick.
+_UNTOLD = ("NVMLError_NotSupported", "NVMLError_NoPermission")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """All GPUs of this node, and the driver."""
+    """All GPUs of this node, and the driver; of `unread` ones only the number and NVML's reason."""
 
     driver: str
     gpus: tuple[Gpu, ...]
+    unread: tuple[tuple[int, str], ...] = ()
 
 
 class Nvml:
@@ -48,15 +51,25 @@ class Nvml:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
 
     def read(self) -> Node:
-        """Everything now; some milliseconds a GPU."""
-        driver = _text(self._library.nvmlSystemGetDriverVersion())
-        return Node(driver, tuple(self._gpu(index, handle) for index, handle in enumerate(self._handles)))
+        """Everything now; some milliseconds a GPU. Raises UserError where NVML tells nothing at all."""
+        nvml, gpus, unread = self._library, [], []
+        try:
+            driver, count = _text(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlDeviceGetCount())
+        except nvml.NVMLError as error:
+            raise UserError(f"NVML does not answer ({one_line(error)}); reboot the node, or take it out") from None
+        for index in range(count):
+            # One that fell off the bus is still counted, and fails here or at any figure.
+            try:
+                gpus.append(self._gpu(index))
+            except nvml.NVMLError as error:
+                unread.append((index, one_line(error)))
+        return Node(driver, tuple(gpus), tuple(unread))
 
-    def _gpu(self, index: int, handle: Any) -> Gpu:
+    def _gpu(self, index: int) -> Gpu:
         nvml = self._library
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         reasons = int(self._optional("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0)
         energy = self._optional("nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -79,10 +92,12 @@ class Nvml:
         )
 
     def _optional(self, function: str, *arguments: Any) -> Any:
-        """What not every GPU can tell is None."""
+        """What not every GPU tells, or not everybody, is None."""
         try:
             return getattr(self._library, function)(*arguments)
-        except self._library.NVMLError_NotSupported:
+        except self._library.NVMLError as error:
+            if type(error).__name__ not in _UNTOLD:
+                raise
             return None
 
 

@@ -32,12 +32,14 @@ class Telemetry:
     def _run(self) -> None:
         while not self._end.is_set():
             try:
-                gpus = self._read().gpus
+                node = self._read()
             except Exception:
-                # A GPU that fell off the bus is the run's to notice; figures end here.
+                return
+            if node.unread:
+                # A GPU that fell off the bus is the run's to notice; figures end here, for sums would jump.
                 return
             with self._lock:
-                self._readings.append(gpus)
+                self._readings.append(node.gpus)
             self._end.wait(self._every)
 
     def take(self, tokens: float) -> dict[str, float]:
@@ -80,12 +82,13 @@ def total_energy(gpus: Sequence[Gpu]) -> float | None:
 
 
 def open_telemetry(stack: ExitStack) -> Telemetry | None:
-    """Telemetry that the stack closes; None without GPUs, driver or nvidia-ml-py."""
+    """Telemetry that the stack closes; None without GPUs, driver or nvidia-ml-py, and where a GPU cannot be read."""
     try:
         nvml = stack.enter_context(opened())
+        node = nvml.read()
     except UserError:
         return None
-    if not nvml.read().gpus:
+    if not node.gpus or node.unread:
         return None
     telemetry = Telemetry(nvml.read)
     stack.callback(telemetry.close)

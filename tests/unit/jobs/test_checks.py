@@ -45,6 +45,11 @@ def test_a_gpu_that_is_sick_says_of_what(sick: Gpu, word: str) -> None:
     assert failed(finding, word)
 
 
+def test_a_gpu_that_cannot_be_read_fails_by_its_number() -> None:
+    finding = checks.gpu_unread(1, "GPU is lost")
+    assert finding.check == "gpu 1" and failed(finding, "GPU is lost", "take the node out")
+
+
 def test_versions_are_compared_with_the_tested_ones() -> None:
     tested = checks.tested_versions(
         "# text\ntorch==2.13.0\nRay==2.60.0  # x\nmegatron-core==0.16.1; python_version < '3.12'\n"
@@ -76,6 +81,7 @@ def test_which_adam_is_fused_and_why() -> None:
 def test_two_checkpoints_must_fit() -> None:
     assert checks.disk_space("/runs", 918, 459).level == "ok"
     assert failed(checks.disk_space("/runs", 917, 459), "/runs")
+    assert failed(checks.disk_space("/runs", 2_000_000, 1_500_000), "2.0 MB free, two checkpoints take 3.0 MB")
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:

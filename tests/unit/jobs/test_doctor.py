@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from standin_nvml import StandinNvml
 
 from megasharp.build.doctor import doctor_on_all_nodes
 from megasharp.errors import UserError
 from megasharp.jobs import doctor
+from megasharp.jobs.all_reduce import measure
 from megasharp.jobs.checks import Finding
 from megasharp.jobs.doctor import Patient, Place, examine, report
 
@@ -79,6 +83,23 @@ def test_missing_gpus_fail_where_the_run_wants_some(tmp_path: Path, monkeypatch:
     found = {finding.check: finding for finding in examine(Patient(gpus_per_node=8))}
     assert found["gpus"] == Finding("FAIL", "gpus", "NVML does not start")
     assert found["all-reduce"].level == "note"
+
+
+def test_a_lost_gpu_is_a_finding_and_the_other_checks_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = StandinNvml()
+    library.lost_at = "memory"
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    (tmp_path / "file").touch()
+    found = [*examine(Patient(gpus_per_node=2, run=tmp_path / "file" / "a"))]
+    sick = [finding for finding in found if finding.check == "gpu 1"]
+    assert [finding.level for finding in sick] == ["FAIL"] and "GPU is lost" in sick[0].text
+    assert {"gpus", "versions", "disk", "all-reduce"} <= {finding.check for finding in found}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
+def test_ranks_use_what_the_run_does_not_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rank 0 of 1 failed .*: (Attribute|Runtime|Assertion)Error: .*(?i:cuda)"):
+        measure(tmp_path / "meeting", 0, 1, 1, "cuda", {})
 
 
 def test_nodes_are_those_of_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

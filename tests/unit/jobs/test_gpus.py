@@ -1,74 +1,12 @@
-"""Reading GPUs through a stand-in for NVML; its figures are made up, its names and units are NVML's."""
+"""Reading GPUs through a stand-in for NVML: units, what a GPU does not tell, and one that is lost."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
+from standin_nvml import StandinNvml
 
 from megasharp.errors import UserError
 from megasharp.jobs.gpus import opened
-
-
-class StandinNvml:
-    """Two GPUs; the second tells neither energy nor ECC."""
-
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
-    NVML_VOLATILE_ECC = 0
-
-    class NVMLError(Exception):
-        pass
-
-    class NVMLError_NotSupported(NVMLError):  # noqa: N801
-        pass
-
-    def __init__(self, reasons: int = 0, driver: bool = True) -> None:
-        self.reasons = reasons
-        self.driver = driver
-        self.open = False
-
-    def nvmlInit(self) -> None:
-        if not self.driver:
-            raise self.NVMLError("NVML Shared Library Not Found")
-        self.open = True
-
-    def nvmlShutdown(self) -> None:
-        self.open = False
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.95.05"
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(total=141 * 10**9, free=140 * 10**9)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(gpu=80, memory=40)
-
-    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
-        return 412_500
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        if handle == 1:
-            raise self.NVMLError_NotSupported
-        return 7_000_000
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
-        if handle == 1:
-            raise self.NVMLError_NotSupported
-        assert (kind, counter) == (1, 0)
-        return 3
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
-        return self.reasons
 
 
 def test_units_are_bytes_watts_joules_and_shares() -> None:
@@ -80,6 +18,26 @@ def test_units_are_bytes_watts_joules_and_shares() -> None:
     assert (first.utilisation, first.power, first.energy, first.ecc_errors) == (0.8, 412.5, 7000.0, 3)
     assert (second.energy, second.ecc_errors) == (None, None)
     assert not library.open
+
+
+@pytest.mark.parametrize("lost_at", ["handle", "memory", "power"])
+def test_a_gpu_that_is_lost_does_not_hide_the_others(lost_at: str) -> None:
+    library = StandinNvml()
+    library.lost_at = lost_at
+    with opened(library) as nvml:
+        node = nvml.read()
+    assert [gpu.index for gpu in node.gpus] == [0] and node.unread == ((1, "GPU is lost"),)
+
+
+def test_nvml_that_tells_nothing_is_one_line() -> None:
+    library = StandinNvml()
+
+    def silent() -> int:
+        raise library.NVMLError("Unknown Error")
+
+    library.nvmlDeviceGetCount = silent  # type: ignore[method-assign]
+    with opened(library) as nvml, pytest.raises(UserError, match=r"NVML does not answer \(Unknown Error\); reboot"):
+        nvml.read()
 
 
 def test_reasons_for_slow_clocks_are_told_and_a_power_cap_apart() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from standin_nvml import StandinNvml
 
 from megasharp.errors import UserError
 from megasharp.jobs import telemetry
@@ -70,6 +72,24 @@ def test_a_gpu_that_cannot_be_read_any_more_ends_the_figures_not_the_run() -> No
         raise RuntimeError("GPU is lost")
 
     found = Telemetry(broken, every_s=0.001)
+    time.sleep(0.02)
+    assert found.take(1.0) == {}
+    found.close()
+
+
+@pytest.mark.parametrize("lost_at", ["handle", "memory"])
+def test_a_gpu_that_is_lost_before_the_start_ends_no_run(monkeypatch: pytest.MonkeyPatch, lost_at: str) -> None:
+    library = StandinNvml()
+    library.lost_at = lost_at
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    with ExitStack() as stack:
+        assert open_telemetry(stack) is None
+
+
+def test_figures_end_with_the_first_gpu_that_is_lost() -> None:
+    nodes = iter([Node("580", (GPU, GPU))])
+    found = Telemetry(lambda: next(nodes, Node("580", (GPU,), ((1, "GPU is lost"),))), every_s=0.001)
+    assert next_figures(found, 1.0)["gpu/power"] == 800.0
     time.sleep(0.02)
     assert found.take(1.0) == {}
     found.close()
