@@ -24,7 +24,7 @@ from megasharp.errors import UserError
 from megasharp.files import write_text
 from megasharp.jobs import network
 from megasharp.jobs.ray_node import RayNode, follow_until_ready, publish
-from megasharp.signals import AGAIN, SAVE, Stopped, save_kept_from_children
+from megasharp.signals import AGAIN, SAVE, Stopped, TimeIsUp, save_kept_from_children
 
 TIME_IS_UP, EXIT_CODE = "time_is_up", "exit_code"
 DEADLINE = "MEGASHARP_JOIN_SECONDS"
@@ -61,8 +61,9 @@ def main() -> None:
     if number == 0:
         try:
             code = _lead(folder, command, names, deadline, signals)
-        except Stopped as stopped:
-            code = 128 + stopped.number
+        except (Stopped, TimeIsUp) as ended:
+            write_text(folder / EXIT_CODE, f"{ended.code}\n")
+            raise
         except UserError as error:
             write_text(folder / EXIT_CODE, f"{error.exit_code}\n")
             raise
@@ -87,9 +88,15 @@ def _lead(folder: Path, command: Sequence[str], names: Sequence[str], deadline: 
         stack.callback(node.close)
         node.lead()
         publish(folder, "head", node.address)
-        node.await_nodes(names, signals.check)
+        node.await_nodes(names, lambda: _check(folder, signals))
         publish(folder, "ready", " ".join(names))
         return drive(command, {"RAY_ADDRESS": node.address}, folder, signals)
+
+
+def _check(folder: Path, signals: _Signals) -> None:
+    signals.check()
+    if (folder / TIME_IS_UP).exists():
+        raise TimeIsUp("time is nearly up and not all nodes have joined; the command is left to the next start")
 
 
 def _follow(folder: Path, names: Sequence[str], number: int, deadline: float, signals: _Signals) -> None:

@@ -102,16 +102,28 @@ run_command(node.main)
 """
 
 
-@pytest.mark.parametrize(("number", "file"), [(0, "head"), (1, None)])
-def test_a_signal_ends_the_wait_for_nodes_and_is_the_exit_code(tmp_path: Path, number: int, file: str | None) -> None:
+def joining(folder: Path, number: int) -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MEGASHARP_"))}
     place = {"MEGASHARP_NODES": "first,second", "SLURM_NODEID": str(number), "MEGASHARP_INTERFACE": "lo"}
-    node = subprocess.Popen(
-        [sys.executable, "-c", _JOINS, "--folder", str(tmp_path), "--", "true"],
+    return subprocess.Popen(
+        [sys.executable, "-c", _JOINS, "--folder", str(folder), "--", "true"],
         env={**kept, **place},
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_time_that_is_up_ends_the_wait_for_nodes_and_the_job_is_queued_again(tmp_path: Path) -> None:
+    node = joining(tmp_path, 0)
+    until((tmp_path / "head").exists)
+    (tmp_path / "time_is_up").touch()
+    assert ended(node) == 75 and (tmp_path / "exit_code").read_text() == "75\n"
+    assert node.stderr is not None and "time is nearly up and not all nodes have joined" in node.stderr.read()
+
+
+@pytest.mark.parametrize(("number", "file"), [(0, "head"), (1, None)])
+def test_a_signal_ends_the_wait_for_nodes_and_is_the_exit_code(tmp_path: Path, number: int, file: str | None) -> None:
+    node = joining(tmp_path, number)
     # The follower waits for a file of the first node's, and says nothing; USR1 is the last that it sets.
     until((tmp_path / file).exists if file else lambda: _ignores(node.pid, signal.SIGUSR1))
     time.sleep(1.0)
