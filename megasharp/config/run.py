@@ -143,7 +143,7 @@ class RolloutConfig(Section):
 
     `oversample` is the share of prompts sampled beyond those wanted. Stragglers, unfinished when enough groups are
     there, are aborted between steps or kept in flight. A prompt's responses have `request_limit_s` seconds. An engine
-    that is lost begins anew up to `restarts` times within an hour.
+    that is lost begins anew up to `restarts` times within an hour, while another is left.
     """
 
     engine: Literal["inprocess", "sglang"] = "inprocess"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _LINES = 8
@@ -12,23 +12,28 @@ _BYTES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class EngineLog:
-    """The part of the file `path` from byte `begin` on."""
+    """The part of the file `path` from byte `begin` to byte `stop`, None: to its end."""
 
     path: Path
     begin: int = 0
+    stop: int | None = None
 
     @classmethod
     def from_now_on(cls, path: Path) -> EngineLog:
         """Of a process that is yet to start."""
         return cls(path, path.stat().st_size if path.exists() else 0)
 
+    def until_now(self) -> EngineLog:
+        """Of a process that has ended: what the file gets from now on is another's."""
+        return self if self.stop is not None or not self.path.exists() else replace(self, stop=self.path.stat().st_size)
+
     def end(self) -> str:
         """The last 16 KiB; empty where there is nothing to read."""
         try:
             with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self.begin, size - _BYTES))
-                return file.read().decode("utf-8", "replace")
+                stop = file.seek(0, os.SEEK_END) if self.stop is None else self.stop
+                begin = file.seek(max(self.begin, stop - _BYTES))
+                return file.read(max(0, stop - begin)).decode("utf-8", "replace")
         except OSError:
             return ""
 

@@ -161,6 +161,7 @@ class EngineProcess:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+        self.output = self.output.until_now()
         self._files.close()
 
 

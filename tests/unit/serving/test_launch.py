@@ -208,7 +208,11 @@ def test_an_engine_is_not_judged_by_what_those_before_it_wrote(tmp_path: Path) -
         time.sleep(0.05)
     assert engine is not None
     engine.kill()
-    assert "MemoryError" not in module.why_not_started(engine, "it was stopped")
+    last_words = module.why_not_started(engine, "it was stopped")
+    assert "MemoryError" not in last_words
+    with engine.log.open("a") as file:
+        file.write("what the next one writes\n")
+    assert module.why_not_started(engine, "it was stopped") == last_words
     assert "MemoryError" in engine.log.read_text()
 
 
