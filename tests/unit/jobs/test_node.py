@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 _LIMIT_S = 60.0
@@ -111,6 +112,31 @@ def joining(folder: Path, number: int) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise to a child is Linux's")
+def test_a_node_that_is_killed_leaves_no_ray(tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text(f"#!/bin/bash\necho $$ >{tmp_path / 'pid'}\nexec sleep 60\n")
+    ray.chmod(0o755)
+    # Only Ray is started with this Python, and is this script instead.
+    program = f"""
+import sys
+from megasharp.cluster.environment import server_environment
+from megasharp.jobs import ray_node
+from megasharp.jobs.network import Interface
+node = ray_node.RayNode("first", Interface("lo", "127.0.0.1"), 1e9)
+sys.executable = {str(ray)!r}
+node.lead()
+import time
+time.sleep(60)
+"""
+    node = subprocess.Popen([sys.executable, "-c", program])
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    left = psutil.Process(int((tmp_path / "pid").read_text()))
+    node.kill()
+    node.wait()
+    until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_time_that_is_up_ends_the_wait_for_nodes_and_the_job_is_queued_again(tmp_path: Path) -> None:
