@@ -16,7 +16,7 @@ from megasharp.errors import UserError
 from megasharp.signals import save_kept_from_children
 
 BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
-_LIMIT_S = 120.0
+_LIMIT_S = 400.0
 
 
 def started(out: Path, samples: int) -> subprocess.Popen[str]:
