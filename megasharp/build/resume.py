@@ -82,6 +82,7 @@ def inputs_of(checked: Checked) -> Inputs:
     """What the run reads that its checkpoints do not hold."""
     return Inputs(
         problems=checked.stream.digest,
+        tokenizer=checked.tokenizer.digest(),
         weights=weights_fingerprint(checked.model),
         suites={suite.name: digest_of(suite.items) for suite in checked.suites},
     )
@@ -94,6 +95,7 @@ def check_inputs(before: Inputs, now: Inputs, checked: Checked, allowed: Sequenc
     """
     inputs = [
         ("data.path", before.problems, now.problems, f"the problems in {checked.config.data.path}"),
+        ("model.path", before.tokenizer, now.tokenizer, f"the tokenizer and its end tokens in {checked.model.path}"),
         ("model.path", before.weights, now.weights, f"the weights in {checked.model.path}"),
         *(
             ("eval.suites", before.suites[name], now.suites[name], f"the problems of suite {name}")

@@ -44,10 +44,12 @@ class CursorEntry(Section):
 class Inputs(Section):
     """Digests of what a run reads and no checkpoint holds.
 
-    Its encoded problems, the weights it began with, and by name the problems of its evaluations' suites.
+    Its encoded problems, its tokenizer with what ends a response, the weights it began with, and by name the problems
+    of its evaluations' suites.
     """
 
     problems: str = ""
+    tokenizer: str = ""
     weights: str = ""
     suites: dict[str, str] = {}
 

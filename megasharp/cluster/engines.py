@@ -20,7 +20,7 @@ from megasharp.cluster.engine_actor import EngineActor, NotStarted, Started
 from megasharp.cluster.slots import Slots, end_actors
 from megasharp.errors import RunFailed, UserError, one_line
 from megasharp.serving.client.api import EngineApi
-from megasharp.serving.client.launch import FleetSettings, answers, new_key, start_error, stop
+from megasharp.serving.client.launch import GLANCE_S, FleetSettings, answers, new_key, start_error, stop
 
 _POLL_S = 0.2
 # An actor answers at once; one that does not is on a node in trouble.
@@ -140,7 +140,7 @@ class ClusterStarting:
         if problem is not None:
             self.abandon()
             raise UserError(problem)
-        if self._engine is None or not answers(self._engine.api):
+        if self._engine is None or not answers(self._engine.api, GLANCE_S):
             return None
         self._engine.actor.settled.remote()
         return self._engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,12 @@ class TextTokenizer:
     stop_token_ids: tuple[int, ...]
     pad_token_id: int
     vocabulary_size: int
+
+    def digest(self) -> str:
+        """SHA-256 of what it makes of text and tokens, and of what ends a response."""
+        fast = getattr(self.backend, "backend_tokenizer", None)
+        rules = sorted(self.backend.get_vocab().items()) if fast is None else fast.to_str()
+        return hashlib.sha256(repr((rules, self.backend.chat_template, self.stop_token_ids)).encode()).hexdigest()
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text` as it stands: no special tokens, no chat template.

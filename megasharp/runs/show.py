@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -18,7 +19,7 @@ from megasharp.runs.text import Columns, duration, moment, size
 from megasharp.runs.trends import Trend, trends, warnings
 
 # What one screen has room for, the newest first to stay.
-_ATTEMPTS, _CHECKPOINTS, _EVENTS, _WIDTH = 5, 3, 3, 40
+_ATTEMPTS, _CHECKPOINTS, _EVENTS, _WIDTH, _REASON = 5, 3, 3, 40, 160
 # Steps whose mean says how long the next ones take.
 _PACE = 50
 
@@ -41,7 +42,7 @@ def _standing(history: RunHistory) -> Iterator[str]:
     of = f" of {steps}, {last / steps:.0%}" if steps else ""
     recent = [row["time/step"] or 0.0 for row in history.training[-_PACE:]]
     pace = sum(recent) / len(recent) if recent else None
-    yield f"{history.state}  step {last}{of}{_pace(history, pace)}"
+    yield f"{_short(history.state)}  step {last}{of}{_pace(history, pace)}"
     spent = goodput(history)
     if spent.share is None:
         return
@@ -89,7 +90,12 @@ def _attempt(record: AttemptRecord, history: RunHistory, running: bool) -> Itera
     if record.ended is None:
         yield "running" if running else "killed"
     else:
-        yield f"{record.reason}" + (f" (exit {record.exit_code})" if record.exit_code else "")
+        yield _short(str(record.reason)) + (f" (exit {record.exit_code})" if record.exit_code else "")
+
+
+def _short(reason: str) -> str:
+    """The attempt's record has all of it: that of a lost engine holds the last lines of its log."""
+    return textwrap.shorten(reason, _REASON, placeholder=" ...")
 
 
 def _checkpoints(history: RunHistory) -> RenderableType:

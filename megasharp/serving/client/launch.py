@@ -37,6 +37,8 @@ _FOLDER = "megasharp-engine-"
 _STOP_S = 10.0
 _POLL_S = 0.2
 _PROBE_S = 10.0
+# While others wait for a push of weights.
+GLANCE_S = 3.0
 # What an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
 _UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 # Ray's token is among these: an engine has no business with the cluster.
@@ -343,10 +345,10 @@ def start_problem(engine: EngineProcess) -> str | None:
     return engine.exit_reason() or ("its server has ended" if _NO_PORT in engine.output.end() else None)
 
 
-def answers(api: EngineApi) -> bool:
+def answers(api: EngineApi, limit: float = _PROBE_S) -> bool:
     """Whether it is up and takes our key: a stranger on the port does not."""
     try:
-        return api.healthy(_PROBE_S) and api.version(_PROBE_S) >= -1
+        return api.healthy(limit) and api.version(limit) >= -1
     except EngineFailed:
         return False
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from megasharp.errors import UserError
 from megasharp.serving.client.launch import (
+    GLANCE_S,
     EngineProcess,
     FleetSettings,
     HeldPort,
@@ -43,7 +44,7 @@ class LocalStarting:
     def answered(self) -> EngineProcess | None:
         """The engine once it answers."""
         problem = start_problem(self._engine)
-        if problem is None and answers(self._engine.api):
+        if problem is None and answers(self._engine.api, GLANCE_S):
             self._engine.settled()
             self._port.close()
             return self._engine

@@ -30,7 +30,7 @@ class Starting(Protocol):
     """An engine on its way."""
 
     def answered(self) -> EngineHandle | None:
-        """The engine once it answers; returns at once. Raises UserError, with nothing left, where it will not."""
+        """The engine once it answers; returns within seconds. Raises UserError, with nothing left, where it won't."""
         ...
 
     def abandon(self) -> None:

@@ -175,12 +175,15 @@ def test_what_the_run_reads_may_not_be_edited_unseen() -> None:
     checked = check(_config(), "run.yaml")
     now = inputs_of(checked)
     assert check_inputs(now, now, checked, ()) == [] == check_inputs(Inputs(), now, checked, ())
-    edited = {
-        "data.path": (now.model_copy(update={"problems": "1"}), "the problems in examples/quickstart/data/train.jsonl"),
-        "model.path": (now.model_copy(update={"weights": "1"}), "the weights in examples/quickstart/base"),
-        "eval.suites": (now.model_copy(update={"suites": {"countdown_test": "1"}}), "the problems of suite countdown_"),
-    }
-    for key, (before, what) in edited.items():
+    base, data = "examples/quickstart/base", "examples/quickstart/data/train.jsonl"
+    edited = [
+        ("data.path", {"problems": "1"}, f"the problems in {data}"),
+        ("model.path", {"weights": "1"}, f"the weights in {base}"),
+        ("model.path", {"tokenizer": "1"}, f"the tokenizer and its end tokens in {base}"),
+        ("eval.suites", {"suites": {"countdown_test": "1"}}, "the problems of suite countdown_test"),
+    ]
+    for key, update, what in edited:
+        before = now.model_copy(update=update)
         with pytest.raises(UserError, match=rf"^{what}.* are not those that .* say --allow-change {key}$"):
             check_inputs(before, now, checked, ["steps"])
         (line,) = check_inputs(before, now, checked, [key])

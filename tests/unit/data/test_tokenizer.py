@@ -50,6 +50,23 @@ def test_shipped_models_share_a_tokenizer_that_fits_them() -> None:
         assert (QUICKSTART / model / "model.safetensors").stat().st_size < 5_000_000
 
 
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("generation_config.json", '"eos_token_id": 1', '"eos_token_id": [1, 9]'),
+        ("tokenizer.json", '"5"', '"X"'),
+        ("tokenizer_config.json", "{", '{"chat_template": "{{ messages }}",'),
+    ],
+)
+def test_its_digest_tells_other_ends_tokens_and_templates(folder: Path, file: str, before: str, after: str) -> None:
+    unchanged = load_tokenizer(folder).digest()
+    assert unchanged == load_tokenizer(QUICKSTART / "base").digest()
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after, 1))
+    assert load_tokenizer(folder).digest() != unchanged
+
+
 def test_halves_of_surrogate_pairs_are_read_as_unknown_text() -> None:
     """JSON can spell them; no Unicode text can hold them."""
     tokenizer = load_tokenizer(QUICKSTART / "base")

@@ -348,3 +348,12 @@ def test_a_screen_waits_for_no_torch_and_no_matplotlib() -> None:
     script = "import sys, megasharp.build.runs; print({'torch', 'matplotlib', 'numpy'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_long_reason_does_not_fill_the_screen(run: Folder) -> None:
+    words = "no engine is left: " + "line of a log " * 100
+    run.config().rows(steps(1, 2)).attempt(
+        1, AttemptRecord(started=1.0, seen=9.0, ended=9.0, reason=words, exit_code=1)
+    )
+    page = printed(screen(read_run(run.root)))
+    assert "no engine" in page and "..." in page and page.count("line of") < 25
