@@ -172,9 +172,12 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Folder for the results; {checkpoint} in it: its name.")] = None,
     engines: Annotated[Path | None, typer.Option(help="A run file: its SGLang engines sample.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="With --engines: key=value for it.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that judge responses; 0: this one.", min=0)] = 0,
+    timeout_s: Annotated[float, typer.Option(help="With --workers: seconds for one response.", min=0.01)] = 10.0,
 ) -> None:
     """Evaluate a model: unbiased pass@k and greedy accuracy."""
     from megasharp.build.evaluate import evaluate_source
+    from megasharp.config.run import RewardConfig
 
     answer = evaluate_source(
         source,
@@ -187,6 +190,7 @@ def evaluate(
         out=out,
         engines=engines,
         overrides=overrides or [],
+        reward=RewardConfig(workers=workers, timeout_s=timeout_s),
     )
     typer.echo(answer)
 

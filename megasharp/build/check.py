@@ -15,6 +15,7 @@ from megasharp.build.engines import (
     longest,
     longest_keys,
 )
+from megasharp.build.judging import check_judging
 from megasharp.build.models import open_memory, open_model
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.watched import check_prolonged
@@ -64,6 +65,7 @@ def check(config: RunConfig, where: str) -> Checked:
     refuse_unbuilt(config, where)
     check_installed(config.log.trackers, where)
     check_collection(config.rollout, where)
+    check_judging(config.reward, where)
     check_deterministic(config, where)
     check_sampling(config.rollout, where)
     check_engine_keys(config, where)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from megasharp.build.eval_engines import engines_of
+from megasharp.build.judging import Judging, check_judging
 from megasharp.build.measured import CHECKPOINT, measured
 from megasharp.build.parts import make_engine
 from megasharp.build.threads import limit_threads
-from megasharp.config.run import load_run
+from megasharp.config.run import RewardConfig, load_run
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.data.tokenizer import load_tokenizer
@@ -35,20 +36,29 @@ def evaluate_source(
     out: Path | None,
     engines: Path | None = None,
     overrides: Sequence[str] = (),
+    reward: RewardConfig | None = None,
 ) -> str:
-    """Evaluate and write `<suite>.json`; returns lines to print. Raises UserError in one line.
+    """Evaluate and write `<suite>.json`; returns lines to print. `reward` says where responses are judged.
+
+    Raises UserError in one line.
 
     `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
     SIGUSR1 ("time is nearly up") ends it: there is nothing that a later one could go on with.
     """
     ks = _values_of_k(k)
     loaded = load_suite(suite)
+    reward = reward or RewardConfig()
+    check_judging(reward, "megasharp eval")
     with save_heard():
         try:
             with interruptible():
                 weights = measured(source)
                 target = Path(str(out or Path("evals") / source.name).replace(CHECKPOINT, weights.name))
-                with _hf_folder(weights) as folder, _engine(folder, engines, overrides, target) as engine:
+                with (
+                    closing(Judging(reward, None)) as judging,
+                    _hf_folder(weights) as folder,
+                    _engine(folder, engines, overrides, target) as engine,
+                ):
                     result = evaluate(
                         engine,
                         loaded,
@@ -59,6 +69,7 @@ def evaluate_source(
                         max_tokens=max_tokens,
                         seed=seed,
                         label=weights.name,
+                        judge=judging.judge,
                     )
         except SaveAsked:
             raise RunFailed(

@@ -17,7 +17,7 @@ from megasharp.mcore.rank import MEMORY
 from megasharp.protocols import AsyncEngine, Engine
 from megasharp.ranks.learner import RanksLearner
 from megasharp.ranks.memory import MemoryNetwork
-from megasharp.rewards import VERIFIERS
+from megasharp.rewards.judge import Judge
 from megasharp.rollout.asynchronous import AsyncRollouts
 from megasharp.rollout.collect import Rollouts
 from megasharp.rollout.groups import GroupMaker
@@ -53,22 +53,24 @@ def make_learners(checked: Checked, placement: Placement, logs: Path) -> Learner
     return Learners(RanksLearner(ranks), memory)
 
 
-def make_rollouts(checked: Checked, engine: Engine) -> Rollouts:
+def make_rollouts(checked: Checked, engine: Engine, judge: Judge) -> Rollouts:
     """Sampling and verification of training groups, round by round."""
-    return Rollouts(engine, _group_maker(checked))
+    return Rollouts(engine, _group_maker(checked, judge))
 
 
-def make_async_rollouts(checked: Checked, engine: AsyncEngine, meanwhile: Callable[[], None]) -> AsyncRollouts:
+def make_async_rollouts(
+    checked: Checked, engine: AsyncEngine, judge: Judge, meanwhile: Callable[[], None]
+) -> AsyncRollouts:
     """The same as they become complete; `meanwhile` is called now and then while engines are waited for."""
     rollout = checked.config.rollout
     settings = CollectionSettings(rollout.oversample, rollout.max_staleness, rollout.stragglers)
-    return AsyncRollouts(engine, _group_maker(checked), settings, meanwhile)
+    return AsyncRollouts(engine, _group_maker(checked, judge), settings, meanwhile)
 
 
-def _group_maker(checked: Checked) -> GroupMaker:
+def _group_maker(checked: Checked, judge: Judge) -> GroupMaker:
     config = checked.config
     return GroupMaker(
-        VERIFIERS,
+        judge,
         checked.tokenizer.decode_batch,
         sampling_params(config, checked.tokenizer.stop_token_ids),
         responses_per_prompt=config.data.responses_per_prompt,

@@ -12,6 +12,7 @@ from megasharp.build.parts import make_async_rollouts, make_engine, make_rollout
 from megasharp.build.placement import Placement
 from megasharp.loop import Phases, Rollouts, Sync
 from megasharp.protocols import Engine
+from megasharp.rewards.judge import Judge
 from megasharp.rollout.order import PromptSource
 from megasharp.rollout.unfinished import Unfinished
 from megasharp.serving.client.fleet import Fleet, FleetOptions
@@ -47,7 +48,7 @@ class Serving(Protocol):
         """What samples."""
         ...
 
-    def rollouts(self, meanwhile: Callable[[], None]) -> Collector:
+    def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
         """Sampling and verification of training groups; `meanwhile` is called now and then while others sample."""
         ...
 
@@ -77,9 +78,9 @@ class InProcessServing:
         """What samples."""
         return self._engine
 
-    def rollouts(self, meanwhile: Callable[[], None]) -> Collector:
+    def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
         """Round by round, sampled by this process itself."""
-        return make_rollouts(self._checked, self._engine)
+        return make_rollouts(self._checked, self._engine, judge)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
         """Handed over in this process."""
@@ -127,9 +128,9 @@ class FleetServing:
         """What samples."""
         return self._fleet
 
-    def rollouts(self, meanwhile: Callable[[], None]) -> Collector:
+    def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
         """Groups as they become complete."""
-        return make_async_rollouts(self._checked, self._fleet, meanwhile)
+        return make_async_rollouts(self._checked, self._fleet, judge, meanwhile)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
         """By the configured transport."""

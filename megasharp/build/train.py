@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from megasharp.algos.base import MemoryNeed
 from megasharp.build.check import Checked
 from megasharp.build.checkpoints import REFERENCE, Checkpoints, DriverState
 from megasharp.build.guard import make_watchdog
+from megasharp.build.judging import Judging
 from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
@@ -154,6 +155,7 @@ class _Run:
             stack.enter_context(make_watchdog(checked, self._clock, placement, folder.logs, attempt))
             serving = open_serving(checked, placement, folder.root, folder.logs, self._note)
             stack.callback(serving.close)
+            self._judging = stack.enter_context(closing(Judging(config.reward, folder.logs / "verifiers.log")))
             learners = make_learners(checked, placement, folder.logs)
             stack.callback(learners.policy.close)
         self._engine = serving.engine
@@ -165,7 +167,7 @@ class _Run:
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
             checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
         # A save that is written must not wait for the step's end to become a checkpoint.
-        self._rollouts = serving.rollouts(self._checkpoints.poll)
+        self._rollouts = serving.rollouts(self._judging.judge, self._checkpoints.poll)
         self._take_up()
         folder.store_config(dump_yaml(config))
         self._phases = serving.phases([*learners.all])
@@ -293,6 +295,7 @@ class _Run:
             "rollout/tokens_per_second": tokens / total if total else 0.0,
             "mem/peak_rss_mb": peak_rss_bytes() / 2**20,
             **(self._telemetry.take(tokens) if self._telemetry else {}),
+            **self._judging.take(),
         }
         self._log.write(step, row)
         self._trackers.look()
@@ -406,6 +409,7 @@ class _Run:
                 label=config.name,
                 step=step,
                 memory=memory,
+                judge=self._judging.judge,
             )
             save(result, self._folder.evals(step))
         figures = result.figures()

@@ -131,7 +131,10 @@ class DataConfig(Section):
 
 
 class RewardConfig(Section):
-    """Where verification runs: 0 workers is in the driver, right for verifiers that only compute."""
+    """Where verification runs: 0 workers is in the driver, right for verifiers that only compute.
+
+    Worker processes are killed and replaced when a response takes them longer than `timeout_s`.
+    """
 
     workers: int = Field(default=0, ge=0)
     timeout_s: float = Field(default=10.0, gt=0.0)

@@ -17,9 +17,7 @@ _Check = tuple[str, Callable[[RunConfig], bool]]
 _UNBUILT: tuple[_Check, ...] = (
     ("policy.device: cuda", lambda c: c.policy.device == "cuda"),
     ("policy.cp > 1", lambda c: c.policy.cp > 1),
-    ("reward.timeout_s", lambda c: c.reward.timeout_s != RewardConfig().timeout_s),
     ("reward.sandbox", lambda c: c.reward.sandbox != RewardConfig().sandbox),
-    ("reward.workers > 0", lambda c: c.reward.workers > 0),
     ("cluster.gpus_per_node > 0", lambda c: c.cluster.gpus_per_node > 0),
 )
 

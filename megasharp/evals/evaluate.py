@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -18,8 +18,9 @@ from megasharp.evals.passk import pass_at_k
 from megasharp.evals.result import EvalResult, EvalSetting, ProblemResult, summarize
 from megasharp.evals.suites import Suite
 from megasharp.protocols import Engine
-from megasharp.rewards import VERIFIERS, Verifier
-from megasharp.rollout.groups import judge, response_seed
+from megasharp.rewards import VERIFIERS
+from megasharp.rewards.judge import DirectJudge, Item, Judge
+from megasharp.rollout.groups import judged, response_seed
 from megasharp.rollout.order import MemoryUse
 from megasharp.types import (
     Completion,
@@ -27,7 +28,6 @@ from megasharp.types import (
     GenerateRequest,
     Outcome,
     SamplingParams,
-    TaskAnswer,
     Verdict,
 )
 
@@ -73,17 +73,6 @@ class _Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
-    """Decodes and verifies."""
-
-    tokenizer: Tokenizer
-    verifier: Verifier
-
-    def verdict(self, completion: Completion, answer: TaskAnswer) -> Verdict:
-        return judge(self.verifier, completion, self.tokenizer.decode(completion.tokens.tolist()), answer)
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
     """Samples `samples` of problem `problem`, both numbered from 0."""
 
@@ -93,20 +82,29 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Samples of a suite's problems, asked of the engine in chunks of bounded size."""
+    """Samples of a suite's problems, in chunks of bounded size: asked of the engine, then judged together."""
 
     engine: Engine
     suite: Suite
+    tokenizer: Tokenizer
+    judge: Judge
     prompts: Sequence[tuple[int, ...]]
     seed: int
     chunk_samples: int
 
-    def samples(self, n: int, sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
-        """Yield (number of the problem, completion), `n` of each problem."""
+    def samples(self, n: int, sampling: SamplingParams) -> Iterator[tuple[int, Completion, Verdict]]:
+        """Yield (number of the problem, completion, verdict), `n` of each problem."""
         for parts in _chunks(len(self.prompts), n, self.chunk_samples):
             requests = [GenerateRequest(self.prompts[part.problem], self._seeds(part)) for part in parts]
-            for part, completions in zip(parts, self.engine.generate(requests, sampling), strict=True):
-                yield from ((part.problem, completion) for completion in completions)
+            sampled = self.engine.generate(requests, sampling)
+            problems = [part.problem for part, some in zip(parts, sampled, strict=True) for _ in some]
+            completions = [completion for some in sampled for completion in some]
+            items = [self._item(*pair) for pair in zip(problems, completions, strict=True)]
+            yield from zip(problems, completions, judged(self.judge, completions, items), strict=True)
+
+    def _item(self, problem: int, completion: Completion) -> Item:
+        text = self.tokenizer.decode(completion.tokens.tolist())
+        return Item(self.suite.task, text, self.suite.items[problem].answer)
 
     def _seeds(self, part: _Part) -> tuple[int, ...]:
         problem = self.suite.items[part.problem].id
@@ -145,15 +143,15 @@ def evaluate(
     step: int | None = None,
     greedy: bool = True,
     memory: MemoryUse | None = None,
-    verifiers: Mapping[str, Verifier] = VERIFIERS,
+    judge: Judge | None = None,
     chunk_samples: int = CHUNK_SAMPLES,
 ) -> EvalResult:
     """Sample every problem of `suite` `n` times at `temperature`, and once greedily if `greedy`.
 
-    `max_tokens` bounds a response, `label` and `step` name the model in the result. At most `chunk_samples`
-    samples are in memory at once. A verifier that raises counts as the outcome ERROR; an INFRA outcome is not
-    counted as a sample, and a problem left with fewer than max(ks) samples is left out (and counted in
-    `left_out`). With `memory`, its logits are subtracted as in training rollouts, and the result is named
+    `max_tokens` bounds a response, `label` and `step` name the model in the result; without a `judge` this process
+    judges. At most `chunk_samples` samples are in memory at once. A verifier that raises counts as the outcome ERROR;
+    an INFRA outcome is not counted as a sample, and a problem left with fewer than max(ks) samples is left out (and
+    counted in `left_out`). With `memory`, its logits are subtracted as in training rollouts, and the result is named
     after the suite and `WITH_MEMORY`: a figure of its own beside the policy's.
 
     Raises:
@@ -163,8 +161,10 @@ def evaluate(
     """
     for k in ks:
         pass_at_k(n, 0, k)
-    judge = _Judge(tokenizer, _verifier(suite, verifiers))
-    source = _Source(engine, suite, [tokenizer.encode(item.text) for item in suite.items], seed, chunk_samples)
+    judge = judge or DirectJudge(VERIFIERS)
+    _check_task(suite, judge)
+    prompts = [tokenizer.encode(item.text) for item in suite.items]
+    source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples)
     sampling = SamplingParams(max_tokens, temperature, stop_token_ids=tokenizer.stop_token_ids)
     name = suite.name
     if memory is not None:
@@ -172,11 +172,11 @@ def evaluate(
         name += WITH_MEMORY
     start = time.perf_counter()
     tallies = [_Tally() for _ in suite.items]
-    for problem, completion in source.samples(n, sampling):
-        tallies[problem].add(completion, judge.verdict(completion, suite.items[problem].answer))
+    for problem, completion, verdict in source.samples(n, sampling):
+        tallies[problem].add(completion, verdict)
     if greedy:
-        for problem, completion in source.samples(1, replace(sampling, temperature=0.0)):
-            tallies[problem].greedy = judge.verdict(completion, suite.items[problem].answer).outcome
+        for problem, _, verdict in source.samples(1, replace(sampling, temperature=0.0)):
+            tallies[problem].greedy = verdict.outcome
     return summarize(
         [_row(item.id, tally) for item, tally in zip(suite.items, tallies, strict=True)],
         EvalSetting(name, label, step, n, tuple(ks), temperature, seed),
@@ -189,12 +189,11 @@ def sample_seed(seed: int, problem: str, index: int) -> int:
     return response_seed(seed, f"eval/{problem}", 0, index)
 
 
-def _verifier(suite: Suite, verifiers: Mapping[str, Verifier]) -> Verifier:
-    if suite.task not in verifiers:
+def _check_task(suite: Suite, judge: Judge) -> None:
+    if suite.task not in judge.tasks:
         raise UserError(
-            f"suite {suite.name}: task {suite.task!r} has no verifier; tasks with one: {', '.join(sorted(verifiers))}"
+            f"suite {suite.name}: task {suite.task!r} has no verifier; tasks with one: {', '.join(sorted(judge.tasks))}"
         )
-    return verifiers[suite.task]
 
 
 def _row(problem: str, tally: _Tally) -> ProblemResult:

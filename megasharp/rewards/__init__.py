@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from megasharp.rewards import countdown
-from megasharp.types import TaskAnswer, Verdict
-
-Verifier = Callable[[str, TaskAnswer], Verdict]
+from megasharp.rewards.judge import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
     "countdown": countdown.verify,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from megasharp.errors import UserError, one_line
+from megasharp.errors import UserError
+from megasharp.rewards.judge import Item, Judge
 from megasharp.rollout.order import Order
 from megasharp.types import (
     Completion,
@@ -17,11 +18,9 @@ from megasharp.types import (
     Prompt,
     Response,
     SamplingParams,
-    TaskAnswer,
     Verdict,
 )
 
-Verifier = Callable[[str, TaskAnswer], Verdict]
 DecodeBatch = Callable[[Sequence[Sequence[int]]], Sequence[str]]
 
 
@@ -29,11 +28,11 @@ DecodeBatch = Callable[[Sequence[Sequence[int]]], Sequence[str]]
 class GroupMaker:
     """Makes requests of prompts and groups of completions.
 
-    `verifiers` is by task. `decode` turns lists of token ids into texts, as a tokenizer's batch decoding with
+    `decode` turns lists of token ids into texts, as a tokenizer's batch decoding with
     special tokens left out. `seed` is the run's.
     """
 
-    verifiers: Mapping[str, Verifier]
+    judge: Judge
     decode: DecodeBatch
     sampling: SamplingParams
     responses_per_prompt: int
@@ -41,8 +40,8 @@ class GroupMaker:
 
     def request(self, prompt: Prompt) -> GenerateRequest:
         """All responses of a prompt. Raises UserError for a prompt whose task has no verifier."""
-        if prompt.task not in self.verifiers:
-            known = ", ".join(sorted(self.verifiers)) or "none"
+        if prompt.task not in self.judge.tasks:
+            known = ", ".join(sorted(self.judge.tasks)) or "none"
             raise UserError(
                 f"{prompt.source}: prompt {prompt.id} is of task {prompt.task}, which has no verifier; "
                 f"known tasks: {known}"
@@ -63,30 +62,26 @@ class GroupMaker:
         self, names: Sequence[str], prompts: Sequence[Prompt], sampled: Sequence[Sequence[Completion]], version: int
     ) -> list[Group]:
         """One verified group per prompt, in order. A verifier's exception is an ERROR verdict."""
-        texts = iter(self.decode([c.tokens.tolist() for completions in sampled for c in completions]))
-        groups = []
-        for name, prompt, completions in zip(names, prompts, sampled, strict=True):
-            responses = tuple(self._response(prompt, completion, next(texts)) for completion in completions)
-            groups.append(Group(name, prompt, responses, version))
-        return groups
-
-    def _response(self, prompt: Prompt, completion: Completion, text: str) -> Response:
-        return Response(completion, text, judge(self.verifiers[prompt.task], completion, text, prompt.answer))
-
-
-def judge(verifier: Verifier, completion: Completion, text: str, answer: TaskAnswer) -> Verdict:
-    """The verdict on a completion that reads `text`; INFRA where the engine cut it off."""
-    if completion.finish_reason is FinishReason.ABORT:
-        return Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
-    return verify(verifier, text, answer)
+        flat = [(prompt, completion) for prompt, some in zip(prompts, sampled, strict=True) for completion in some]
+        texts = self.decode([completion.tokens.tolist() for _, completion in flat])
+        items = [Item(prompt.task, text, prompt.answer) for (prompt, _), text in zip(flat, texts, strict=True)]
+        verdicts = judged(self.judge, [completion for _, completion in flat], items)
+        responses = iter(
+            Response(completion, text, verdict)
+            for (_, completion), text, verdict in zip(flat, texts, verdicts, strict=True)
+        )
+        return [
+            Group(name, prompt, tuple(next(responses) for _ in completions), version)
+            for name, prompt, completions in zip(names, prompts, sampled, strict=True)
+        ]
 
 
-def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
-    """The verifier's verdict; ERROR with reward 0 and the exception's name and text where it raised one."""
-    try:
-        return verifier(text, answer)
-    except Exception as error:
-        return Verdict(Outcome.ERROR, 0.0, detail=f"{type(error).__name__}: {one_line(error)}")
+def judged(judge: Judge, completions: Sequence[Completion], items: Sequence[Item]) -> list[Verdict]:
+    """The verdicts on completions that read as `items` do; INFRA where the engine cut one off."""
+    whole = [completion.finish_reason is not FinishReason.ABORT for completion in completions]
+    verdicts = iter(judge.verdicts([item for item, is_whole in zip(items, whole, strict=True) if is_whole]))
+    aborted = Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
+    return [next(verdicts) if is_whole else aborted for is_whole in whole]
 
 
 def response_seed(run_seed: int, prompt_id: str, epoch: int, index: int) -> int:

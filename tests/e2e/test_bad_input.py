@@ -59,6 +59,10 @@ def test_unbuilt_part(mistake) -> None:
     assert "policy.device: cuda is not built yet" in mistake("policy.device=cuda")
 
 
+def test_a_limit_that_nobody_keeps(mistake) -> None:
+    assert "reward.timeout_s is kept by worker processes" in mistake("reward.timeout_s=3")
+
+
 def test_engines_in_a_python_without_sglang(mistake) -> None:
     """The trainer's own Python, where rollout.python is not set."""
     line = mistake("rollout.engine=sglang")

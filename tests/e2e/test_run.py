@@ -208,3 +208,21 @@ def test_a_run_cannot_be_resumed_to_an_earlier_end(command: Command) -> None:
     command.run(*command.train("steps=2", "name=a"))
     line = command.run(*command.train("steps=1", "name=a", "--resume"), code=2)
     assert "step 2 is done already" in line
+
+
+def test_a_pool_of_workers_gives_the_identical_run(command: Command) -> None:
+    evaluation = ("eval.suites=[countdown_dev]", "eval.n=1", "eval.k=[1]", "eval.at_start=false")
+    command.run(*command.train("steps=2", *evaluation, "name=here"))
+    command.run(*command.train("steps=2", *evaluation, "name=pool", "reward.workers=2"))
+    here, pool = command.rows("here"), command.rows("pool")
+    assert [{name: row[name] for name in SAME} for row in here] == [{name: row[name] for name in SAME} for row in pool]
+    counts = {"reward/killed": 0.0, "reward/died": 0.0, "reward/retried": 0.0}
+    assert [{name: row[name] for name in counts} for row in pool] == [counts] * 2
+    tables = [
+        [pq.read_table(command.runs / run / "rollouts" / f"step_{step:06d}.parquet") for step in (1, 2)]
+        for run in ("here", "pool")
+    ]
+    assert tables[0] == tables[1]
+    evaluated = [command.runs / run / "evals" / "step_000002" / "countdown_dev.parquet" for run in ("here", "pool")]
+    assert pq.read_table(evaluated[0]) == pq.read_table(evaluated[1])
+    assert (command.runs / "pool" / "logs" / "attempt_1" / "verifiers.log").read_text() == ""

@@ -19,6 +19,7 @@ from engines import PYTHON, make_model, tensors_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from megasharp.rewards.judge import DirectJudge
 from megasharp.rollout.asynchronous import AsyncRollouts
 from megasharp.rollout.groups import GroupMaker
 from megasharp.rollout.order import Collected, CollectionSettings, Order
@@ -92,7 +93,7 @@ class Run:
 
     def __init__(self, engines: Engines, sync: SyncSettings, **settings: object) -> None:
         fleet, policy, _ = engines
-        maker = GroupMaker({"any": fine}, lambda rows: [""] * len(rows), SAMPLING, SAMPLES, seed=1)
+        maker = GroupMaker(DirectJudge({"any": fine}), lambda rows: [""] * len(rows), SAMPLING, SAMPLES, seed=1)
         self.fleet = fleet
         self.weights = Weights(policy)
         self.source = Prompts()

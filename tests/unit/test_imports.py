@@ -36,6 +36,7 @@ LIBRARIES = {
     "rewards": {"math_verify", "sympy"},
     "runs": {"pydantic", "rich"},
     "rollout": {"torch", "transformers", "safetensors"},
+    "sandbox": set(),
     "serving": {"torch"},
     "serving/client": {"torch"},
     "serving/engine": {"torch", "sglang", "transformers", "fastapi", "msgspec"},
@@ -68,6 +69,7 @@ LIGHT = (
     "plan",
     "prolonged",
     "rollout",
+    "sandbox",
     "serving",
     "serving/client",
 )

@@ -23,7 +23,6 @@ data: {task: countdown, path: train.jsonl}
 UNBUILT = [
     "policy.device=cuda",
     "policy.cp=2",
-    "reward.workers=2",
     "cluster.gpus_per_node=8",
 ]
 

@@ -18,6 +18,7 @@ from megasharp.evals.passk import pass_at_k
 from megasharp.evals.result import save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.rewards.countdown import CountdownAnswer
+from megasharp.rewards.judge import DirectJudge
 from megasharp.types import Completion, FinishReason, GenerateRequest, Outcome, SamplingParams, Verdict
 
 TEXTS = ("1+2", "2+1", "2*1", "1+", "1-2")
@@ -143,7 +144,7 @@ def test_infra_failures_are_not_samples():
         infra = text == "1-2"
         return Verdict(Outcome.INFRA if infra else Outcome.CORRECT if text == "1+2" else Outcome.WRONG, 0.0)
 
-    result = run(verifiers={"countdown": verify}, ks=[1, 8])
+    result = run(judge=DirectJudge({"countdown": verify}), ks=[1, 8])
     samples = [texts_of(f"p{index}", 10, 3) for index in range(6)]
     judged = [10 - texts.count("1-2") for texts in samples]
     kept = [texts for texts, count in zip(samples, judged, strict=True) if count >= 8]
@@ -168,7 +169,7 @@ def test_an_aborted_response_is_an_infra_failure():
 
 def test_nothing_left_to_score_is_one_line():
     with pytest.raises(UserError, match="infra failures left no problem with 10 samples"):
-        run(verifiers={"countdown": lambda text, answer: Verdict(Outcome.INFRA, 0.0)})
+        run(judge=DirectJudge({"countdown": lambda text, answer: Verdict(Outcome.INFRA, 0.0)}))
 
 
 def test_a_verifier_that_raises_is_an_error_outcome():
@@ -177,7 +178,7 @@ def test_a_verifier_that_raises_is_an_error_outcome():
             raise RecursionError("too deep")
         return Verdict(Outcome.WRONG, 0.0)
 
-    result = run(verifiers={"countdown": verify})
+    result = run(judge=DirectJudge({"countdown": verify}))
     assert sum(row.error for row in result.rows) == sum(texts_of(f"p{i}", 10, 3).count("1+") for i in range(6))
     assert result.pass_at_n == 0.0
 
@@ -187,7 +188,7 @@ def test_bad_requests_are_refused_before_sampling():
     with pytest.raises(UserError, match="10 samples per problem cannot give pass@11"):
         run(engine, ks=[1, 11])
     with pytest.raises(UserError, match="task 'countdown' has no verifier; tasks with one: maths"):
-        run(engine, verifiers={"maths": lambda text, answer: Verdict(Outcome.WRONG, 0.0)})
+        run(engine, judge=DirectJudge({"maths": lambda text, answer: Verdict(Outcome.WRONG, 0.0)}))
     assert engine.calls == []
 
 

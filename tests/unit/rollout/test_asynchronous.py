@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from megasharp.errors import UserError
+from megasharp.rewards.judge import DirectJudge
 from megasharp.rollout import asynchronous
 from megasharp.rollout.asynchronous import AsyncRollouts, prompts_at_once
 from megasharp.rollout.groups import GroupMaker
@@ -56,7 +57,7 @@ def right(text: str, answer: TaskAnswer) -> Verdict:
 
 
 def rollouts(engine: StandInEngine, **settings: object) -> AsyncRollouts:
-    maker = GroupMaker({"echo": right}, lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
+    maker = GroupMaker(DirectJudge({"echo": right}), lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
     return AsyncRollouts(engine, maker, CollectionSettings(**settings))  # type: ignore[arg-type]
 
 
@@ -310,7 +311,7 @@ def test_what_is_to_be_done_meanwhile_is_done_while_engines_are_waited_for(monke
     monkeypatch.setattr(asynchronous, "_LOOK_S", 0.01)
     running: list[int] = []
     engine = StandInEngine(lambda _: 0.02)
-    maker = GroupMaker({"echo": right}, lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
+    maker = GroupMaker(DirectJudge({"echo": right}), lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
     collector = AsyncRollouts(engine, maker, CollectionSettings(), lambda: running.append(len(engine.running)))
     assert numbers(collector.collect(Prompts(), order())) == [0, 1, 2, 3]
     assert running.count(4) > 1

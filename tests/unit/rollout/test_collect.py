@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from megasharp.errors import UserError
+from megasharp.rewards.judge import DirectJudge
 from megasharp.rollout.collect import Rollouts
 from megasharp.rollout.groups import GroupMaker, response_seed
 from megasharp.rollout.order import Collected, Order
@@ -78,7 +79,7 @@ def keep_all(groups: list[Group]) -> list[Group]:
 
 
 def collect(prompts: Sequence[Prompt], step: int = 0, seed: int = 3, **order: object) -> Collected:
-    maker = GroupMaker({"echo": verifier}, decode, SamplingParams(max_tokens=4), 2, seed)
+    maker = GroupMaker(DirectJudge({"echo": verifier}), decode, SamplingParams(max_tokens=4), 2, seed)
     asked = replace(Order(step, len(prompts), keep_all), **order)  # type: ignore[arg-type]
     return Rollouts(ScriptedEngine(), maker).collect(Prompts(prompts), asked)
 

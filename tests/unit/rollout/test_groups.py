@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from megasharp.data.tokenizer import TextTokenizer
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.countdown import CountdownAnswer
+from megasharp.rewards.judge import DirectJudge
 from megasharp.rollout.groups import GroupMaker
 from megasharp.types import Completion, FinishReason, Outcome, Prompt, Response, SamplingParams, VersionSpan
 
@@ -30,7 +31,7 @@ def verified(tokenizer: TextTokenizer, tokens: tuple[int, ...]) -> Response:
     zeros = torch.zeros(len(tokens))
     spans = (VersionSpan(0, 0, len(tokens)),)
     completion = Completion(torch.tensor(tokens), zeros, zeros, None, spans, FinishReason.STOP, 0)
-    maker = GroupMaker(VERIFIERS, tokenizer.decode_batch, SamplingParams(9), 1, 0)
+    maker = GroupMaker(DirectJudge(VERIFIERS), tokenizer.decode_batch, SamplingParams(9), 1, 0)
     return maker.groups(["g"], [PROMPT], [[completion]], 0)[0].responses[0]
 
 

@@ -19,6 +19,7 @@ from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
 from megasharp.data.stream import PromptStream
 from megasharp.data.tasks import TaskItem
 from megasharp.rewards.countdown import CountdownAnswer
+from megasharp.rewards.judge import DirectJudge
 from megasharp.rollout.asynchronous import AsyncRollouts
 from megasharp.rollout.collect import Rollouts
 from megasharp.rollout.groups import GroupMaker
@@ -180,7 +181,7 @@ def test_what_was_sampled_for_another_prompt_or_seed_is_sampled_anew(tmp_path: P
             return [replace(p, id=f"other {p.id}") if p.position == 5 else p for p in super().take(count)]
 
     count, seed = (2, 5) if change == "fewer responses" else (3, 6 if change == "another seed" else 5)
-    maker = GroupMaker({"echo": right}, lambda rows: ["x"] * len(rows), SAMPLING, count, seed)
+    maker = GroupMaker(DirectJudge({"echo": right}), lambda rows: ["x"] * len(rows), SAMPLING, count, seed)
     other = StandInEngine(lambda _: QUICK)
     other.version = 1
     second = AsyncRollouts(other, maker, CollectionSettings(**settings))  # type: ignore[arg-type]
@@ -285,7 +286,7 @@ def test_round_by_round_a_cut_step_gives_its_prompts_back() -> None:
             os.kill(os.getpid(), signal.SIGUSR1)
             raise AssertionError("the signal came too late")
 
-    maker = GroupMaker({"echo": right}, lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
+    maker = GroupMaker(DirectJudge({"echo": right}), lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
     collector, source = Rollouts(Engine(lambda _: QUICK), maker), Prompts()
     source.take(7)
     assert collector.unfinished() == ()

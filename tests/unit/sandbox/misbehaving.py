@@ -1,0 +1,81 @@
+"""Verifiers that do what verifiers should not, each at the word of the response."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from megasharp.rewards.judge import Verifier
+from megasharp.types import Outcome, TaskAnswer, Verdict
+
+# Sums of this many terms take hours, in one call of C code.
+ENDLESS = 10**13
+
+
+def obey(text: str, _: TaskAnswer) -> Verdict:
+    """CORRECT with what was found as the canonical answer."""
+    word, _, rest = text.partition(" ")
+    return Verdict(Outcome.CORRECT, 1.0, str(ACTIONS[word](rest)))
+
+
+def _hang(_: str) -> None:
+    sum(range(ENDLESS))
+
+
+def _leave_a_child(path: str) -> None:
+    """Hang, with a child in a session of its own, whose process id is written to `path`."""
+    program = f"import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    time.sleep(600)
+
+
+def _die(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _die_once(path: str) -> str:
+    if not Path(path).exists():
+        Path(path).touch()
+        os._exit(3)
+    return "second time"
+
+
+def _eat(_: str) -> int:
+    return len(bytearray(100 * 2**30))
+
+
+def _raise(_: str) -> None:
+    raise ValueError("two\nlines")
+
+
+def _threads(_: str) -> int:
+    return sum(1 for _ in Path(f"/proc/{os.getppid()}/task").iterdir())
+
+
+ACTIONS = {
+    "echo": len,
+    "pid": lambda _: os.getpid(),
+    "nursery": lambda _: os.getppid(),
+    "threads": _threads,
+    "blocked": lambda _: sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+    "sleep": lambda seconds: time.sleep(float(seconds)),
+    "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "hang": _hang,
+    "child": _leave_a_child,
+    "die": _die,
+    "die_once": _die_once,
+    "eat": _eat,
+    "raise": _raise,
+}
+
+
+def make() -> dict[str, Verifier]:
+    return {"obey": obey}
+
+
+def refuse() -> dict[str, Verifier]:
+    raise RuntimeError("no such\nlibrary")
