@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from random import Random
 
-from megasharp.errors import UserError
+from megasharp.data.lines import (
+    Fields,
+    check_names,
+    positive_field,
+    positives_field,
+    read_objects,
+    text_field,
+)
 from megasharp.rewards.countdown import CountdownAnswer
 
 
@@ -98,51 +104,17 @@ def read_records(path: Path) -> list[CountdownRecord]:
 
     Raises UserError, naming the file and the line, for a missing or empty file, a bad line, a repeated id.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(f"{path}: cannot read this data file ({error}); check data.path") from error
-    records = [_record(line, f"{path}:{row}") for row, line in enumerate(lines, start=1) if line.strip()]
-    if not records:
-        raise UserError(f"{path}: no problems in this data file; make one with tools/make_countdown_data.py")
-    seen: set[str] = set()
-    for record in records:
-        if record.id in seen:
-            raise UserError(f"{path}: the id {record.id!r} appears twice; give each problem its own")
-        seen.add(record.id)
+    objects = read_objects(path, "make one with tools/make_countdown_data.py")
+    records = [_record(fields, where) for where, fields in objects]
+    check_names([record.id for record in records], path)
     return records
 
 
-def _record(line: bytes, where: str) -> CountdownRecord:
-    try:
-        fields = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 text ({error.reason} at its byte {error.start + 1})") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not a JSON object ({error}); write one object per line") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{where}: not a JSON object; write one object per line")
-    identity = fields.get("id")
-    # JSON can hold halves of surrogate pairs, which no table or file name can.
-    if not isinstance(identity, str) or not identity or any("\ud800" <= sign <= "\udfff" for sign in identity):
-        raise UserError(f"{where}: 'id' must be a non-empty string of Unicode text")
-    solutions = None if fields.get("solutions") is None else _positive(fields, "solutions", where)
-    return CountdownRecord(identity, _numbers(fields, where), _positive(fields, "target", where), solutions)
-
-
-def _numbers(fields: Mapping[str, object], where: str) -> tuple[int, ...]:
-    numbers = fields.get("numbers")
-    if not isinstance(numbers, list) or len(numbers) < 2 or not all(_is_positive(each) for each in numbers):
-        raise UserError(f"{where}: 'numbers' must be two or more positive integers, got {numbers!r}")
-    return tuple(numbers)
-
-
-def _positive(fields: Mapping[str, object], key: str, where: str) -> int:
-    value = fields.get(key)
-    if not isinstance(value, int) or not _is_positive(value):
-        raise UserError(f"{where}: '{key}' must be a positive integer, got {value!r}")
-    return value
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _record(fields: Fields, where: str) -> CountdownRecord:
+    solutions = None if fields.get("solutions") is None else positive_field(fields, "solutions", where)
+    return CountdownRecord(
+        text_field(fields, "id", where),
+        positives_field(fields, "numbers", where),
+        positive_field(fields, "target", where),
+        solutions,
+    )

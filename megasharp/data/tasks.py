@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megasharp.data import countdown
+from megasharp.data import countdown, math
+from megasharp.data.boxed import boxed_prompt
 from megasharp.errors import UserError
 from megasharp.types import TaskAnswer
 
@@ -41,8 +42,17 @@ def load_countdown(path: Path) -> list[TaskItem]:
     ]
 
 
+def load_math(path: Path) -> list[TaskItem]:
+    """Problems of mathematics from a JSONL file. Raises UserError as `math.read_records` does."""
+    return [
+        TaskItem(record.id, "math", boxed_prompt(record.problem), record.answer, path.name)
+        for record in math.read_records(path)
+    ]
+
+
 TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
     "countdown": load_countdown,
+    "math": load_math,
 }
 
 

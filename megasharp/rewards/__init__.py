@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from megasharp.rewards import countdown
+from megasharp.rewards import countdown, math
 from megasharp.rewards.judge import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
     "countdown": countdown.verify,
+    "math": math.verify,
 }

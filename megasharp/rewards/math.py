@@ -1,0 +1,226 @@
+r"""Mathematics: the last box of a response against a known answer, by math-verify's parser and sympy's algebra.
+
+Two answers are the same where they are the same text; else where they are the same words, or the same number of the
+same unit, percent or base; else where math-verify finds them equal. A decimal stands for its exact value, and one of at
+least six digits also for what rounds to it. The library's own limit of time is SIGALRM, which in a thread fails and in
+a worker fights with its parent's: it is off, and `math_bounds` and whoever runs the verifier bound the time.
+
+Conventions of the data sets that are not mathematics: a unit, a degree sign or a percent sign that only one of the two
+has is left out; so is a base; the interval (1,2) and the pair (1,2) are the same answer, and so is the list 1, 2.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+
+import math_verify
+import sympy
+from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
+from sympy.core.function import AppliedUndef
+
+from megasharp.errors import one_line
+from megasharp.rewards.extraction import last_box, last_stated
+from megasharp.rewards.math_bounds import MAX_LENGTH, beyond
+from megasharp.rewards.math_text import in_base, is_words, plain, without_percent, without_unit, words
+from megasharp.types import Outcome, TaskAnswer, Verdict
+
+# It warns once a process that its limit of time is off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+_LATEX = (math_verify.LatexExtractionConfig(boxed_match_priority=0),)
+_NUMBER = re.compile(
+    r"[\s$*(\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d[\d,]*(?:\.\d+)?(?:\s?/\s?\d+)?)(?:\s?\\?%)?)"
+)
+_ROUNDED_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class MathAnswer(TaskAnswer):
+    r"""The known answer, as the data set writes it: LaTeX or plain text, with or without a box or dollar signs.
+
+    Example: `MathAnswer(r"\frac{1}{2}")`.
+    """
+
+    gold: str
+
+
+def verify(text: str, answer: TaskAnswer) -> Verdict:
+    r"""Judge a response by its last box, or, where it has none, by a number after its last "answer is" or "####".
+
+    FORMAT: neither, or an empty box. ERROR: sympy failed on it. The canonical answer of a correct response is that of
+    the known answer, so that all correct ones are one; of a wrong one it is `canonical`. What is too large for sympy
+    (`math_bounds`) is compared as text, and its verdict says so. Rewards are 1.0 or 0.0.
+
+    Example: `verify(r"... so \boxed{0.5}", MathAnswer(r"\frac{1}{2}"))` is `Verdict(Outcome.CORRECT, 1.0, "1/2", "")`.
+    """
+    assert isinstance(answer, MathAnswer)
+    found = answer_in(text)
+    if not found:
+        return Verdict(Outcome.FORMAT, 0.0, None, "no answer" if found is None else "an empty box")
+    gold = plain(last_box(answer.gold) or answer.gold)
+    given = plain(found)
+    bound = beyond(given) or beyond(gold)
+    try:
+        same = _same_text(gold, given) or (bound is None and _same(gold, given))
+        name = canonical(gold) if same else _other_name(given, canonical(gold))
+    except Exception as error:  # sympy raises of every kind
+        return Verdict(Outcome.ERROR, 0.0, None, f"{type(error).__name__}: {one_line(error)}")
+    if same:
+        return Verdict(Outcome.CORRECT, 1.0, name)
+    return Verdict(Outcome.WRONG, 0.0, name, f"compared as text only: {bound}" if bound else "")
+
+
+def answer_in(text: str) -> str | None:
+    """The answer that a response gives, unread; None where it gives none."""
+    box = last_box(text)
+    if box is not None:
+        return box
+    number = _NUMBER.match(last_stated(text) or "")
+    return number[1] if number else None
+
+
+def canonical(text: str) -> str:
+    r"""One text for equal answers, as far as that is cheap to know. Example: `canonical(r"\frac{2}{4}")` is `1/2`.
+
+    Rational numbers are exact, others are given to 12 digits; sums and products are expanded; sets are sorted.
+    """
+    text = plain(text)
+    if is_words(text):
+        return words(text)
+    parsed = None if beyond(text) or in_base(text) else _parse(without_unit(text)[0])
+    try:
+        return _short(text) if parsed is None else _name(parsed)
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return _short(text)
+
+
+def _other_name(given: str, gold_name: str) -> str:
+    """The canonical text of a wrong answer, which is never that of the right one: `5 m` where that is 5 cm."""
+    name = canonical(given)
+    return _short(given) + " (wrong)" * (_short(given) == gold_name) if name == gold_name else name
+
+
+def _short(text: str) -> str:
+    return "".join(text.split())[:MAX_LENGTH]
+
+
+def _same_text(gold: str, given: str) -> bool:
+    return "".join(gold.split()) == "".join(given.split())
+
+
+def _same(gold: str, given: str) -> bool:
+    """Whether two plain answers are the same, by words, bases, units and percent, then by algebra."""
+    if is_words(gold) or is_words(given):
+        return words(gold) == words(given)
+    if in_base(gold) or in_base(given):
+        return _same_in_base(gold, given)
+    if {_bracket(gold), _bracket(given)} == {"{", "("}:
+        return False
+    gold, given = _in_radians(gold, given), _in_radians(given, gold)
+    (gold, gold_unit), (given, given_unit) = without_unit(gold), without_unit(given)
+    if gold_unit and given_unit and gold_unit != given_unit:
+        return False
+    (gold, gold_percent), (given, given_percent) = without_percent(gold), without_percent(given)
+    if _equal(gold, given):
+        return True
+    if gold_percent == given_percent:
+        return False
+    return _equal(_hundredth(gold) if gold_percent else gold, _hundredth(given) if given_percent else given)
+
+
+def _bracket(text: str) -> str:
+    """The bracket that an answer starts with, or another sign: braces hold a set, parentheses a pair or an interval."""
+    return text.replace(r"\left", "").lstrip("\\ ")[:1]
+
+
+def _in_radians(text: str, other: str) -> str:
+    """Degrees as radians where the other answer speaks of pi; elsewhere a degree sign is a unit like others."""
+    return text.replace(r"^\circ", r"\cdot\frac{\pi}{180}") if r"\pi" in other and r"\pi" not in text else text
+
+
+def _hundredth(text: str) -> str:
+    return rf"\frac{{{text}}}{{100}}"
+
+
+def _same_in_base(gold: str, given: str) -> bool:
+    """Numbers with a base have a value; one without is in base ten, or in the base that the known answer names."""
+    known, read = in_base(gold), in_base(given)
+    if known and not read and known[0] == given:
+        return True
+    values = [
+        int(*each) if each else int(text) if text.isdecimal() else None for each, text in ((known, gold), (read, given))
+    ]
+    return values[0] is not None and values[0] == values[1]
+
+
+def _parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:
+    """The expression that a plain answer is, decimals as exact fractions; None where it is none."""
+    found = math_verify.parse(
+        rf"\boxed{{{text}}}", _LATEX, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
+    )
+    if not found:
+        return None
+    parsed = found[0]
+    floats = parsed.atoms(sympy.Float)
+    return parsed.xreplace({each: sympy.Rational(str(each)) for each in floats}) if floats else parsed
+
+
+def _equal(gold_text: str, given_text: str) -> bool:
+    gold, given = _parse(gold_text), _parse(given_text)
+    if gold is None or given is None or not _answers(gold, given):
+        return _same_text(gold_text, given_text)
+    if math_verify.verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True, raise_on_error=True):
+        return True
+    return _rounds(gold_text, given) or _rounds(given_text, gold)
+
+
+def _answers(gold: sympy.Basic, given: sympy.Basic) -> bool:
+    """Whether the library's rule may be applied that an equation's right side is its answer.
+
+    It may for `x=3` and `f(x)=3`, and for `2+3=5`, which is true, but not for `x^x=5`. Where the known answer names a
+    value, no equation is solved for it: that may take for ever.
+    """
+    if not is_equation(given) or (is_relation(gold) and not is_assignment_relation(gold)):
+        return True
+    last = take_last_relation(given)
+    names = last.lhs.args if last.lhs.is_Mul else (last.lhs,)
+    if all(name.is_Symbol or isinstance(name, AppliedUndef) for name in names):
+        return True
+    return bool(sympy.simplify(last.lhs - last.rhs) == 0)
+
+
+def _rounds(text: str, expression: sympy.Basic) -> bool:
+    """Whether a text is a decimal with digits enough to be a rounded number, and `expression` rounds to it."""
+    number = re.fullmatch(r"-?(\d*)\.(\d+)", text.strip())
+    if number is None or len((number[1] + number[2]).lstrip("0")) < _ROUNDED_DIGITS:
+        return False
+    value = _value(expression)
+    half = sympy.Rational(1, 2 * 10 ** len(number[2]))
+    return value is not None and bool(abs(value - sympy.Rational(text.strip())) <= half)
+
+
+def _value(expression: sympy.Basic) -> sympy.Expr | None:
+    """The real number that an expression is, to 20 digits; None where it is none."""
+    if is_assignment_relation(expression):
+        expression = take_last_relation(expression).rhs
+    if not isinstance(expression, sympy.Expr) or expression.free_symbols:
+        return None
+    value = sympy.N(expression.doit(), 20)
+    return value if value.is_Float or value.is_Rational else None
+
+
+def _name(expression: sympy.Basic | sympy.MatrixBase) -> str:
+    if is_assignment_relation(expression):
+        expression = take_last_relation(expression).rhs
+    if isinstance(expression, sympy.FiniteSet):
+        return "{" + ", ".join(sorted(_name(each) for each in expression.args)) + "}"
+    if isinstance(expression, sympy.Tuple):
+        return "(" + ", ".join(_name(each) for each in expression.args) + ")"
+    if not isinstance(expression, sympy.Expr):
+        return str(expression)[:MAX_LENGTH]
+    value = expression.doit()
+    if not value.free_symbols:
+        return str(value if value.is_Rational else sympy.N(value, 12))[:MAX_LENGTH]
+    return str(sympy.expand(value))[:MAX_LENGTH]

@@ -1,0 +1,136 @@
+r"""Mathematical answers as text, before any algebra: one spelling for many, and what no algebra system should read.
+
+math-verify reads every letter as a variable and drops what it takes for a unit, so words ("east" is no product that
+equals "seat"), units (5 cm is not 5 m) and bases (11_2 is not 11_3) are told apart here.
+"""
+
+from __future__ import annotations
+
+import re
+
+_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_SPELLINGS = tuple(
+    (re.compile(re.escape(written) + (r"(?![A-Za-z])" if written[-1].isalpha() else "")), kept)
+    for written, kept in (
+        (r"\dfrac", r"\frac"),
+        (r"\tfrac", r"\frac"),
+        (r"\displaystyle", ""),
+        (r"\leq", r"\le"),
+        (r"\geq", r"\ge"),
+        ("\N{DEGREE SIGN}", r"^\circ"),
+        (r"^{\circ}", r"^\circ"),
+        ("\N{MINUS SIGN}", "-"),
+    )
+)
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)(?=\d{3}(?!\d))")
+_SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_SCIENTIFIC = re.compile(r"(-?\d+(?:\.\d+)?)[eE]\+?(-?\d+)")
+_BASED = re.compile(r"([0-9A-Za-z]+)_\{?(\d{1,2})\}?")
+_PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|percent)$")
+
+_WORD_COMMANDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_LETTERS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?\.?")
+_FUNCTION = re.compile(r"sin|cos|tan|log|ln|exp|sqrt|pi|infty")
+_LEAST_LETTERS = 4
+
+_UNITS = {
+    name: names[0]
+    for names in (
+        ("mm", "millimeter", "millimetre"),
+        ("cm", "centimeter", "centimetre"),
+        ("m", "meter", "metre"),
+        ("km", "kilometer", "kilometre"),
+        ("in", "inch", "inches"),
+        ("ft", "foot", "feet"),
+        ("yd", "yard"),
+        ("mi", "mile"),
+        ("g", "gram"),
+        ("kg", "kilogram"),
+        ("lb", "pound"),
+        ("s", "sec", "second"),
+        ("min", "minute"),
+        ("h", "hr", "hour"),
+        ("day",),
+        ("year",),
+        ("mph", "miles per hour", "mile per hour"),
+        ("km/h", "kph", "kilometers per hour"),
+        ("m/s", "meters per second"),
+        ("cent",),
+        ("dollar",),
+        ("degree",),
+        ("radian",),
+    )
+    for name in names
+}
+_UNIT = re.compile(
+    r"(?:\\[,;: ]|[\s~])*"
+    r"(?:\\(?:text|textrm|mathrm|mbox)\s*\{\s*(?P<command>[A-Za-z/. ]+?)\s*\}|(?<=[\d\s}])(?P<bare>[A-Za-z/ ]+?))"
+    r"(?P<power>\s*\^\s*\{?[23]\}?)?$"
+)
+
+
+def plain(text: str) -> str:
+    r"""The answer without what does not change it: dollar signs around it, a full stop, spaces in numbers.
+
+    Example: `plain(r"$1\,234.$")` is `1234`, `plain("1e3")` is `1\times10^{3}`.
+    """
+    text = text.strip()
+    for before, after in _WRAPPERS:
+        if len(text) > len(before) + len(after) and text.startswith(before) and text.endswith(after):
+            text = text[len(before) : -len(after)].strip()
+    for written, kept in _SPELLINGS:
+        text = written.sub(kept.replace("\\", r"\\"), text)
+    text = _THOUSANDS.sub("", text.rstrip(".").strip())
+    if _SPACED_THOUSANDS.fullmatch(text):
+        text = text.replace(" ", "")
+    scientific = _SCIENTIFIC.fullmatch(text)
+    return rf"{scientific[1]}\times10^{{{scientific[2]}}}" if scientific else text
+
+
+def is_words(text: str) -> bool:
+    """Whether a plain answer is words of a language: set as text, or at least four letters and no function's name."""
+    inner = _WORD_COMMANDS.sub(r"\1", text).strip()
+    if not _LETTERS.fullmatch(inner):
+        return False
+    return inner != text or (len(inner.strip("().")) >= _LEAST_LETTERS and not _FUNCTION.search(inner))
+
+
+def words(text: str) -> str:
+    r"""Words in one spelling. Example: `words(r"\text{ (B)}.")` is `b`."""
+    inner = _WORD_COMMANDS.sub(r"\1", text)
+    return " ".join(inner.replace("(", " ").replace(")", " ").strip(" .").casefold().split())
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    r"""A plain answer without the unit at its end, and that unit's name; `""` for none that is known.
+
+    Example: `without_unit(r"60\,\text{ kilometers per hour}")` is `("60", "km/h")`.
+    """
+    match = _UNIT.search(text)
+    if match is None or not match.start():
+        return text, ""
+    name = (match["command"] or match["bare"]).strip(" .").casefold()
+    known = _UNITS.get(name) or _UNITS.get(name.removesuffix("s"))
+    if known is None:
+        return text, ""
+    power = re.sub(r"\D", "", match["power"] or "")
+    return text[: match.start()].strip(), known + power
+
+
+def without_percent(text: str) -> tuple[str, bool]:
+    """A plain answer without a percent sign at its end, and whether it had one."""
+    match = _PERCENT.search(text)
+    return (text[: match.start()], True) if match and match.start() else (text, False)
+
+
+def in_base(text: str) -> tuple[str, int] | None:
+    """The digits and the base of a number such as `2516_8`; None for anything else."""
+    match = _BASED.fullmatch(text.replace(" ", ""))
+    if match is None or not 2 <= int(match[2]) <= 36:
+        return None
+    digits, base = match[1], int(match[2])
+    try:
+        int(digits, base)
+    except ValueError:
+        return None
+    return digits, base

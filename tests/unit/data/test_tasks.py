@@ -1,0 +1,77 @@
+"""Every task of the table: a small file by hand in its data set's schema, a prompt, and a verifier that knows it.
+
+Files are in `files/`; each adapter's module cites where the schema comes from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megasharp.data.tasks import TASKS, load_items
+from megasharp.errors import UserError
+from megasharp.rewards import VERIFIERS
+from megasharp.rewards.math import MathAnswer
+from megasharp.types import Outcome
+
+FILES = Path(__file__).parent / "files"
+SHIPPED = Path(__file__).parents[3] / "examples" / "quickstart" / "data" / "dev.jsonl"
+
+# For each task: its file, the first problem's id, and a right and a wrong response to it.
+EXAMPLES = {
+    "countdown": (SHIPPED, "countdown-dev-00000", None, "1+1"),
+    "math": (FILES / "math.jsonl", "test/prealgebra/1.json", r"so \boxed{1/3}", r"so \boxed{2/3}"),
+}
+
+
+def test_every_task_has_an_example_and_a_verifier() -> None:
+    assert EXAMPLES.keys() == TASKS.keys()
+    assert TASKS.keys() <= VERIFIERS.keys()
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_the_first_problem(task: str) -> None:
+    path, identity, right, wrong = EXAMPLES[task]
+    item = load_items(task, path)[0]
+    assert (item.id, item.task, item.source) == (identity, task, path.name)
+    if right is not None:
+        assert VERIFIERS[item.task](right, item.answer).outcome is Outcome.CORRECT
+    assert VERIFIERS[item.task](wrong, item.answer).outcome is Outcome.WRONG
+
+
+def test_mathematics_is_asked_for_in_a_box() -> None:
+    first, second = load_items("math", FILES / "math.jsonl")
+    assert first.text == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nWhat is $1 - \\frac{2}{3}$?\n"
+        "Please reason step by step, and put your final answer within \\boxed{}.\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert second.answer == MathAnswer(r"\pm 2")
+
+
+@pytest.mark.parametrize(
+    ("task", "line", "message"),
+    [
+        ("math", '{"problem": "1+1?"}', "'answer' must be a non-empty string"),
+        ("math", '{"problem": "", "answer": "2"}', "'problem' must be a non-empty string"),
+        ("math", '{"problem": "1+1?", "answer": 2}', "'answer' must be a non-empty string"),
+        ("math", "[]", "not a JSON object"),
+    ],
+)
+def test_a_bad_line_is_named(task: str, line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("\n" + line + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"bad.jsonl:2: {message}"):
+        load_items(task, path)
+
+
+def test_ids_are_those_of_the_file_or_its_lines_and_appear_once(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"problem": "1+1?", "answer": "2"}\n{"id": 7, "problem": "1+2?", "answer": "3"}\n')
+    assert [item.id for item in load_items("math", path)] == ["own-1", "7"]
+    path.write_text('{"id": 7, "problem": "1+1?", "answer": "2"}\n{"id": 7, "problem": "1+2?", "answer": "3"}\n')
+    with pytest.raises(UserError, match=r"own.jsonl: the id '7' appears twice"):
+        load_items("math", path)
+    path.write_text("\n")
+    with pytest.raises(UserError, match="no problems in this data file; write lines with"):
+        load_items("math", path)
