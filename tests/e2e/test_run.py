@@ -39,7 +39,7 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     record = read_attempts(folder / "logs")[1]
     assert record is not None and record.ended is not None
     # Nearly all that the user waited: what is missing is the interpreter's own end.
-    assert abs(record.started - given) < 0.5 and record.ended - given > took - 5.0
+    assert abs(record.started - given) < 0.5 and record.ended - given > 0.6 * took
     assert sum(record.seconds.values()) == pytest.approx(record.ended - record.started, abs=5.0)
     assert str(folder / "pass_at_k_countdown_dev.png") in out
     assert (folder / "pass_at_k_countdown_dev.png").read_bytes().startswith(b"\x89PNG")
