@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megasharp.data import countdown, math
+from megasharp.data import choice, countdown, countdown_tags, form, math, short_answer
 from megasharp.data.boxed import boxed_prompt
 from megasharp.errors import UserError
 from megasharp.types import TaskAnswer
@@ -50,9 +50,48 @@ def load_math(path: Path) -> list[TaskItem]:
     ]
 
 
+def load_countdown_3to4(path: Path, count: int | None = None) -> list[TaskItem]:
+    """Problems of Countdown-Tasks-3to4, those of `count` numbers where it is given."""
+    return [
+        TaskItem(record.id, "countdown_3to4", countdown_tags.prompt_text(record.answer), record.answer, path.name)
+        for record in countdown_tags.read_records(path, count)
+    ]
+
+
+def load_countdown_3(path: Path) -> list[TaskItem]:
+    """The problems of three numbers of Countdown-Tasks-3to4."""
+    return [replace(item, task="countdown_3") for item in load_countdown_3to4(path, 3)]
+
+
+def load_choice(path: Path) -> list[TaskItem]:
+    """Multiple choice from a JSONL file. Raises UserError as `choice.read_records` does."""
+    return [
+        TaskItem(record.id, "choice", boxed_prompt(record.text), record.answer, path.name)
+        for record in choice.read_records(path)
+    ]
+
+
+def load_short_answer(path: Path) -> list[TaskItem]:
+    """Short answers from a JSONL file. Raises UserError as `short_answer.read_records` does."""
+    return [
+        TaskItem(record.id, "short_answer", boxed_prompt(record.question), record.answer, path.name)
+        for record in short_answer.read_records(path)
+    ]
+
+
+def load_form(path: Path) -> list[TaskItem]:
+    """Prompts whose responses are judged by their form alone. Raises UserError as `form.read_records` does."""
+    return [TaskItem(record.id, "form", record.prompt, record.answer, path.name) for record in form.read_records(path)]
+
+
 TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
+    "choice": load_choice,
     "countdown": load_countdown,
+    "countdown_3": load_countdown_3,
+    "countdown_3to4": load_countdown_3to4,
+    "form": load_form,
     "math": load_math,
+    "short_answer": load_short_answer,
 }
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from megasharp.rewards import countdown, math
+from megasharp.rewards import choice, countdown, countdown_tags, form, math, short_answer
 from megasharp.rewards.judge import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
+    "choice": choice.verify,
     "countdown": countdown.verify,
+    "countdown_3": countdown_tags.verify,
+    "countdown_3to4": countdown_tags.verify,
+    "form": form.verify,
     "math": math.verify,
+    "short_answer": short_answer.verify,
 }

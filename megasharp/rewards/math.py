@@ -20,7 +20,6 @@ import sympy
 from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
 from sympy.core.function import AppliedUndef
 
-from megasharp.errors import one_line
 from megasharp.rewards.extraction import last_box, last_stated
 from megasharp.rewards.math_bounds import MAX_LENGTH, beyond
 from megasharp.rewards.math_text import in_base, is_words, plain, without_percent, without_unit, words
@@ -49,9 +48,9 @@ class MathAnswer(TaskAnswer):
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     r"""Judge a response by its last box, or, where it has none, by a number after its last "answer is" or "####".
 
-    FORMAT: neither, or an empty box. ERROR: sympy failed on it. The canonical answer of a correct response is that of
-    the known answer, so that all correct ones are one; of a wrong one it is `canonical`. What is too large for sympy
-    (`math_bounds`) is compared as text, and its verdict says so. Rewards are 1.0 or 0.0.
+    FORMAT: neither, or an empty box. What sympy raises passes through, to be an ERROR. The canonical answer of a
+    correct response is that of the known answer, so that all correct ones are one; of a wrong one it is `canonical`.
+    What is too large for sympy (`math_bounds`) is compared as text, and says so. Rewards are 1.0 or 0.0.
 
     Example: `verify(r"... so \boxed{0.5}", MathAnswer(r"\frac{1}{2}"))` is `Verdict(Outcome.CORRECT, 1.0, "1/2", "")`.
     """
@@ -62,13 +61,9 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     gold = plain(last_box(answer.gold) or answer.gold)
     given = plain(found)
     bound = beyond(given) or beyond(gold)
-    try:
-        same = _same_text(gold, given) or (bound is None and _same(gold, given))
-        name = canonical(gold) if same else _other_name(given, canonical(gold))
-    except Exception as error:  # sympy raises of every kind
-        return Verdict(Outcome.ERROR, 0.0, None, f"{type(error).__name__}: {one_line(error)}")
-    if same:
-        return Verdict(Outcome.CORRECT, 1.0, name)
+    if _same_text(gold, given) or (bound is None and _same(gold, given)):
+        return Verdict(Outcome.CORRECT, 1.0, canonical(gold))
+    name = _other_name(given, canonical(gold))
     return Verdict(Outcome.WRONG, 0.0, name, f"compared as text only: {bound}" if bound else "")
 
 

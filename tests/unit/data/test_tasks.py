@@ -12,6 +12,7 @@ import pytest
 from megasharp.data.tasks import TASKS, load_items
 from megasharp.errors import UserError
 from megasharp.rewards import VERIFIERS
+from megasharp.rewards.choice import ChoiceAnswer
 from megasharp.rewards.math import MathAnswer
 from megasharp.types import Outcome
 
@@ -21,6 +22,21 @@ SHIPPED = Path(__file__).parents[3] / "examples" / "quickstart" / "data" / "dev.
 # For each task: its file, the first problem's id, and a right and a wrong response to it.
 EXAMPLES = {
     "countdown": (SHIPPED, "countdown-dev-00000", None, "1+1"),
+    "choice": (FILES / "choice.jsonl", "Hand_1", r"\boxed{B}", r"\boxed{(A)}"),
+    "countdown_3": (
+        FILES / "countdown_3to4.jsonl",
+        "countdown_3to4-2",
+        "<answer>(3+5)*7</answer>",
+        "<answer>3</answer>",
+    ),
+    "countdown_3to4": (
+        FILES / "countdown_3to4.jsonl",
+        "countdown_3to4-1",
+        "55+36 is 91</think> <answer> 55 + 36 - 7 - 19 </answer>",
+        "<answer>55+36-7</answer>",
+    ),
+    "form": (FILES / "form.jsonl", "form-1", "<think>2</think><answer>2</answer>", None),
+    "short_answer": (FILES / "short_answer.jsonl", "short_answer-1", "So the answer is False.", r"\boxed{True}"),
     "math": (FILES / "math.jsonl", "test/prealgebra/1.json", r"so \boxed{1/3}", r"so \boxed{2/3}"),
 }
 
@@ -37,7 +53,8 @@ def test_the_first_problem(task: str) -> None:
     assert (item.id, item.task, item.source) == (identity, task, path.name)
     if right is not None:
         assert VERIFIERS[item.task](right, item.answer).outcome is Outcome.CORRECT
-    assert VERIFIERS[item.task](wrong, item.answer).outcome is Outcome.WRONG
+    if wrong is not None:
+        assert VERIFIERS[item.task](wrong, item.answer).outcome is Outcome.WRONG
 
 
 def test_mathematics_is_asked_for_in_a_box() -> None:
@@ -49,12 +66,49 @@ def test_mathematics_is_asked_for_in_a_box() -> None:
     assert second.answer == MathAnswer(r"\pm 2")
 
 
+def test_choices_of_both_kinds() -> None:
+    letters, numbers, many = load_items("choice", FILES / "choice.jsonl")
+    assert "Which is a metal?\nOptions:\nA. salt\nB. iron\nC. sand\nD. wax\nPlease reason" in letters.text
+    assert numbers.answer == ChoiceAnswer("3", ("1", "2", "3", "4"))
+    assert (many.id, many.answer) == ("70", ChoiceAnswer("J", tuple("ABCDEFGHIJ")))
+    assert "\nJ. nine\n" in many.text
+    assert "N/A" not in many.text
+
+
+def test_countdown_is_asked_for_as_tinyzero_does_and_by_the_count_of_numbers(tmp_path: Path) -> None:
+    path = FILES / "countdown_3to4.jsonl"
+    both, three = load_items("countdown_3to4", path), load_items("countdown_3", path)
+    assert [item.id for item in both] == ["countdown_3to4-1", "countdown_3to4-2"]
+    assert [(item.id, item.task) for item in three] == [("countdown_3to4-2", "countdown_3")]
+    assert "Using the numbers [19, 36, 55, 7], create an equation that equals 65." in both[0].text
+    assert both[0].text.endswith("Let me solve this step by step.\n<think>")
+    four = tmp_path / "four.jsonl"
+    four.write_text('{"nums": [1, 2, 3, 4], "target": 10}\n')
+    with pytest.raises(UserError, match="no problem of 3 numbers in this data file"):
+        load_items("countdown_3", four)
+
+
 @pytest.mark.parametrize(
     ("task", "line", "message"),
     [
         ("math", '{"problem": "1+1?"}', "'answer' must be a non-empty string"),
         ("math", '{"problem": "", "answer": "2"}', "'problem' must be a non-empty string"),
         ("math", '{"problem": "1+1?", "answer": 2}', "'answer' must be a non-empty string"),
+        ("countdown_3to4", '{"nums": [1, 2]}', "'target' must be a positive integer, got None"),
+        ("countdown_3to4", '{"nums": [1], "target": 1}', "'nums' must be two or more positive integers"),
+        ("short_answer", '{"input": "1+1?"}', "'target' must be a non-empty string"),
+        ("form", '{"prompt": "?", "form": "poem"}', "'form' must be one of tags, box, got 'poem'"),
+        ("choice", '{"question": "?", "answer": "A"}', "'choices' must be an object with the lists"),
+        (
+            "choice",
+            '{"question": "?", "options": ["a", "b"], "answer": "C"}',
+            "'answer' must be one of the labels A, B",
+        ),
+        (
+            "choice",
+            '{"question": "?", "choices": {"text": ["a", "b"], "label": ["A", "A"]}, "answerKey": "A"}',
+            "'label' must name each option of 'text' once",
+        ),
         ("math", "[]", "not a JSON object"),
     ],
 )

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from megasharp.rewards import VERIFIERS
+from megasharp.rewards.judge import verify as judge_and_catch
 from megasharp.rewards.math import MathAnswer, canonical, verify
 from megasharp.types import Outcome
 
@@ -269,7 +270,7 @@ def test_it_judges_in_threads_and_touches_no_signal() -> None:
 
 
 def test_what_sympy_cannot_do_is_an_error_of_the_verifier() -> None:
-    verdict = verify(r"\boxed{1}", MathAnswer(r"\frac{0}{0}"))
+    verdict = judge_and_catch(verify, r"\boxed{1}", MathAnswer(r"\frac{0}{0}"))
     assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, 0.0)
     assert "nan" in verdict.detail
 

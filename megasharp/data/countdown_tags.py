@@ -1,0 +1,51 @@
+"""Countdown-Tasks-3to4: problems of three or four numbers, with TinyZero's prompt.
+
+Schema of Jiayi-Pan/Countdown-Tasks-3to4: `target` (integer) and `nums` (a list of 3 or 4 integers), as TinyZero reads
+it (examples/data_preprocess/countdown.py; the card itself could not be read). Its prompt says "each number can only be
+used once", its reward wants each number exactly once. Countdown-3 of 2511.19942 (appendix C.4) is the rows of three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from megasharp.data.lines import check_names, name_of, positive_field, positives_field, read_objects
+from megasharp.errors import UserError
+from megasharp.rewards.countdown_tags import TaggedCountdownAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCountdownRecord:
+    """One line of a data file. Example: `{"target": 65, "nums": [19, 36, 55, 7]}`."""
+
+    id: str
+    answer: TaggedCountdownAnswer
+
+
+def prompt_text(answer: TaggedCountdownAnswer) -> str:
+    """TinyZero's prompt for Qwen's instruct models, which 2511.19942 trains; a response goes on inside of `<think>`."""
+    return (
+        "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reasoning process in the mind and "
+        "then provides the user with the answer.<|im_end|>\n<|im_start|>user\n "
+        f"Using the numbers {list(answer.numbers)}, create an equation that equals {answer.target}. You can use basic "
+        "arithmetic operations (+, -, *, /) and each number can only be used once. Show your work in <think> </think> "
+        "tags. And return the final answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>."
+        "<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>"
+    )
+
+
+def read_records(path: Path, count: int | None = None) -> list[TaggedCountdownRecord]:
+    """Read a JSONL file of problems, those of `count` numbers where it is given. Raises UserError as others do."""
+    records = [
+        TaggedCountdownRecord(
+            name_of(fields, ("id",), path, where),
+            TaggedCountdownAnswer(positives_field(fields, "nums", where), positive_field(fields, "target", where)),
+        )
+        for where, fields in read_objects(path, "write lines with 'nums' and 'target'")
+    ]
+    check_names([record.id for record in records], path)
+    kept = [record for record in records if count in (None, len(record.answer.numbers))]
+    if not kept:
+        raise UserError(f"{path}: no problem of {count} numbers in this data file; use data.task=countdown_3to4")
+    return kept

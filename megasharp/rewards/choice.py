@@ -1,0 +1,59 @@
+r"""Multiple choice: the label that a response chooses, in the last box or after its last "answer is".
+
+2510.04028 asks for a box for ARC-c and MMLU-Pro alike (appendix C.2). MMLU-Pro's own prompts end in "the answer is
+(X)", and its evaluation (evaluate_from_local.py) reads that, then "Answer: X", then any last capital letter, which is a
+guess that is not made here. Labels are the problem's: letters, or numbers as in some of ARC's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from megasharp.rewards.extraction import last_box, last_stated
+from megasharp.types import Outcome, TaskAnswer, Verdict
+
+_COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_LABEL = re.compile(
+    r"[\s$*]*(?:option|choice)?\s*(?:\(\s*([A-Za-z0-9]{1,2})\s*\)|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]))(.*)", re.DOTALL
+)
+# A label may be followed by its option's text, as in "B. a comet", but not by more of a sentence, as in "A comet".
+_END = re.compile(r"[\s$*]*(?:[.:)\],;].*)?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceAnswer(TaskAnswer):
+    """The right label, and all labels of the problem.
+
+    Example: `ChoiceAnswer("B", ("A", "B", "C", "D"))`.
+    """
+
+    label: str
+    labels: tuple[str, ...]
+
+
+def verify(text: str, answer: TaskAnswer) -> Verdict:
+    r"""Judge which label is chosen. The canonical answer is the label. Rewards are 1.0 or 0.0.
+
+    FORMAT: no box and no "answer is", or neither followed by one of the problem's labels. A box, where there is one, is
+    the answer, whatever is said elsewhere.
+
+    Example: `verify(r"... \boxed{\text{(B)}}", ChoiceAnswer("B", ("A", "B", "C", "D")))` is
+    `Verdict(Outcome.CORRECT, 1.0, "B", "")`.
+    """
+    assert isinstance(answer, ChoiceAnswer)
+    box = last_box(text)
+    chosen = label_in(box if box is not None else last_stated(text) or "", answer.labels)
+    if chosen is None:
+        return Verdict(Outcome.FORMAT, 0.0, None, f"none of the labels {', '.join(answer.labels)} is chosen")
+    right = chosen == answer.label
+    return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), chosen)
+
+
+def label_in(text: str, labels: tuple[str, ...]) -> str | None:
+    """The label that an answer starts with; None where it starts with none. Letters may be small."""
+    match = _LABEL.match(_COMMAND.sub(r"\1", text))
+    if match is None or (match[2] and not _END.fullmatch(match[3])):
+        return None
+    label = (match[1] or match[2]).upper()
+    return label if label in labels else None

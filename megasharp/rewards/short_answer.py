@@ -1,0 +1,57 @@
+r"""Short answers, as BIG-Bench Hard's: the same text, after a few signs that do not count are taken away.
+
+BBH (2210.09261, section 3) counts exact matches with what follows "the answer is" in a response, which its few-shot
+prompts end with: "So the answer is (B)." lm-evaluation-harness does the same, and drops the full stop. Capital letters
+count there and here ("True", "yes", "No" are what the targets say). Ours: a box counts before the sentence, bold marks,
+quotes and `\text{}` are taken away, and of a target such as `(B)` the letter alone is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from megasharp.rewards.extraction import last_box, last_stated
+from megasharp.types import Outcome, TaskAnswer, Verdict
+
+MAX_LENGTH = 1000
+
+_COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_QUOTES = (("$", "$"), ("`", "`"), ('"', '"'), ("'", "'"))
+_CHOICE = re.compile(r"\(([A-Z])\)")
+
+
+@dataclass(frozen=True, slots=True)
+class ShortAnswer(TaskAnswer):
+    """The text that is the answer. Example: `ShortAnswer("(B)")`, `ShortAnswer("valid")`, `ShortAnswer("] ) }")`."""
+
+    target: str
+
+
+def verify(text: str, answer: TaskAnswer) -> Verdict:
+    """Judge the last box of a response, or what follows its last "answer is". Rewards are 1.0 or 0.0.
+
+    FORMAT: neither, or nothing in it. The canonical answer is the text without what does not count.
+
+    Example: `verify("So the answer is valid.", ShortAnswer("valid"))` is `Verdict(Outcome.CORRECT, 1.0, "valid", "")`.
+    """
+    assert isinstance(answer, ShortAnswer)
+    box = last_box(text)
+    given = bare(box if box is not None else last_stated(text) or "")
+    if not given or len(given) > MAX_LENGTH:
+        return Verdict(Outcome.FORMAT, 0.0, None, "no short answer")
+    target = bare(answer.target)
+    choice = _CHOICE.fullmatch(target)
+    if choice and given == choice[1]:
+        given = target
+    right = given == target
+    return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), given)
+
+
+def bare(text: str) -> str:
+    r"""An answer without what does not count. Example: `bare(r" **\text{yes}**. ")` is `yes`."""
+    text = " ".join(_COMMAND.sub(r"\1", text[: 2 * MAX_LENGTH]).split()).removesuffix(".").strip("* ")
+    for before, after in _QUOTES:
+        if len(text) > len(before) + len(after) and text.startswith(before) and text.endswith(after):
+            text = text[len(before) : -len(after)].strip()
+    return text.removesuffix(".").strip()

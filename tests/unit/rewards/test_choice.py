@@ -1,0 +1,57 @@
+r"""Multiple choice: boxes, sentences, labels of both kinds, and sentences that only begin like a label."""
+
+from __future__ import annotations
+
+import pytest
+
+from megasharp.rewards import VERIFIERS
+from megasharp.rewards.choice import ChoiceAnswer, verify
+from megasharp.types import Outcome
+
+FOUR = ChoiceAnswer("B", ("A", "B", "C", "D"))
+NUMBERS = ChoiceAnswer("3", ("1", "2", "3", "4"))
+TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "chosen"),
+    [
+        (r"\boxed{B}", FOUR, "B"),
+        (r"\boxed{(B)}", FOUR, "B"),
+        (r"\boxed{\text{(B)}}", FOUR, "B"),
+        (r"\boxed{\textbf{(B)}\ 12}", FOUR, "B"),
+        (r"\boxed{B. a comet}", FOUR, "B"),
+        (r"\boxed{\text{B: a comet}}", FOUR, "B"),
+        (r"\boxed{b}", FOUR, "B"),
+        (r"\boxed{A} no, \boxed{D}", FOUR, "D"),
+        (r"The answer is (B). \boxed{C}", FOUR, "C"),
+        ("The answer is (B).", FOUR, "B"),
+        ("the answer is B", FOUR, "B"),
+        ("The answer is (A). Wait.\nThe answer is (C).", FOUR, "C"),
+        ("**Answer:** option D, as shown", FOUR, "D"),
+        ("The answer is **(B)**", FOUR, "B"),
+        (r"\boxed{3}", NUMBERS, "3"),
+        ("the answer is (4)", NUMBERS, "4"),
+        ("The answer is (I).", TEN, "I"),
+        (r"\boxed{J}", TEN, "J"),
+        ("The answer is I think B", TEN, None),
+        ("The answer is A comet", FOUR, None),
+        (r"\boxed{E}", FOUR, None),
+        (r"\boxed{BC}", FOUR, None),
+        (r"\boxed{}, the answer is (B)", FOUR, None),
+        (r"\boxed{3 apples}", NUMBERS, None),
+        ("I choose B", FOUR, None),
+        ("", FOUR, None),
+        ("B" * 10_000_000, FOUR, None),
+    ],
+    ids=range(27),
+)
+def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str | None) -> None:
+    verdict = verify(text, answer)
+    expected = Outcome.FORMAT if chosen is None else Outcome.CORRECT if chosen == answer.label else Outcome.WRONG
+    assert (verdict.outcome, verdict.canonical_answer) == (expected, chosen)
+    assert verdict.reward == float(expected is Outcome.CORRECT)
+
+
+def test_the_table_names_the_task() -> None:
+    assert VERIFIERS["choice"](r"\boxed{B}", FOUR).outcome is Outcome.CORRECT
