@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from megasharp.checkpoint.store import RunState
 from megasharp.config.core import dump_yaml
 from megasharp.data.stream import DataCursor
 from megasharp.deterministic import compute_deterministically
-from megasharp.errors import TrainingStopped
+from megasharp.errors import RankDied, RunFailed, TrainingStopped, UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
 from megasharp.evals.result import EvalResult, save, stored_figures
 from megasharp.evals.suites import Suite
@@ -226,6 +226,11 @@ class _Run:
         except TrainingStopped:
             # It said that there is a checkpoint.
             self._finish_saving()
+            raise
+        except RunFailed:
+            # The learner is well, so what it was saving is worth the wait; the failure is what the user must read.
+            with suppress(UserError, RankDied):
+                self._finish_saving()
             raise
         except signals.SaveAsked:
             raise self._saved(standing) from None

@@ -156,7 +156,8 @@ def test_a_run_goes_on_with_the_engine_that_is_left_until_the_other_comes_back(t
 
 
 def test_a_run_without_engines_ends_and_names_them(tmp_path: Path) -> None:
-    with running(tmp_path, "steps=50") as process:
+    """What was being saved at that moment is saved."""
+    with running(tmp_path, "steps=50", "checkpoint.every=1") as process:
         seen = wait_for(process, "step 1/50")
         family = psutil.Process(process.pid).children(recursive=True)
         killed = time.monotonic()
@@ -168,6 +169,8 @@ def test_a_run_without_engines_ends_and_names_them(tmp_path: Path) -> None:
     assert last.startswith("megasharp: no engine is left")
     # An engine that was to wake at that moment is told by the connection that it broke.
     assert "engine 0 is dead" in last and "engine 1 is dead" in last
+    latest = (tmp_path / "fleet_on_cpu/checkpoints/latest").read_text()
+    assert latest == f"step_{rows(tmp_path)[-1]['step']:06d}\n"
     assert all_gone(family)
 
 
