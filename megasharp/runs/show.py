@@ -78,7 +78,7 @@ def _attempts(history: RunHistory) -> RenderableType:
         table.add_row(str(number), *(_attempt(record, history, running) if record else ["no record"]))
     restarts = max(len(history.attempts) - 1, 0)
     title = f"{restarts} restart" if restarts == 1 else f"{restarts} restarts"
-    return Group(Text(title + (f", {hidden} attempts before these" if hidden else "")), table)
+    return Group(Text(title + (f", {hidden} earlier not shown" if hidden else "")), table)
 
 
 def _attempt(record: AttemptRecord, history: RunHistory, running: bool) -> Iterator[str]:
