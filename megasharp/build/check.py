@@ -15,7 +15,7 @@ from megasharp.build.engines import (
     longest,
     longest_keys,
 )
-from megasharp.build.judging import check_judging
+from megasharp.build.judging import check_judging, training_items
 from megasharp.build.models import open_memory, open_model
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.watched import check_prolonged
@@ -96,7 +96,7 @@ def check(config: RunConfig, where: str) -> Checked:
     tokenizer = load_tokenizer(model.description)
     if config.data.path is None:
         raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")
-    items = load_items(config.data.task, find(config.data.path))
+    items = training_items(load_items(config.data.task, find(config.data.path)), config.reward)
     return Checked(
         config=resolved(config, recipes),
         model=model,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from megasharp.config.run import RewardConfig
+from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.judge import DirectJudge, Judge, Verifier
+from megasharp.rewards.own import OWN_TASK, OwnReward, find_function
 from megasharp.sandbox.pool import PoolCounts, VerifierPool
 
 
@@ -20,8 +23,9 @@ class Judging:
         self._taken = PoolCounts()
         self._pool: VerifierPool | None = None
         if reward.workers > 0:
-            self._pool = VerifierPool(all_verifiers, VERIFIERS, reward.workers, reward.timeout_s, log=log)
-        self.judge: Judge = self._pool or DirectJudge(VERIFIERS)
+            make = partial(all_verifiers, reward.function)
+            self._pool = VerifierPool(make, make().keys(), reward.workers, reward.timeout_s, log=log)
+        self.judge: Judge = self._pool or DirectJudge(all_verifiers(reward.function))
 
     def take(self) -> dict[str, float]:
         """What happened to workers since the last call, under the names of the metrics; nothing without a pool."""
@@ -38,9 +42,20 @@ class Judging:
             self._pool.close()
 
 
-def all_verifiers() -> Mapping[str, Verifier]:
-    """By task; called in the process that workers come from."""
-    return VERIFIERS
+def all_verifiers(function: str | None = None) -> Mapping[str, Verifier]:
+    """By task, a user's `function` among them; called in the process that workers come from too."""
+    return VERIFIERS if function is None else {**VERIFIERS, OWN_TASK: OwnReward(function)}
+
+
+def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[TaskItem]:
+    """The problems of training, to be judged by the user's function where there is one.
+
+    Raises UserError where that is no function of a text and an answer.
+    """
+    if reward.function is None:
+        return list(items)
+    find_function(reward.function)
+    return [replace(item, task=OWN_TASK) for item in items]
 
 
 def check_judging(reward: RewardConfig, where: str) -> None:

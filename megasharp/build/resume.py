@@ -29,6 +29,7 @@ IDENTITY = (
     "policy.megatron",
     "policy.optimizer",
     "data",
+    "reward.function",
     "seed",
     "recipe",
     *(

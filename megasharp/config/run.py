@@ -133,11 +133,13 @@ class DataConfig(Section):
 class RewardConfig(Section):
     """Where verification runs: 0 workers is in the driver, right for verifiers that only compute.
 
-    Worker processes are killed and replaced when a response takes them longer than `timeout_s`.
+    Worker processes are killed and replaced when a response takes them longer than `timeout_s`. `function`, written
+    `package.module:function`, judges training's responses in place of the task's verifier; evaluations keep theirs.
     """
 
     workers: int = Field(default=0, ge=0)
     timeout_s: float = Field(default=10.0, gt=0.0)
+    function: str | None = None
     sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megasharp.data import choice, countdown, countdown_tags, form, math, short_answer
+from megasharp.data import choice, countdown, countdown_tags, form, knights, math, short_answer
 from megasharp.data.boxed import boxed_prompt
 from megasharp.errors import UserError
 from megasharp.types import TaskAnswer
@@ -84,12 +84,21 @@ def load_form(path: Path) -> list[TaskItem]:
     return [TaskItem(record.id, "form", record.prompt, record.answer, path.name) for record in form.read_records(path)]
 
 
+def load_knights(path: Path) -> list[TaskItem]:
+    """Knights and Knaves from a JSONL file. Raises UserError as `knights.read_records` does."""
+    return [
+        TaskItem(record.id, "knights", knights.prompt_text(record.puzzle), record.puzzle.answer, path.name)
+        for record in knights.read_records(path)
+    ]
+
+
 TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
     "choice": load_choice,
     "countdown": load_countdown,
     "countdown_3": load_countdown_3,
     "countdown_3to4": load_countdown_3to4,
     "form": load_form,
+    "knights": load_knights,
     "math": load_math,
     "short_answer": load_short_answer,
 }

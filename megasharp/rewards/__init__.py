@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megasharp.rewards import choice, countdown, countdown_tags, form, math, short_answer
+from megasharp.rewards import choice, countdown, countdown_tags, form, knights, math, short_answer
 from megasharp.rewards.judge import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
@@ -11,6 +11,7 @@ VERIFIERS: dict[str, Verifier] = {
     "countdown_3": countdown_tags.verify,
     "countdown_3to4": countdown_tags.verify,
     "form": form.verify,
+    "knights": knights.verify,
     "math": math.verify,
     "short_answer": short_answer.verify,
 }

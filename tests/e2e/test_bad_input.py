@@ -55,6 +55,10 @@ def test_wrong_type(mistake) -> None:
     assert "policy.tp: " in mistake("policy.tp=two")
 
 
+def test_a_reward_of_ones_own_that_is_no_function(mistake) -> None:
+    assert "reward.function: cannot import nowhere.rewards" in mistake("reward.function=nowhere.rewards:brief")
+
+
 def test_unbuilt_part(mistake) -> None:
     assert "policy.device: cuda is not built yet" in mistake("policy.device=cuda")
 

@@ -36,6 +36,12 @@ EXAMPLES = {
         "<answer>55+36-7</answer>",
     ),
     "form": (FILES / "form.jsonl", "form-1", "<think>2</think><answer>2</answer>", None),
+    "knights": (
+        FILES / "knights.jsonl",
+        "k1",
+        "<answer>Boris is a knave, Alice is a knight</answer>",
+        "<answer>Boris is a knight, Alice is a knave</answer>",
+    ),
     "short_answer": (FILES / "short_answer.jsonl", "short_answer-1", "So the answer is False.", r"\boxed{True}"),
     "math": (FILES / "math.jsonl", "test/prealgebra/1.json", r"so \boxed{1/3}", r"so \boxed{2/3}"),
 }

@@ -1,0 +1,48 @@
+"""A user's own reward judges training's problems, in this process and in workers; other tasks keep their verifiers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from megasharp.build.judging import Judging, all_verifiers, training_items
+from megasharp.config.run import RewardConfig
+from megasharp.data.tasks import TaskItem
+from megasharp.errors import UserError
+from megasharp.rewards import VERIFIERS
+from megasharp.rewards.countdown import CountdownAnswer
+from megasharp.rewards.judge import Item
+from megasharp.types import Outcome
+
+ANSWER = CountdownAnswer((1, 2), 3)
+ITEM = TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_judging.py").write_text("def length(text, answer): return len(text) / 10\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_judging:length"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_training_is_judged_by_the_function_and_evaluation_by_the_task(path: str, workers: int) -> None:
+    reward = RewardConfig(function=path, workers=workers)
+    (item,) = training_items([ITEM], reward)
+    with closing(Judging(reward, None)) as judging:
+        own, ordinary = judging.judge.verdicts([Item(item.task, "1*2", ANSWER), Item(ITEM.task, "1*2", ANSWER)])
+        assert item.task in judging.judge.tasks
+    assert (own.outcome, own.reward) == (Outcome.WRONG, 0.3)
+    assert (ordinary.outcome, ordinary.reward, ordinary.detail) == (Outcome.WRONG, 0.0, "misses the target")
+
+
+def test_without_a_function_nothing_is_different() -> None:
+    assert training_items([ITEM], RewardConfig()) == [ITEM]
+    assert all_verifiers() == VERIFIERS
+
+
+def test_a_path_that_is_none_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UserError, match=r"reward.function: cannot import own_nowhere"):
+        training_items([ITEM], RewardConfig(function="own_nowhere:length"))
