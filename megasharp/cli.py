@@ -174,6 +174,7 @@ def evaluate(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="With --engines: key=value for it.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that judge responses; 0: this one.", min=0)] = 0,
     timeout_s: Annotated[float, typer.Option(help="With --workers: seconds for one response.", min=0.01)] = 10.0,
+    sandbox: Annotated[bool, typer.Option(help="Programs run in bubblewrap; else with your rights.")] = True,
 ) -> None:
     """Evaluate a model: unbiased pass@k and greedy accuracy."""
     from megasharp.build.evaluate import evaluate_source
@@ -190,7 +191,7 @@ def evaluate(
         out=out,
         engines=engines,
         overrides=overrides or [],
-        reward=RewardConfig(workers=workers, timeout_s=timeout_s),
+        reward=RewardConfig(workers=workers, timeout_s=timeout_s, sandbox="bubblewrap" if sandbox else "none"),
     )
     typer.echo(answer)
 

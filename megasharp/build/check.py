@@ -15,7 +15,7 @@ from megasharp.build.engines import (
     longest,
     longest_keys,
 )
-from megasharp.build.judging import check_judging, training_items
+from megasharp.build.judging import check_judging, judged_tasks, training_items
 from megasharp.build.models import open_memory, open_model
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.watched import check_prolonged
@@ -65,7 +65,6 @@ def check(config: RunConfig, where: str) -> Checked:
     refuse_unbuilt(config, where)
     check_installed(config.log.trackers, where)
     check_collection(config.rollout, where)
-    check_judging(config.reward, where)
     check_deterministic(config, where)
     check_sampling(config.rollout, where)
     check_engine_keys(config, where)
@@ -96,6 +95,8 @@ def check(config: RunConfig, where: str) -> Checked:
     tokenizer = load_tokenizer(model.description)
     if config.data.path is None:
         raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")
+    suites = tuple(load_suite(name) for name in config.eval.suites)
+    check_judging(config.reward, judged_tasks(config, suites), where)
     items = training_items(load_items(config.data.task, find(config.data.path)), config.reward)
     return Checked(
         config=resolved(config, recipes),
@@ -104,7 +105,7 @@ def check(config: RunConfig, where: str) -> Checked:
         tokenizer=tokenizer,
         recipes=recipes,
         stream=PromptStream(items, tokenizer, config.data.max_prompt_tokens, config.seed),
-        suites=tuple(load_suite(name) for name in config.eval.suites),
+        suites=suites,
         layout=ParallelLayout(config.policy.dp, config.policy.tp, config.policy.pp, vpp=config.policy.vpp),
         memory=memory,
         cluster_layout=cluster_layout(config) if config.cluster.backend == "ray" else None,

@@ -12,6 +12,7 @@ from megasharp.build.judging import Judging, check_judging
 from megasharp.build.measured import CHECKPOINT, measured
 from megasharp.build.parts import make_engine
 from megasharp.build.threads import limit_threads
+from megasharp.command import note
 from megasharp.config.run import RewardConfig, load_run
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.weight_files import CONFIG_FILE
@@ -48,14 +49,14 @@ def evaluate_source(
     ks = _values_of_k(k)
     loaded = load_suite(suite)
     reward = reward or RewardConfig()
-    check_judging(reward, "megasharp eval")
+    check_judging(reward, {loaded.task}, "megasharp eval")
     with save_heard():
         try:
             with interruptible():
                 weights = measured(source)
                 target = Path(str(out or Path("evals") / source.name).replace(CHECKPOINT, weights.name))
                 with (
-                    closing(Judging(reward, None)) as judging,
+                    closing(Judging(reward, {loaded.task}, None, note)) as judging,
                     _hf_folder(weights) as folder,
                     _engine(folder, engines, overrides, target) as engine,
                 ):

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from megasharp.config.run import RewardConfig
+from megasharp.config.run import RewardConfig, RunConfig
 from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
+from megasharp.evals.suites import Suite
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.judge import DirectJudge, Judge, Verifier
 from megasharp.rewards.own import OWN_TASK, OwnReward, find_function
+from megasharp.sandbox.bubblewrap import RISK, open_sandbox
+from megasharp.sandbox.code import CodeVerifier
 from megasharp.sandbox.pool import PoolCounts, VerifierPool
+from megasharp.sandbox.programs import Sandbox
+
+# Tasks whose verifier runs programs that the model wrote.
+PROGRAM_TASKS = frozenset({"code"})
+# A program is ended before its worker is, which is for what hangs otherwise.
+_PROGRAMS_SHARE = 0.9
 
 
 class Judging:
-    """The judge of a run; `close` ends its workers. Their output goes to `log`."""
+    """The judge of a run's `tasks`; `close` ends its workers, whose output goes to `log`.
 
-    def __init__(self, reward: RewardConfig, log: Path | None) -> None:
+    `say` is told what the user risks. Raises UserError where programs are to run in a sandbox that there is not.
+    """
+
+    def __init__(
+        self, reward: RewardConfig, tasks: Collection[str], log: Path | None, say: Callable[[str], None]
+    ) -> None:
+        sandbox = open_sandbox(reward.sandbox) if PROGRAM_TASKS.intersection(tasks) else None
+        if sandbox is not None and reward.sandbox == "none":
+            say(RISK)
+        make = partial(all_verifiers, reward.function, sandbox, _PROGRAMS_SHARE * reward.timeout_s)
         self._taken = PoolCounts()
         self._pool: VerifierPool | None = None
         if reward.workers > 0:
-            make = partial(all_verifiers, reward.function)
             self._pool = VerifierPool(make, make().keys(), reward.workers, reward.timeout_s, log=log)
-        self.judge: Judge = self._pool or DirectJudge(all_verifiers(reward.function))
+        self.judge: Judge = self._pool or DirectJudge(make())
 
     def take(self) -> dict[str, float]:
         """What happened to workers since the last call, under the names of the metrics; nothing without a pool."""
@@ -42,9 +59,25 @@ class Judging:
             self._pool.close()
 
 
-def all_verifiers(function: str | None = None) -> Mapping[str, Verifier]:
-    """By task, a user's `function` among them; called in the process that workers come from too."""
-    return VERIFIERS if function is None else {**VERIFIERS, OWN_TASK: OwnReward(function)}
+def all_verifiers(
+    function: str | None = None, sandbox: Sandbox | None = None, seconds: float = 0.0
+) -> Mapping[str, Verifier]:
+    """By task, a user's `function` among them; called in the process that workers come from too.
+
+    With a `sandbox` programs are judged, which have `seconds` for all of their tests.
+    """
+    found = dict(VERIFIERS)
+    if function is not None:
+        found[OWN_TASK] = OwnReward(function)
+    if sandbox is not None:
+        found["code"] = CodeVerifier(sandbox, seconds)
+    return found
+
+
+def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
+    """The tasks whose verifiers a run needs: its suites', and training's where no function of the user's judges it."""
+    training = set() if config.reward.function else {config.data.task}
+    return training | {suite.task for suite in suites}
 
 
 def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[TaskItem]:
@@ -58,10 +91,13 @@ def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[Task
     return [replace(item, task=OWN_TASK) for item in items]
 
 
-def check_judging(reward: RewardConfig, where: str) -> None:
-    """Refuse a limit that nobody would keep."""
-    if reward.workers == 0 and reward.timeout_s != RewardConfig.model_fields["timeout_s"].default:
+def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> None:
+    """Refuse a limit that nobody would keep, and programs without a sandbox."""
+    programs = PROGRAM_TASKS.intersection(tasks)
+    if reward.workers == 0 and not programs and reward.timeout_s != RewardConfig.model_fields["timeout_s"].default:
         raise UserError(
             f"{where}: reward.timeout_s is kept by worker processes, of which reward.workers=0 starts none; "
             "set reward.workers or leave this key at its default"
         )
+    if programs:
+        open_sandbox(reward.sandbox)

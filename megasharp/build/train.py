@@ -13,7 +13,7 @@ from megasharp.algos.base import MemoryNeed
 from megasharp.build.check import Checked
 from megasharp.build.checkpoints import REFERENCE, Checkpoints, DriverState
 from megasharp.build.guard import make_watchdog
-from megasharp.build.judging import Judging
+from megasharp.build.judging import Judging, judged_tasks
 from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
@@ -155,7 +155,7 @@ class _Run:
             stack.enter_context(make_watchdog(checked, self._clock, placement, folder.logs, attempt))
             serving = open_serving(checked, placement, folder.root, folder.logs, self._note)
             stack.callback(serving.close)
-            self._judging = stack.enter_context(closing(Judging(config.reward, folder.logs / "verifiers.log")))
+            self._judging = stack.enter_context(closing(self._open_judging(say)))
             learners = make_learners(checked, placement, folder.logs)
             stack.callback(learners.policy.close)
         self._engine = serving.engine
@@ -183,6 +183,11 @@ class _Run:
         # Where they stood after the last step, also when the next one has begun.
         self._generators = generator_states()
         self._tokens = 0.0
+
+    def _open_judging(self, say: Say) -> Judging:
+        config = self._checked.config
+        tasks = judged_tasks(config, self._checked.suites)
+        return Judging(config.reward, tasks, self._folder.logs / "verifiers.log", say)
 
     def _take_up(self) -> None:
         """Go on with what the checkpoint has sampled of prompts that no step has trained on."""

@@ -135,6 +135,7 @@ class RewardConfig(Section):
 
     Worker processes are killed and replaced when a response takes them longer than `timeout_s`. `function`, written
     `package.module:function`, judges training's responses in place of the task's verifier; evaluations keep theirs.
+    Programs that the model writes run in a sandbox of bubblewrap's; with none they have this user's rights.
     """
 
     workers: int = Field(default=0, ge=0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from megasharp.config.run import RewardConfig, RunConfig
+from megasharp.config.run import RunConfig
 from megasharp.errors import UserError
 
 _Check = tuple[str, Callable[[RunConfig], bool]]
@@ -17,7 +17,6 @@ _Check = tuple[str, Callable[[RunConfig], bool]]
 _UNBUILT: tuple[_Check, ...] = (
     ("policy.device: cuda", lambda c: c.policy.device == "cuda"),
     ("policy.cp > 1", lambda c: c.policy.cp > 1),
-    ("reward.sandbox", lambda c: c.reward.sandbox != RewardConfig().sandbox),
     ("cluster.gpus_per_node > 0", lambda c: c.cluster.gpus_per_node > 0),
 )
 

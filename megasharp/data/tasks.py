@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megasharp.data import choice, countdown, countdown_tags, form, knights, math, short_answer
+from megasharp.data import choice, code, countdown, countdown_tags, form, knights, math, short_answer
 from megasharp.data.boxed import boxed_prompt
 from megasharp.errors import UserError
 from megasharp.types import TaskAnswer
@@ -39,6 +39,14 @@ def load_countdown(path: Path) -> list[TaskItem]:
             source=path.name,
         )
         for record in countdown.read_records(path)
+    ]
+
+
+def load_code(path: Path) -> list[TaskItem]:
+    """Programming problems from a JSONL file. Raises UserError as `code.read_records` does."""
+    return [
+        TaskItem(record.id, task="code", text=record.prompt, answer=record.answer, source=path.name)
+        for record in code.read_records(path)
     ]
 
 
@@ -94,6 +102,7 @@ def load_knights(path: Path) -> list[TaskItem]:
 
 TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
     "choice": load_choice,
+    "code": load_code,
     "countdown": load_countdown,
     "countdown_3": load_countdown_3,
     "countdown_3to4": load_countdown_3to4,

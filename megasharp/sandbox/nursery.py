@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import select
 import signal
 import socket
 import time
@@ -26,6 +27,8 @@ from megasharp.sandbox.worker import work
 _PR_SET_CHILD_SUBREAPER = 36
 _GONE_S = 5.0
 _LOOK_S = 0.002
+# What a worker's programs leave behind while it lives on.
+_SWEEP_S = 0.2
 
 MakeVerifiers = Callable[[], Mapping[str, Verifier]]
 
@@ -59,6 +62,9 @@ class _Nursery:
     def serve(self) -> None:
         try:
             while True:
+                self._sweep()
+                if not select.select([self._driver], [], [], _SWEEP_S)[0]:
+                    continue
                 order = receive(self._driver)
                 if order == b"fork":
                     send(self._driver, str(self._fork()).encode())
@@ -97,10 +103,15 @@ class _Nursery:
         os.waitpid(worker, 0)
         self._workers.discard(worker)
         deadline = time.monotonic() + _GONE_S
-        while (orphans := _children() - self._workers) and time.monotonic() < deadline:
-            for orphan in orphans:
-                _end(orphan)
+        while self._sweep() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
+
+    def _sweep(self) -> bool:
+        """End the orphans that there are now; returns whether there were any."""
+        orphans = _children() - self._workers
+        for orphan in orphans:
+            _end(orphan)
+        return bool(orphans)
 
 
 def _children() -> set[int]:

@@ -81,6 +81,11 @@ class VerifierPool:
         """Since the start."""
         return self._counts
 
+    @property
+    def nursery(self) -> int:
+        """The process that workers come from, and with them all that they start."""
+        return self._nursery.number
+
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """One for each item, in order; safe to call from several threads."""
         futures = [self._threads.submit(self._judge, item) for item in items]

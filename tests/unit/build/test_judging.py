@@ -31,7 +31,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_training_is_judged_by_the_function_and_evaluation_by_the_task(path: str, workers: int) -> None:
     reward = RewardConfig(function=path, workers=workers)
     (item,) = training_items([ITEM], reward)
-    with closing(Judging(reward, None)) as judging:
+    with closing(Judging(reward, {ITEM.task}, None, print)) as judging:
         own, ordinary = judging.judge.verdicts([Item(item.task, "1*2", ANSWER), Item(ITEM.task, "1*2", ANSWER)])
         assert item.task in judging.judge.tasks
     assert (own.outcome, own.reward) == (Outcome.WRONG, 0.3)

@@ -135,7 +135,7 @@ def test_the_task_table(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"id": "a", "numbers": [1, 2], "target": 3}\n')
     assert load_items("countdown", path) == [TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")]
-    with pytest.raises(UserError, match="unknown task 'chess'; known tasks: choice, countdown, "):
+    with pytest.raises(UserError, match="unknown task 'chess'; known tasks: choice, code, countdown, "):
         load_items("chess", path)
 
 

@@ -14,6 +14,8 @@ from megasharp.errors import UserError
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.choice import ChoiceAnswer
 from megasharp.rewards.math import MathAnswer
+from megasharp.sandbox.bubblewrap import open_sandbox
+from megasharp.sandbox.code import CodeVerifier
 from megasharp.types import Outcome
 
 FILES = Path(__file__).parent / "files"
@@ -23,6 +25,12 @@ SHIPPED = Path(__file__).parents[3] / "examples" / "quickstart" / "data" / "dev.
 EXAMPLES = {
     "countdown": (SHIPPED, "countdown-dev-00000", None, "1+1"),
     "choice": (FILES / "choice.jsonl", "Hand_1", r"\boxed{B}", r"\boxed{(A)}"),
+    "code": (
+        FILES / "code.jsonl",
+        "sum",
+        "```python\nprint(sum(map(int, input().split())))\n```",
+        "```python\nprint(5)\n```",
+    ),
     "countdown_3": (
         FILES / "countdown_3to4.jsonl",
         "countdown_3to4-2",
@@ -46,10 +54,13 @@ EXAMPLES = {
     "math": (FILES / "math.jsonl", "test/prealgebra/1.json", r"so \boxed{1/3}", r"so \boxed{2/3}"),
 }
 
+# The programs above are ours.
+JUDGES = {**VERIFIERS, "code": CodeVerifier(open_sandbox("none"), 60.0)}
+
 
 def test_every_task_has_an_example_and_a_verifier() -> None:
     assert EXAMPLES.keys() == TASKS.keys()
-    assert TASKS.keys() <= VERIFIERS.keys()
+    assert TASKS.keys() <= JUDGES.keys()
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
@@ -58,9 +69,9 @@ def test_the_first_problem(task: str) -> None:
     item = load_items(task, path)[0]
     assert (item.id, item.task, item.source) == (identity, task, path.name)
     if right is not None:
-        assert VERIFIERS[item.task](right, item.answer).outcome is Outcome.CORRECT
+        assert JUDGES[item.task](right, item.answer).outcome is Outcome.CORRECT
     if wrong is not None:
-        assert VERIFIERS[item.task](wrong, item.answer).outcome is Outcome.WRONG
+        assert JUDGES[item.task](wrong, item.answer).outcome is Outcome.WRONG
 
 
 def test_mathematics_is_asked_for_in_a_box() -> None:

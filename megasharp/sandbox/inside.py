@@ -1,0 +1,152 @@
+"""What runs inside of a sandbox, before and around a program; the standard library is all that it may import.
+
+Its text is handed to a Python there (`python -c TEXT JOB READY`). It reads its job from one descriptor, gives up what
+the program must not have, says on another that it is ready, and only then comes to the program, which may do here what
+it likes: no expected output has ever been in this process, and limits cannot be raised again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+PASSED, FAILED, PROGRAM_FAILED = 0, 10, 11
+_NOBODY = 65534
+_CLONE_NEWUSER = 0x10000000
+
+
+def main(job_descriptor: int, ready_descriptor: int) -> None:
+    """Carry out the job; the process's exit code says how that ended."""
+    with open(job_descriptor, "rb") as file:
+        job = json.load(file)
+    _confine(job["limits"], job["leave_root"])
+    sys.path += job["packages"]
+    os.write(ready_descriptor, b"+")
+    os.close(ready_descriptor)
+    {"script": _script, "call": _call, "serve": _serve, "check": _check}[job["kind"]](job)
+
+
+def _confine(limits: dict[str, list[int]], leave_root: bool) -> None:
+    if leave_root:
+        _leave_root()
+    for name, (soft, hard) in limits.items():
+        resource.setrlimit(getattr(resource, name), (soft, hard))
+
+
+def _leave_root() -> None:
+    """The kernel counts no processes of root's; a user namespace of its own makes the count this sandbox's alone."""
+    import ctypes
+
+    os.setgroups([])
+    os.setgid(_NOBODY)
+    os.setuid(_NOBODY)
+    ctypes.CDLL(None).unshare(_CLONE_NEWUSER)
+
+
+def _script(job: dict[str, Any]) -> None:
+    sys.argv = ["program.py"]
+    _namespace(job, "__main__")
+
+
+def _call(job: dict[str, Any]) -> None:
+    channel = _take_output()
+    function = _function(job)
+    value = function(*[json.loads(argument) for argument in job["arguments"]])
+    with open(channel, "w", encoding="ascii") as file:  # noqa: PTH123
+        json.dump(encode(value), file)
+
+
+def _serve(job: dict[str, Any]) -> None:
+    """Call the program's function for another sandbox, which asks on standard input and is answered on output."""
+    asked, channel = os.dup(0), _take_output()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    function = _function(job)
+    with open(asked, encoding="ascii") as questions, open(channel, "w", encoding="ascii") as answers:  # noqa: PTH123
+        for question in questions:
+            arguments, keywords = json.loads(question)
+            value = function(*decode(arguments), **decode(keywords))
+            print(json.dumps(encode(value)), file=answers, flush=True)
+
+
+def _check(job: dict[str, Any]) -> None:
+    """Run a data set's check of a function that is served by another sandbox: what it gives are plain values."""
+    answers, channel = os.dup(0), _take_output()
+    namespace = _namespace(job, "__check__")
+    with open(answers, encoding="ascii") as values, open(channel, "w", encoding="ascii") as questions:  # noqa: PTH123
+
+        def candidate(*arguments: object, **keywords: object) -> object:
+            try:
+                print(json.dumps([encode(arguments), encode(keywords)]), file=questions, flush=True)
+                return decode(json.loads(values.readline()))
+            except (OSError, ValueError):
+                os._exit(PROGRAM_FAILED)
+
+        try:
+            namespace["check"](candidate)
+        except AssertionError:
+            os._exit(FAILED)
+        os._exit(PASSED)
+
+
+def _take_output() -> int:
+    """A descriptor of what was standard output; what is printed from now on goes nowhere."""
+    channel = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return channel
+
+
+def _namespace(job: dict[str, Any], name: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": name}
+    exec(job["preamble"], namespace)
+    exec(compile(job["source"], "program.py", "exec"), namespace)
+    return namespace
+
+
+def _function(job: dict[str, Any]) -> Callable[..., object]:
+    namespace = _namespace(job, "__program__")
+    solution = namespace.get("Solution")
+    owner: Any = solution() if isinstance(solution, type) and hasattr(solution, job["function"]) else None
+    found: Callable[..., object] = getattr(owner, job["function"]) if owner else namespace[job["function"]]
+    return found
+
+
+def encode(value: Any) -> Any:
+    """A plain value as JSON keeps it, tuples, sets and dictionaries with any keys included.
+
+    Raises TypeError for anything else.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return ["dict", [[encode(key), encode(each)] for key, each in value.items()]]
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return [kind.__name__, [encode(each) for each in value]]
+    if isinstance(value, complex):
+        return ["complex", [value.real, value.imag]]
+    if type(value).__module__ == "numpy":
+        return encode(value.tolist())
+    raise TypeError(f"a {type(value).__name__} is no plain value")
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given. Raises ValueError for what it does not make."""
+    if not isinstance(value, list):
+        return value
+    kind, parts = value
+    if kind == "dict":
+        return {decode(key): decode(each) for key, each in parts}
+    if kind == "complex":
+        return complex(*parts)
+    kinds: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+    if kind not in kinds:
+        raise ValueError(f"no kind of value: {kind}")
+    return kinds[kind](decode(part) for part in parts)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

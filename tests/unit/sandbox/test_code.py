@@ -1,0 +1,189 @@
+"""Programs in every shape, right and wrong ones, and all the ways to seem right without being it.
+
+Each with and without bubblewrap: nothing here is dangerous.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+from programs_to_judge import ADD, SMALLEST, SUM, response
+
+from megasharp.rewards.code import CallTest, CodeAnswer, StdinTest
+from megasharp.sandbox import code
+from megasharp.sandbox.bubblewrap import open_sandbox
+from megasharp.sandbox.code import CodeVerifier
+from megasharp.sandbox.inside import decode, encode
+from megasharp.sandbox.programs import Sandbox
+from megasharp.types import Outcome, Verdict
+
+CORRECT, WRONG, ERROR, TIMEOUT = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR, Outcome.TIMEOUT
+
+
+@pytest.fixture(scope="module", params=["none", "bubblewrap"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    if request.param == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("no bubblewrap; .ci/packages installs it")
+    return open_sandbox(request.param)
+
+
+def judge(sandbox: Sandbox, program: str, answer: CodeAnswer, seconds: float = 60.0) -> Verdict:
+    return CodeVerifier(sandbox, seconds)(response(program), answer)
+
+
+RIGHT = [
+    (SUM, "print(sum(map(int, input().split())))"),
+    (SUM, "if __name__ == '__main__':\n    import sys\n    print(sum(map(int, sys.stdin.read().split())))"),
+    (SUM, "from __future__ import annotations\nprint(sum(map(int, input().split())), flush=True)\nraise SystemExit"),
+    (SMALLEST, "def smallest(values: List[int], count):\n    print('noise')\n    return sorted(values)[:count]"),
+    (SMALLEST, "class Solution:\n    def smallest(self, values, count):\n        return tuple(sorted(values)[:count])"),
+    (ADD, "def add(x, y):\n    print('noise')\n    return x + y"),
+]
+
+
+@pytest.mark.parametrize(("answer", "program"), RIGHT)
+def test_right_programs(sandbox: Sandbox, answer: CodeAnswer, program: str) -> None:
+    verdict = judge(sandbox, program, answer)
+    assert (verdict.outcome, verdict.reward, verdict.detail) == (CORRECT, 1.0, "")
+    assert verdict.canonical_answer
+
+
+EQUAL_TO_ALL = "class Yes(%s):\n    def __eq__(self, other):\n        return True\n    __hash__ = None\n"
+GARBAGE = """
+import os
+for descriptor in range(3, 20):
+    try:
+        os.write(descriptor, b"[")
+    except OSError:
+        pass
+os._exit(0)
+"""
+WRONG_ONES = [
+    (SUM, "print(5)", WRONG, "prints something else"),
+    (SUM, "import os\nos._exit(0)", WRONG, "prints something else"),
+    (SUM, "exit(0)", WRONG, "prints something else"),
+    (SUM, "print(sum(map(int, input().split())))\n1 / 0", ERROR, "ZeroDivisionError: division by zero"),
+    (SUM, "print(sum(map(int, input().split())))\nraise SystemExit(3)", ERROR, "exit code 3"),
+    (SUM, "print(", ERROR, "SyntaxError: '(' was never closed"),
+    (SUM, "print(sum(map(int, input().split())), flush=True)\nimport os\nos.kill(os.getpid(), 9)", ERROR, "exit code"),
+    (SUM, "import os\nwhile True:\n    os.write(1, b'5\\n' * 100000)", ERROR, "File too large"),
+    (SUM, "bytearray(100 * 2**30)", ERROR, "MemoryError"),
+    (SMALLEST, "import os\nos._exit(0)", WRONG, "ends without a value"),
+    (SMALLEST, "def smallest(values, count):\n    raise ValueError('no')", ERROR, "ValueError: no"),
+    (SMALLEST, "def another(values, count):\n    return []", ERROR, "KeyError: 'smallest'"),
+    (SMALLEST, "def smallest(values, count):\n    return object()", ERROR, "a object is no plain value"),
+    (SMALLEST, EQUAL_TO_ALL % "list" + "def smallest(values, count):\n    return Yes()", WRONG, "something else"),
+    (SMALLEST, "def smallest(values, count):\n    x = []\n    x.append(x)\n    return x", ERROR, "RecursionError"),
+    (SMALLEST, GARBAGE, ERROR, "cannot be read"),
+    (ADD, "def add(x, y):\n    return x - y", WRONG, "the check fails"),
+    (ADD, EQUAL_TO_ALL % "int" + "def add(x, y):\n    return Yes()", WRONG, "the check fails"),
+    (ADD, EQUAL_TO_ALL % "object" + "def add(x, y):\n    return Yes()", ERROR, "a Yes is no plain value"),
+    (ADD, "import os\nos._exit(0)", ERROR, "ends without a value"),
+    (ADD, "def add(x, y):\n    os = __import__('os')\n    os._exit(0)", ERROR, "ends without a value"),
+    (ADD, "def add(x, y):\n    raise AssertionError('mine')", ERROR, "AssertionError: mine"),
+    (ADD, "import builtins, json\njson.dumps = lambda *_: '5'\nbuiltins.AssertionError = KeyError\n"
+     "def add(x, y):\n    return None", WRONG, "the check fails"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "program", "outcome", "detail"), WRONG_ONES)
+def test_what_earns_nothing(sandbox: Sandbox, answer: CodeAnswer, program: str, outcome: Outcome, detail: str) -> None:
+    verdict = judge(sandbox, program, answer)
+    assert (verdict.outcome, verdict.reward) == (outcome, 0.0), verdict
+    assert detail in verdict.detail
+
+
+SEARCH = """
+import gc, glob, os, sys
+found = [repr(frame.f_locals) + repr(frame.f_globals) for frame in sys._current_frames().values()]
+found += [repr(thing) for thing in gc.get_objects() if isinstance(thing, (str, bytes, list, dict))]
+for path in glob.glob("/proc/WHOSE/*") + glob.glob("/proc/WHOSE/fd/*") + glob.glob("/tmp/*"):
+    if path.endswith(("cmdline", "environ")) or "/fd/" in path or "/tmp/" in path:
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                found.append(repr(os.pread(handle, 1 << 24, 0)))
+            finally:
+                os.close(handle)
+        except OSError:
+            pass
+secret = "".join(map(chr, [113, 117, 111, 107, 107, 97]))
+assert not any(secret in text for text in found)
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CodeAnswer(stdin=(StdinTest("", "quokka"),)),
+        CodeAnswer(function="f", calls=(CallTest((), '"quokka"'),)),
+        CodeAnswer(function="f", check="def check(candidate):\n    assert candidate() == 'quokka'\n"),
+    ],
+    ids=["stdin", "call", "check"],
+)
+def test_expected_values_are_nowhere_where_a_program_could_look(answer: CodeAnswer) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("no bubblewrap; .ci/packages installs it")
+    verdict = judge(open_sandbox("bubblewrap"), f"{SEARCH.replace('WHOSE', '*')}\ndef f():\n    return 1", answer)
+    assert verdict.outcome is WRONG, verdict
+
+
+def test_the_search_above_finds_what_is_there() -> None:
+    verdict = judge(open_sandbox("none"), SEARCH.replace("WHOSE", "self"), CodeAnswer(stdin=(StdinTest("quokka", ""),)))
+    assert verdict.outcome is ERROR and "AssertionError" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("answer", "program"),
+    [(SUM, "while True:\n    pass"), (SMALLEST, "import time\ntime.sleep(600)"), (ADD, "while True:\n    pass")],
+)
+def test_what_takes_too_long(
+    sandbox: Sandbox, answer: CodeAnswer, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "TEST_S", 1.0)
+    began = time.monotonic()
+    verdict = judge(sandbox, program, answer)
+    assert verdict.outcome is TIMEOUT, verdict
+    assert time.monotonic() - began < 40.0
+
+
+def test_all_tests_together_have_their_time(sandbox: Sandbox) -> None:
+    """Each of them alone would have enough."""
+    naps = CodeAnswer(stdin=(StdinTest("", ""),) * 40)
+    began = time.monotonic()
+    verdict = judge(sandbox, "import time\ntime.sleep(2)", naps, seconds=9.0)
+    assert verdict.outcome is TIMEOUT and "too long" in verdict.detail, verdict
+    assert time.monotonic() - began < 20.0
+
+
+def test_seconds_of_computing_are_limited_too(sandbox: Sandbox) -> None:
+    brief = replace(sandbox, limits=replace(sandbox.limits, cpu_s=1))
+    assert judge(brief, "while True:\n    pass", SUM).outcome is TIMEOUT
+
+
+def test_no_program(sandbox: Sandbox) -> None:
+    verdict = CodeVerifier(sandbox, 9.0)("print(5)", SUM)
+    assert (verdict.outcome, verdict.reward) == (Outcome.FORMAT, 0.0)
+
+
+@pytest.mark.parametrize("answer", [SUM, SMALLEST, ADD])
+def test_a_sandbox_that_does_not_start_is_infra(answer: CodeAnswer) -> None:
+    for broken in (("/bin/false",), ("/no/such/program",)):
+        verdict = judge(Sandbox(broken, "python3", ()), "print(5)", answer)
+        assert (verdict.outcome, verdict.reward) == (Outcome.INFRA, 0.0), verdict
+        assert verdict.detail.startswith("the sandbox did not start: ")
+
+
+def test_values_travel_whole() -> None:
+    value = {1: [(2, 3.5), {"a"}, frozenset({None}), True], (1, "x"): {"y": 1j}, "inf": float("inf")}
+    assert decode(encode(value)) == value
+    assert type(decode(encode(True))) is bool
+    for nothing in (object(), len, b"x"):
+        with pytest.raises(TypeError, match="is no plain value"):
+            encode([nothing])
+    for made_up in (["exec", []], ["list"], []):
+        with pytest.raises(ValueError):
+            decode(made_up)
