@@ -15,6 +15,9 @@ MAX_DEPTH = 6
 MAX_DIGITS = 200
 MAX_EXPONENT = 20_000
 MAX_EXPANSION = 12
+MAX_ROOTED = 100
+MAX_VARIABLES = 2
+MAX_DEGREE = 60
 MAX_FACTORIAL_DIGITS = 3
 MAX_TOWER_NUMBER = 4
 MAX_FRACTIONS = 8
@@ -61,20 +64,34 @@ def _large_binomial(above: str, below: str) -> bool:
 def _exponents(text: str) -> str | None:
     """Why its powers are too large, or None."""
     text = text.replace("**", "^")
-    for place, sign in enumerate(text):
-        if sign != "^":
-            continue
-        exponent = _group(text, place + 1)
-        numbers = [int(number) for number in _NUMBER.findall(exponent)]
-        if exponent.count("^") > 1 or ("^" in exponent and max(numbers, default=0) > MAX_TOWER_NUMBER):
+    exponents = [(place, _group(text, place + 1)) for place, sign in enumerate(text) if sign == "^"]
+    rooted = r"\sqrt" in text or any("/" in exponent or "frac" in exponent for _, exponent in exponents)
+    for place, exponent in exponents:
+        largest = max(map(int, _NUMBER.findall(exponent)), default=0)
+        rest = text[place + 1 + len(exponent) :].lstrip()
+        if exponent.count("^") > 1 or rest.startswith("^") or ("^" in exponent and largest > MAX_TOWER_NUMBER):
             return "a tower of exponents"
-        if text[place + 1 + len(exponent) :].lstrip().startswith("^"):
-            return "a tower of exponents"
-        largest = max(numbers, default=0)
         if largest > MAX_EXPONENT or "!" in exponent:
             return f"an exponent above {MAX_EXPONENT}"
-        if largest > MAX_EXPANSION and text[:place].rstrip()[-1:] in (")", "]", "}") and _has_variable(text):
-            return f"a sum to a power above {MAX_EXPANSION}"
+        # sympy factors what is under a root.
+        if rooted and largest > MAX_ROOTED:
+            return f"a root beside an exponent above {MAX_ROOTED}"
+        if largest > MAX_EXPANSION and _is_group(text, place) and "^" in text[:place]:
+            return f"a power to a power above {MAX_EXPANSION}"
+    return _expansion(text, exponents)
+
+
+def _expansion(text: str, exponents: list[tuple[int, str]]) -> str | None:
+    """Why its polynomials are too large to multiply out or to divide, or None."""
+    variables = set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)))
+    if not variables:
+        return None
+    powers = [(place, max(map(int, _NUMBER.findall(exponent)), default=0)) for place, exponent in exponents]
+    most = MAX_EXPANSION if len(variables) <= MAX_VARIABLES else MAX_EXPANSION // 3
+    if sum(power for place, power in powers if _is_group(text, place)) > most:
+        return f"sums to powers above {most} in all"
+    if any(power > MAX_DEGREE for _, power in powers) and re.search(r"[/(]|frac", text):
+        return f"a fraction or product of a degree above {MAX_DEGREE}"
     return None
 
 
@@ -92,5 +109,6 @@ def _group(text: str, start: int) -> str:
     return rest
 
 
-def _has_variable(text: str) -> bool:
-    return re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)) is not None
+def _is_group(text: str, place: int) -> bool:
+    """Whether what the sign at `place` raises to a power stands in brackets."""
+    return text[:place].rstrip().endswith((")", "]", "}"))

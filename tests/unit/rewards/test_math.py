@@ -133,6 +133,9 @@ def judge(gold: str, given: str) -> Outcome:
         # Huge, and still exact: neither needs more than a bounded power.
         ("2^{1000}", "4^{500}", CORRECT),
         ("2^{1000}", "4^{501}", WRONG),
+        ("(x+1)^{10}", "(1+x)^{10}", CORRECT),
+        ("x^{100}", "x^{50}x^{50}", CORRECT),
+        ("(a+b+c)^3", "(c+b+a)^3", CORRECT),
     ],
 )
 def test_the_corpus(gold: str, given: str, expected: Outcome) -> None:
@@ -213,6 +216,15 @@ def test_where_the_answer_is(text: str, expected: Outcome) -> None:
         r"\lim_{x\to 0}\frac{\sin(x^x)}{x}",
         "(x+y+z+w)^{200}",
         r"\cos(10^{10^5})",
+        "(a+b+c+d+e+f)^{12}",
+        "((a+b+c)^{6}+d)^{6}",
+        r"\frac{x^{20000}-1}{x-1}",
+        r"\frac{x^{1000}-1}{x^{99}-1}",
+        r"\frac{(x+1)^{12}(y+1)^{12}}{(z+1)^{12}(w+1)^{11}}",
+        "(2^{20000})^{20000}",
+        "((9^{999})^{999})^{999}",
+        r"\sqrt[3]{9^{9999}+1}",
+        "(9^{9999}+1)^{1/3}",
         "(" * 150 + "1" + ")" * 150,
         "{" * 150 + "1" + "}" * 150,
         "[" * 200,
