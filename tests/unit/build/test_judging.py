@@ -14,6 +14,7 @@ from megasharp.errors import UserError
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.countdown import CountdownAnswer
 from megasharp.rewards.judge import Item
+from megasharp.rewards.math import MathAnswer
 from megasharp.types import Outcome
 
 ANSWER = CountdownAnswer((1, 2), 3)
@@ -46,3 +47,14 @@ def test_without_a_function_nothing_is_different() -> None:
 def test_a_path_that_is_none_is_refused_before_anything_starts() -> None:
     with pytest.raises(UserError, match=r"reward.function: cannot import own_nowhere"):
         training_items([ITEM], RewardConfig(function="own_nowhere:length"))
+
+
+def test_what_no_bound_of_mathematics_holds_is_ended_by_the_pool() -> None:
+    """An equation that sympy would solve for minutes; the same worker's place judges the next response."""
+    reward = RewardConfig(workers=1, timeout_s=5.0)
+    bomb = Item("math", r"\boxed{x^9+7x^5+3x^3-\sin x+e^x=5}", MathAnswer("x^2+y^2=1"))
+    plain = Item("math", r"\boxed{0.5}", MathAnswer("1/2"))
+    with closing(Judging(reward, ["math"], None, print)) as judging:
+        outcomes = [verdict.outcome for verdict in judging.judge.verdicts([bomb, plain])]
+        assert judging.take()["reward/killed"] == 1.0
+    assert outcomes == [Outcome.TIMEOUT, Outcome.CORRECT]
