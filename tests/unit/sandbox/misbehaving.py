@@ -33,6 +33,14 @@ def _leave_a_child(path: str) -> None:
     time.sleep(600)
 
 
+def _orphan(path: str) -> int:
+    """Leave a process whose parent is gone; its process id is written to `path`."""
+    program = f"import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    shell = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}], start_new_session=True)"
+    subprocess.run([sys.executable, "-c", shell], check=True)
+    return os.getpid()
+
+
 def _die(_: str) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -44,8 +52,8 @@ def _die_once(path: str) -> str:
     return "second time"
 
 
-def _eat(_: str) -> int:
-    return len(bytearray(100 * 2**30))
+def _eat(megabytes: str) -> int:
+    return len(bytearray(int(megabytes) * 2**20))
 
 
 def _raise(_: str) -> None:
@@ -66,6 +74,7 @@ ACTIONS = {
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": _hang,
     "child": _leave_a_child,
+    "orphan": _orphan,
     "die": _die,
     "die_once": _die_once,
     "eat": _eat,

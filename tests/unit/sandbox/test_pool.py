@@ -27,7 +27,7 @@ SOON_S = 20.0
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[VerifierPool]:
-    with_two = pool()
+    with_two = pool(memory_mb=512)
     yield with_two
     with_two.close()
 
@@ -120,7 +120,7 @@ def test_a_childs_child_ends_too(shared: VerifierPool, tmp_path: Path) -> None:
     wait_until(lambda: not runs(int(file.read_text())))
 
 
-@pytest.mark.parametrize("word", ["die", "eat"])
+@pytest.mark.parametrize("word", ["die", "eat 1024", "eat 102400"])
 def test_who_dies_twice_is_infra(shared: VerifierPool, word: str) -> None:
     before = shared.counts
     verdicts = judge(shared, word, "echo x", "echo x")
@@ -165,6 +165,29 @@ def test_a_nursery_that_was_killed_is_replaced() -> None:
         assert [v.canonical_answer for v in judge(of, *["echo x"] * 6)] == ["1"] * 6
     finally:
         of.close()
+
+
+def test_a_worker_in_c_code_ends_with_the_nursery() -> None:
+    """It reads no socket that could tell it."""
+    of = pool(workers=1, timeout_s=SOON_S)
+    try:
+        worker, nursery = int(found(of, "pid")), int(found(of, "nursery"))
+        waiting = threading.Thread(target=judge, args=(of, "hang"))
+        waiting.start()
+        time.sleep(0.5)
+        os.kill(nursery, signal.SIGKILL)
+        wait_until(lambda: not runs(worker))
+        waiting.join()
+    finally:
+        of.close()
+
+
+def test_what_a_verdict_leaves_running_is_ended(shared: VerifierPool, tmp_path: Path) -> None:
+    """Its parent has ended, and the worker lives on."""
+    file = tmp_path / "pid"
+    before = found(shared, f"orphan {file}")
+    wait_until(file.exists)
+    wait_until(lambda: not runs(int(file.read_text() or before)))
 
 
 def test_a_closed_pool_leaves_no_process_and_waits_for_none() -> None:
