@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -36,7 +35,7 @@ class PromptStream:
     """Prompts in an order that depends on the items, the seed and the epoch alone, and never ends.
 
     Items whose prompt is empty or longer than `max_prompt_tokens` are left out; `skipped` counts them. `digest` is the
-    SHA-256 of the others with their tokens.
+    SHA-256 of all items.
     Every epoch hands out every remaining item once.
     """
 
@@ -60,7 +59,7 @@ class PromptStream:
                 f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
             )
         # What a run reads may be edited between two of its attempts.
-        self.digest = _digest(self._items)
+        self.digest = digest_of(items)
         self._seed = seed
         self._pending: list[DataCursor] = []
         self._cursor = DataCursor(0, 0)
@@ -132,10 +131,3 @@ class PromptStream:
         order = list(range(len(self)))
         Random(f"prompts-{self._seed}-{epoch}").shuffle(order)
         return order
-
-
-def _digest(items: Sequence[tuple[TaskItem, tuple[int, ...]]]) -> str:
-    digest = hashlib.sha256(digest_of([item for item, _ in items]).encode())
-    for _, tokens in items:
-        digest.update(repr(tokens).encode())
-    return digest.hexdigest()

@@ -48,7 +48,8 @@ class Control:
     def response_limit(self, step: int) -> int:
         """How many tokens a response of `step` may have; asked before its rollouts."""
         lengths = self.state.lengths.before(self._rules.stages, step)
-        self.state = replace(self.state, lengths=lengths)
+        spikes = self.state.spikes if lengths.stage == self.state.lengths.stage else SpikeState()
+        self.state = replace(self.state, lengths=lengths, spikes=spikes)
         return self._rules.stages[lengths.stage].max_response_tokens
 
     def reset(self, step: int) -> Reset | None:
@@ -56,8 +57,8 @@ class Control:
         return self.state.resets.before(self._rules.reset, step)
 
     def carried_out(self, reset: Reset) -> None:
-        """A reset is done."""
-        self.state = replace(self.state, resets=self.state.resets.carried_out(reset))
+        """A reset is done. Gradients after it are of another size, so those before it set them no limit."""
+        self.state = replace(self.state, resets=self.state.resets.carried_out(reset), spikes=SpikeState())
 
     def norm_limit(self) -> float | None:
         """The largest gradient norm that the next update may have; None: any that is finite."""

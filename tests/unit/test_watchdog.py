@@ -76,6 +76,16 @@ def test_a_main_thread_that_keeps_the_interpreters_lock_too(tmp_path: Path) -> N
     assert seconds < 60
 
 
+def test_a_watchdog_that_fails_leaves_the_end_to_the_timer(tmp_path: Path) -> None:
+    body = (
+        "import megasharp.watchdog as module\nmodule._LOOK_S = 1.0\nmodule.examine_all = None\n"
+        "module._by_node = lambda *_: 1 / 0\nwith clock.stage('update'):\n    threading.Event().wait()"
+    )
+    code, _, err, seconds = driver(body, tmp_path)
+    assert code == 1 and "ZeroDivisionError" in err and "Timeout" in err
+    assert seconds < 60
+
+
 def test_a_drop_of_the_error_does_not_let_the_run_go_on(tmp_path: Path) -> None:
     body = "try:\n    with clock.stage('update'):\n        time.sleep(100)\nexcept Exception:\n    pass"
     code, _, err, _ = driver(body, tmp_path)

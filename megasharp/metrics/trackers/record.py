@@ -23,9 +23,8 @@ class Record(Section):
 
         Where in doubt it is not: a run of its own has all rows, and rows in another's cannot be taken back.
         """
-        if str(root.resolve()) == self.folder:
-            return True
-        return root.stat().st_ino == self.inode and not Path(self.folder).exists()
+        before = Path(self.folder)
+        return before.samefile(root) if before.exists() else root.stat().st_ino == self.inode
 
 
 def record_path(root: Path, tracker: str) -> Path:

@@ -54,7 +54,7 @@ class Trackers:
             try:
                 original = forget_the_originals(root, name)
                 if original is not None:
-                    tell(f"log.{name}: this folder was copied from {original}: it begins a run of its own there")
+                    tell(f"log.{name}: this folder was copied or moved from {original}: a run of its own begins there")
                 self._processes.append(_begin(name, project, root, logs / f"{name}.log"))
             except OSError as error:
                 tell(f"log.{name}: cannot be started ({one_line(error)}); the run goes on without it")

@@ -23,13 +23,6 @@ class CodePoints:
         return tuple(map(ord, text))
 
 
-class Shifted(CodePoints):
-    """Another tokenizer."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(token + 1 for token in super().encode(text))
-
-
 def items(count: int, longest: int = 0) -> list[TaskItem]:
     return [
         TaskItem(f"p{i}", "countdown", "x" * longest if i == 0 and longest else f"{i:03d}", ANSWER, "t.jsonl")
@@ -41,7 +34,7 @@ def stream(count: int = 10, seed: int = 1, limit: int = 8, longest: int = 0) -> 
     return PromptStream(items(count, longest), CodePoints(), limit, seed)
 
 
-def test_its_digest_tells_other_problems_answers_tokens_and_orders() -> None:
+def test_its_digest_tells_other_problems_answers_and_orders() -> None:
     some = items(10)
     digests = {
         PromptStream(changed, CodePoints(), 8, 1).digest
@@ -54,7 +47,7 @@ def test_its_digest_tells_other_problems_answers_tokens_and_orders() -> None:
         )
     }
     assert len(digests) == 5 and stream().digest in digests
-    assert PromptStream(some, Shifted(), 8, 1).digest not in digests
+    assert PromptStream(some, CodePoints(), 3, 1).digest == stream().digest, "what is left out says nothing of the file"
 
 
 def test_every_epoch_hands_out_every_prompt_once_in_its_own_order() -> None:

@@ -135,7 +135,7 @@ def test_a_copied_folder_is_a_run_of_its_own_there(root: Path) -> None:
     fork = root.with_name("fork")
     shutil.copytree(root, fork)
     (line,) = attempt(fork, "mlflow", 3, range(4, 6), 100.0)
-    assert line == f"log.mlflow: this folder was copied from {root}: it begins a run of its own there"
+    assert line == f"log.mlflow: this folder was copied or moved from {root}: a run of its own begins there"
     assert attempt(fork, "mlflow", 5, range(6, 7), 100.0) == []
     assert attempt(root, "mlflow", 3, range(4, 5)) == []
     assert mlflow_points(mlflow_id(root), "reward/mean") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
@@ -157,6 +157,16 @@ def test_a_folder_that_was_moved_goes_on_in_the_same_run(root: Path) -> None:
     assert len(attempt(root, "mlflow", 3, range(4, 5))) == 1
     assert attempt(moved, "mlflow", 3, range(4, 5)) == []
     assert mlflow_id(moved) == first != mlflow_id(root)
+
+
+def test_a_folder_under_two_names_is_one(root: Path) -> None:
+    """As where a link is left at the old place, or the same disk is mounted twice."""
+    attempt(root, "mlflow", None, range(1, 3))
+    first = mlflow_id(root)
+    moved = root.rename(root.with_name("moved"))
+    root.symlink_to(moved)
+    assert attempt(moved, "mlflow", 2, range(3, 4)) == []
+    assert mlflow_id(moved) == first
 
 
 def test_of_a_folder_that_was_renamed_and_its_copy_in_its_place_only_one_goes_on(root: Path) -> None:

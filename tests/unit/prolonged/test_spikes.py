@@ -7,7 +7,7 @@ import pytest
 
 from megasharp.prolonged.control import Control, ControlState, Rules
 from megasharp.prolonged.lengths import LengthStage
-from megasharp.prolonged.resets import ResetRule
+from megasharp.prolonged.resets import Reset, ResetRule
 from megasharp.prolonged.spikes import SpikeRule, SpikeState
 
 RULE = SpikeRule(sigma=6.0, window=30)
@@ -63,6 +63,22 @@ def test_a_spike_lets_no_second_one_through(norm: float) -> None:
     before, now = healthy.limit(RULE), after.limit(RULE)
     assert before is not None and now is not None and before < now < 4.0
     assert SpikeState().seen(RULE, [1.0] * 30).seen(RULE, [norm]).norms[-1] == 2.0
+
+
+def test_what_came_before_a_reset_or_another_stage_sets_no_limit() -> None:
+    stages = (LengthStage(8, until=3), LengthStage(16))
+    control = Control(Rules(ResetRule(), stages, RULE), ControlState())
+    for step in (1, 3):
+        control.response_limit(step)
+        control.updated([1.0, 2.0] * 15)
+        assert control.norm_limit() is not None
+    control.response_limit(4)
+    assert control.norm_limit() is None
+    control.updated([1.0, 2.0] * 15)
+    control.response_limit(5)
+    assert control.norm_limit() is not None
+    control.carried_out(Reset(5, "every 5 steps", ("reference",)))
+    assert control.norm_limit() is None
 
 
 def test_a_resumed_run_has_the_same_limit_and_without_a_rule_there_is_none() -> None:
