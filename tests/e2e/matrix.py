@@ -141,6 +141,8 @@ def _checkpoint(folder: Path, step: int) -> dict[str, Any]:
     """
     checkpoint = folder / "checkpoints" / f"step_{step:06d}"
     manifest: dict[str, Any] = json.loads((checkpoint / "manifest.json").read_text())
+    # Its own digest is one of those pickles' hashes too.
+    del manifest["sha256"]
     common = [path for path in manifest["files"] if Path(path).name == "common.pt"]
     contents = {path: torch.load(checkpoint / path, weights_only=False) for path in common}
     hashes = {path: entry["sha256"] for path, entry in manifest["files"].items() if Path(path).name not in _PICKLED}
