@@ -111,11 +111,6 @@ class Watchdog:
         self._stack.close()
 
     def _watch(self) -> None:
-        self._look_at_the_clock()
-        # Not where that failed: the timer is what ends a run that stands still then.
-        faulthandler.cancel_dump_traceback_later()
-
-    def _look_at_the_clock(self) -> None:
         timer = 0.0
         while not self._over.wait(_POLL_S):
             stage, seconds = self._watched.stage()
@@ -126,6 +121,8 @@ class Watchdog:
             if time.monotonic() > timer:
                 timer = time.monotonic() + _TIMER_S
                 _set_timer(budget.seconds, self._grace_s)
+        # Not where this thread failed: the timer is what ends a run that stands still then.
+        faulthandler.cancel_dump_traceback_later()
 
     def _expired(self, what: str) -> None:
         _set_timer(_LOOK_S, self._grace_s)

@@ -192,14 +192,15 @@ class _Run:
     def _take_up(self) -> None:
         """Go on with what the checkpoint has sampled of prompts that no step has trained on."""
         unfinished = self._checkpoints.load_unfinished()
-        if self._start.inputs.problems in ("", self._inputs.problems):
+        before, now = self._start.inputs, self._inputs
+        if (before.problems, before.tokenizer) == (now.problems, now.tokenizer):
             useless = self._rollouts.take_up(self._checked.stream, unfinished)
         else:
             useless = len(unfinished)
         if useless:
             self._say(
                 f"what the checkpoint has sampled of {useless} prompts was sampled for other prompts or seeds "
-                "(data.path, data.responses_per_prompt or seed has changed): they are sampled anew"
+                "(data.path, model.path, data.responses_per_prompt or seed has changed): they are sampled anew"
             )
 
     def _note(self, text: str) -> None:
@@ -434,12 +435,13 @@ class _Run:
         peak = peak_rss_bytes()
         changes = [self._change(suite.name) for suite in self._checked.suites]
         pictures = [self._picture(change) for change in changes if change.evaluations]
-        pictures.append(plot_training(read_metrics(root), root / "curves.png"))
+        rows = read_metrics(root)
+        pictures.append(plot_training(rows, root / "curves.png"))
         summary = {
             "steps": self._checked.config.steps,
             "seconds": seconds_of_all(read_attempts(self._folder.logs.parent)),
             "peak_rss_bytes": peak,
-            "last": next((row for row in reversed(read_metrics(root)) if "time/step" in row), {}),
+            "last": next((row for row in reversed(rows) if "time/step" in row), {}),
             "pass_at_k": {c.suite: {name: e.pass_at_k for name, e in c.evaluations.items()} for c in changes},
             "distinct_correct": {
                 c.suite: {name: e.distinct_correct for name, e in c.evaluations.items()} for c in changes

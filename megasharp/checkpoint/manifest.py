@@ -44,7 +44,7 @@ class CursorEntry(Section):
 class Inputs(Section):
     """Digests of what a run reads and no checkpoint holds.
 
-    Its encoded problems, its tokenizer with what ends a response, the weights it began with, and by name the problems
+    Its problems, its tokenizer with what ends a response, the weights it began with, and by name the problems
     of its evaluations' suites.
     """
 
