@@ -31,6 +31,8 @@ _RETRY_S = 2.0
 _POLL_S = 0.5
 _STOP_S = 15.0
 _ANSWER_S = 60.0
+# Ending Ray on the first node may take this long before it says who is missing.
+_VERDICT_S = 60.0
 _GIBIBYTE = 1 << 30
 _PR_SET_PDEATHSIG = 1
 
@@ -133,12 +135,14 @@ class RayNode:
 def follow_until_ready(node: RayNode, folder: Path, deadline: float, over: Path, check: Callable[[], None]) -> None:
     """Join the first node's Ray, again and again, until all have joined or the file `over` says that it is over.
 
-    Raises UserError after the deadline, with what was missing. `check` is called as in `await_nodes`.
+    Raises UserError after the deadline, with what was missing. `check` is called as in `await_nodes`. A first node that
+    has an address names all that are missing, which a node that fails before it would keep from being read: it gets
+    `_VERDICT_S` more.
     """
     head, ready = folder / "head", folder / "ready"
     while not ready.exists() and not over.exists():
         check()
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline + (_VERDICT_S if head.exists() else 0.0):
             missing = f"no address in {head}" if not head.exists() else f"Ray at {head.read_text().strip()} took nobody"
             raise UserError(f"node {socket.gethostname()} could not join the job's Ray: {missing}, and time is over")
         if node.ended() and head.exists():

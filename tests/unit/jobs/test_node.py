@@ -103,15 +103,25 @@ run_command(node.main)
 """
 
 
-def joining(folder: Path, number: int) -> subprocess.Popen[str]:
+def joining(folder: Path, number: int, **variables: str) -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MEGASHARP_"))}
     place = {"MEGASHARP_NODES": "first,second", "SLURM_NODEID": str(number), "MEGASHARP_INTERFACE": "lo"}
     return subprocess.Popen(
         [sys.executable, "-c", _JOINS, "--folder", str(folder), "--", "true"],
-        env={**kept, **place},
+        env={**kept, **place, **variables},
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_who_is_missing_is_the_first_nodes_to_say(tmp_path: Path) -> None:
+    """A node that fails before it ends the job's step, so that only the latecomer's own line is read."""
+    (tmp_path / "head").write_text("127.0.0.1:1\n")
+    node = joining(tmp_path, 1, MEGASHARP_JOIN_SECONDS="0.1")
+    time.sleep(3.0)
+    assert node.poll() is None
+    (tmp_path / "exit_code").write_text("2\n")
+    assert ended(node) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise to a child is Linux's")
