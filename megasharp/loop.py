@@ -51,7 +51,7 @@ class Recipes(Protocol):
 
 
 class Control(Protocol):
-    """What changes in the course of the run: how long responses may be, resets, and which gradients are too large."""
+    """What changes in a run's course: how long responses may be, resets, which gradients are too large, and its end."""
 
     def response_limit(self, step: int) -> int: ...
 
@@ -62,6 +62,8 @@ class Control(Protocol):
     def norm_limit(self) -> float | None: ...
 
     def updated(self, norms: Sequence[float]) -> None: ...
+
+    def over(self) -> bool: ...
 
 
 class Memory(WeightSource, Protocol):
@@ -134,22 +136,23 @@ class Standing:
 
 
 def run(parts: Parts, plan: Plan, standing: Standing) -> None:
-    """Train from where the run stands to `plan.steps`.
+    """Train from where the run stands to `plan.steps`, or to the step after which it is over.
 
     Raises TrainingStopped after too many non-finite steps, and lets `signals.SaveAsked` through, with `standing` at the
     last step that is done.
     """
-    while standing.step < plan.steps:
+    while standing.step < plan.steps and not parts.control.over():
         step = standing.step + 1
         groups, values, stats = train_step(parts, plan, step)
         standing.step = step
         standing.skipped_in_a_row = standing.skipped_in_a_row + 1 if stats.skipped else 0
         parts.after_step(step, groups, values)
-        if _due(step, plan.checkpoint_every, plan.steps):
+        last = step == plan.steps or parts.control.over()
+        if last or step % plan.checkpoint_every == 0:
             parts.checkpoint(step, standing.skipped_in_a_row)
             standing.last_saved = step
         _guard(parts, plan, standing)
-        if plan.evaluate_every and step % plan.evaluate_every == 0 and step < plan.steps:
+        if plan.evaluate_every and step % plan.evaluate_every == 0 and not last:
             _evaluate(parts, standing)
 
 
@@ -236,10 +239,6 @@ def _reset(parts: Parts, step: int) -> bool:
 def _learner_metrics(stats: StepStats) -> Metrics:
     values = {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": stats.learning_rate}
     return {f"policy/{name}": Mean(value, 1.0) for name, value in values.items()}
-
-
-def _due(step: int, every: int, last: int) -> bool:
-    return step == last or step % every == 0
 
 
 def _guard(parts: Parts, plan: Plan, standing: Standing) -> None:

@@ -21,6 +21,7 @@ def make_rules(checked: Checked) -> Rules:
         ResetRule(reset.every, _stagnation(reset.stagnation), what_is_reset(config, checked.recipes.needs)),
         (*map(_stage, config.data.stages), last),
         None if guard.spike_sigma is None else SpikeRule(guard.spike_sigma, guard.spike_window),
+        config.token_budget,
     )
 
 

@@ -214,7 +214,6 @@ class _Run:
 
     def train(self) -> None:
         """Evaluate, train, evaluate, sum up."""
-        config = self._checked.config
         start = self._start.step
         standing = loop.Standing(start, self._start.skipped_in_a_row, start if self._checkpoints.exists else None)
         self._phases.handover()
@@ -228,7 +227,7 @@ class _Run:
             self._clock.take()
             with self._progress:
                 loop.run(self._parts(), self._plan(), standing)
-            self._evaluate(config.steps, only_missing=True)
+            self._evaluate(standing.step, only_missing=True)
         except TrainingStopped:
             # It said that there is a checkpoint.
             self._finish_saving()
@@ -240,7 +239,7 @@ class _Run:
             raise
         except signals.SaveAsked:
             raise self._saved(standing) from None
-        self._finish()
+        self._finish(standing.step)
 
     def _saved(self, standing: loop.Standing) -> signals.TimeIsUp:
         """Save where the run stands, unless it is saved already."""
@@ -362,7 +361,10 @@ class _Run:
         )
         with self._clock.stage("checkpoint"):
             driver = DriverState(self._generators, unfinished)
-            self._checkpoints.save(state, self._learners, driver, wait=wait or step == self._checked.config.steps)
+            self._checkpoints.save(state, self._learners, driver, wait=wait or self._is_last(step))
+
+    def _is_last(self, step: int) -> bool:
+        return step == self._checked.config.steps or self._control.over()
 
     def _reference_moved(self) -> bool:
         """Whether a reset has made other weights than the run's first ones the reference."""
@@ -428,17 +430,18 @@ class _Run:
         self._progress.note(f"step {step}: {_eval_line(result)}")
         return figures
 
-    def _finish(self) -> None:
+    def _finish(self, last: int) -> None:
+        """Summary, pictures and table of a run whose last step is `last`."""
         root = self._folder.root
         self._clock.take()
         self._attempt.spent(self._clock.totals)
         peak = peak_rss_bytes()
-        changes = [self._change(suite.name) for suite in self._checked.suites]
+        changes = [self._change(suite.name, last) for suite in self._checked.suites]
         pictures = [self._picture(change) for change in changes if change.evaluations]
         rows = read_metrics(root)
         pictures.append(plot_training(rows, root / "curves.png"))
         summary = {
-            "steps": self._checked.config.steps,
+            "steps": last,
             "seconds": seconds_of_all(read_attempts(self._folder.logs.parent)),
             "peak_rss_bytes": peak,
             "last": next((row for row in reversed(rows) if "time/step" in row), {}),
@@ -448,14 +451,12 @@ class _Run:
             },
         }
         write_text(root / "summary.json", json.dumps(summary, indent=1))
-        steps = self._checked.config.steps - self._start.step
-        print_summary(RunSummary(steps, changes, self._clock.totals, self._tokens, peak))
+        print_summary(RunSummary(last - self._start.step, changes, self._clock.totals, self._tokens, peak))
         for picture in pictures:
             self._say(f"picture: {picture}")
 
-    def _change(self, suite: str) -> SuiteChange:
+    def _change(self, suite: str, last: int) -> SuiteChange:
         """A suite's evaluations, read back from disk: an earlier attempt may have made them."""
-        last = self._checked.config.steps
         places = {BEFORE: (suite, 0), AFTER: (suite, last), "with memory": (f"{suite}{WITH_MEMORY}", last)}
         found = {name: self._figures(*place) for name, place in places.items()}
         return SuiteChange(suite, {name: figures for name, figures in found.items() if figures})

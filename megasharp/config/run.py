@@ -334,11 +334,15 @@ class GuardConfig(Section):
 
 
 class RunConfig(Section):
-    """One run."""
+    """One run of `steps` steps, or fewer: it ends after the step by which `token_budget` response tokens were sampled.
+
+    Responses of dropped groups count, so methods that sample more for a step are compared at equal cost.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")
     seed: int = Field(default=1, ge=0)
     steps: int = Field(ge=1)
+    token_budget: int | None = Field(default=None, ge=1)
     deterministic: bool = False
     model: ModelConfig
     policy: PolicyConfig = PolicyConfig()

@@ -17,25 +17,30 @@ from megasharp.prolonged.spikes import SpikeRule, SpikeState
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When to reset, how long responses may be in which stage, and which gradients are too large.
+    """When to reset, how long responses may be in which stage, which gradients are too large, and when it is enough.
 
-    The last stage has no end.
+    The last stage has no end. `token_budget` counts response tokens; None: the number of steps alone ends the run.
     """
 
     reset: ResetRule
     stages: tuple[LengthStage, ...]
     spike: SpikeRule | None = None
+    token_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """Everything that was decided so far; `evaluated_step` is the last one whose evaluation the rules were told."""
+    """Everything that was decided so far; `evaluated_step` is the last one whose evaluation the rules were told.
+
+    `tokens` counts what was sampled for all steps.
+    """
 
     resets: ResetState = field(default_factory=ResetState)
     lengths: LengthState = field(default_factory=LengthState)
     best: Mapping[str, BestFigure] = field(default_factory=dict)
     evaluated_step: int = -1
     spikes: SpikeState = field(default_factory=SpikeState)
+    tokens: int = 0
 
 
 class Control:
@@ -71,7 +76,13 @@ class Control:
 
     def trained(self, figures: Mapping[str, float]) -> None:
         """A step's figures, before its checkpoint."""
-        self.state = replace(self.state, lengths=self.state.lengths.trained(self._rules.stages, figures))
+        lengths = self.state.lengths.trained(self._rules.stages, figures)
+        tokens = self.state.tokens + int(figures.get("rollout/tokens", 0.0))
+        self.state = replace(self.state, lengths=lengths, tokens=tokens)
+
+    def over(self) -> bool:
+        """Whether the run has sampled what it may."""
+        return self._rules.token_budget is not None and self.state.tokens >= self._rules.token_budget
 
     def evaluated(self, step: int, figures: Mapping[str, float], *, scheduled: bool) -> None:
         """All figures of the evaluations after `step`; told twice, they count once.

@@ -54,6 +54,23 @@ class RunHistory:
         return steps if isinstance(steps, int) else None
 
     @property
+    def token_budget(self) -> int | None:
+        """How many response tokens the run is to have; None: its steps alone end it."""
+        budget = self.config.get("token_budget")
+        return budget if isinstance(budget, int) else None
+
+    @property
+    def tokens(self) -> int:
+        """The response tokens of the steps in the history."""
+        return int(sum(row.get("rollout/tokens") or 0.0 for row in self.training))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last step of all is in the history."""
+        by_tokens = self.token_budget is not None and self.tokens >= self.token_budget
+        return by_tokens or (self.steps is not None and self.last_step >= self.steps)
+
+    @property
     def training(self) -> list[Row]:
         """The rows of training steps, each step once, in order: a step that was trained again counts as it was last."""
         by_step = {row["step"] or 0: row for row in self.rows if row.get("time/step") is not None}
@@ -76,7 +93,7 @@ class RunHistory:
         if self.alive:
             return "running"
         # The row of the last step is there before its checkpoint and the evaluation at the end.
-        if self.steps is not None and self.last_step >= self.steps and (last is None or last.exit_code == 0):
+        if self.complete and (last is None or last.exit_code == 0):
             return "finished"
         if last is None:
             return "not running" if self.rows else "never trained a step"

@@ -40,6 +40,8 @@ def screen(history: RunHistory) -> RenderableType:
 def _standing(history: RunHistory) -> Iterator[str]:
     last, steps = history.last_step, history.steps
     of = f" of {steps}, {last / steps:.0%}" if steps else ""
+    if history.token_budget:
+        of = f" of {steps} at most, tokens {history.tokens:,} of {history.token_budget:,}"
     recent = [row["time/step"] or 0.0 for row in history.training[-_PACE:]]
     pace = sum(recent) / len(recent) if recent else None
     yield f"{_short(history.state)}  step {last}{of}{_pace(history, pace)}"
@@ -62,9 +64,17 @@ def _standing(history: RunHistory) -> Iterator[str]:
 def _pace(history: RunHistory, pace: float | None) -> str:
     if pace is None:
         return ""
-    left = (history.steps or 0) - history.last_step
+    left = _steps_left(history)
     word = "ETA" if history.alive else "left if it goes on"
     return f"  {pace:.3g} s a step" + (f"  {word} {duration(left * pace)}" if left > 0 else "")
+
+
+def _steps_left(history: RunHistory) -> float:
+    """Steps until the end; by tokens where they run out first."""
+    left = float((history.steps or 0) - history.last_step)
+    if history.token_budget and history.tokens:
+        left = min(left, (history.token_budget / history.tokens - 1) * history.last_step)
+    return left
 
 
 def _attempts(history: RunHistory) -> RenderableType:

@@ -53,6 +53,20 @@ def test_a_run_in_two_halves_resets_and_lengthens_at_the_steps_of_a_whole_one(co
     ]
 
 
+def test_a_budget_of_tokens_ends_a_run_with_its_evaluation_and_summary(command: Command) -> None:
+    asked = ("eval.suites=[countdown_dev]", "eval.every=0", "eval.at_start=false", "eval.n=2", "eval.k=[1,2]")
+    command.run(*command.train("steps=2", "name=before"))
+    tokens = int(sum(row["rollout/tokens"] for row in command.rows("before"))) + 1
+    command.run(*command.train(*asked, "steps=9", f"token_budget={tokens}", "checkpoint.every=1", "name=budget"))
+    folder = command.runs / "budget"
+    assert [row["step"] for row in command.rows("budget")] == [1, 2, 3]
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 3
+    assert [path.name for path in (folder / "evals").iterdir()] == ["step_000003"]
+    assert "finished  step 3 of 9 at most" in command.run("runs", "show", str(folder))
+    command.run(*command.train(*asked, "steps=9", f"token_budget={tokens}", "name=budget", "--resume"))
+    assert len(command.rows("budget")) == 3
+
+
 def test_a_metric_that_no_evaluation_gives_is_one_line(command: Command) -> None:
     line = command.run(*command.train(*STAGNANT, "checkpoint.keep_best=reward/mean", "name=bad"), code=2)
     assert len(line.splitlines()) == 1 and "checkpoint.keep_best: no evaluation gives 'reward/mean'" in line

@@ -193,6 +193,26 @@ def test_checkpoints_fall_due_and_the_last_step_always_writes_one() -> None:
     assert stand_in.saved == [(4, 0), (8, 0), (10, 0)]
 
 
+def test_a_run_is_over_after_the_step_that_used_its_tokens_up() -> None:
+    """8 tokens a step; that step writes the last checkpoint, and its evaluation is left to the run."""
+    rules = Rules(ResetRule(), (LengthStage(4),), token_budget=17)
+    control, stand_in = Control(rules, ControlState()), StandIn({})
+    told = stand_in.after_step
+
+    def after_step(step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
+        control.trained(values)
+        told(step, groups, values)
+
+    stand_in.after_step = after_step  # type: ignore[method-assign]
+    standing = loop.Standing()
+    _run(stand_in, _plan(10), standing, control=control)
+    assert (standing.step, stand_in.saved, stand_in.evaluated) == (3, [(3, 0)], [])
+    assert control.state.tokens == 24
+    resumed = Control(rules, control.state)
+    _run(stand_in, _plan(10), standing, control=resumed)
+    assert standing.step == 3
+
+
 def test_evaluations_fall_due_but_the_end_is_left_to_the_run() -> None:
     stand_in = StandIn({})
     _run(stand_in, _plan(9))

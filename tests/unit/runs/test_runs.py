@@ -95,6 +95,19 @@ def test_an_attempt_that_lives_goes_on_to_now(run: Folder) -> None:
     assert "left if it goes on 0:12" in printed(screen(history))
 
 
+def test_a_run_with_a_budget_of_tokens_is_finished_when_they_are_used_up(run: Folder) -> None:
+    run.config().rows([{**row, "rollout/tokens": 100.0} for row in steps(1, 4)])
+    run.attempt(1, AttemptRecord(started=100.0, seen=105.0, ended=105.0, exit_code=0, reason="finished"))
+    with (run.root / "config.yaml").open("a") as config:
+        config.write("token_budget: 500\n")
+    history = read_run(run.root)
+    assert history.state == "stopped: finished"
+    page = printed(screen(history))
+    assert "step 4 of 10 at most, tokens 400 of 500" in page and "left if it goes on 0:02" in page
+    run.rows([{**row, "rollout/tokens": 100.0} for row in steps(1, 5)])
+    assert read_run(run.root).state == "finished"
+
+
 def test_rows_tell_what_the_record_of_a_killed_attempt_missed(run: Folder) -> None:
     run.config().rows([{**row, "time": 100.0 + 2 * (row["step"] or 0)} for row in steps(1, 6)])
     run.attempt(1, AttemptRecord(started=100.0, seen=108.0, first_step=1, last_step=4))
