@@ -104,6 +104,9 @@ class SamplingParams:
     samples the policy; None leaves the memory network out, so that it costs nothing and records nothing. `plausible`
     bars all tokens but those that the policy itself finds plausible, before the subtraction; it is read only with a
     `memory_mu`, and it is ours: the paper has no such guard.
+
+    With `record_top`, at least 1, an engine that can records at each token the exact entropy and the log-probs of so
+    many of the likeliest tokens; the engine in this process does.
     """
 
     max_tokens: int
@@ -113,6 +116,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     memory_mu: float | None = None
     plausible: Plausible | None = None
+    record_top: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,9 @@ class Completion:
     where the engine holds a memory network, `memory_logp` are each network's own over the whole vocabulary. All three
     are at the sampling temperature. `argmax_moved` (bool) and `calibration_kl` (nats) say what the memory did to the
     distribution that each token came from, before truncation: whether its likeliest token is another one than the
-    policy's, and KL(calibrated || policy). None where nothing was subtracted.
+    policy's, and KL(calibrated || policy). None where nothing was subtracted. `entropy` (nats) and `top_logp` [T, N],
+    the likeliest first, are of the policy's own distribution before each token; None where nobody asked, or the engine
+    does not tell.
 
     Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
     `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.
@@ -151,6 +157,8 @@ class Completion:
     seed: int
     argmax_moved: Tensor | None = None
     calibration_kl: Tensor | None = None
+    entropy: Tensor | None = None
+    top_logp: Tensor | None = None
 
     @classmethod
     def unsampled(cls, seed: int, sampling: SamplingParams) -> Completion:

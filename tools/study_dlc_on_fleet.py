@@ -29,8 +29,8 @@ import numpy as np
 from megasharp.convert.hf_write import carry_over
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.evals.evaluate import evaluate
+from megasharp.evals.files import save
 from megasharp.evals.passk import pass_at_k
-from megasharp.evals.result import save
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.files import write_text
 from megasharp.mcore.conversion import megatron_to_hf

@@ -19,7 +19,7 @@ from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.errors import RunFailed, UserError
 from megasharp.evals.evaluate import evaluate
-from megasharp.evals.result import save
+from megasharp.evals.files import save
 from megasharp.evals.suites import load_suite
 from megasharp.protocols import Engine
 from megasharp.signals import SaveAsked, interruptible, save_heard

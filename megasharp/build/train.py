@@ -29,7 +29,8 @@ from megasharp.data.stream import DataCursor
 from megasharp.deterministic import compute_deterministically
 from megasharp.errors import RankDied, RunFailed, TrainingStopped, UserError
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
-from megasharp.evals.result import EvalResult, save, stored_figures
+from megasharp.evals.files import save, stored_figures
+from megasharp.evals.result import EvalResult
 from megasharp.evals.suites import Suite
 from megasharp.files import write_text
 from megasharp.generators import generator_states, seed_generators

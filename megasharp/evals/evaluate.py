@@ -8,14 +8,16 @@ problems.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from megasharp.errors import UserError
 from megasharp.evals.passk import pass_at_k
-from megasharp.evals.result import EvalResult, EvalSetting, ProblemResult, summarize
+from megasharp.evals.progress import Progress
+from megasharp.evals.result import EvalResult, EvalSetting, summarize
+from megasharp.evals.rows import ProblemResult
+from megasharp.evals.samples import ProblemCounts, Sample
 from megasharp.evals.suites import Suite
 from megasharp.protocols import Engine
 from megasharp.rewards import VERIFIERS
@@ -24,15 +26,16 @@ from megasharp.rollout.groups import judged, response_seed
 from megasharp.rollout.order import MemoryUse
 from megasharp.types import (
     Completion,
-    FinishReason,
     GenerateRequest,
     Outcome,
     SamplingParams,
-    Verdict,
 )
 
-# Samples asked of the engine at once: enough to keep it busy, few enough that their tensors stay small.
 CHUNK_SAMPLES = 8192
+CHUNK_TOKENS = 1 << 24
+_FEWEST = 512
+# Lambda(1) to Lambda(3), as CaSP's figures have them.
+CANDIDATES = 3
 # A suite's figures under DLC's sampling stand beside the policy's own, under the suite's name and this.
 WITH_MEMORY = "+memory"
 
@@ -54,24 +57,6 @@ class Tokenizer(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Running counts of one problem's samples."""
-
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
-    correct_answers: set[str] = field(default_factory=set)
-    tokens: int = 0
-    truncated: int = 0
-    greedy: Outcome | None = None
-
-    def add(self, completion: Completion, verdict: Verdict) -> None:
-        self.outcomes[verdict.outcome] += 1
-        self.tokens += int(completion.tokens.numel())
-        self.truncated += completion.finish_reason is FinishReason.LENGTH
-        if verdict.outcome is Outcome.CORRECT and verdict.canonical_answer is not None:
-            self.correct_answers.add(verdict.canonical_answer)
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """Samples `samples` of problem `problem`, both numbered from 0."""
@@ -91,16 +76,34 @@ class _Source:
     prompts: Sequence[tuple[int, ...]]
     seed: int
     chunk_samples: int
+    progress: Progress | None
 
-    def samples(self, n: int, sampling: SamplingParams) -> Iterator[tuple[int, Completion, Verdict]]:
-        """Yield (number of the problem, completion, verdict), `n` of each problem."""
-        for parts in _chunks(len(self.prompts), n, self.chunk_samples):
-            requests = [GenerateRequest(self.prompts[part.problem], self._seeds(part)) for part in parts]
-            sampled = self.engine.generate(requests, sampling)
-            problems = [part.problem for part, some in zip(parts, sampled, strict=True) for _ in some]
-            completions = [completion for some in sampled for completion in some]
-            items = [self._item(*pair) for pair in zip(problems, completions, strict=True)]
-            yield from zip(problems, completions, judged(self.judge, completions, items), strict=True)
+    def chunks(self, kind: str, n: int, sampling: SamplingParams) -> Iterator[tuple[list[Sample], float]]:
+        """Yield chunks of samples, `n` of each problem in all, with the seconds each took, maybe in an earlier attempt.
+
+        `kind` begins the names that chunks are stored under.
+        """
+        for number, parts in enumerate(_chunks(len(self.prompts), n, self.chunk_samples)):
+            name = f"{kind}_{number:06d}"
+            stored = self.progress.read(name) if self.progress else None
+            if stored is not None:
+                yield stored
+                continue
+            start = time.perf_counter()
+            samples = self._sample(parts, sampling)
+            seconds = time.perf_counter() - start
+            if self.progress:
+                self.progress.write(name, samples, seconds)
+            yield samples, seconds
+
+    def _sample(self, parts: Sequence[_Part], sampling: SamplingParams) -> list[Sample]:
+        requests = [GenerateRequest(self.prompts[part.problem], self._seeds(part)) for part in parts]
+        sampled = self.engine.generate(requests, sampling)
+        problems = [part.problem for part, some in zip(parts, sampled, strict=True) for _ in some]
+        completions = [completion for some in sampled for completion in some]
+        items = [self._item(*pair) for pair in zip(problems, completions, strict=True)]
+        verdicts = judged(self.judge, completions, items)
+        return [Sample.of(*each) for each in zip(problems, completions, verdicts, strict=True)]
 
     def _item(self, problem: int, completion: Completion) -> Item:
         text = self.tokenizer.decode(completion.tokens.tolist())
@@ -139,20 +142,25 @@ def evaluate(
     temperature: float,
     max_tokens: int,
     seed: int,
+    top_p: float = 1.0,
     label: str = "",
     step: int | None = None,
     greedy: bool = True,
     memory: MemoryUse | None = None,
     judge: Judge | None = None,
-    chunk_samples: int = CHUNK_SAMPLES,
+    chunk_samples: int | None = None,
+    progress: Progress | None = None,
+    identity: Mapping[str, str] | None = None,
 ) -> EvalResult:
-    """Sample every problem of `suite` `n` times at `temperature`, and once greedily if `greedy`.
+    """Sample every problem of `suite` `n` times at `temperature` and `top_p`, and once greedily if `greedy`.
 
     `max_tokens` bounds a response, `label` and `step` name the model in the result; without a `judge` this process
-    judges. At most `chunk_samples` samples are in memory at once. A verifier that raises counts as the outcome ERROR;
-    an INFRA outcome is not counted as a sample, and a problem left with fewer than max(ks) samples is left out (and
-    counted in `left_out`). With `memory`, its logits are subtracted as in training rollouts, and the result is named
-    after the suite and `WITH_MEMORY`: a figure of its own beside the policy's.
+    judges. At most `chunk_samples` samples are in memory at once (by default `chunk_size`). A verifier that raises
+    counts as the outcome ERROR; an INFRA outcome is not counted as a sample, and a problem left with fewer than max(ks)
+    samples is left out (and counted in `left_out`). With `memory`, its logits are subtracted as in training rollouts,
+    and the result is named after the suite and `WITH_MEMORY`: a figure of its own beside the policy's.
+    With `progress`, chunks that are stored there are not sampled again, and new ones are stored; it must have been
+    opened for this very evaluation, which `identity` describes in the result.
 
     Raises:
         UserError: some k is not in 1..n, the task has no verifier, infra failures left no problem to score,
@@ -164,24 +172,49 @@ def evaluate(
     judge = judge or DirectJudge(VERIFIERS)
     _check_task(suite, judge)
     prompts = [tokenizer.encode(item.text) for item in suite.items]
-    source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples)
-    sampling = SamplingParams(max_tokens, temperature, stop_token_ids=tokenizer.stop_token_ids)
-    name = suite.name
+    source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples or chunk_size(max_tokens), progress)
+    sampling = SamplingParams(
+        max_tokens, temperature, top_p, stop_token_ids=tokenizer.stop_token_ids, record_top=CANDIDATES
+    )
     if memory is not None:
         sampling = replace(sampling, memory_mu=memory.mu, plausible=memory.plausible)
-        name += WITH_MEMORY
-    start = time.perf_counter()
-    tallies = [_Tally() for _ in suite.items]
-    for problem, completion, verdict in source.samples(n, sampling):
-        tallies[problem].add(completion, verdict)
-    if greedy:
-        for problem, _, verdict in source.samples(1, replace(sampling, temperature=0.0)):
-            tallies[problem].greedy = verdict.outcome
-    return summarize(
-        [_row(item.id, tally) for item, tally in zip(suite.items, tallies, strict=True)],
-        EvalSetting(name, label, step, n, tuple(ks), temperature, seed),
-        seconds=time.perf_counter() - start,
+    rows, seconds = _counted(source, n, sampling, greedy)
+    name = suite.name if memory is None else suite.name + WITH_MEMORY
+    setting = EvalSetting(
+        name, label, step, n, tuple(ks), temperature, seed, top_p, max_tokens, identity=identity or {}
     )
+    return summarize(rows, setting, seconds)
+
+
+def _counted(source: _Source, n: int, sampling: SamplingParams, greedy: bool) -> tuple[list[ProblemResult], float]:
+    """A row per problem, and the seconds that sampling and judging took. A problem is counted up, then forgotten."""
+    seconds = 0.0
+    favourites: dict[int, Outcome] = {}
+    if greedy:
+        greedily = replace(sampling, temperature=0.0, top_p=1.0, record_top=None)
+        for chunk, took in source.chunks("greedy", 1, greedily):
+            favourites |= {sample.problem: sample.outcome for sample in chunk}
+            seconds += took
+    rows: list[ProblemResult] = []
+    counts = ProblemCounts()
+    for chunk, took in source.chunks("samples", n, sampling):
+        seconds += took
+        for sample in chunk:
+            assert sample.problem == len(rows), "chunks go through the problems in order"
+            counts.add(sample)
+            if counts.drawn == n:
+                item = source.suite.items[sample.problem]
+                rows.append(counts.row(item.id, item.answer, favourites.get(sample.problem)))
+                counts = ProblemCounts()
+    return rows, seconds
+
+
+def chunk_size(max_tokens: int) -> int:
+    """How many responses of up to `max_tokens` tokens are sampled before the next are asked for.
+
+    Enough to keep engines busy; few enough that their tensors stay small, and that little is lost with a chunk.
+    """
+    return min(CHUNK_SAMPLES, max(_FEWEST, CHUNK_TOKENS // max_tokens))
 
 
 def sample_seed(seed: int, problem: str, index: int) -> int:
@@ -194,21 +227,3 @@ def _check_task(suite: Suite, judge: Judge) -> None:
         raise UserError(
             f"suite {suite.name}: task {suite.task!r} has no verifier; tasks with one: {', '.join(sorted(judge.tasks))}"
         )
-
-
-def _row(problem: str, tally: _Tally) -> ProblemResult:
-    infra = tally.outcomes[Outcome.INFRA]
-    return ProblemResult(
-        id=problem,
-        samples=tally.outcomes.total() - infra,
-        correct=tally.outcomes[Outcome.CORRECT],
-        distinct_correct=len(tally.correct_answers),
-        wrong=tally.outcomes[Outcome.WRONG],
-        format=tally.outcomes[Outcome.FORMAT],
-        error=tally.outcomes[Outcome.ERROR],
-        timeout=tally.outcomes[Outcome.TIMEOUT],
-        infra=infra,
-        tokens=tally.tokens,
-        truncated=tally.truncated,
-        greedy_correct=None if tally.greedy in (None, Outcome.INFRA) else tally.greedy is Outcome.CORRECT,
-    )

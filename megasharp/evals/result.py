@@ -1,44 +1,25 @@
-"""What an evaluation found: figures of a suite, a row per problem, and their files."""
+"""What an evaluation found: the figures of a suite with intervals, and a row per problem. `files.py` stores them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 
-import pandas as pd
+import numpy as np
 
 from megasharp.errors import UserError
-from megasharp.evals.passk import pass_at_k_mean
-from megasharp.files import completed
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemResult:
-    """One problem's samples. `samples` counts the judged ones, so not `infra`; `tokens` is over all.
-
-    `correct`, `wrong`, `format`, `error`, `timeout` and `infra` count outcomes, `distinct_correct` the
-    canonical answers among the correct ones, `truncated` responses that met the length limit.
-    """
-
-    id: str
-    samples: int
-    correct: int
-    distinct_correct: int
-    wrong: int
-    format: int
-    error: int
-    timeout: int
-    infra: int
-    tokens: int
-    truncated: int
-    greedy_correct: bool | None
+from megasharp.evals.bootstrap import Interval, mean_intervals
+from megasharp.evals.columns import columns, means
+from megasharp.evals.rows import ProblemResult
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSetting:
-    """What was measured: which suite and model, how many samples per problem, how they were drawn."""
+    """What was measured: which suite and model, how many samples per problem, how they were drawn.
+
+    `max_tokens` bounds a response; None in files that older versions wrote. `identity` tells what else must be the same
+    for samples to be the same, by name, such as digests of the weights and of the problems; empty where nobody asked.
+    """
 
     suite: str
     label: str
@@ -47,6 +28,9 @@ class EvalSetting:
     ks: tuple[int, ...]
     temperature: float
     seed: int
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    identity: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +38,13 @@ class EvalResult:
     """One model on one suite. All figures are over the problems that were not left out.
 
     `avg_at_n` is the mean share of correct samples, `pass_at_n` the share of problems with a correct sample
-    among all their samples; `greedy_accuracy` is None where greedy was not asked for; `mean_length` in
-    tokens; `truncated` a share of responses; `infra` counts samples; `seconds` is wall-clock time,
-    verification included.
+    among all their samples: AVG@8 and PASS@8 of the papers where n is 8. `greedy_accuracy` is None where greedy was
+    not asked for; `mean_length` in tokens; `truncated` a share of responses; `infra` counts samples; `seconds` is
+    wall-clock time of all attempts, verification included. What stands after `rows` is empty or None where it was not
+    measured (`columns.columns` says what each is). `intervals` holds 95% intervals by the figures' names, such as
+    `pass@4`.
 
-    Example: `EvalResult(suite="countdown_dev", label="before", step=0, n=64, temperature=1.0, seed=1,
+    Example: `EvalResult(suite="countdown_dev", label="mine", step=0, n=64, temperature=1.0, seed=1,
     problems=128, left_out=0, pass_at_k={1: 0.13, 64: 0.88}, avg_at_n=0.13, pass_at_n=0.88,
     greedy_accuracy=0.2, ...)`.
     """
@@ -82,21 +68,59 @@ class EvalResult:
     tokens: int
     seconds: float
     rows: tuple[ProblemResult, ...]
+    maj_at_k: Mapping[int, float] = field(default_factory=dict)
+    answer_entropy: float | None = None
+    token_entropy: float | None = None
+    token_entropy_sampled: float | None = None
+    lambdas: tuple[float, ...] = ()
+    lambda_sample: float | None = None
+    multiplicity: float | None = None
+    solutions_found: float | None = None
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)
 
-    def figures(self) -> dict[str, float]:
-        """Metrics by name, `eval/<suite>/pass@1` and so on."""
-        values = {
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The values of k, in order."""
+        return tuple(sorted(self.pass_at_k))
+
+    @property
+    def kept(self) -> tuple[ProblemResult, ...]:
+        """The rows that the figures are over, as long as `rows` are known."""
+        return kept_rows(self.rows, self.ks)
+
+    def named(self) -> dict[str, float]:
+        """Figures by their names within a suite, `pass@1` and so on; those that were not measured are left out."""
+        values: dict[str, float | None] = {
             **{f"pass@{k}": value for k, value in self.pass_at_k.items()},
+            **{f"maj@{k}": value for k, value in self.maj_at_k.items()},
             "avg@n": self.avg_at_n,
             "pass@n": self.pass_at_n,
             "distinct_correct": self.distinct_correct,
             "length_mean": self.mean_length,
             "truncated": self.truncated,
             "infra": float(self.infra),
+            "greedy": self.greedy_accuracy,
+            "answer_entropy": self.answer_entropy,
+            "token_entropy": self.token_entropy,
+            "token_entropy_sampled": self.token_entropy_sampled,
+            **{f"lambda_{n}": value for n, value in enumerate(self.lambdas, 1)},
+            "lambda_sample": self.lambda_sample,
+            "multiplicity": self.multiplicity,
+            "solutions_found": self.solutions_found,
         }
-        if self.greedy_accuracy is not None:
-            values["greedy"] = self.greedy_accuracy
-        return {f"eval/{self.suite}/{name}": value for name, value in values.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def figures(self) -> dict[str, float]:
+        """Metrics by name, `eval/<suite>/pass@1` and so on."""
+        return {f"eval/{self.suite}/{name}": value for name, value in self.named().items()}
+
+
+def kept_rows(rows: Sequence[ProblemResult], ks: Sequence[int]) -> tuple[ProblemResult, ...]:
+    """The problems that have as many judged samples as the largest k asks for."""
+    return tuple(row for row in rows if row.samples >= max(ks))
 
 
 def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: float) -> EvalResult:
@@ -105,16 +129,17 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
     Raises:
         UserError: no problem is left.
     """
-    needed = max(setting.ks)
-    kept = [row for row in rows if row.samples >= needed]
+    kept = kept_rows(rows, setting.ks)
     if not kept:
         raise UserError(
-            f"suite {setting.suite}: infra failures left no problem with {needed} samples; "
+            f"suite {setting.suite}: infra failures left no problem with {max(setting.ks)} samples; "
             "mend the machine that verifies and repeat"
         )
-    correct, samples = [row.correct for row in kept], [row.samples for row in kept]
+    table = columns(kept, setting.ks, setting.seed)
+    figures = means(table)
+    bounds = mean_intervals(np.stack(list(table.values()), axis=1), seed=setting.seed)
     responses = sum(row.samples + row.infra for row in kept)
-    judged_greedy = [row.greedy_correct for row in kept if row.greedy_correct is not None]
+    ks = sorted(set(setting.ks))
     return EvalResult(
         suite=setting.suite,
         label=setting.label,
@@ -124,39 +149,27 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
         seed=setting.seed,
         problems=len(kept),
         left_out=len(rows) - len(kept),
-        pass_at_k={k: pass_at_k_mean(correct, samples, k) for k in sorted(set(setting.ks))},
-        avg_at_n=pass_at_k_mean(correct, samples, 1),
-        pass_at_n=sum(count > 0 for count in correct) / len(kept),
-        greedy_accuracy=sum(judged_greedy) / len(judged_greedy) if judged_greedy else None,
-        distinct_correct=sum(row.distinct_correct for row in kept) / len(kept),
+        pass_at_k={k: figures[f"pass@{k}"] for k in ks},
+        avg_at_n=figures["avg@n"],
+        pass_at_n=figures["pass@n"],
+        greedy_accuracy=figures.get("greedy"),
+        distinct_correct=figures["distinct_correct"],
         mean_length=sum(row.tokens for row in kept) / responses,
         truncated=sum(row.truncated for row in kept) / responses,
         infra=sum(row.infra for row in rows),
         tokens=sum(row.tokens for row in rows),
         seconds=seconds,
         rows=tuple(rows),
+        maj_at_k={k: figures[f"maj@{k}"] for k in ks if f"maj@{k}" in figures},
+        answer_entropy=figures.get("answer_entropy"),
+        token_entropy=figures.get("token_entropy"),
+        token_entropy_sampled=figures.get("token_entropy_sampled"),
+        lambdas=tuple(figures[f"lambda_{n}"] for n in range(1, 1 + sum(name[7:].isdigit() for name in figures))),
+        lambda_sample=figures.get("lambda_sample"),
+        multiplicity=figures.get("multiplicity"),
+        solutions_found=figures.get("solutions_found"),
+        top_p=setting.top_p,
+        max_tokens=setting.max_tokens,
+        intervals={name: bound for name, bound in zip(table, bounds, strict=True) if bound is not None},
+        identity=setting.identity,
     )
-
-
-def stored_figures(path: Path) -> dict[str, float]:
-    """The metrics of a result that `save` wrote as `path`, bit for bit those of the result itself."""
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    tree["pass_at_k"] = {int(k): value for k, value in tree["pass_at_k"].items()}
-    return EvalResult(**tree, rows=()).figures()
-
-
-def save(result: EvalResult, folder: Path) -> Path:
-    """Write `folder`/<suite>.parquet (a row per problem), then <suite>.json (the rest); return its path.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
-    names = [column.name for column in fields(ProblemResult)]
-    table = pd.DataFrame([asdict(row) for row in result.rows], columns=names)
-    with completed(folder / f"{result.suite}.parquet") as temporary:
-        table.astype({"greedy_correct": "boolean"}).to_parquet(temporary, index=False)
-    figures = {name: value for name, value in asdict(result).items() if name != "rows"}
-    path = folder / f"{result.suite}.json"
-    with completed(path) as temporary:
-        temporary.write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    return path

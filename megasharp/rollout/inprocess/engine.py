@@ -161,7 +161,7 @@ class InProcessEngine:
         ]
 
     def _completion(self, drawn: Draw, length: int, stopped: bool, seed: int) -> Completion:
-        memory = drawn.memory
+        memory, candidates = drawn.memory, drawn.candidates
         return Completion(
             tokens=drawn.tokens_S,
             sampler_logp=drawn.sampler_logp_S,
@@ -172,6 +172,8 @@ class InProcessEngine:
             seed=seed,
             argmax_moved=None if memory is None else memory.argmax_moved_S,
             calibration_kl=None if memory is None else memory.kl_S,
+            entropy=None if candidates is None else candidates.entropy_S,
+            top_logp=None if candidates is None else candidates.top_logp_SN,
         )
 
     def _check_finite(self, drawn: Draw) -> None:

@@ -122,6 +122,6 @@ class _Log:
         return Samples(drawn, self._lengths_S, self._stopped_S)
 
     def _spread(self, values: Tensor) -> Tensor:
-        spread = values.new_zeros(self._lengths_S.shape)
+        spread = values.new_zeros((len(self._lengths_S), *values.shape[1:]))
         spread[self.rows] = values
         return spread

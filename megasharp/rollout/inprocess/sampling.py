@@ -62,32 +62,51 @@ class MemoryDraw:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What else the policy might have said: `entropy_S` (nats) and `top_logp_SN`, the likeliest first, float32."""
+
+    entropy_S: Tensor
+    top_logp_SN: Tensor
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> Candidates:
+        """Every tensor changed alike."""
+        return Candidates(change(self.entropy_S), change(self.top_logp_SN))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One token per row: `tokens_S` int64; the log-probs float32; `memory` None without a memory network."""
+    """One token per row: `tokens_S` int64; the log-probs float32.
+
+    `memory` is None without a memory network, `candidates` where `SamplingParams.record_top` does not ask for them.
+    """
 
     tokens_S: Tensor
     sampler_logp_S: Tensor
     policy_logp_S: Tensor
     memory: MemoryDraw | None = None
+    candidates: Candidates | None = None
 
     def apply(self, change: Callable[[Tensor], Tensor]) -> Draw:
         """Every tensor changed alike."""
         memory = None if self.memory is None else self.memory.apply(change)
-        return Draw(change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S), memory)
+        candidates = None if self.candidates is None else self.candidates.apply(change)
+        return Draw(change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S), memory, candidates)
 
 
 def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Draw:
     """Draws put together tensor by tensor, along S or along a new dimension, as `combine` does it.
 
-    Either all of them come with a memory network or none.
+    Either all of them come with a memory network or none; so it is with candidates.
     """
     memory = [part.memory for part in draws if part.memory is not None]
-    assert len(memory) in (0, len(draws))
+    candidates = [part.candidates for part in draws if part.candidates is not None]
+    assert len(memory) in (0, len(draws)) and len(candidates) in (0, len(draws))
     return Draw(
         combine([part.tokens_S for part in draws]),
         combine([part.sampler_logp_S for part in draws]),
         combine([part.policy_logp_S for part in draws]),
         _join_memory(memory, combine) if memory else None,
+        _join_candidates(candidates, combine) if candidates else None,
     )
 
 
@@ -97,6 +116,10 @@ def _join_memory(parts: Sequence[MemoryDraw], combine: Callable[[list[Tensor]], 
         combine([part.argmax_moved_S for part in parts]),
         combine([part.kl_S for part in parts]),
     )
+
+
+def _join_candidates(parts: Sequence[Candidates], combine: Callable[[list[Tensor]], Tensor]) -> Candidates:
+    return Candidates(combine([part.entropy_S for part in parts]), combine([part.top_logp_SN for part in parts]))
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -109,6 +132,8 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise UserError(f"sampling.top_p is {sampling.top_p}; it must be in (0, 1]")
     if sampling.top_k < 0:
         raise UserError(f"sampling.top_k is {sampling.top_k}; it must be 0 (off) or above")
+    if sampling.record_top is not None and sampling.record_top < 1:
+        raise UserError(f"sampling.record_top is {sampling.record_top}; it must be at least 1")
     if sampling.memory_mu is not None and not 0.0 <= sampling.memory_mu < float("inf"):
         raise UserError(f"sampling.memory_mu is {sampling.memory_mu}; it must be 0 or above, and finite")
     if sampling.plausible is not None:
@@ -149,7 +174,13 @@ def _draw_block(logits: Logits, uniform_S: Tensor, sampling: SamplingParams) -> 
     sampler_SV = policy_SV if sampling.memory_mu is None else _calibrated(policy_SV, memory_SV, sampling)
     tokens_S, sampler_S = _choose(sampler_SV, uniform_S, sampling)
     memory = None if memory_SV is None else _memory_draw(memory_SV, policy_SV, sampler_SV, tokens_S)
-    return Draw(tokens_S, sampler_S.float(), _at(policy_SV, tokens_S).float(), memory)
+    candidates = None if sampling.record_top is None else _candidates(policy_SV, sampling.record_top)
+    return Draw(tokens_S, sampler_S.float(), _at(policy_SV, tokens_S).float(), memory, candidates)
+
+
+def _candidates(policy_SV: Tensor, count: int) -> Candidates:
+    top_SN = policy_SV.topk(min(count, policy_SV.shape[1]), dim=-1).values
+    return Candidates(torch.special.entr(policy_SV.exp()).sum(dim=-1).float(), top_SN.float())
 
 
 def _memory_draw(memory_SV: Tensor, policy_SV: Tensor, calibrated_SV: Tensor, tokens_S: Tensor) -> MemoryDraw:

@@ -3,66 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
 import pytest
-import torch
 
 from megasharp.algos.base import MemoryNeed
-from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
-from megasharp.evals.evaluate import evaluate, sample_seed
+from megasharp.evals.evaluate import CANDIDATES, CHUNK_SAMPLES, chunk_size, sample_seed
+from megasharp.evals.files import load_result, save, stored_figures
 from megasharp.evals.passk import pass_at_k
-from megasharp.evals.result import save, stored_figures
 from megasharp.evals.suites import Suite
-from megasharp.rewards.countdown import CountdownAnswer
 from megasharp.rewards.judge import DirectJudge
-from megasharp.types import Completion, FinishReason, GenerateRequest, Outcome, SamplingParams, Verdict
-
-TEXTS = ("1+2", "2+1", "2*1", "1+", "1-2")
-ANSWER = CountdownAnswer((1, 2), 3)
-
-
-class CharacterTokenizer:
-    stop_token_ids = (0,)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(map(ord, text))
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(chr(token) for token in tokens if token)
-
-
-class RuleEngine:
-    """Says TEXTS[seed % 5] (greedy: "1+2"), so a sample's text is a function of its seed alone."""
-
-    version = 0
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[list[GenerateRequest], SamplingParams]] = []
-
-    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
-        self.calls.append((list(requests), sampling))
-        return [[self.complete(seed, sampling) for seed in request.seeds] for request in requests]
-
-    def complete(self, seed: int, sampling: SamplingParams) -> Completion:
-        text = TEXTS[seed % 5] if sampling.temperature else "1+2"
-        tokens = torch.tensor([*map(ord, text), 0])
-        logp = torch.zeros(len(tokens))
-        finish = FinishReason.LENGTH if text == "1+" else FinishReason.STOP
-        return Completion(tokens, logp, logp, None, (), finish, seed)
-
-
-def suite_of(count: int, names: str = "p") -> Suite:
-    items = (TaskItem(f"{names}{index}", "countdown", f"{index}:", ANSWER, "test") for index in range(count))
-    return Suite("tiny", "countdown", tuple(items))
-
-
-def run(engine: RuleEngine | None = None, suite: Suite | None = None, **changes):
-    arguments = {"n": 10, "ks": [1, 4, 10], "temperature": 1.0, "max_tokens": 8, "seed": 3} | changes
-    return evaluate(engine or RuleEngine(), suite or suite_of(6), CharacterTokenizer(), **arguments)
+from megasharp.types import Completion, FinishReason, Outcome, SamplingParams, Verdict
+from tests.unit.evals.rule_engine import TEXTS, RuleEngine, run, suite_of
 
 
 def texts_of(problem: str, n: int, seed: int) -> list[str]:
@@ -102,6 +56,7 @@ def test_the_chunk_size_bounds_requests_and_changes_nothing():
     assert max(sizes) == 7
     assert sum(sizes) == 66
     assert small.rows == run(chunk_samples=1000).rows
+    assert [chunk_size(tokens) for tokens in (32, 8192, 1 << 20)] == [CHUNK_SAMPLES, 2048, 512]
 
 
 def test_seeds_depend_on_run_problem_and_sample_only():
@@ -117,10 +72,10 @@ def test_seeds_depend_on_run_problem_and_sample_only():
 
 def test_sampling_parameters_reach_the_engine():
     engine = RuleEngine()
-    run(engine, temperature=0.7, max_tokens=5)
+    run(engine, temperature=0.7, top_p=0.9, max_tokens=5)
     assert [call[1] for call in engine.calls] == [
-        SamplingParams(max_tokens=5, temperature=0.7, stop_token_ids=(0,)),
         SamplingParams(max_tokens=5, temperature=0.0, stop_token_ids=(0,)),
+        SamplingParams(max_tokens=5, temperature=0.7, top_p=0.9, stop_token_ids=(0,), record_top=CANDIDATES),
     ]
     assert engine.calls[0][0][2].tokens == tuple(map(ord, "2:"))
     without = RuleEngine()
@@ -196,6 +151,7 @@ def test_saved_files_hold_the_result(tmp_path):
     result = run(label="after", step=150)
     path = save(result, tmp_path / "evals" / "step_000150")
     assert stored_figures(path) == result.figures()
+    assert load_result(path) == result
     assert sorted(file.name for file in path.parent.iterdir()) == ["tiny.json", "tiny.parquet"]
     figures = json.loads(path.read_text())
     assert figures["pass_at_k"] == {str(k): value for k, value in result.pass_at_k.items()}

@@ -235,3 +235,21 @@ def test_bfloat16_stays_near_float32(make_model: MakeModel) -> None:
             logits = model(torch.tensor([[*prompt, *tokens.tolist()]])).logits[0, len(prompt) - 1 : -1]
         expected = torch.log_softmax(logits, -1).gather(1, tokens[:, None]).squeeze(1)
         torch.testing.assert_close(group[0].policy_logp, expected, atol=0.05, rtol=0)
+
+
+def test_exact_entropy_and_the_sampled_estimate_agree_in_expectation(make_model: MakeModel) -> None:
+    """Summed over a response of fixed length both have one expectation; 1,000 responses, four standard errors."""
+    engine = engine_of(*make_model())
+    request = GenerateRequest((5, 6, 7), tuple(range(1000)))
+    (samples,) = engine.generate([request], SamplingParams(max_tokens=6, temperature=0.8, record_top=2))
+    exact, drawn = [], []
+    for completion in samples:
+        assert completion.entropy is not None and completion.top_logp is not None
+        assert completion.top_logp.shape == (6, 2)
+        assert bool((completion.top_logp[:, 0] >= completion.top_logp[:, 1]).all())
+        assert bool((completion.policy_logp <= completion.top_logp[:, 0] + 1e-6).all())
+        exact.append(float(completion.entropy.double().sum()))
+        drawn.append(-float(completion.policy_logp.double().sum()))
+    difference = torch.tensor(exact, dtype=torch.float64) - torch.tensor(drawn, dtype=torch.float64)
+    assert abs(float(difference.mean())) < 4 * float(difference.std()) / 1000**0.5
+    assert engine.generate([request], SamplingParams(max_tokens=1))[0][0].entropy is None

@@ -101,3 +101,17 @@ def test_what_ties_with_the_last_plausible_token_is_plausible_too() -> None:
     }
     found = {k: set(each.tokens_S.tolist()) for k, each in drawn.items()}
     assert found == {1: {1}, 2: {1, 2, 3}, 3: {1, 2, 3}, 4: {0, 1, 2, 3}, 9: {0, 1, 2, 3, 4}}
+
+
+def test_candidates_are_the_policys_own_before_anything_is_cut_off() -> None:
+    logits = torch.randn(9, 6, generator=torch.Generator().manual_seed(1))
+    logits[:, 2] = float("-inf")
+    params = SamplingParams(1, 0.7, top_p=0.5, record_top=3)
+    candidates = draw(Logits(logits), torch.arange(9), 0, params).candidates
+    probabilities = Categorical(logits=logits.double() / 0.7).probs
+    entropy = -torch.where(probabilities > 0, probabilities * probabilities.log(), 0.0).sum(dim=1)
+    assert candidates is not None and candidates.top_logp_SN.shape == (9, 3)
+    torch.testing.assert_close(candidates.entropy_S.double(), entropy, atol=1e-6, rtol=0)
+    ranked = probabilities.sort(dim=1, descending=True).values[:, :3].log()
+    torch.testing.assert_close(candidates.top_logp_SN.double(), ranked, atol=1e-6, rtol=0)
+    assert draw(Logits(logits), torch.arange(9), 0, SamplingParams(1)).candidates is None

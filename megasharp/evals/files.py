@@ -1,0 +1,131 @@
+"""An evaluation's files: `<suite>.parquet` with a row per problem, `<suite>.json` with everything else.
+
+The table's columns are `rows.ProblemResult`'s fields, those of its records spread out: `answer_counts` and
+`answer_correct` have an entry per distinct answer, the most frequent first, `answer_texts` for the first 64 of them;
+`invalid` and `unnamed` are `Answers`'; `token_entropy`, `token_entropy_sampled`, `lambdas` and `lambda_sample` are
+`TokenFigures`'. In the JSON file `intervals` has [low, high] by the figures' names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megasharp.errors import UserError, one_line
+from megasharp.evals.answers import Answers
+from megasharp.evals.bootstrap import Interval
+from megasharp.evals.result import EvalResult
+from megasharp.evals.rows import ProblemResult, TokenFigures
+from megasharp.files import completed
+
+_COUNTS = (
+    *("samples", "correct", "distinct_correct", "wrong", "format", "error", "timeout", "infra", "tokens", "truncated"),
+    *("solutions", "solutions_found"),
+)
+_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string()),
+        *(pa.field(name, pa.int64()) for name in _COUNTS),
+        pa.field("greedy_correct", pa.bool_()),
+        pa.field("answer_counts", pa.list_(pa.int64())),
+        pa.field("answer_correct", pa.list_(pa.bool_())),
+        pa.field("answer_texts", pa.list_(pa.string())),
+        pa.field("invalid", pa.int64()),
+        pa.field("unnamed", pa.int64()),
+        pa.field("answer_entropy", pa.float64()),
+        pa.field("token_entropy", pa.float64()),
+        pa.field("token_entropy_sampled", pa.float64()),
+        pa.field("lambdas", pa.list_(pa.float64())),
+        pa.field("lambda_sample", pa.float64()),
+    ]
+)
+
+
+def save(result: EvalResult, folder: Path) -> Path:
+    """Write `folder`/<suite>.parquet, then <suite>.json; return its path.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    with completed(folder / f"{result.suite}.parquet") as temporary:
+        pq.write_table(pa.Table.from_pylist([_record(row) for row in result.rows], schema=_SCHEMA), temporary)
+    figures = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "rows"}
+    figures["intervals"] = {name: [bound.low, bound.high] for name, bound in result.intervals.items()}
+    path = folder / f"{result.suite}.json"
+    with completed(path) as temporary:
+        temporary.write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    return path
+
+
+def load_result(path: Path) -> EvalResult:
+    """The result that `save` wrote as `path`, rows included; also those of older versions, which measured less.
+
+    Raises:
+        UserError: the file, or the table beside it, is missing or is no evaluation's.
+    """
+    result = load_figures(path)
+    table = path.with_suffix(".parquet")
+    try:
+        records = pq.read_table(table).to_pylist()
+        rows = tuple(_row(record) for record in records)
+    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+        raise UserError(f"{table}: not the table of an evaluation beside {path.name} ({one_line(error)})") from error
+    return _with_rows(result, rows)
+
+
+def load_figures(path: Path) -> EvalResult:
+    """The result that `save` wrote as `path`, without its rows. Raises UserError as `load_result` does."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        for name in ("pass_at_k", "maj_at_k"):
+            tree[name] = {int(k): value for k, value in tree.get(name, {}).items()}
+        tree["intervals"] = {name: Interval(*bounds) for name, bounds in tree.get("intervals", {}).items()}
+        tree["lambdas"] = tuple(tree.get("lambdas", ()))
+        return EvalResult(**tree, rows=())
+    except OSError as error:
+        raise UserError(f"{path}: cannot read this evaluation ({one_line(error)})") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path}: not the JSON file of an evaluation ({one_line(error)})") from error
+
+
+def stored_figures(path: Path) -> dict[str, float]:
+    """The metrics of a result that `save` wrote as `path`, bit for bit those of the result itself."""
+    return load_figures(path).figures()
+
+
+def _with_rows(result: EvalResult, rows: Sequence[ProblemResult]) -> EvalResult:
+    known = {field.name: getattr(result, field.name) for field in fields(result)}
+    return EvalResult(**{**known, "rows": tuple(rows)})
+
+
+def _record(row: ProblemResult) -> dict[str, Any]:
+    answers, seen = row.answers, row.tokens_seen
+    record = {name: getattr(row, name) for name in ("id", *_COUNTS, "greedy_correct")}
+    record |= {"token_entropy": seen.entropy, "token_entropy_sampled": seen.entropy_sampled}
+    record |= {"lambdas": list(seen.lambdas), "lambda_sample": seen.lambda_sample}
+    if answers is not None:
+        spread = asdict(answers)
+        record |= {f"answer_{name}": list(spread[name]) for name in ("counts", "correct", "texts")}
+        record |= {"invalid": answers.invalid, "unnamed": answers.unnamed, "answer_entropy": answers.entropy}
+    return record
+
+
+def _row(record: Mapping[str, Any]) -> ProblemResult:
+    plain: dict[str, Any] = {name: record.get(name) for name in ("id", *_COUNTS, "greedy_correct")}
+    answers = None
+    if record.get("answer_counts") is not None:
+        lists = {name: tuple(record[f"answer_{name}"]) for name in ("counts", "correct", "texts")}
+        answers = Answers(**lists, invalid=record["invalid"], unnamed=record["unnamed"])
+    seen = TokenFigures(
+        entropy=record.get("token_entropy"),
+        entropy_sampled=record.get("token_entropy_sampled"),
+        lambdas=tuple(record.get("lambdas") or ()),
+        lambda_sample=record.get("lambda_sample"),
+    )
+    return ProblemResult(**plain, answers=answers, tokens_seen=seen)
