@@ -6,25 +6,21 @@ the parent ends the child; a signal that asks the parent to end, or to save, is 
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from megasharp import signals
+from megasharp.orphans import ended_with_parent
 from megasharp.stacks import STOPPED, state_of
 
-_PR_SET_PDEATHSIG = 1
 # What ends a run for good: done, a user's mistake, saved as asked, interrupted, terminated.
 _FINAL = frozenset({0, 2, signals.AGAIN, 128 + signal.SIGINT, 128 + signal.SIGTERM})
 _NO_CHECKPOINT = "no checkpoint"
@@ -93,7 +89,6 @@ class Supervisor:
 
     def _attempt(self, more: Sequence[str]) -> int:
         """Start the command and wait for it; returns its exit code, or minus the number of the signal that ended it."""
-        library = ctypes.CDLL(None) if sys.platform == "linux" else None
         # USR1 waits until the run can hear it (`signals.save_heard`), and a terminal's Ctrl-C comes once, from here.
         with signals.save_kept_from_children():
             self._child = subprocess.Popen(
@@ -101,7 +96,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 process_group=0,
                 # This process has one thread, so running a function in the child is safe.
-                preexec_fn=partial(_die_with_parent, library, os.getpid()),  # noqa: PLW1509
+                preexec_fn=ended_with_parent(),  # noqa: PLW1509
             )
         self._tell()
         return self._end_of(self._child)
@@ -192,11 +187,3 @@ class Supervisor:
                 self._child.send_signal(self._untold.popleft())
                 # A child that is stopped would never hear it.
                 self._child.send_signal(signal.SIGCONT)
-
-
-def _die_with_parent(library: Any, parent: int) -> None:
-    """In the child, before it becomes the command: the kernel ends it with its parent, however that ends (Linux)."""
-    if library is not None:
-        library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)

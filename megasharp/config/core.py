@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -166,8 +166,14 @@ def _most_telling(paths: Sequence[_Path], mistakes: Sequence[ErrorDetails]) -> i
 def _nearest(schema: type[BaseModel], location: _Path) -> str:
     """A hint with the keys that exist at the place of an unknown key."""
     tables: list[type[BaseModel]] = [schema]
+    named = False
     for part in location[:-1]:
+        if named:
+            # A table's name in a table of tables.
+            named = False
+            continue
         fields = [table.model_fields[part] for table in tables if part in table.model_fields]
+        named = any(get_origin(field.annotation) is dict for field in fields)
         # Where the part is no key, it is a place in a list, or a table among alternatives, by its name.
         tables = (
             [table for field in fields for table in _tables(field.annotation)]
@@ -189,5 +195,10 @@ def _tables(annotation: Any) -> list[type[BaseModel]]:
 
 def dump_yaml(section: Section) -> str:
     """The resolved configuration as YAML, keys in schema order."""
-    text: str = yaml.dump(section.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return dump_tree(section.model_dump(mode="json"))
+
+
+def dump_tree(tree: Tree) -> str:
+    """A tree as YAML that `read_tree` reads back."""
+    text: str = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text

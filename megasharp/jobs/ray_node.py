@@ -6,7 +6,6 @@ answers (`head`), and that all have joined it (`ready`).
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -15,9 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -25,6 +22,7 @@ from megasharp.cluster.environment import object_store_bytes, server_environment
 from megasharp.errors import UserError
 from megasharp.files import write_text
 from megasharp.jobs.network import Interface
+from megasharp.orphans import ended_with_parent
 from megasharp.scratch import Scratch, parent_for_sockets
 
 _RETRY_S = 2.0
@@ -34,7 +32,6 @@ _ANSWER_S = 60.0
 # Ending Ray on the first node may take this long before it says who is missing.
 _VERDICT_S = 60.0
 _GIBIBYTE = 1 << 30
-_PR_SET_PDEATHSIG = 1
 
 # Names of the nodes that are alive, a line each time they change; asked in a process of its own, because Ray may wait
 # for ever, and only one room imports it.
@@ -74,7 +71,6 @@ class RayNode:
 
     def _start(self, *options: str) -> None:
         gpus = os.environ.get("SLURM_GPUS_ON_NODE")
-        library = ctypes.CDLL(None) if sys.platform == "linux" else None
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -89,7 +85,7 @@ class RayNode:
             env={**os.environ, **server_environment(max(self._deadline - time.monotonic(), _ANSWER_S))},
             stdin=subprocess.DEVNULL,
             # A node's program has one thread, so running a function in the child is safe.
-            preexec_fn=partial(_end_with_parent, library, os.getpid()),  # noqa: PLW1509
+            preexec_fn=ended_with_parent(signal.SIGTERM),  # noqa: PLW1509
         )
 
     def ended(self) -> bool:
@@ -149,14 +145,6 @@ def follow_until_ready(node: RayNode, folder: Path, deadline: float, over: Path,
             node.follow(head.read_text(encoding="utf-8").strip())
             time.sleep(_RETRY_S)
         time.sleep(_POLL_S)
-
-
-def _end_with_parent(library: Any, parent: int) -> None:
-    """In the child, before it becomes Ray: when the parent is killed, Ray is asked to end what it started (Linux)."""
-    if library is not None:
-        library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def publish(folder: Path, name: str, text: str) -> None:

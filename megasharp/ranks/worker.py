@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import os
 import pickle
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +22,8 @@ from megasharp.errors import UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.parallel import COLLECTIVE_TIMEOUT
 from megasharp.mcore.rank import POLICY, Rank
+from megasharp.orphans import end_with_parent
 from megasharp.stacks import write_stacks_on_signal
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class Failed:
 
 def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], connection: Connection) -> None:
     """A rank's process, from start to end."""
-    _die_with_parent(worker.parent)
+    end_with_parent(worker.parent)
     redirect_output(worker.log)
     write_stacks_on_signal(worker.rank, Path(worker.log))
     torch.set_num_threads(worker.threads)
@@ -135,11 +132,3 @@ def redirect_output(log: str) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Ask the kernel to end this process when the driver ends, however it ends (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit(1)

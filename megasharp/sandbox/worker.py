@@ -5,21 +5,19 @@ Verdicts go back as JSON: what a worker may have become, nothing of it is unpick
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pickle
 import resource
-import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from megasharp.orphans import end_with_parent
 from megasharp.rewards.judge import Verifier, verify
 from megasharp.sandbox.messages import PeerGone, receive, send
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
-_PR_SET_PDEATHSIG = 1
 _MEGABYTE = 2**20
 # A worker that has met its memory limit is in no state to go on.
 _OUT_OF_MEMORY = 9
@@ -28,7 +26,7 @@ _OUT_OF_MEMORY = 9
 def work(peer: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int, parent: int) -> None:
     """A worker's life, in a process of its own; `memory_mb` is what it may take beyond what it starts with."""
     os.setsid()
-    _die_with_parent(parent)
+    end_with_parent(parent)
     _limit_memory(memory_mb)
     while True:
         try:
@@ -60,12 +58,6 @@ def decode(message: bytes) -> Verdict:
     """A verdict that has arrived."""
     outcome, reward, canonical, detail = json.loads(message)
     return Verdict(Outcome(outcome), reward, canonical, detail)
-
-
-def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _limit_memory(megabytes: int) -> None:

@@ -10,9 +10,10 @@ import pytest
 from megasharp.algos import METHODS
 from megasharp.algos.schedule import RecipeSchedule
 from megasharp.build.recipes import build_recipes
-from megasharp.config.core import Tree, merge, parse_yaml, read_tree, validate
+from megasharp.config.core import Tree, dump_tree, merge, parse_yaml, read_tree, validate
 from megasharp.config.run import RunConfig, load_run
 from megasharp.evals.suites import SuiteFile
+from megasharp.sweeps.grid import cells, load_sweep
 
 REPOSITORY = Path(__file__).parents[3]
 PAPER = REPOSITORY / "configs" / "algo" / "paper"
@@ -42,9 +43,10 @@ def on_minimal(tree: Tree, file: Path) -> RunConfig:
     return validate(RunConfig, merge(minimal, tree), str(file))
 
 
-WHOLE_RUNS = [file for file in shipped() if "name" in read_tree(file)]
+WHOLE_RUNS = [file for file in shipped() if {"name", "run"} & read_tree(file).keys() == {"name"}]
+SWEEPS = [file for file in shipped() if {"name", "run"} <= read_tree(file).keys()]
 SUITES = [file for file in shipped() if is_suite(file)]
-PIECES = [file for file in shipped() if file not in WHOLE_RUNS and not is_suite(file)]
+PIECES = [file for file in shipped() if file not in [*WHOLE_RUNS, *SWEEPS] and not is_suite(file)]
 ROWS = [file for file in sorted(PAPER.glob("*.yaml")) if not file.name.startswith("_")]
 
 
@@ -55,6 +57,14 @@ def recipes_of(file: Path, *overrides: str) -> RecipeSchedule:
 @pytest.mark.parametrize("file", WHOLE_RUNS, ids=label)
 def test_whole_runs_parse_and_their_recipes_are_built(file: Path) -> None:
     assert recipes_of(file).final.methods
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=label)
+def test_sweeps_stand_for_runs_whose_recipes_are_built(file: Path, tmp_path: Path) -> None:
+    for cell in {cell.row: cell for cell in cells(load_sweep(file), file)}.values():
+        path = tmp_path / f"{cell.name}.yaml"
+        path.write_text(dump_tree(cell.tree))
+        assert recipes_of(path).final.methods
 
 
 @pytest.mark.parametrize("file", PIECES, ids=label)

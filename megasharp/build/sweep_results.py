@@ -1,0 +1,86 @@
+"""`megasharp sweep --results`: the finished runs' table, CSV and picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from megasharp.errors import UserError
+from megasharp.files import completed, write_text
+from megasharp.report.panels import Banded, plot_panels
+from megasharp.runs.history import RunHistory, read_run
+from megasharp.sweeps.grid import Cell, SweepConfig
+from megasharp.sweeps.results import Measured, Row, measure, rows
+from megasharp.sweeps.table import frame, markdown
+
+_PASS = re.compile(r"pass@\d+")
+
+
+def write_results(
+    config: SweepConfig, cells: Sequence[Cell], finished: Mapping[Cell, Path], out: Path
+) -> tuple[str, list[Path]]:
+    """Write results.md, results.csv and pass_at_k.png to `out`; returns the table and the paths.
+
+    A table of a part of the runs says so. Raises UserError where nothing is finished.
+    """
+    if not finished:
+        raise UserError(f"{config.name}: none of its {len(cells)} runs is finished")
+    histories = {cell: read_run(folder) for cell, folder in finished.items()}
+    suite = config.results.suite or _only_suite(next(iter(histories.values())))
+    measured = _measured(config, histories, suite)
+    against = _row_of(cells, config.results.against)
+    table = rows(measured, against)
+    text = _head(config, cells, finished, suite) + markdown(table, config.results.k, against)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "results.md", text)
+    with completed(out / "results.csv") as temporary:
+        frame(measured).to_csv(temporary, index=False, float_format="%.6g")
+    beside = [name for name in (_before(config), against) if name in measured]
+    picture = plot_panels({row.name: _banded(row) for row in table}, beside, config.name, out / "pass_at_k.png")
+    return text, [out / "results.md", out / "results.csv", picture]
+
+
+def _measured(config: SweepConfig, histories: Mapping[Cell, RunHistory], suite: str) -> dict[str, list[Measured]]:
+    """By row, in the sweep's order; the model before training comes first."""
+    found: dict[str, list[Measured]] = {}
+    before = config.results.before
+    if before is not None:
+        first = [measure(run, suite, cell.seed, first=True) for cell, run in histories.items() if cell.case == before]
+        found[_before(config)] = first
+    for cell, run in histories.items():
+        found.setdefault(cell.row, []).append(measure(run, suite, cell.seed))
+    return found
+
+
+def _before(config: SweepConfig) -> str:
+    return "base" if config.results.before is not None else ""
+
+
+def _row_of(cells: Sequence[Cell], case: str | None) -> str | None:
+    """The first row of a case."""
+    return next((cell.row for cell in cells if cell.case == case), None) if case is not None else None
+
+
+def _only_suite(history: RunHistory) -> str:
+    suites = sorted({path.stem for path in (history.folder / "evals").glob("step_*/*.json")})
+    if len(suites) != 1:
+        raise UserError(f"results.suite: say which; {history.folder} was evaluated on {', '.join(suites) or 'none'}")
+    return suites[0]
+
+
+def _head(config: SweepConfig, cells: Sequence[Cell], finished: Mapping[Cell, Path], suite: str) -> str:
+    part = "" if len(finished) == len(cells) else f"**Partial: {len(finished)} of {len(cells)} runs are finished.** "
+    return (
+        f"{part}{config.name} on {suite}: mean over runs [95% interval over problems]"
+        "<br>lowest to highest run. Entropy in nats.\n\n"
+    )
+
+
+def _banded(row: Row) -> Banded:
+    found = {int(name.removeprefix("pass@")): row.figures[name] for name in row.figures if _PASS.fullmatch(name)}
+    return Banded(
+        {k: estimate.mean for k, estimate in found.items()},
+        {k: estimate.interval.low for k, estimate in found.items()},
+        {k: estimate.interval.high for k, estimate in found.items()},
+    )

@@ -1,0 +1,61 @@
+"""A sweep of real runs: stopped in the middle and gone on with, its table, and mistakes before anything starts."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from quickstart import REPOSITORY, Command
+
+GRID = """
+name: study
+run: {run}
+seeds: [1]
+set:
+  data: {{prompts_per_step: 8}}
+  log: {{tensorboard: false}}
+  eval: {{every: 0, suites: [countdown_dev], n: 2, k: [1, 2]}}
+  steps: 2
+cases:
+  plain: {{}}
+  bonus: {{set: {{recipe.methods: [grpo, entropy_bonus], steps: {steps}}}}}
+results: {{k: [1, 2], before: plain, against: plain}}
+"""
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.yaml"
+    path.write_text(GRID.format(run=REPOSITORY / "examples" / "quickstart" / "run.yaml", steps=60))
+    return path
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(command: Command, grid: Path) -> None:
+    arguments = ("sweep", str(grid), "--runs", str(command.runs))
+    process = command.start(*arguments)
+    folder = command.runs / "study"
+    metrics = folder / "bonus_s1" / "metrics.jsonl"
+    until = time.monotonic() + 200
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(100) == 143
+    assert command.run(*arguments, "--dry-run").split("\n")[:2] == ["plain_s1: finished", "bonus_s1: to do"]
+    text = command.run(*arguments, "--results")
+    assert text.startswith("**Partial: 1 of 2 runs are finished.**")
+    grid.write_text(grid.read_text().replace("steps: 60", "steps: 3"))
+    command.run(*arguments)
+    assert "attempt_2" in {path.name for path in (folder / "bonus_s1" / "logs").iterdir()}
+    text = command.run(*arguments, "--results", "--out", str(folder / "table"))
+    assert "Partial" not in text and "| `base` |" in text and "Minus `plain`" in text
+    assert (folder / "table" / "pass_at_k.png").is_file()
+
+
+def test_a_mistake_in_the_last_run_is_told_before_the_first_begins(command: Command, grid: Path) -> None:
+    grid.write_text(grid.read_text().replace("entropy_bonus]", "entropy_bonsu]"))
+    line = command.run("sweep", str(grid), "--runs", str(command.runs), code=2)
+    assert len(line.splitlines()) == 1 and "bonus_s1" in line and "entropy_bonsu" in line
+    assert not (command.runs / "study" / "plain_s1").exists()
