@@ -17,16 +17,15 @@ from megasharp.build.engines import (
 )
 from megasharp.build.judging import check_judging, judged_tasks, training_items
 from megasharp.build.models import open_memory, open_model
+from megasharp.build.problems import training_problems
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.watched import check_prolonged
 from megasharp.cluster.layout import Layout
-from megasharp.config.paths import find
 from megasharp.config.run import RolloutConfig, RunConfig
 from megasharp.config.unbuilt import refuse_unbuilt
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.data.stream import PromptStream
-from megasharp.data.tasks import load_items
 from megasharp.data.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.errors import UserError
 from megasharp.evals.suites import Suite, load_suite
@@ -93,11 +92,9 @@ def check(config: RunConfig, where: str) -> Checked:
             check_window(config, network.smallest_window, where)
         check_engines(fleet_settings(config, model, memory.model if memory else None, Path()), where)
     tokenizer = load_tokenizer(model.description)
-    if config.data.path is None:
-        raise UserError(f"{where}: data.path: name a data file of task {config.data.task!r}")
     suites = tuple(load_suite(name) for name in config.eval.suites)
     check_judging(config.reward, judged_tasks(config, suites), where)
-    items = training_items(load_items(config.data.task, find(config.data.path)), config.reward)
+    items = training_items(training_problems(config.data, where), config.reward)
     return Checked(
         config=resolved(config, recipes),
         model=model,

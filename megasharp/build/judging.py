@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from megasharp.build.problems import training_task
 from megasharp.config.run import RewardConfig, RunConfig
 from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
@@ -76,7 +77,7 @@ def all_verifiers(
 
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
     """The tasks whose verifiers a run needs: its suites', and training's where no function of the user's judges it."""
-    training = set() if config.reward.function else {config.data.task}
+    training = set() if config.reward.function else {training_task(config.data)}
     return training | {suite.task for suite in suites}
 
 

@@ -94,8 +94,9 @@ def check_inputs(before: Inputs, now: Inputs, checked: Checked, allowed: Sequenc
 
     Raises UserError where `allowed` does not say that it may.
     """
+    data = checked.config.data
     inputs = [
-        ("data.path", before.problems, now.problems, f"the problems in {checked.config.data.path}"),
+        ("data.path", before.problems, now.problems, f"the problems in {data.path or data.set}"),
         ("model.path", before.tokenizer, now.tokenizer, f"the tokenizer and its end tokens in {checked.model.path}"),
         ("model.path", before.weights, now.weights, f"the weights in {checked.model.path}"),
         *(

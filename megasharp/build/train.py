@@ -102,7 +102,7 @@ def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], s
     if stream.skipped:
         total = len(stream) + stream.skipped
         say(
-            f"{stream.skipped} of {total} prompts in {data.path} are left out: "
+            f"{stream.skipped} of {total} prompts in {data.path or data.set} are left out: "
             f"empty, or longer than data.max_prompt_tokens ({data.max_prompt_tokens})"
         )
     for model in (checked.model, *([checked.memory.model] if checked.memory else [])):

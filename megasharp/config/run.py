@@ -113,16 +113,33 @@ class LengthStageConfig(Section):
 class DataConfig(Section):
     """Where prompts come from and how much is asked of them, lengths in tokens.
 
-    `stages` come before `max_response_tokens`, which holds for the rest of the run.
+    Problems are those of a `task` in the file `path`, or of a data `set`, from the hub, or from `path` where files of
+    the set's own schema lie. `prompt` is another template than the set's. `stages` come before `max_response_tokens`,
+    which holds for the rest of the run.
     """
 
-    task: str
+    task: str | None = None
+    set: str | None = None
     path: str | None = None
+    prompt: str | None = None
     prompts_per_step: int = Field(default=48, ge=1)
     responses_per_prompt: int = Field(default=8, ge=1)
     max_prompt_tokens: int = Field(default=64, ge=1)
     max_response_tokens: int = Field(default=32, ge=1)
     stages: list[LengthStageConfig] = []
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> DataConfig:
+        if (self.task is None) == (self.set is None):
+            raise ValueError("give either task and path, or set")
+        if self.set is None and self.prompt is not None:
+            raise ValueError("prompt: a template is for data.set; a task has its own prompt")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The task or the set, as messages call it."""
+        return self.set or self.task or ""
 
     @property
     def largest_response(self) -> int:

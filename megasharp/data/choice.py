@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
 
-from megasharp.data.lines import Fields, check_names, name_of, read_objects, text_field, texts_field
+from megasharp.data.lines import Fields, absent, check_names, name_of, read_objects, text_field, texts_field
 from megasharp.errors import UserError
 from megasharp.rewards.choice import ChoiceAnswer
 
@@ -43,18 +43,20 @@ def read_records(path: Path) -> list[ChoiceRecord]:
     """Read a JSONL file of problems of either kind. Raises UserError, naming file and line, for a bad one."""
     objects = read_objects(path, "write lines as of ARC or of MMLU-Pro")
     records = [
-        _mmlu_pro(fields, path, where) if "options" in fields else _arc(fields, path, where)
+        read_mmlu_pro(fields, path, where) if "options" in fields else read_arc(fields, path, where)
         for where, fields in objects
     ]
     check_names([record.id for record in records], path)
     return records
 
 
-def _arc(fields: Fields, path: Path, where: str) -> ChoiceRecord:
+def read_arc(fields: Fields, path: Path, where: str) -> ChoiceRecord:
+    """A row of ARC; without an id it is named after `path`. Raises UserError naming `where`."""
     choices = fields.get("choices")
     if not isinstance(choices, dict):
         raise UserError(
             f"{where}: 'choices' must be an object with the lists 'text' and 'label' (ARC), or give 'options'"
+            f"{absent(fields, 'choices')}"
         )
     options, labels = texts_field(choices, "text", where), texts_field(choices, "label", where)
     if len(options) != len(labels) or len(set(labels)) < len(labels):
@@ -62,7 +64,8 @@ def _arc(fields: Fields, path: Path, where: str) -> ChoiceRecord:
     return _record(fields, name_of(fields, ("id",), path, where), options, labels, ("answerKey", where))
 
 
-def _mmlu_pro(fields: Fields, path: Path, where: str) -> ChoiceRecord:
+def read_mmlu_pro(fields: Fields, path: Path, where: str) -> ChoiceRecord:
+    """A row of MMLU-Pro; without an id it is named after `path`. Raises UserError naming `where`."""
     options = tuple(option for option in texts_field(fields, "options", where) if option != _NO_OPTION)
     if len(options) > len(ascii_uppercase):
         raise UserError(f"{where}: 'options' has more than {len(ascii_uppercase)} options, one for each letter")

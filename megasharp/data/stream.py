@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
-from typing import Protocol
 
+from megasharp.data.chat import ChatEncoder, prompt_of
 from megasharp.data.tasks import TaskItem, digest_of
 from megasharp.errors import UserError
 from megasharp.types import Prompt
-
-
-class Encoder(Protocol):
-    """The half of a tokenizer that a stream needs."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +34,15 @@ class PromptStream:
     def __init__(
         self,
         items: Sequence[TaskItem],
-        tokenizer: Encoder,
+        tokenizer: ChatEncoder,
         max_prompt_tokens: int,
         seed: int,
     ) -> None:
         """Tokenize all items. Raises UserError if no item is left."""
         if not items:
             raise UserError("data.path: the data file holds no problems")
-        encoded = [(item, tokenizer.encode(item.text)) for item in items]
+        read = [replace(item, text=prompt_of(item, tokenizer)) for item in items]
+        encoded = [(item, tokenizer.encode(item.text)) for item in read]
         self._items = [(item, tokens) for item, tokens in encoded if 0 < len(tokens) <= max_prompt_tokens]
         self.skipped = len(items) - len(self._items)
         if not self._items:

@@ -17,6 +17,9 @@ from megasharp.types import TaskAnswer
 class TaskItem:
     """One problem before tokenization.
 
+    `turns` are messages, each a role and a text, that the model's own chat template makes the prompt of
+    (`data/chat.py`); where there are none, the prompt is `text` as it stands.
+
     Example: `TaskItem("countdown-train-00017", "countdown", "3 5 7 8=24:", CountdownAnswer((3, 5, 7, 8), 24),
     "train.jsonl")`.
     """
@@ -26,6 +29,7 @@ class TaskItem:
     text: str
     answer: TaskAnswer
     source: str
+    turns: tuple[tuple[str, str], ...] = ()
 
 
 def load_countdown(path: Path) -> list[TaskItem]:
@@ -117,7 +121,7 @@ def digest_of(items: Sequence[TaskItem]) -> str:
     """SHA-256 of problems in their order: ids, texts and answers."""
     digest = hashlib.sha256()
     for item in items:
-        digest.update(repr((item.id, item.text, item.answer)).encode())
+        digest.update(repr((item.id, item.text, item.answer, *item.turns)).encode())
     return digest.hexdigest()
 
 

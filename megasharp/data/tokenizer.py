@@ -40,6 +40,21 @@ class TextTokenizer:
         readable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return tuple(self.backend.encode(readable, add_special_tokens=False))
 
+    def chat(self, turns: Sequence[tuple[str, str]]) -> str:
+        """The text that the model's chat template makes of messages (role, text), up to where the answer begins.
+
+        Raises UserError where the tokenizer has no chat template, or one that cannot write these messages.
+        """
+        messages = [{"role": role, "content": text} for role, text in turns]
+        try:
+            text = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs, and raise what they like
+            raise UserError(
+                f"{self.backend.name_or_path}: its chat template cannot write this prompt ({one_line(error)[:200]}); "
+                "set prompt to a template without one, such as boxed_chatml"
+            ) from error
+        return str(text)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`, the end, padding and other special tokens left out."""
         return str(self.backend.decode(list(tokens), skip_special_tokens=True))

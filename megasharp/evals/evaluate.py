@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from megasharp.data.chat import prompt_of
 from megasharp.errors import UserError
 from megasharp.evals.passk import pass_at_k
 from megasharp.evals.progress import Progress
@@ -50,6 +51,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`."""
+        ...
+
+    def chat(self, turns: Sequence[tuple[str, str]]) -> str:
+        """The text that the model's chat template makes of messages."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -171,7 +176,7 @@ def evaluate(
         pass_at_k(n, 0, k)
     judge = judge or DirectJudge(VERIFIERS)
     _check_task(suite, judge)
-    prompts = [tokenizer.encode(item.text) for item in suite.items]
+    prompts = [tokenizer.encode(prompt_of(item, tokenizer)) for item in suite.items]
     source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples or chunk_size(max_tokens), progress)
     sampling = SamplingParams(
         max_tokens, temperature, top_p, stop_token_ids=tokenizer.stop_token_ids, record_top=CANDIDATES

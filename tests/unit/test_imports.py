@@ -22,7 +22,7 @@ LIBRARIES = {
     "cluster": {"torch", "ray", "numpy", "psutil"},
     "config": {"torch", "pydantic", "pydantic_core", "yaml"},
     "convert": {"torch", "transformers", "safetensors", "tokenizers", "pydantic"},
-    "data": {"torch", "transformers", "tokenizers", "datasets", "pyarrow"},
+    "data": {"torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "pyarrow"},
     "evals": {"torch", "numpy", "pydantic", "pandas", "pyarrow"},
     "jobs": {"psutil", "pynvml", "torch"},
     "labs": {"torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},

@@ -70,13 +70,14 @@ def test_shipped_runs_parse_and_are_built(file: Path, monkeypatch: pytest.Monkey
         refuse_unbuilt(config, str(file))
 
 
-@pytest.mark.parametrize("file", sorted(REPOSITORY.glob("configs/**/*.yaml")), ids=lambda file: file.stem)
+PIECES = [file for file in sorted(REPOSITORY.glob("configs/**/*.yaml")) if file.parent.name != "task"]
+
+
+@pytest.mark.parametrize("file", PIECES, ids=lambda file: file.stem)
 def test_shipped_pieces_fit_the_schema(file: Path) -> None:
-    """A task is one table of `data` or an evaluation suite; any other piece is a part of a run."""
-    tree = read_tree(file)
-    piece = {"data": tree} if file.parent.name == "task" else tree
+    """Whatever is no evaluation suite (`test_presets.py`) is a part of a run."""
     base = parse_yaml(MINIMAL, "minimal")
-    for key, value in piece.items():
+    for key, value in read_tree(file).items():
         base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
     validate(RunConfig, base, str(file))
 
@@ -128,3 +129,18 @@ def test_every_method_has_its_table(run_file: Path) -> None:
 def test_resolved_configuration_reads_the_same(run_file: Path) -> None:
     config = load_run(run_file, ["policy.optimizer.lr=1e-7", "policy.megatron.some_flag=true"])
     assert validate(RunConfig, parse_yaml(dump_yaml(config), "resolved"), "resolved") == config
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("{}", "data: give either task and path, or set"),
+        ("{task: math, set: math500}", "data: give either task and path, or set"),
+        ("{task: math, path: a.jsonl, prompt: plain}", "a template is for data.set"),
+    ],
+)
+def test_data_is_a_task_or_a_set(data: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"name: r\nsteps: 1\nmodel: {{path: m}}\ndata: {data}\n")
+    with pytest.raises(UserError, match=message):
+        load_run(file)

@@ -42,9 +42,9 @@ def test_an_unknown_suite_lists_the_known_ones():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("task: countdown\npath: nowhere.jsonl\n", "no data file 'nowhere.jsonl'"),
+        ("task: countdown\npath: nowhere.jsonl\n", "no data 'nowhere.jsonl'"),
         ("task: chess\npath: own.jsonl\n", "unknown task 'chess'"),
-        ("task: countdown\n", "path: this key is required"),
+        ("task: countdown\n", "name its data file as path"),
         ("task: countdown\npath: own.jsonl\nk: 3\n", "k: unknown key"),
     ],
 )

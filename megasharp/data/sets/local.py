@@ -1,0 +1,115 @@
+"""Rows from files on disk in a set's own schema: parquet, JSONL, JSON (a list of rows), the last two also as .gz.
+
+A folder stands for its files, also for a copy of a hub's repository: of several files in it those count whose path
+names the source (its name or configuration), if any does, and of those the ones that begin with the split's name, if
+any does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from megasharp.data.lines import Fields, parse_object
+from megasharp.data.sets.base import Source
+from megasharp.errors import UserError, one_line
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
+_BATCH_ROWS = 1000
+
+
+def local_rows(path: Path, source: Source, alone: bool) -> Iterator[tuple[str, Fields]]:
+    """The rows of a file, or of the files of a folder that are the source's, each with where it stands.
+
+    `alone` says that the set has no other source: then a file needs no name. Raises UserError where there is no such
+    file, or where one cannot be read.
+    """
+    rows = (row for file in files_of(path, source, alone) for row in rows_of_file(file))
+    yield from islice(rows, *source.rows) if source.rows else rows
+
+
+def files_of(path: Path, source: Source, alone: bool) -> list[Path]:
+    """The data files under `path` that hold a source's rows, by name."""
+    if path.is_file():
+        if not alone:
+            raise UserError(
+                f"{path}: this set has several parts; give a folder with a file or folder called {source.name} and "
+                "one for each other part"
+            )
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or folder; path names a parquet or JSON file, or a folder of them")
+    found = [each for each in sorted(path.rglob("*")) if each.is_file() and each.name.endswith(SUFFIXES)]
+    named = [each for each in found if _names(each.relative_to(path), source)]
+    if not named and not alone:
+        raise UserError(f"{path}: no file or folder called {source.name} ({', '.join(SUFFIXES)}) in this folder")
+    files = named or found
+    files = [each for each in files if each.name.startswith(source.split)] or files
+    if not files:
+        raise UserError(f"{path}: no data file in this folder; it needs {', '.join(SUFFIXES)}")
+    return files
+
+
+def _names(path: Path, source: Source) -> bool:
+    """Whether a file's relative path has a folder, or a beginning of its name, that is the source's."""
+    names = {source.name, source.config} - {None}
+    return any(part in names for part in path.parts) or any(
+        path.name.startswith((f"{name}.", f"{name}-", f"{name}_")) for name in names
+    )
+
+
+def rows_of_file(path: Path) -> Iterator[tuple[str, Fields]]:
+    """The rows of one file. Raises UserError, naming the file and the row, for what is no table of objects."""
+    name = path.name
+    if name.endswith(".parquet"):
+        yield from _parquet(path)
+    elif name.endswith((".jsonl", ".jsonl.gz")):
+        yield from _lines(path)
+    elif name.endswith((".json", ".json.gz")):
+        yield from _list(path)
+    else:
+        raise UserError(f"{path}: unknown kind of file; it must end in one of {', '.join(SUFFIXES)}")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Fields]]:
+    # Imported here: only sets read parquet.
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(_BATCH_ROWS):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", fields
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path}: cannot read this parquet file ({one_line(error)})") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Fields]]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield parse_object(line, f"{path}:{number}")
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot read this file ({one_line(error)})") from error
+
+
+def _list(path: Path) -> Iterator[tuple[str, Fields]]:
+    """A list of objects, or an object that holds one, as BIG-Bench Hard's `{"canary": ..., "examples": [...]}`."""
+    try:
+        value = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+    except (OSError, EOFError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot read this JSON file ({one_line(error)})") from error
+    lists = [each for each in value.values() if isinstance(each, list)] if isinstance(value, dict) else [value]
+    if len(lists) != 1 or not isinstance(lists[0], list):
+        raise UserError(f"{path}: a list of rows must stand here; write one, or one object a line in a .jsonl file")
+    for number, fields in enumerate(lists[0], start=1):
+        if not isinstance(fields, dict):
+            raise UserError(f"{path}, row {number}: not a JSON object")
+        yield f"{path}, row {number}", fields
