@@ -18,7 +18,8 @@ class TaskItem:
     """One problem before tokenization.
 
     `turns` are messages, each a role and a text, that the model's own chat template makes the prompt of
-    (`data/chat.py`); where there are none, the prompt is `text` as it stands.
+    (`data/chat.py`); where there are none, the prompt is `text` as it stands. `question` is what is asked, without what
+    a prompt adds; empty where a prompt adds nothing.
 
     Example: `TaskItem("countdown-train-00017", "countdown", "3 5 7 8=24:", CountdownAnswer((3, 5, 7, 8), 24),
     "train.jsonl")`.
@@ -30,6 +31,7 @@ class TaskItem:
     answer: TaskAnswer
     source: str
     turns: tuple[tuple[str, str], ...] = ()
+    question: str = ""
 
 
 def load_countdown(path: Path) -> list[TaskItem]:
@@ -57,7 +59,7 @@ def load_code(path: Path) -> list[TaskItem]:
 def load_math(path: Path) -> list[TaskItem]:
     """Problems of mathematics from a JSONL file. Raises UserError as `math.read_records` does."""
     return [
-        TaskItem(record.id, "math", boxed_prompt(record.problem), record.answer, path.name)
+        TaskItem(record.id, "math", boxed_prompt(record.problem), record.answer, path.name, question=record.problem)
         for record in math.read_records(path)
     ]
 
@@ -78,7 +80,7 @@ def load_countdown_3(path: Path) -> list[TaskItem]:
 def load_choice(path: Path) -> list[TaskItem]:
     """Multiple choice from a JSONL file. Raises UserError as `choice.read_records` does."""
     return [
-        TaskItem(record.id, "choice", boxed_prompt(record.text), record.answer, path.name)
+        TaskItem(record.id, "choice", boxed_prompt(record.text), record.answer, path.name, question=record.text)
         for record in choice.read_records(path)
     ]
 
@@ -86,7 +88,9 @@ def load_choice(path: Path) -> list[TaskItem]:
 def load_short_answer(path: Path) -> list[TaskItem]:
     """Short answers from a JSONL file. Raises UserError as `short_answer.read_records` does."""
     return [
-        TaskItem(record.id, "short_answer", boxed_prompt(record.question), record.answer, path.name)
+        TaskItem(
+            record.id, "short_answer", boxed_prompt(record.question), record.answer, path.name, question=record.question
+        )
         for record in short_answer.read_records(path)
     ]
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from megasharp.command import note
-from megasharp.data.lines import check_names
+from megasharp.data.lines import Fields, check_names
 from megasharp.data.prompts import Template, template_named
 from megasharp.data.sets import SETS
 from megasharp.data.sets.base import DataSet, LeftOut, Part, Problem
@@ -18,7 +18,7 @@ from megasharp.data.sets.local import local_rows
 from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
 
-_REPEATED = "a question that was there before"
+_REPEATED = LeftOut("a question that was there before")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,16 @@ class Loaded:
 
     items: tuple[TaskItem, ...]
     left_out: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a set: the table it is of, its problem's id (empty where it is left out), and what was found in it."""
+
+    part: Part
+    name: str
+    fields: Fields
+    found: Problem | LeftOut
 
 
 def set_named(name: str) -> DataSet:
@@ -62,37 +72,46 @@ def load_set(
     return Loaded(tuple(items), left_out)
 
 
-def _items(chosen: DataSet, path: Path | None, template: Template, left_out: Counter[str]) -> Iterator[TaskItem]:
+def walk(chosen: DataSet, path: Path | None) -> Iterator[Row]:
+    """Every row of a set, read one by one and not kept. Raises UserError as `load_set` does, for each row."""
+    parts = parts_of(chosen, path)
     seen: set[str] = set()
-    parts = _parts(chosen, path)
     for part in parts:
-        source = path.name if path else part.source.hub
         prefix = chosen.name if len(parts) == 1 else f"{chosen.name}/{part.source.name}"
-        for number, found in enumerate(_found(part, path, alone=len(parts) == 1)):
-            if isinstance(found, LeftOut):
-                left_out[found.reason] += 1
-            elif chosen.repeats and found.question in seen:
-                left_out[_REPEATED] += 1
-            else:
-                seen.update([found.question] if chosen.repeats else [])
-                identity = f"{prefix}/{found.id or number}"
-                text, turns = template.text_of(found.question), template.turns_of(found.question)
-                yield TaskItem(identity, chosen.task, text, found.answer, source, turns)
+        for number, (fields, found) in enumerate(_found(part, path, alone=len(parts) == 1)):
+            if chosen.repeats and isinstance(found, Problem):
+                if found.question in seen:
+                    yield Row(part, "", fields, _REPEATED)
+                    continue
+                seen.add(found.question)
+            name = "" if isinstance(found, LeftOut) else f"{prefix}/{found.id or number}"
+            yield Row(part, name, fields, found)
 
 
-def _parts(chosen: DataSet, path: Path | None) -> tuple[Part, ...]:
+def _items(chosen: DataSet, path: Path | None, template: Template, left_out: Counter[str]) -> Iterator[TaskItem]:
+    for row in walk(chosen, path):
+        if isinstance(row.found, LeftOut):
+            left_out[row.found.reason] += 1
+            continue
+        question = row.found.question
+        source = path.name if path else row.part.source.hub
+        text, turns = template.text_of(question), template.turns_of(question)
+        yield TaskItem(row.name, chosen.task, text, row.found.answer, source, turns, question)
+
+
+def parts_of(chosen: DataSet, path: Path | None) -> tuple[Part, ...]:
     """The set's parts; one, where a single file holds the rows of parts that are read the same way."""
     one_file = path is not None and path.is_file()
     alike = len({part.read for part in chosen.parts}) == 1
     return chosen.parts[:1] if one_file and alike else chosen.parts
 
 
-def _found(part: Part, path: Path | None, alone: bool) -> Iterator[Problem | LeftOut]:
+def _found(part: Part, path: Path | None, alone: bool) -> Iterator[tuple[Fields, Problem | LeftOut]]:
     if path is None and not part.source.hub:
         raise UserError(f"path: the set {part.source.name} is for files of your own; name a file or folder")
     rows = hub_rows(part.source) if path is None else local_rows(path, part.source, alone)
     for where, fields in rows:
-        yield part.read(fields, where)
+        yield fields, part.read(fields, where)
 
 
 def _check_count(chosen: DataSet, found: int, say: Callable[[str], None]) -> None:

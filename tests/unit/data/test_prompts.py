@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -37,17 +36,10 @@ def test_the_uniform_prompt_is_2510_04028_s() -> None:
     assert TEMPLATES["boxed_chatml"].text_of(QUESTION) == PAPER.replace("{input}", QUESTION)
 
 
-def test_every_set_has_a_template_that_its_task_s_verifier_understands() -> None:
-    asks = {
-        "math": r"\\boxed",
-        "choice": r"\\boxed",
-        "short_answer": r"\\boxed",
-        "code": "```",
-        "countdown": "<answer>",
-    }
-    for each in SETS.values():
-        text = TEMPLATES[each.prompt].text_of("" if each.task != "code" else "```python\n```")
-        assert re.search(asks[each.task.partition("_")[0] if "countdown" in each.task else each.task], text), each.name
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_s_prompt_asks_for_what_its_verifier_reads(name: str) -> None:
+    asked = {"countdown_3": "<answer>", "countdown_3to4": "<answer>", "code": "code"}.get(SETS[name].task, r"\boxed{}")
+    assert asked in TEMPLATES[SETS[name].prompt].text + TEMPLATES[SETS[name].prompt].system
 
 
 def test_the_countdown_set_asks_what_the_countdown_task_asks() -> None:
@@ -87,7 +79,7 @@ def test_a_chat_prompt_is_written_by_the_model_s_template() -> None:
 def test_a_tokenizer_without_a_chat_template_says_what_to_do() -> None:
     tokenizer = load_tokenizer(REPOSITORY / "examples" / "quickstart" / "base")
     item = load_set("math500", FILES / "math500.jsonl", "boxed_chat").items[0]
-    with pytest.raises(UserError, match="its chat template cannot write this prompt .*set prompt to a template"):
+    with pytest.raises(UserError, match=r"its chat template cannot write this prompt .*set prompt to a template"):
         prompt_of(item, tokenizer)
     tokenizer.backend.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}assistant:"
     assert prompt_of(item, tokenizer) == f"user: {item.text}|assistant:"

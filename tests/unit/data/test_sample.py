@@ -33,7 +33,7 @@ def test_every_problem_is_as_likely_as_any_other() -> None:
 
 
 def test_more_than_there_are_is_refused() -> None:
-    with pytest.raises(UserError, match="limit: 13 of 12 problems of t.jsonl cannot be drawn"):
+    with pytest.raises(UserError, match=r"limit: 13 of 12 problems of t.jsonl cannot be drawn"):
         sampled(ITEMS[:12], 13, 0)
 
 

@@ -148,7 +148,7 @@ def test_the_papers_counts_of_dapo_in_english_are_within_the_tolerance(rows: int
 
 
 def test_without_a_hub_one_line_says_how_to_go_on(tmp_path: Path) -> None:
-    """In a process of its own: the library reads its settings when it is imported. A table, and files that it fetches."""
+    """In a process of its own: the library reads its settings when it is imported. A table, and files by name."""
     script = (
         "from megasharp.command import run_command\nfrom megasharp.data.sets.load import load_set\n"
         "for name in ('gsm8k', 'livecodebench'):\n"
