@@ -38,7 +38,9 @@ def test_the_uniform_prompt_is_2510_04028_s() -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_set_s_prompt_asks_for_what_its_verifier_reads(name: str) -> None:
-    asked = {"countdown_3": "<answer>", "countdown_3to4": "<answer>", "code": "code"}.get(SETS[name].task, r"\boxed{}")
+    asked = {"countdown_3": "<answer>", "countdown_3to4": "<answer>", "code": "Python"}.get(
+        SETS[name].task, r"\boxed{}"
+    )
     assert asked in TEMPLATES[SETS[name].prompt].text + TEMPLATES[SETS[name].prompt].system
 
 
