@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megasharp.algos import METHODS
-from megasharp.config.core import dump_yaml, parse_yaml, read_tree, validate
+from megasharp.config.core import dump_yaml, parse_yaml, validate
 from megasharp.config.run import RunConfig, load_run
 from megasharp.config.unbuilt import refuse_unbuilt
 from megasharp.convert.lora import TARGETS
@@ -68,18 +68,6 @@ def test_shipped_runs_parse_and_are_built(file: Path, monkeypatch: pytest.Monkey
             refuse_unbuilt(config, str(file))
     else:
         refuse_unbuilt(config, str(file))
-
-
-PIECES = [file for file in sorted(REPOSITORY.glob("configs/**/*.yaml")) if file.parent.name != "task"]
-
-
-@pytest.mark.parametrize("file", PIECES, ids=lambda file: file.stem)
-def test_shipped_pieces_fit_the_schema(file: Path) -> None:
-    """Whatever is no evaluation suite (`test_presets.py`) is a part of a run."""
-    base = parse_yaml(MINIMAL, "minimal")
-    for key, value in read_tree(file).items():
-        base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
-    validate(RunConfig, base, str(file))
 
 
 def test_something_is_shipped() -> None:
