@@ -354,8 +354,8 @@ REDUCTION = Marks("", "reduction")
 DAPO_PARTS = "clip dynamic_sampling max_tokens cache_tokens"
 MARKS = {
     "_verl": Marks("dtype betas weight_decay clip_grad warmup_steps decay"),
-    "_casp_math": Marks("every", "- steps task top_p low high"),
-    "_casp_math_llama3.2-3b-instruct": Marks("", "steps task"),
+    "_casp_math": Marks("every", "- steps set top_p low high"),
+    "_casp_math_llama3.2-3b-instruct": Marks("", "steps set"),
     "_casp_math_qwen2.5-32b": Marks("steps"),
     "_casp_logic": Marks("- steps top_p low max_rounds every"),
     "_casp_code": Marks("- steps top_p low high every"),
@@ -414,7 +414,7 @@ MARKS = {
     "_dapo_20k": Marks("steps", "warmup_steps factor n"),
     "forking_tokens_math_qwen3-14b": Marks("", "task"),
     "forking_tokens_math_qwen3-14b_dapo": Marks("", "task"),
-    "_entropy_mechanism": Marks("steps n", "task"),
+    "_entropy_mechanism": Marks("steps n", "set"),
     "unlikeliness_lean_deepseek-prover-v1.5-sft": Marks(
         "temperature top_p low high every n temperature", "steps mini_batches reduction form"
     ),
