@@ -2,7 +2,7 @@
 
 Deterministic in `--seed`. Two problems are the same if they have the same numbers, in any order, and the
 same target. Dev and test hold four-number problems only (what the quickstart reports); a tenth of train has
-three numbers.
+three numbers. `--numbers` makes all problems of so many instead: of three there are 1,712 or so.
 
     python tools/make_countdown_data.py --out examples/quickstart/data --seed 1
 """
@@ -24,17 +24,22 @@ THREE_NUMBER_SHARE = {"dev": 0.0, "test": 0.0, "train": 0.1}
 Key = tuple[tuple[int, ...], int]
 
 
-def draw(rng: Random, size: int, three_number_share: float, taken: set[Key]) -> list[CountdownProblem]:
-    """Draw `size` problems that are not in `taken`, and add them to it."""
+def draw(rng: Random, counts: list[int], taken: set[Key]) -> list[CountdownProblem]:
+    """Draw a problem of each of these many numbers that is not in `taken`, and add them to it."""
     problems: list[CountdownProblem] = []
-    three_numbers = round(size * three_number_share)
-    while len(problems) < size:
-        problem = make_problem(rng, 3 if len(problems) < three_numbers else 4)
+    while len(problems) < len(counts):
+        problem = make_problem(rng, counts[len(problems)])
         if problem.key not in taken:
             taken.add(problem.key)
             problems.append(problem)
     rng.shuffle(problems)
     return problems
+
+
+def mixed(size: int, three_number_share: float) -> list[int]:
+    """How many numbers each problem has: three first, then four."""
+    three_numbers = round(size * three_number_share)
+    return [3] * three_numbers + [4] * (size - three_numbers)
 
 
 def lines(split: str, problems: Iterable[CountdownProblem]) -> Iterable[str]:
@@ -54,12 +59,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write into")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--numbers", type=int, help="how many numbers every problem has, in all three files")
+    parser.add_argument("--train", type=int, default=SPLITS["train"], help="problems of the train file")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     rng = Random(arguments.seed)
     taken: set[Key] = set()
-    for split, size in SPLITS.items():
-        problems = draw(rng, size, THREE_NUMBER_SHARE[split], taken)
+    for split, size in {**SPLITS, "train": arguments.train}.items():
+        counts = [arguments.numbers] * size if arguments.numbers else mixed(size, THREE_NUMBER_SHARE[split])
+        problems = draw(rng, counts, taken)
         path = arguments.out / f"{split}.jsonl"
         path.write_text("".join(lines(split, problems)), encoding="utf-8")
         print(f"{path}: {size} problems")

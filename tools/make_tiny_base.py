@@ -1,20 +1,22 @@
-"""Make the quickstart's models: a tokenizer and small Qwen3 models trained on Countdown, as HF folders.
+"""Make small base models: a tokenizer of characters and a Qwen3 trained on one task, as HF folders.
 
-A trace is a prompt, a random expression that reaches its target, and the end token; the loss is on the
-response only. The result is weak at one try and rich in many, which is where reinforcement learning has
+A trace is a prompt, a solution (of Countdown a random expression that reaches its target), and the end token; the loss
+is on the response only. The result is weak at one try and rich in many, which is where reinforcement learning has
 something to sharpen, and something to lose. Problems of the data files given with `--held-out` are never
 trained on. Deterministic in `--seed` for one machine and thread count.
 
     cd examples/quickstart
     python ../../tools/make_tiny_base.py --size base --out base --held-out data/dev.jsonl data/test.jsonl
     python ../../tools/make_tiny_base.py --size memory --out memory --held-out data/dev.jsonl data/test.jsonl
+
+`--task` is `countdown` unless given; `knights_short` is Knights and Knaves of three people.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -25,14 +27,60 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from megasharp.data.countdown import CountdownProblem, make_problem, prompt_text, read_records
+from megasharp.data import countdown, knights, knights_short
+from megasharp.rewards.knights_short import signs
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-CHARACTERS = "0123456789+-*/()=: "
+COUNTDOWN_CHARACTERS = "0123456789+-*/()=: "
+KNIGHTS_CHARACTERS = "01234567" + "".join(knights_short.SIGNS.values()) + ",:"
 THREE_NUMBER_SHARE = 0.2
 IGNORED = -100
 
-Key = tuple[tuple[int, ...], int]
+
+@dataclass(frozen=True)
+class Trace:
+    """A solved problem. `key` is what makes two problems the same."""
+
+    prompt: str
+    response: str
+    key: object
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model learns: its characters, random solved problems, and the keys of a data file's."""
+
+    characters: str
+    make: Callable[[Random], Trace]
+    keys: Callable[[Path], set[object]]
+
+
+def countdown_trace(rng: Random) -> Trace:
+    """A problem of four numbers, or in a fifth of the cases of three, with the solution that it was made from."""
+    problem = countdown.make_problem(rng, 3 if rng.random() < THREE_NUMBER_SHARE else 4)
+    return Trace(countdown.prompt_text(problem.numbers, problem.target), problem.solution, problem.key)
+
+
+def countdown_keys(path: Path) -> set[object]:
+    """Numbers in ascending order and target of each problem."""
+    return {(tuple(sorted(record.numbers)), record.target) for record in countdown.read_records(path)}
+
+
+def knights_trace(rng: Random) -> Trace:
+    """A puzzle of three people."""
+    puzzle = knights.make_puzzle(rng, 3)
+    return Trace(knights_short.prompt_text(puzzle), signs(puzzle.solution), puzzle.statements)
+
+
+def knights_keys(path: Path) -> set[object]:
+    """What the people of each puzzle say."""
+    return {record.puzzle.statements for record in knights.read_records(path)}
+
+
+TASKS = {
+    "countdown": Task(COUNTDOWN_CHARACTERS, countdown_trace, countdown_keys),
+    "knights_short": Task(KNIGHTS_CHARACTERS, knights_trace, knights_keys),
+}
 
 
 @dataclass(frozen=True)
@@ -54,9 +102,9 @@ SIZES = {
 KV_HEADS, HEAD_DIM, BATCH, WARMUP = 2, 32, 256, 50
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     """One token per character; an even vocabulary, so that it splits over two ranks."""
-    vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *CHARACTERS])}
+    vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -90,20 +138,20 @@ def make_model(size: Size, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausal
     return Qwen3ForCausalLM(config)
 
 
-def traces(rng: Random, held_out: frozenset[Key]) -> Iterator[CountdownProblem]:
+def traces(rng: Random, task: Task, held_out: set[object]) -> Iterator[Trace]:
     """Solved problems without end, none of them held out."""
     while True:
-        problem = make_problem(rng, 3 if rng.random() < THREE_NUMBER_SHARE else 4)
-        if problem.key not in held_out:
-            yield problem
+        trace = task.make(rng)
+        if trace.key not in held_out:
+            yield trace
 
 
-def collate(problems: list[CountdownProblem], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
+def collate(some: list[Trace], tokenizer: PreTrainedTokenizerFast) -> tuple[Tensor, Tensor]:
     """Token ids [B, L], padded on the right, and labels [B, L] that ignore prompt and padding."""
     rows: list[tuple[list[int], int]] = []
-    for problem in problems:
-        prompt = tokenizer.encode(prompt_text(problem.numbers, problem.target))
-        rows.append((prompt + tokenizer.encode(problem.solution) + [tokenizer.eos_token_id], len(prompt)))
+    for trace in some:
+        prompt = tokenizer.encode(trace.prompt)
+        rows.append((prompt + tokenizer.encode(trace.response) + [tokenizer.eos_token_id], len(prompt)))
     longest = max(len(tokens) for tokens, _ in rows)
     ids = torch.full((len(rows), longest), tokenizer.pad_token_id)
     labels = torch.full((len(rows), longest), IGNORED)
@@ -122,7 +170,7 @@ def train(
     model: Qwen3ForCausalLM,
     size: Size,
     tokenizer: PreTrainedTokenizerFast,
-    source: Iterator[CountdownProblem],
+    source: Iterator[Trace],
 ) -> None:
     """AdamW on cross-entropy of the responses; prints the loss as it goes."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate, weight_decay=0.01)
@@ -167,6 +215,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 def main() -> None:
     """Make one model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--task", choices=sorted(TASKS), default="countdown")
     parser.add_argument("--size", choices=sorted(SIZES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="data files never to train on")
@@ -179,13 +228,12 @@ def main() -> None:
     size = SIZES[arguments.size]
     if arguments.steps:
         size = replace(size, steps=arguments.steps)
-    held_out = frozenset(
-        (tuple(sorted(record.numbers)), record.target) for path in arguments.held_out for record in read_records(path)
-    )
-    tokenizer = make_tokenizer()
+    task = TASKS[arguments.task]
+    held_out = {key for path in arguments.held_out for key in task.keys(path)}
+    tokenizer = make_tokenizer(task.characters)
     model = make_model(size, tokenizer)
     print(f"{arguments.size}: {sum(p.numel() for p in model.parameters())} parameters")
-    train(model, size, tokenizer, traces(Random(arguments.seed), held_out))
+    train(model, size, tokenizer, traces(Random(arguments.seed), task, held_out))
     save(model, tokenizer, arguments.out)
 
 

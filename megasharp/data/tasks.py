@@ -7,9 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megasharp.data import choice, code, countdown, countdown_tags, form, knights, math, short_answer
+from megasharp.data import (
+    choice,
+    code,
+    countdown,
+    countdown_tags,
+    form,
+    knights,
+    knights_short,
+    math,
+    short_answer,
+    synlogic,
+)
 from megasharp.data.boxed import boxed_prompt
 from megasharp.errors import UserError
+from megasharp.rewards.knights_short import KnightsShortAnswer
 from megasharp.types import TaskAnswer
 
 
@@ -108,6 +120,28 @@ def load_knights(path: Path) -> list[TaskItem]:
     ]
 
 
+def load_knights_short(path: Path) -> list[TaskItem]:
+    """The same files, asked and answered in a few characters."""
+    return [
+        TaskItem(
+            record.id,
+            "knights_short",
+            knights_short.prompt_text(record.puzzle),
+            KnightsShortAnswer(record.puzzle.solution),
+            path.name,
+        )
+        for record in knights.read_records(path)
+    ]
+
+
+def load_synlogic(path: Path) -> list[TaskItem]:
+    """Problems of SynLogic from a JSONL file. Raises UserError as `synlogic.read_records` does."""
+    return [
+        TaskItem(record.id, "synlogic", record.prompt, record.answer, path.name)
+        for record in synlogic.read_records(path)
+    ]
+
+
 TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
     "choice": load_choice,
     "code": load_code,
@@ -116,8 +150,10 @@ TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
     "countdown_3to4": load_countdown_3to4,
     "form": load_form,
     "knights": load_knights,
+    "knights_short": load_knights_short,
     "math": load_math,
     "short_answer": load_short_answer,
+    "synlogic": load_synlogic,
 }
 
 

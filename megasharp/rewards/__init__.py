@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from megasharp.rewards import choice, countdown, countdown_tags, form, knights, math, short_answer
+from megasharp.rewards import (
+    choice,
+    countdown,
+    countdown_tags,
+    form,
+    knights,
+    knights_short,
+    math,
+    short_answer,
+    synlogic,
+)
 from megasharp.rewards.judge import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
@@ -12,6 +22,8 @@ VERIFIERS: dict[str, Verifier] = {
     "countdown_3to4": countdown_tags.verify,
     "form": form.verify,
     "knights": knights.verify,
+    "knights_short": knights_short.verify,
     "math": math.verify,
     "short_answer": short_answer.verify,
+    "synlogic": synlogic.verify,
 }

@@ -50,7 +50,9 @@ EXAMPLES = {
         "<answer>Boris is a knave, Alice is a knight</answer>",
         "<answer>Boris is a knight, Alice is a knave</answer>",
     ),
+    "knights_short": (FILES / "knights.jsonl", "k1", "10", "01"),
     "short_answer": (FILES / "short_answer.jsonl", "short_answer-1", "So the answer is False.", r"\boxed{True}"),
+    "synlogic": (FILES / "synlogic.jsonl", "s1", r"<answer>\boxed{7}</answer>", r"<answer>\boxed{8}</answer>"),
     "math": (FILES / "math.jsonl", "test/prealgebra/1.json", r"so \boxed{1/3}", r"so \boxed{2/3}"),
 }
 
@@ -127,6 +129,14 @@ def test_countdown_is_asked_for_as_tinyzero_does_and_by_the_count_of_numbers(tmp
             "'label' must name each option of 'text' once",
         ),
         ("math", "[]", "not a JSON object"),
+        ("synlogic", '{"task": "sudoko", "prompt": "?", "game": {}}', "no SynLogic task 'sudoko'; is it sudoku"),
+        ("synlogic", '{"task": "bbeh_nycc", "prompt": "?", "game": {}}', "SynLogic's task 'bbeh_nycc' has no checker"),
+        ("synlogic", '{"task": "sudoku", "prompt": "?"}', "'game' must be an object with"),
+        (
+            "synlogic",
+            '{"task": "kukurasu", "prompt": "?", "game": {"metadata": {"row_sums": [1]}}}',
+            "'game' is no problem of kukurasu: metadata has no 'col_sums'",
+        ),
     ],
 )
 def test_a_bad_line_is_named(task: str, line: str, message: str, tmp_path: Path) -> None:

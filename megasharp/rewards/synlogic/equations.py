@@ -1,0 +1,127 @@
+"""SynLogic's arithmetic: the game of 24 (`mathador`), math path, cryptarithm, defined operations."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from megasharp.rewards import math
+from megasharp.rewards.arithmetic import NotArithmeticError, parse
+from megasharp.rewards.synlogic.finding import last_block
+from megasharp.rewards.synlogic.game import Check, Finding, Game, GameError
+from megasharp.rewards.synlogic.literals import UnreadableError
+from megasharp.types import Outcome
+
+_SIGNS = frozenset("+-*/%")
+_FACTOR = re.compile(r"([*/%])?(0|[1-9][0-9]{0,8})(?![0-9])")
+_IN_BRACKETS = re.compile(r"\[\[([^\[\]]*)\]\]")
+_EQUATION = re.compile(r"[0-9]{1,20}(?: *[-+*] *[0-9]{1,20})+ *= *-?[0-9]{1,40}")
+
+
+def mathador(game: Game) -> Check:
+    """An expression of exactly the given numbers, by the given operators, that is worth the result.
+
+    SynLogic's checker compares the expression's value with itself, so that any value passes; its prompt asks for the
+    result, and so do we.
+    """
+    numbers, operators, result = sorted(game.wholes("numbers")), set(game.texts("operators")), game.whole("result")
+
+    def check(text: str) -> Finding:
+        block = last_block(text)
+        if block is None:
+            raise UnreadableError("no block of code")
+        try:
+            form, used = parse(block)
+        except NotArithmeticError as error:
+            raise UnreadableError(str(error)) from error
+        except ZeroDivisionError:
+            return Finding(block.replace(" ", ""), False)
+        allowed = operators.issuperset(_SIGNS.intersection(block))
+        return Finding(form.text, allowed and sorted(used) == numbers and form.value == result)
+
+    return check
+
+
+def math_path(game: Game) -> Check:
+    """The equation with a digit for each `?`, between `[[` and `]]`, that holds; all other signs as they were."""
+    asked = game.text("query_expr").replace(" ", "")
+    pattern = re.compile("".join("[0-9]" if sign == "?" else re.escape(sign) for sign in asked))
+    if "=" not in asked:
+        raise GameError("metadata's 'query_expr' must be an equation")
+
+    def check(text: str) -> Finding:
+        written = _IN_BRACKETS.findall(text)
+        if not written:
+            raise UnreadableError("nothing between [[ and ]]")
+        given = str(written[-1]).replace(" ", "")
+        return Finding(given, bool(pattern.fullmatch(given)) and _holds(given))
+
+    return check
+
+
+def _holds(equation: str) -> bool:
+    try:
+        values = {_sum(side) for side in equation.split("=")}
+    except (UnreadableError, ZeroDivisionError):
+        return False
+    return len(values) == 1
+
+
+def _sum(text: str) -> Fraction:
+    """The value of numbers joined by + - * / %, the last three before the others, from left to right."""
+    signed = re.split(r"(?<=[0-9])(?=[-+])", text)
+    total = Fraction(0)
+    for term in signed:
+        sign = -1 if term.startswith("-") else 1
+        total += sign * _product(term.lstrip("+-") if term[:1] in ("+", "-") else term)
+    return total
+
+
+def _product(text: str) -> Fraction:
+    value, at = Fraction(1), 0
+    while at < len(text):
+        match = _FACTOR.match(text, at)
+        if match is None or (match[1] is None) != (at == 0):
+            raise UnreadableError("not numbers and operators in turn")
+        number = Fraction(match[2])
+        if match[1] == "%":
+            value %= number
+        elif match[1] == "/":
+            value /= number
+        else:
+            value *= number
+        at = match.end()
+    if at == 0:
+        raise UnreadableError("a number is missing")
+    return value
+
+
+def cryptarithm(game: Game) -> Check:
+    """The equation in digits, the last one of a response, as the reference answer has it."""
+    reference = game.answer.replace(" ", "")
+    if not _EQUATION.fullmatch(reference):
+        raise GameError("'answer' must be an equation of numbers")
+
+    def check(text: str) -> Finding:
+        written = _EQUATION.findall(text)
+        if not written:
+            raise UnreadableError("no equation of numbers")
+        given = str(written[-1]).replace(" ", "")
+        return Finding(given, given == reference)
+
+    return check
+
+
+def operation(game: Game) -> Check:
+    """A number, judged as `math` judges: by math-verify, which may take long."""
+    if not game.answer:
+        raise GameError("'answer' must be a number")
+    gold = math.MathAnswer(game.answer)
+
+    def check(text: str) -> Finding:
+        verdict = math.verify(text, gold)
+        if verdict.outcome is Outcome.FORMAT:
+            raise UnreadableError(verdict.detail)
+        return Finding(verdict.canonical_answer or "", verdict.outcome is Outcome.CORRECT)
+
+    return check
