@@ -20,6 +20,8 @@ convert = typer.Typer(no_args_is_help=True, help="Convert checkpoints between Hu
 app.add_typer(convert, name="convert")
 runs_app = typer.Typer(no_args_is_help=True, help="Look at runs: where one stands, several side by side, a list.")
 app.add_typer(runs_app, name="runs")
+data_app = typer.Typer(no_args_is_help=True, help="Look at data sets, and at what training shares with evaluation.")
+app.add_typer(data_app, name="data")
 
 
 @app.command()
@@ -297,6 +299,44 @@ def runs_list(
     from megasharp.build.runs import show_list
 
     show_list(folder, Console())
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """The data sets that runs and suites may name, and the prompt templates."""
+    from megasharp.build.data import list_sets
+
+    list_sets(typer.echo)
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="A data set's name.")],
+    path: Annotated[Path | None, typer.Option(help="Its rows: a file or folder; without it, the hub's.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Another prompt template.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many problems to print.")] = 3,
+    model: Annotated[Path | None, typer.Option(help="A model's folder: its chat template and tokenizer.")] = None,
+) -> None:
+    """How many problems a data set has, how long they are, and the first ones as a model reads them."""
+    from megasharp.build.data import show_set
+
+    show_set(name, path, prompt, limit, model, typer.echo)
+
+
+@data_app.command("decontaminate")
+def data_decontaminate(
+    train: Annotated[str, typer.Argument(help="The name of the data set that is trained on.")],
+    against: Annotated[str, typer.Option(help="Suites that are evaluated, comma-separated.")],
+    path: Annotated[Path | None, typer.Option(help="The set's rows: a file or folder; without it, the hub's.")] = None,
+    n: Annotated[int, typer.Option(min=1, help="Words in a row that make an overlap; 13 as in GPT-3.")] = 13,
+    out: Annotated[Path | None, typer.Option(help="Write the rows without overlap: .jsonl, or a folder.")] = None,
+) -> None:
+    """Say which training problems overlap with which evaluated ones. Exit code 1: some do, and no --out was given."""
+    from megasharp.build.decontaminate import decontaminate
+
+    suites = [name.strip() for name in against.split(",") if name.strip()]
+    if decontaminate(train, path, suites, n, out, typer.echo) and out is None:
+        raise typer.Exit(1)
 
 
 @convert.command("hf-to-megatron")

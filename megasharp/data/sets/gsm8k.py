@@ -2,8 +2,9 @@
 
 Schema from the card of openai/gsm8k, configuration main: `question` and `answer`, a solution that ends in `#### 72`;
 7,473 rows for training, 1,319 for test. 2510.14807 trains Llama-3.2-3B-Instruct on "a combined dataset of GSM8K and
-MATH (Level 1)" and does not say how it is combined; its public code has 8,388 rows of it (data/gsm8k_level1), more than
-the 7,473 + 564 of the two training splits here. That file is in verl's format: `set: verl_math` reads it.
+MATH (Level 1)" and does not say how it is combined. Its public code has 8,388 rows of it (data/gsm8k_level1): by their
+texts 564 are of MATH's training split, 351 of its test split, and the other 7,473 are as many as GSM8K has. Here MATH's
+test split is left out. That file is in verl's format: `set: verl_math` reads it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ LIVECODEBENCH = DataSet(
         ),
     ),
     prompt="livecodebench",
-    licence="CC (as its card's tag; the contests' own terms)",
+    licence="not read; the contests' own terms",
     known="code",
     used_by="2510.14807",
     expected=279,

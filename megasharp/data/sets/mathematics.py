@@ -11,6 +11,7 @@ from megasharp.rewards.extraction import last_box
 from megasharp.rewards.math import MathAnswer
 
 NO_BOX = LeftOut("its solution has no boxed answer")
+_BARE_BOX = re.compile(r"\\boxed\s+([^\s$.,{}\\]+)")
 _LEVEL = re.compile(r"(?:Level )?([1-5?])")
 
 
@@ -34,10 +35,16 @@ def boxed_solution(levels: str = "12345?") -> Read:
         problem, solution = text_field(fields, "problem", where), text_field(fields, "solution", where)
         if level_of(fields, where) not in levels:
             return LeftOut("another level")
-        answer = last_box(solution)
+        answer = last_box(solution) or _bare_box(solution)
         return Problem(problem, MathAnswer(answer)) if answer else NO_BOX
 
     return read
+
+
+def _bare_box(solution: str) -> str:
+    r"""The answer of a box without braces, `\boxed 2`, which two solutions of MATH have; empty where there is none."""
+    found = _BARE_BOX.findall(solution)
+    return found[-1] if found else ""
 
 
 def level_of(fields: Fields, where: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from megasharp.data.sets.load import load_set
+from megasharp.data.share import StreamShare
 from megasharp.data.stream import DataCursor, PromptStream
 from megasharp.data.tasks import TaskItem, load_items
 from megasharp.errors import UserError
@@ -163,3 +166,54 @@ def test_an_epoch_is_shuffled_once_for_all_its_pending_prompts(monkeypatch: pyte
     resumed.restore(DataCursor(2, 3), [DataCursor(prompt.epoch, prompt.position) for prompt in whole])
     assert resumed.take(23) == whole
     assert shuffles == [2, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_resume_anywhere_goes_on_with_the_very_same_prompts(seed: int) -> None:
+    """Any size, any place, also in the middle of an epoch, in any number of attempts of any length."""
+    rng = Random(seed)
+    size, wanted = rng.randint(1, 40), rng.randint(1, 150)
+    whole = [(p.id, p.epoch, p.position) for p in stream(size, seed).take(wanted)]
+    taken: list[tuple[str, int, int]] = []
+    cursor = DataCursor(0, 0)
+    while len(taken) < wanted:
+        attempt = stream(size, seed)
+        attempt.restore(cursor)
+        for _ in range(rng.randint(1, 4)):
+            count = min(rng.randint(1, 20), wanted - len(taken))
+            taken += [(p.id, p.epoch, p.position) for p in attempt.take(count)]
+        cursor = attempt.cursor
+    assert taken == whole
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_ranks_shares_are_the_stream_whatever_their_number(seed: int) -> None:
+    """Changed twice on the way: what was handed out does not depend on how many ranks hold a share."""
+    rng = Random(seed)
+    size = rng.randint(1, 30)
+    cursor = DataCursor(0, 0)
+    taken: list[str] = []
+    for _ in range(3):
+        ranks, each = rng.randint(1, 5), rng.randint(1, 12)
+        shares = [StreamShare(stream(size, seed), rank, ranks) for rank in range(ranks)]
+        for share in shares:
+            share.restore(cursor)
+        handed = [share.take(each) for share in shares]
+        assert len({share.cursor for share in shares}) == 1
+        cursor = shares[0].cursor
+        taken += [prompts[number].id for number in range(each) for prompts in handed]
+    assert taken == [p.id for p in stream(size, seed).take(len(taken))]
+
+
+def test_the_order_does_not_depend_on_how_many_files_hold_the_rows(tmp_path: Path) -> None:
+    rows = [f'{{"nums": [{n}, 2, 3], "target": {n + 5}}}\n' for n in range(1, 41)]
+    orders = set()
+    for files in (1, 3, 12):
+        folder = tmp_path / str(files)
+        folder.mkdir()
+        for number in range(files):
+            begin, end = (len(rows) * each // files for each in (number, number + 1))
+            (folder / f"train-{number:05}-of-{files:05}.jsonl").write_text("".join(rows[begin:end]))
+        loaded = load_set("countdown_3to4", folder).items
+        orders.add(tuple(p.id for p in PromptStream(loaded, CodePoints(), 1000, 7).take(100)))
+    assert len(orders) == 1
