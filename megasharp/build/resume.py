@@ -42,11 +42,14 @@ IDENTITY = (
 )
 
 
-def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> list[str]:
+_REMEDY = "choose another name= for it, or say --allow-change KEY"
+
+
+def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), remedy: str = _REMEDY) -> list[str]:
     """Lines that name changes since the last attempt; none for a run that does not exist yet.
 
     `allowed` are keys or sections of `IDENTITY` that may change all the same. Raises UserError for a folder that is no
-    run, for an allowed key that no configuration has, for changed keys of `IDENTITY`, naming each, and for a run that
+    run, for an allowed key that no configuration has, for changed keys of `IDENTITY`, naming each and the remedy, and for a run that
     has more steps behind it than `steps`.
     """
     now = dict(flat(parse_yaml(dump_yaml(config), str(root))))
@@ -64,10 +67,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = ()) -> 
         if any(_within(key, name) for name in IDENTITY) and not any(_within(key, name) for name in allowed)
     ]
     if refused:
-        raise UserError(
-            f"{root}: {'; '.join(refused)}, which is another run; choose another name= for it, or say "
-            "--allow-change KEY"
-        )
+        raise UserError(f"{root}: {'; '.join(refused)}, which is another run; {remedy}")
     done = max(complete_steps(root / "checkpoints"), default=0)
     if done > config.steps:
         raise UserError(f"{root}: step {done} is done already; steps={config.steps} is less")

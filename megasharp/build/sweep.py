@@ -26,6 +26,7 @@ Say = Callable[[str], None]
 
 _FINISHED, _RUNNING, _TO_DO = "finished", "running", "to do"
 _RETRIES = 2
+_REMEDY = "restore the sweep's file, or give the case, or the sweep, another name"
 
 
 class Sweep:
@@ -101,7 +102,7 @@ class Sweep:
                 if cell.row not in rows:
                     rows[cell.row] = check(config, str(self._run_file(cell))).config
                 resolved = rows[cell.row].model_copy(update={"name": cell.name, "seed": cell.seed})
-                check_resume(self._folder / cell.name, resolved)
+                check_resume(self._folder / cell.name, resolved, remedy=_REMEDY)
             except UserError as error:
                 raise UserError(f"{self._file}: {cell.name}: {error}") from None
 

@@ -29,6 +29,7 @@ def write_results(
     histories = {cell: read_run(folder) for cell, folder in finished.items()}
     suite = config.results.suite or _only_suite(next(iter(histories.values())))
     measured = _measured(config, histories, suite)
+    _check_ks(config, measured)
     against = _row_of(cells, config.results.against)
     table = rows(measured, against)
     text = _head(config, cells, finished, suite) + markdown(table, config.results.k, against)
@@ -51,6 +52,19 @@ def _measured(config: SweepConfig, histories: Mapping[Cell, RunHistory], suite: 
     for cell, run in histories.items():
         found.setdefault(cell.row, []).append(measure(run, suite, cell.seed))
     return found
+
+
+def _check_ks(config: SweepConfig, measured: Mapping[str, Sequence[Measured]]) -> None:
+    """Every run was measured at each k that the table is to show."""
+    for runs in measured.values():
+        for one in runs:
+            known = sorted(int(name.removeprefix("pass@")) for name in one.figures if _PASS.fullmatch(name))
+            missing = [str(k) for k in config.results.k if k not in known]
+            if missing:
+                raise UserError(
+                    f"{config.name}: results.k: {', '.join(missing)} was not measured (eval.k); there is "
+                    f"{', '.join(map(str, known))}"
+                )
 
 
 def _before(config: SweepConfig) -> str:

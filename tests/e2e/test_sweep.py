@@ -49,6 +49,8 @@ def test_a_sweep_goes_on_where_it_was_stopped(command: Command, grid: Path) -> N
     grid.write_text(grid.read_text().replace("steps: 60", "steps: 3"))
     command.run(*arguments)
     assert "attempt_2" in {path.name for path in (folder / "bonus_s1" / "logs").iterdir()}
+    line = command.run(*arguments, "set.policy.optimizer.lr=1.0e-5", code=2)
+    assert "plain_s1" in line and line.rstrip().endswith("or give the case, or the sweep, another name")
     text = command.run(*arguments, "--results", "--out", str(folder / "table"))
     assert "Partial" not in text and "| `base` |" in text and "Minus `plain`" in text
     assert (folder / "table" / "pass_at_k.png").is_file()

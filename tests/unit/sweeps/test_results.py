@@ -124,5 +124,8 @@ def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
     table = pd.read_csv(paths[1])
     assert list(table["row"]) == ["base", "plain"] and list(table["tokens"]) == [0, 300]
     assert paths[2].read_bytes().startswith(b"\x89PNG")
+    other = config.model_copy(update={"results": ResultsConfig(k=[1, 8])})
+    with pytest.raises(UserError, match=r"study: results.k: 8 was not measured \(eval.k\); there is 1, 2, 4"):
+        write_results(other, cells, {cells[0]: folder}, tmp_path / "out")
     with pytest.raises(UserError, match="study: none of its 2 runs is finished"):
         write_results(config, cells, {}, tmp_path / "out")
