@@ -17,6 +17,7 @@ from megasharp.build.judging import Judging, judged_tasks
 from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
 from megasharp.build.placement import open_placement
+from megasharp.build.probe import Probes
 from megasharp.build.prolonged import make_rules
 from megasharp.build.resume import check_inputs, check_resume, inputs_of
 from megasharp.build.serving import open_serving
@@ -46,7 +47,7 @@ from megasharp.metrics.console import (
     SuiteFigures,
     print_summary,
 )
-from megasharp.metrics.rollouts import write_rollouts
+from megasharp.metrics.rollouts import TokenColumns, write_rollouts
 from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.prolonged.control import Control
@@ -181,9 +182,19 @@ class _Run:
         self._trackers = Trackers(config.log.trackers, folder.root, folder.logs, self._note)
         stack.callback(self._close_trackers)
         self._telemetry = open_telemetry(stack)
+        limit = config.log.rollout_tokens
+        self._probes = self._make_probes()
+        self._token_columns = TokenColumns(checked.tokenizer.token_texts, limit) if limit else None
         # Where they stood after the last step, also when the next one has begun.
         self._generators = generator_states()
         self._tokens = 0.0
+
+    def _make_probes(self) -> Probes | None:
+        checked, asked = self._checked, self._checked.config.eval
+        if not asked.probe or not checked.suites:
+            return None
+        longest = asked.max_response_tokens or checked.config.data.largest_response
+        return Probes(self._folder.root, checked.suites[0], checked.tokenizer, asked.probe, longest)
 
     def _open_judging(self, say: Say) -> Judging:
         config = self._checked.config
@@ -293,7 +304,7 @@ class _Run:
         if self._checked.config.log.rollouts:
             with self._clock.stage("log"):
                 ahead = self._sync.memory_version - self._sync.version
-                write_rollouts(self._folder.root, step, groups, memory_ahead=ahead)
+                write_rollouts(self._folder.root, step, groups, memory_ahead=ahead, tokens=self._token_columns)
         with self._clock.stage("checkpoint"):
             self._checkpoints.poll()
         seconds = self._clock.take()
@@ -385,6 +396,9 @@ class _Run:
                     figures |= self._logged(step, stored_figures(path))
                 else:
                     figures |= self._evaluate_suite(step, suite, use)
+        if self._probes is not None and (self._probes.missing(step) or not only_missing):
+            with self._clock.stage("eval"):
+                self._probes.take(self._engine, step)
         self._control.evaluated(step, figures, scheduled=self._evaluation_is_due(step))
         return self._protect_best() == step
 

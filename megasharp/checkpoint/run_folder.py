@@ -18,7 +18,7 @@ CONFIG_FILE = "config.yaml"
 _GLANCE_S = 1.0
 _KEPT = frozenset({".lock", "logs"})
 _OF_A_BEGINNING = frozenset(
-    {CONFIG_FILE, "checkpoints", "evals", "rollouts", "tensorboard", "trackers", "weights", METRICS_FILE}
+    {CONFIG_FILE, "checkpoints", "evals", "rollouts", "probe", "tensorboard", "trackers", "weights", METRICS_FILE}
 )
 
 
@@ -54,7 +54,7 @@ class RunFolder:
         for folder in (self.root / "evals").glob("step_*"):
             if _step(folder) > after:
                 shutil.rmtree(folder)
-        for table in (self.root / "rollouts").glob("step_*.parquet"):
+        for table in (*self.root.glob("rollouts/step_*.parquet"), *self.root.glob("probe/step_*.parquet")):
             if _step(table) > after:
                 table.unlink()
 

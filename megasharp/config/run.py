@@ -284,6 +284,8 @@ class EvalConfig(Section):
     """Periodic evaluation: `n` samples per problem, unbiased pass@k for every k in `k` (all k <= n).
 
     The policy alone is sampled; `with_memory` evaluates each suite a second time with DLC's subtraction.
+    `probe` responses, sampled at the first evaluation, are read again at every one: how likely each of their tokens,
+    and what else, has become (0: none; only the in-process engine can).
     `max_response_tokens` holds for the whole run, so that figures compare; null is the largest limit of training.
     """
 
@@ -295,6 +297,7 @@ class EvalConfig(Section):
     temperature: float = Field(default=1.0, ge=0.0)
     max_response_tokens: int | None = Field(default=None, ge=1)
     with_memory: bool = False
+    probe: int = Field(default=32, ge=0)
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvalConfig:
@@ -308,6 +311,8 @@ class EvalConfig(Section):
 class LogConfig(Section):
     """Where figures go besides metrics.jsonl, and of how many of the most probable tokens they tell.
 
+    `rollout_tokens` bounds the response tokens of a step whose texts and log-probs are in the table of its responses.
+
     `wandb` is a project (or entity/project), `mlflow` an experiment; keys and servers are those libraries' own matter.
     """
 
@@ -316,6 +321,7 @@ class LogConfig(Section):
     wandb: str | None = None
     mlflow: str | None = None
     rollouts: bool = True
+    rollout_tokens: int = Field(default=65536, ge=0)
 
     @property
     def trackers(self) -> dict[str, str]:

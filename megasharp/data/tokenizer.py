@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -63,6 +64,23 @@ class TextTokenizer:
         """Texts of several token lists, as `decode` gives them one by one, in one call."""
         lists = [list(tokens) for tokens in sequences]
         return list(self.backend.batch_decode(lists, skip_special_tokens=True)) if lists else []
+
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Each token's own text, special ones by their names; joined they read as the text does.
+
+        A token that holds a part of a character only is U+FFFD, so there the join differs.
+        """
+        return [self._token_text(token) for token in tokens]
+
+    @lru_cache(maxsize=1 << 18)  # noqa: B019  (a tokenizer lives as long as its process)
+    def _token_text(self, token: int) -> str:
+        # Some decoders leave out the space that begins a text: so it is decoded after another token.
+        before = self.stop_token_ids[0]
+        text, pair = (
+            str(self.backend.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            for ids in ([before], [before, token])
+        )
+        return pair.removeprefix(text)
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:

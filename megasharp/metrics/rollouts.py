@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +25,7 @@ SCHEMA = pa.schema(
         ("index", pa.int64()),
         ("task", pa.string()),
         ("prompt_id", pa.string()),
+        ("prompt", pa.string()),
         ("policy_version", pa.int64()),
         ("text", pa.string()),
         ("length", pa.int64()),
@@ -36,11 +39,40 @@ SCHEMA = pa.schema(
         ("mean_memory_logp", pa.float64()),
         ("mean_entropy", pa.float64()),
         ("dropped_reason", pa.string()),
+        ("token_texts", pa.list_(pa.string())),
+        ("token_policy_logp", pa.list_(pa.float32())),
     ]
 )
 
 Span = dict[str, int | None]
-Cell = str | int | float | list[Span] | None
+Cell = str | int | float | list[Span] | list[str] | list[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """Which responses are written token by token: of whole groups, together at most `limit` tokens a step.
+
+    `texts` gives each token's own text. Groups are taken by a hash of their prompt, so that runs over the same data
+    keep the same prompts.
+    """
+
+    texts: Callable[[Sequence[int]], Sequence[str]]
+    limit: int
+
+    def chosen(self, groups: Sequence[Group]) -> frozenset[str]:
+        """The ids of the groups that are written so."""
+        left, found = self.limit, set()
+        for group in sorted(groups, key=lambda group: prompt_rank(group.prompt.id)):
+            tokens = sum(response.length for response in group.responses)
+            if tokens <= left:
+                found.add(group.id)
+                left -= tokens
+        return frozenset(found)
+
+
+def prompt_rank(prompt_id: str) -> int:
+    """A number by which everyone who keeps only some of the prompts keeps the same ones: the smallest first."""
+    return int.from_bytes(hashlib.blake2b(prompt_id.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
 def write_rollouts(
@@ -50,51 +82,71 @@ def write_rollouts(
     mean_entropy: MeanEntropy | None = None,
     *,
     memory_ahead: int = 0,
+    tokens: TokenColumns | None = None,
 ) -> Path:
     """Write `folder`/rollouts/step_000123.parquet, one row per response, and return its path.
 
     Log-probs and entropies are means over the response's tokens, in nats; null where there is none.
     `mean_entropy` maps (group id, index in the group) to it. A run pushes both networks together, so the memory
-    network's version is always the policy's and `memory_ahead`. An existing file of the same step (a step repeated
+    network's version is always the policy's and `memory_ahead`. `tokens` says which responses are written token by
+    token; the others' two columns are null. An existing file of the same step (a step repeated
     after a resume) is replaced. `metrics/README.md` says what the columns mean.
 
     Raises:
         UserError: the file cannot be written.
     """
     path = folder / "rollouts" / f"step_{step:06d}.parquet"
-    rows = list(_rows(step, groups, mean_entropy or {}, memory_ahead))
+    chosen = tokens.chosen(groups) if tokens else frozenset()
+    rows = [
+        {**row, **(_token_cells(response, tokens) if tokens and group.id in chosen else _NO_TOKENS)}
+        for group, response, row in _rows(step, groups, mean_entropy or {}, memory_ahead)
+    ]
     with completed(path) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
     return path
 
 
+_NO_TOKENS: dict[str, Cell] = {"token_texts": None, "token_policy_logp": None}
+
+
 def _rows(
     step: int, groups: Sequence[Group], mean_entropy: MeanEntropy, memory_ahead: int
-) -> Iterator[dict[str, Cell]]:
+) -> Iterator[tuple[Group, Response, dict[str, Cell]]]:
     for group in groups:
         for index, response in enumerate(group.responses):
-            yield {
-                "step": step,
-                "group_id": group.id,
-                "index": index,
-                "task": group.prompt.task,
-                "prompt_id": group.prompt.id,
-                "policy_version": group.policy_version,
-                **_response_cells(response),
-                "versions": _versions(response.completion, memory_ahead),
-                "mean_entropy": mean_entropy.get((group.id, index)),
-                "dropped_reason": group.dropped_reason,
-            }
+            yield (
+                group,
+                response,
+                {
+                    "step": step,
+                    "group_id": group.id,
+                    "index": index,
+                    "task": group.prompt.task,
+                    "prompt_id": group.prompt.id,
+                    "prompt": storable(group.prompt.text),
+                    "policy_version": group.policy_version,
+                    **_response_cells(response),
+                    "versions": _versions(response.completion, memory_ahead),
+                    "mean_entropy": mean_entropy.get((group.id, index)),
+                    "dropped_reason": group.dropped_reason,
+                },
+            )
+
+
+def _token_cells(response: Response, tokens: TokenColumns) -> dict[str, Cell]:
+    completion = response.completion
+    texts = [storable(text) for text in tokens.texts(completion.tokens.tolist())]
+    return {"token_texts": texts, "token_policy_logp": completion.policy_logp.tolist()}
 
 
 def _response_cells(response: Response) -> dict[str, Cell]:
     completion, verdict = response.completion, response.verdict
     return {
-        "text": _storable(response.text),
+        "text": storable(response.text),
         "length": response.length,
         "outcome": verdict.outcome.value,
         "reward": verdict.reward,
-        "canonical_answer": _storable(verdict.canonical_answer),
+        "canonical_answer": None if verdict.canonical_answer is None else storable(verdict.canonical_answer),
         "finish_reason": completion.finish_reason.value,
         "mean_sampler_logp": _mean(completion.sampler_logp),
         "mean_policy_logp": _mean(completion.policy_logp),
@@ -119,6 +171,6 @@ def _mean(values_T: Tensor | None) -> float | None:
     return float(values_T.double().mean()) if values_T is not None and values_T.numel() else None
 
 
-def _storable(text: str | None) -> str | None:
+def storable(text: str) -> str:
     """Parquet holds UTF-8 only, and a model may emit half a surrogate pair: that becomes a question mark."""
-    return None if text is None else text.encode("utf-8", "replace").decode("utf-8")
+    return text.encode("utf-8", "replace").decode("utf-8")

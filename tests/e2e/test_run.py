@@ -46,7 +46,13 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     assert [row["step"] for row in command.rows("a")] == [1, 2, 3]
     assert sorted(p.name for p in (folder / "checkpoints").glob("step_*")) == ["step_000002", "step_000003"]
     assert (folder / "checkpoints" / "latest").read_text() == "step_000003\n"
-    assert pq.read_table(folder / "rollouts" / "step_000002.parquet").num_rows == 64
+    responses = pq.read_table(folder / "rollouts" / "step_000002.parquet").to_pylist()
+    assert len(responses) == 64
+    # The shipped tokenizer has a token for each character.
+    assert all("".join(row["token_texts"]).removesuffix("<eos>") == row["text"] for row in responses)
+    first, last = (pq.read_table(folder / "probe" / f"step_{step:06d}.parquet").to_pylist() for step in (0, 3))
+    assert [row["token"] for row in first] == [row["token"] for row in last]
+    assert [row["logp"] for row in first] != [row["logp"] for row in last]
     summary = json.loads((folder / "summary.json").read_text())
     assert {"rollout", "reward", "annotate", "update", "sync"} <= summary["seconds"].keys()
     assert 100e6 < summary["peak_rss_bytes"] < 4e9

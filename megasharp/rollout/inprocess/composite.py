@@ -6,7 +6,7 @@ memory's, and nothing is added where there is no memory. Why two networks: `samp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -68,6 +68,10 @@ class Composite:
             return Logits(logits_BV), Caches(cache, None)
         memory_BV, memory_cache = self._memory.prefill(prompts)
         return Logits(logits_BV, memory_BV), Caches(cache, memory_cache)
+
+    def read(self, tokens: Sequence[int], first: int, rows: int) -> Iterator[Tensor]:
+        """The policy's own logits that predict tokens `first` and later of one text, at most [`rows`, V] at a time."""
+        return self._policy.read(tokens, first, rows)
 
     def step(self, tokens_S: Tensor, cache: Caches) -> Logits:
         """Append `tokens_S` (int64, one per row) to both caches; returns the logits that follow."""

@@ -6,7 +6,7 @@ multiplication for the rotary embedding, one matrix product per (row, key-value 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,19 @@ class Decoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValueCache]:
         """Read each prompt once. Returns the logits after each, [B, V], and a cache of B rows."""
+        hidden, cache = self._read(prompts)
+        padded = cache.prompt_keys[0].shape[2]
+        last = torch.arange(len(prompts), device=self.device) * padded + cache.lengths_B - 1
+        return self._logits(hidden.index_select(0, last)), cache
+
+    def read(self, tokens: Sequence[int], first: int, rows: int) -> Iterator[Tensor]:
+        """The logits that predict tokens `first` (at least 1) and later of one text, at most [`rows`, V] at a time."""
+        hidden, _ = self._read([tokens])
+        for part in torch.split(hidden[first - 1 : -1], rows):
+            yield self._logits(part)
+
+    def _read(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, KeyValueCache]:
+        """Final hidden states [B * padded length, H] before the last norm, and the cache."""
         lengths_B = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         padded = int(lengths_B.max())
         tokens = torch.tensor([[*prompt, *([0] * (padded - len(prompt)))] for prompt in prompts], device=self.device)
@@ -57,8 +70,7 @@ class Decoder:
 
         positions = torch.arange(padded, device=self.device).repeat(len(prompts))
         hidden = self._hidden(tokens.flatten(), positions, padded, attend)
-        last = torch.arange(len(prompts), device=self.device) * padded + lengths_B - 1
-        return self._logits(hidden.index_select(0, last)), KeyValueCache(keys, values, lengths_B)
+        return hidden, KeyValueCache(keys, values, lengths_B)
 
     def step(self, tokens_S: Tensor, cache: KeyValueCache) -> Tensor:
         """Append `tokens_S` (int64, one per row of `cache`); returns the logits that follow, [S, V]."""

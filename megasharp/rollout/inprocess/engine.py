@@ -16,9 +16,10 @@ from torch import Tensor
 
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
+from megasharp.rollout.inprocess.candidates import Candidates, candidates_of, joined
 from megasharp.rollout.inprocess.composite import Composite
 from megasharp.rollout.inprocess.generation import Samples, generate_batch
-from megasharp.rollout.inprocess.sampling import Draw, check_sampling
+from megasharp.rollout.inprocess.sampling import BLOCK_ELEMENTS, Draw, check_sampling
 from megasharp.rollout.inprocess.vocabulary import check_same_vocabulary
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
 
@@ -87,6 +88,21 @@ class InProcessEngine:
         self._model.load(tensors)
         self._version = version
         self._complete = True
+
+    def candidates(self, prompt: Sequence[int], response: Sequence[int], n: int) -> Candidates:
+        """What the policy alone, at temperature 1, holds likely at each token of a given response; on the CPU.
+
+        Raises UserError as `generate` does for the prompt.
+        """
+        if self._model is None or not self._complete:
+            raise RuntimeError("the in-process engine holds no complete weights; call load_weights first")
+        self._check_prompt((*prompt, *response), 0)
+        rows = max(1, BLOCK_ELEMENTS // self._policy.vocab)
+        given = torch.tensor(list(response), dtype=torch.int64)
+        with torch.inference_mode():
+            logits = self._model.read((*prompt, *response), len(prompt), rows)
+            blocks = zip(logits, torch.split(given, rows), strict=True)
+            return joined([candidates_of(block_TV.cpu(), given_T, n) for block_TV, given_T in blocks])
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
         """Sample every request; the outer list follows `requests`, the inner one each request's seeds.

@@ -17,6 +17,7 @@ import pytest
 from megasharp.checkpoint.run_folder import open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.errors import UserError
+from megasharp.evals.probe import step_file
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog
 from tests.unit.saving import save_at_once
@@ -105,13 +106,16 @@ def test_resume_counts_attempts(tmp_path: Path) -> None:
 
 
 def test_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
-    """Their evaluations, and the tables of their responses; what bears no step's number stays."""
+    """Their evaluations, probes and tables of responses; what bears no step's number stays."""
     folder = open_run(tmp_path / "run", "", resume=False)
     rollouts = folder.root / "rollouts"
     rollouts.mkdir()
+    probes = folder.root / "probe"
+    probes.mkdir()
     for step in (0, 4, 999_999, 1_000_000):
         folder.evals(step).mkdir(parents=True)
         write_rollouts(folder.root, step, [])
+        step_file(probes, step).touch()
     (folder.root / "evals" / "step_by_hand").mkdir()
     (rollouts / "step_by_step.parquet").touch()
     folder.forget_steps(999_999)
@@ -121,6 +125,7 @@ def test_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
     folder.close()
     assert sorted(path.name for path in (tmp_path / "run" / "evals").iterdir()) == [*kept[:2], "step_by_hand"]
     assert sorted(path.stem for path in rollouts.iterdir()) == [*kept[:2], "step_by_step"]
+    assert sorted(path.stem for path in probes.iterdir()) == kept[:2]
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

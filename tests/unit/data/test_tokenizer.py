@@ -14,6 +14,7 @@ from megasharp.data.tokenizer import load_tokenizer
 from megasharp.errors import UserError
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
 
 
 @pytest.fixture
@@ -48,6 +49,19 @@ def test_shipped_models_share_a_tokenizer_that_fits_them() -> None:
         assert config["num_attention_heads"] % 2 == config["num_hidden_layers"] % 2 == 0
         assert (config["eos_token_id"], config["pad_token_id"]) == (1, 0)
         assert (QUICKSTART / model / "model.safetensors").stat().st_size < 5_000_000
+
+
+def test_each_tokens_own_text_keeps_spaces_and_names_special_tokens(folder: Path) -> None:
+    """Also where the decoder drops the space that begins a text, as Llama 2's and Mistral's do."""
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    for decoder, space in ((rules["decoder"], " "), (METASPACE, "\u2581")):
+        vocabulary = {space if token == " " else token: number for token, number in rules["model"]["vocab"].items()}
+        model = {**rules["model"], "vocab": vocabulary}
+        written = {**rules, "decoder": decoder, "model": model}
+        (folder / "tokenizer.json").write_text(json.dumps(written))
+        found = load_tokenizer(folder).token_texts([rules["model"]["vocab"][text] for text in (" ", "5", " ", "7")])
+        assert found == [" ", "5", " ", "7"]
+        assert load_tokenizer(folder).token_texts([1]) == ["<eos>"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from megasharp.metrics.rollouts import SCHEMA, write_rollouts
+from megasharp.metrics.rollouts import SCHEMA, TokenColumns, write_rollouts
 from megasharp.types import FinishReason, Outcome, VersionSpan
 
 
@@ -84,3 +84,31 @@ def test_a_step_without_groups_keeps_the_columns(tmp_path):
     table = pd.read_parquet(write_rollouts(tmp_path, 2, []))
     assert table.empty
     assert "canonical_answer" in table.columns
+
+
+def test_whole_groups_are_written_token_by_token_up_to_the_limit(tmp_path, make_response, make_group):
+    """The same prompts whatever the order of groups; what does not fit is left out, and what follows may fit."""
+    groups = [
+        _of_prompt(make_group(*[make_response(Outcome.WRONG, length)] * 2, name=prompt), prompt)
+        for prompt, length in (("a", 3), ("b", 4), ("c", 3))
+    ]
+    columns = TokenColumns(lambda tokens: [f"<{token}>" for token in tokens], limit=13)
+    chosen = columns.chosen(groups)
+    assert chosen == columns.chosen(groups[::-1])
+    assert len(chosen) == 2 or chosen == {"b"}
+    table = pd.read_parquet(write_rollouts(tmp_path, 3, groups, tokens=columns))
+    written = table[table.token_texts.notna()]
+    assert set(written.group_id) == chosen
+    assert written.token_texts.iloc[0].tolist() == ["<0>"] * written.length.iloc[0]
+    assert written.token_policy_logp.iloc[0].tolist() == [-1.0, -2.0, -3.0, -4.0][: written.length.iloc[0]]
+    assert set(table.prompt) == {"1 2=3:"}
+
+
+def test_a_limit_below_every_group_writes_none(tmp_path, make_response, make_group):
+    columns = TokenColumns(lambda tokens: [""] * len(tokens), limit=1)
+    table = pd.read_parquet(write_rollouts(tmp_path, 3, [make_group(make_response(Outcome.WRONG, 2))], tokens=columns))
+    assert table.token_texts.isna().all()
+
+
+def _of_prompt(group, prompt_id):
+    return replace(group, prompt=replace(group.prompt, id=prompt_id))

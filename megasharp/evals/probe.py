@@ -1,0 +1,196 @@
+"""A probe: the same responses read by every checkpoint, to see how the next-token distributions move under training.
+
+The responses are sampled once, from the first weights that are evaluated, one to each of some of a suite's problems.
+Every later checkpoint reads these texts, so that a position's candidates can be put side by side (2510.14807, figures
+11 to 16); sampled texts would differ from the first token on. They do not depend on the run's seed: runs from one base
+model have the same ones, and can be compared too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megasharp.errors import UserError, one_line
+from megasharp.evals.evaluate import Tokenizer, sample_seed
+from megasharp.evals.suites import Suite
+from megasharp.files import completed
+from megasharp.protocols import Engine
+from megasharp.rollout.inprocess.candidates import Candidates
+from megasharp.types import GenerateRequest, SamplingParams
+
+FOLDER = "probe"
+RESPONSES = "responses.parquet"
+# Candidates are kept until they hold this mass, as in 2510.14807's figures: a few ranks always, never more than MOST.
+MASS, FEWEST, MOST = 0.95, 3, 32
+# A probe is to be cheap beside an evaluation, which samples each problem many times.
+LONGEST = 512
+_SEED = 0
+
+_RESPONSES_SCHEMA = pa.schema(
+    [
+        ("suite", pa.string()),
+        ("problem", pa.string()),
+        ("prompt", pa.string()),
+        ("prompt_tokens", pa.list_(pa.int64())),
+        ("tokens", pa.list_(pa.int64())),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("response", pa.int32()),
+        ("position", pa.int32()),
+        ("token", pa.string()),
+        ("logp", pa.float32()),
+        ("rank", pa.int32()),
+        ("entropy", pa.float32()),
+        ("candidates", pa.list_(pa.string())),
+        ("candidate_logp", pa.list_(pa.float32())),
+    ]
+)
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What can read a given text; `megasharp.rollout.inprocess.InProcessEngine` can."""
+
+    def candidates(self, prompt: Sequence[int], response: Sequence[int], n: int) -> Candidates:
+        """The `n` most probable tokens at each token of `response`, and the token's own log-prob, rank and entropy."""
+        ...
+
+
+class TokenNames(Protocol):
+    """Token ids as single texts."""
+
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Each token's own text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResponse:
+    """One fixed text: a problem's prompt and the response to it, in tokens."""
+
+    suite: str
+    problem: str
+    prompt: str
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+def sample_responses(
+    engine: Engine, suite: Suite, tokenizer: Tokenizer, *, count: int, max_tokens: int
+) -> list[ProbeResponse]:
+    """One response at temperature 1 to each of `count` problems, evenly chosen from the suite, cut at LONGEST tokens.
+
+    Raises UserError for what the engine refuses.
+    """
+    count = min(count, len(suite.items))
+    items = [suite.items[place * len(suite.items) // count] for place in range(count)]
+    prompts = [tokenizer.encode(item.text) for item in items]
+    requests = [
+        GenerateRequest(prompt, (sample_seed(_SEED, item.id, 0),)) for item, prompt in zip(items, prompts, strict=True)
+    ]
+    sampling = SamplingParams(min(max_tokens, LONGEST), stop_token_ids=tokenizer.stop_token_ids)
+    sampled = engine.generate(requests, sampling)
+    return [
+        ProbeResponse(suite.name, item.id, item.text, prompt, tuple(completions[0].tokens.tolist()))
+        for item, prompt, completions in zip(items, prompts, sampled, strict=True)
+        if completions[0].tokens.numel()
+    ]
+
+
+def write_responses(folder: Path, responses: Sequence[ProbeResponse]) -> Path:
+    """Write `folder`/responses.parquet. Raises UserError where it cannot be written."""
+    path = folder / RESPONSES
+    rows = [
+        {
+            "suite": one.suite,
+            "problem": one.problem,
+            "prompt": one.prompt.encode("utf-8", "replace").decode("utf-8"),
+            "prompt_tokens": list(one.prompt_tokens),
+            "tokens": list(one.tokens),
+        }
+        for one in responses
+    ]
+    with completed(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema=_RESPONSES_SCHEMA), temporary)
+    return path
+
+
+def read_responses(folder: Path) -> list[ProbeResponse]:
+    """What `write_responses` wrote; none where there is no such file. Raises UserError for one that cannot be read."""
+    path = folder / RESPONSES
+    rows = read_table(path, _RESPONSES_SCHEMA).to_pylist() if path.exists() else []
+    return [
+        ProbeResponse(row["suite"], row["problem"], row["prompt"], tuple(row["prompt_tokens"]), tuple(row["tokens"]))
+        for row in rows
+    ]
+
+
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """A Parquet file of ours. Raises UserError for one that is damaged or has not these columns."""
+    try:
+        return pq.read_table(path, schema=schema)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot be read ({one_line(error)}); remove it, `megasharp probe` makes it") from error
+
+
+def step_file(folder: Path, step: int) -> Path:
+    """Where the probe of the weights after `step` lies."""
+    return folder / f"step_{step:06d}.parquet"
+
+
+def probe(scorer: Scorer, names: TokenNames, responses: Sequence[ProbeResponse], path: Path) -> Path:
+    """Let the present weights read `responses`; write a row per token to the Parquet file `path`.
+
+    A row has the token's text, its log-prob in nats at temperature 1, how many tokens are more probable (`rank`), the
+    distribution's entropy in nats, and the most probable tokens until they hold MASS of it. Raises UserError where the
+    file cannot be written.
+    """
+    rows = [
+        row
+        for number, response in enumerate(responses)
+        for row in _rows(number, response, scorer.candidates(response.prompt_tokens, response.tokens, MOST), names)
+    ]
+    with completed(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
+    return path
+
+
+def _rows(number: int, response: ProbeResponse, found: Candidates, names: TokenNames) -> list[dict[str, object]]:
+    mass_TN = found.topn_logp_TN.double().exp().cumsum(dim=-1)
+    shown_T = ((mass_TN < MASS).sum(dim=-1) + 1).clamp(FEWEST, MOST).tolist()
+    texts = _storable(names.token_texts(response.tokens))
+    columns = zip(
+        texts,
+        found.logp_T.tolist(),
+        found.rank_T.tolist(),
+        found.entropy_T.tolist(),
+        found.tokens_TN.tolist(),
+        found.topn_logp_TN.tolist(),
+        shown_T,
+        strict=True,
+    )
+    return [
+        {
+            "response": number,
+            "position": position,
+            "token": text,
+            "logp": logp,
+            "rank": rank,
+            "entropy": entropy,
+            "candidates": _storable(names.token_texts(tokens[:shown])),
+            "candidate_logp": logps[:shown],
+        }
+        for position, (text, logp, rank, entropy, tokens, logps, shown) in enumerate(columns)
+    ]
+
+
+def _storable(texts: Sequence[str]) -> list[str]:
+    return [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
