@@ -27,7 +27,7 @@ from megasharp.types import GenerateRequest, SamplingParams
 FOLDER = "probe"
 RESPONSES = "responses.parquet"
 # Candidates are kept until they hold this mass, as in 2510.14807's figures: a few ranks always, never more than MOST.
-MASS, FEWEST, MOST = 0.95, 3, 32
+MASS, FEWEST, MOST = 0.95, 8, 32
 # A probe is to be cheap beside an evaluation, which samples each problem many times.
 LONGEST = 512
 _SEED = 0

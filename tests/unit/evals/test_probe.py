@@ -43,17 +43,17 @@ class Names:
 
 
 class Reader:
-    """A distribution that needs two candidates, then one that needs more than there are."""
+    """A distribution that needs two candidates, then one that needs nine of ten."""
 
     def candidates(self, prompt, response, n):
         assert (tuple(prompt), tuple(response)) == ((1, 2), (5, 6))
-        first = [0.6, 0.35, 0.01, 0.01, 0.01]
+        first = [0.6, 0.35, *[0.01] * 8]
         return Candidates(
             torch.tensor([math.log(0.35), math.log(0.2)]),
             torch.tensor([1, 4]),
             torch.tensor([0.9, 1.6]),
-            torch.tensor([[0, 5, 1, 2, 3], [0, 1, 2, 3, 6]]),
-            torch.tensor([first, [0.15] * 5]).log(),
+            torch.tensor([[0, 5, 1, 2, 3, 4, 6, 7, 8, 9], [0, 1, 2, 3, 4, 5, 7, 8, 6, 9]]),
+            torch.tensor([first, [0.11] * 10]).log(),
         )
 
 
@@ -68,14 +68,14 @@ class Sampler:
         return [[Completion(t, torch.zeros(1), torch.zeros(1), None, (), FinishReason.STOP, 0)] for t in tokens]
 
 
-def test_rows_hold_the_mass_and_at_least_three_ranks(tmp_path: Path) -> None:
+def test_rows_hold_the_mass_and_at_least_eight_ranks(tmp_path: Path) -> None:
     path = probe(Reader(), Names(), [RESPONSE], step_file(tmp_path, 7))
     assert path.name == "step_000007.parquet"
     first, second = pq.read_table(path).to_pylist()
     assert (first["response"], first["position"], first["token"], first["rank"]) == (0, 0, "f", 1)
-    assert first["candidates"] == ["a", "f", "b"]
-    assert [math.exp(logp) for logp in first["candidate_logp"]] == pytest.approx([0.6, 0.35, 0.01])
-    assert second["candidates"] == ["a", "b", "c", "d", "?"]
+    assert first["candidates"] == ["a", "f", "b", "c", "d", "e", "?", "h"]
+    assert [math.exp(logp) for logp in first["candidate_logp"]] == pytest.approx([0.6, 0.35, *[0.01] * 6])
+    assert second["candidates"] == ["a", "b", "c", "d", "e", "f", "h", "i", "?"]
     assert second["entropy"] == pytest.approx(1.6)
 
 
