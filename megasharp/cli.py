@@ -222,6 +222,36 @@ def sweep(
 
 
 @app.command()
+def probe(
+    names: Annotated[list[str], typer.Argument(help="Runs, by folder or name.")],
+    suite: Annotated[str | None, typer.Option(help="Whose problems are read; the run's first suite.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Where the run has no responses yet: how many to sample.")] = 32,
+    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+) -> None:
+    """Let a run's base model and checkpoints read the same responses, for `megasharp report`; what is there stays."""
+    from megasharp.build.probe import probe_runs
+
+    probe_runs(names, runs, suite, problems, typer.echo)
+
+
+@app.command()
+def report(
+    names: Annotated[list[str], typer.Argument(help="Runs, by folder or name.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the run's folder.")] = None,
+    serve: Annotated[bool, typer.Option(help="Serve the page on 127.0.0.1 instead; it refreshes.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 is any free port.")] = 8042,
+    runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
+) -> None:
+    """Draw runs as one HTML file: curves, pass@k, candidates, responses, time. It needs no network."""
+    from megasharp.build.report import serve_report, write_report
+
+    if serve:
+        serve_report(names, runs, port, typer.echo)
+    else:
+        typer.echo(f"report: {write_report(names, runs, out)}")
+
+
+@app.command()
 def methods(
     name: Annotated[str, typer.Argument(help="A method's name; without one, all are listed.")] = "",
     markdown: Annotated[bool, typer.Option(help="Print the README's table.")] = False,

@@ -42,10 +42,10 @@ def compare(names: Sequence[str], runs: Path, picture: Path | None, console: Con
     return plot_runs(curves, picture or shown[0].folder.resolve().parent / "compare.png")
 
 
-def told_apart(histories: Sequence[RunHistory]) -> dict[str, RunHistory]:
-    """The runs by their names, or by their folders where two have the same."""
+def told_apart(histories: Sequence[RunHistory], command: str = "compare") -> dict[str, RunHistory]:
+    """The runs by their names, or by their folders where two have the same. Raises UserError for one named twice."""
     if len({run.folder.resolve() for run in histories}) < len(histories):
-        raise UserError("compare: the same run is named twice")
+        raise UserError(f"{command}: the same run is named twice")
     same = len({run.name for run in histories}) < len(histories)
     return {str(run.folder) if same else run.name: run for run in histories}
 

@@ -46,10 +46,11 @@ def suites(history: RunHistory) -> dict[str, list[int]]:
 
 def warnings(history: RunHistory) -> list[str]:
     """What looks wrong, a line each."""
-    return [*_collapse(history), *_entropy(history), *_steps(history), *_attempts(history), *_checkpoints(history)]
+    return [*collapse(history), *_entropy(history), *_steps(history), *_attempts(history), *_checkpoints(history)]
 
 
-def _collapse(history: RunHistory) -> Iterator[str]:
+def collapse(history: RunHistory) -> Iterator[str]:
+    """Of each suite whose pass@k at the largest k falls while that at the smallest rises, a line."""
     for suite, ks in suites(history).items():
         one, many = (history.series(f"eval/{suite}/pass@{k}") for k in (ks[0], ks[-1]))
         if len(one) < 2 or len(many) < 2 or ks[0] == ks[-1]:

@@ -32,7 +32,7 @@ LIBRARIES = {
     "plan": set(),
     "prolonged": set(),
     "ranks": {"torch"},
-    "report": {"matplotlib", "numpy", "pandas", "rich"},
+    "report": {"matplotlib", "numpy", "pandas", "pyarrow", "rich"},
     "rewards": {"math_verify", "sympy"},
     "runs": {"pydantic", "rich"},
     "rollout": {"torch", "transformers", "safetensors"},

@@ -1,0 +1,106 @@
+"""pass@k over k, and how often each problem is solved, from the evaluations of runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from megasharp.errors import UserError
+from megasharp.evals.bootstrap import mean_intervals
+from megasharp.evals.files import load_result
+from megasharp.evals.passk import pass_at_k
+from megasharp.evals.result import EvalResult
+from megasharp.report.page.figures import Results
+from megasharp.report.page.models import Models
+from megasharp.report.page.records import Bars, ModelPoints, PassAtK, Points, Success
+from megasharp.report.page.sampling import rounded
+from megasharp.runs.history import RunHistory
+
+_SEED = 0
+SHARES = ["0", *(f"to {tenth / 10:g}" for tenth in range(1, 10)), "below 1", "1"]
+
+
+def read_results(runs: Sequence[RunHistory]) -> tuple[dict[tuple[int, int, str], EvalResult], list[str]]:
+    """Every evaluation of the runs by (run, step, suite), and a line for each that cannot be read."""
+    found: dict[tuple[int, int, str], EvalResult] = {}
+    problems = []
+    for number, run in enumerate(runs):
+        for path in sorted(run.folder.glob("evals/step_*/*.json")):
+            step = re.fullmatch(r"step_(\d+)", path.parent.name)
+            if step is None:
+                continue
+            try:
+                result = load_result(path)
+            except UserError as error:
+                problems.append(str(error))
+            else:
+                found[number, int(step[1]), result.suite] = result
+    return found, problems
+
+
+def pass_at_k_figures(results: Results, models: Models) -> list[PassAtK]:
+    """A figure for each suite, of the models that were evaluated on it."""
+    figures = []
+    for suite in sorted({suite for _, _, suite in results}):
+        shown: dict[int, EvalResult] = {}
+        for (run, step, name), result in results.items():
+            if name == suite and (run, step) in models.place:
+                shown.setdefault(models.place[run, step], result)
+        if shown:
+            points = [ModelPoints(model, _curve(shown[model])) for model in sorted(shown)]
+            figures.append(PassAtK(suite, _how(list(shown.values())), points))
+    return figures
+
+
+def _how(results: Sequence[EvalResult]) -> str:
+    first = results[0]
+    samples = sorted({result.n for result in results})
+    n = f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
+    return (
+        f"{first.problems} problems, {n} samples each at temperature {first.temperature:g}; unbiased estimate, bands "
+        "are 95% intervals by resampling problems"
+    )
+
+
+def _curve(result: EvalResult) -> Points:
+    ks = sorted(result.pass_at_k)
+    bounds = _bounds(result, ks)
+    return [[k, rounded(result.pass_at_k[k]), *bounds[k]] for k in ks]
+
+
+def _bounds(result: EvalResult, ks: Sequence[int]) -> dict[int, list[float]]:
+    """Stored intervals, or, for results of older versions, the same computed from their rows."""
+    stored = {k: result.intervals[f"pass@{k}"] for k in ks if f"pass@{k}" in result.intervals}
+    if len(stored) < len(ks):
+        kept = [row for row in result.rows if row.samples >= max(ks)]
+        values = np.array([[pass_at_k(row.samples, row.correct, k) for k in ks] for row in kept])
+        computed = mean_intervals(values, seed=_SEED) if kept else []
+        stored = {k: bound for k, bound in zip(ks, computed, strict=False) if bound is not None}
+    return {k: [rounded(stored[k].low), rounded(stored[k].high)] if k in stored else [] for k in ks}
+
+
+def success_figures(results: Results, models: Models) -> list[Success]:
+    """For each suite, the shares of problems by the share of their samples that is correct."""
+    figures = []
+    for suite in sorted({suite for _, _, suite in results}):
+        bars: dict[int, Bars] = {}
+        for (run, step, name), result in results.items():
+            model = models.place.get((run, step))
+            rows = [row for row in result.rows if row.samples]
+            if name != suite or model is None or model in bars or not rows:
+                continue
+            places = [share_bin(row.correct, row.samples) for row in rows]
+            shares = [rounded(places.count(place) / len(places)) for place in range(len(SHARES))]
+            bars[model] = Bars(models.all[model].label, run, model, shares)
+        if bars:
+            figures.append(Success(f"evaluation: {suite}", SHARES, [bars[model] for model in sorted(bars)]))
+    return figures
+
+
+def share_bin(correct: int, samples: int) -> int:
+    """The place in SHARES: none, up to 0.1, ..., up to 0.9, less than all, all; in whole numbers, so exactly."""
+    if correct in (0, samples):
+        return 0 if correct == 0 else len(SHARES) - 1
+    return min(-(-10 * correct // samples), len(SHARES) - 2)

@@ -1,0 +1,100 @@
+"""The page on this machine's loopback address, made anew when the runs' files have changed.
+
+Only 127.0.0.1 is listened on, and only requests that name it (or localhost) are answered: a page of another site cannot
+read this one by giving its own name this address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from megasharp.errors import UserError, one_line
+from megasharp.report.page.html import as_html, as_json
+from megasharp.report.page.records import Page
+
+HOST = "127.0.0.1"
+_WATCHED = ("metrics.jsonl", "config.yaml", "evals", "rollouts", "probe", "checkpoints", "logs")
+
+
+class LivePage:
+    """The newest page of some run folders; `collect` reads them. What cannot be read is said in place of news."""
+
+    def __init__(self, folders: Sequence[Path], collect: Callable[[], Page]) -> None:
+        self._folders = folders
+        self._collect = collect
+        self._lock = threading.Lock()
+        self._state = ""
+        self._page: Page | None = None
+
+    def newest(self) -> tuple[str, Page]:
+        """The page, and a tag that changes with the runs' files. Raises UserError for a damaged run."""
+        with self._lock:
+            state = fingerprint(self._folders)
+            if self._page is None or state != self._state:
+                self._page, self._state = self._collect(), state
+            return self._state, self._page
+
+
+def fingerprint(folders: Sequence[Path]) -> str:
+    """Changes when a file that a page is made of was written."""
+    seen = []
+    for folder in folders:
+        for name in _WATCHED:
+            for path in (folder / name, *sorted((folder / name).glob("*"))):
+                try:
+                    stat = path.stat()
+                except OSError:
+                    continue
+                seen.append((str(path), stat.st_mtime_ns, stat.st_size))
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
+
+
+def open_server(page: LivePage, port: int) -> ThreadingHTTPServer:
+    """A server that answers once it is told to; port 0 is any free one. Raises UserError for a port that is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            _answer(self, page)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nobody reads a line for each request."""
+
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--port {port}: cannot listen on {HOST}:{port} ({one_line(error)}); choose another") from error
+    server.daemon_threads = True
+    return server
+
+
+def _answer(request: BaseHTTPRequestHandler, page: LivePage) -> None:
+    if request.headers.get("Host", "").rsplit(":", 1)[0] not in (HOST, "localhost"):
+        return _send(request, 403, "text/plain", "this server answers for 127.0.0.1 only", "")
+    if request.path not in ("/", "/data.json"):
+        return _send(request, 404, "text/plain", "there is / and /data.json", "")
+    try:
+        tag, newest = page.newest()
+    except UserError as error:
+        return _send(request, 503, "text/plain", str(error), "")
+    if request.path == "/":
+        return _send(request, 200, "text/html", as_html(newest), "")
+    if request.headers.get("If-None-Match") == tag:
+        return _send(request, 304, "application/json", "", tag)
+    return _send(request, 200, "application/json", as_json(newest), tag)
+
+
+def _send(request: BaseHTTPRequestHandler, status: int, kind: str, text: str, tag: str) -> None:
+    body = text.encode("utf-8")
+    request.send_response(status)
+    request.send_header("Content-Type", f"{kind}; charset=utf-8")
+    request.send_header("Content-Length", str(len(body)))
+    request.send_header("Cache-Control", "no-store")
+    request.send_header("X-Content-Type-Options", "nosniff")
+    if tag:
+        request.send_header("ETag", tag)
+    request.end_headers()
+    request.wfile.write(body)

@@ -1,0 +1,27 @@
+// A served page asks for news; what is chosen on it stays as it is, and so does the place that is read.
+"use strict";
+
+const EVERY_MS = 2000;
+
+function sayLive(text) {
+  document.getElementById("live").textContent = text;
+}
+
+async function ask(tag) {
+  try {
+    const answer = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+    if (answer.status === 200) {
+      const height = window.scrollY;
+      data = await answer.json();
+      draw();
+      window.scrollTo(0, height);
+      tag = answer.headers.get("ETag");
+    }
+    sayLive(answer.ok || answer.status === 304 ? `live, ${data.made.slice(11)}` : `not refreshed: ${await answer.text()}`);
+  } catch {
+    sayLive("the server has ended");
+  }
+  setTimeout(() => ask(tag), EVERY_MS);
+}
+
+if (data.live) ask(null);
