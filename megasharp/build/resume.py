@@ -49,8 +49,8 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
     """Lines that name changes since the last attempt; none for a run that does not exist yet.
 
     `allowed` are keys or sections of `IDENTITY` that may change all the same. Raises UserError for a folder that is no
-    run, for an allowed key that no configuration has, for changed keys of `IDENTITY`, naming each and the remedy, and for a run that
-    has more steps behind it than `steps`.
+    run, for an allowed key that no configuration has, for changed keys of `IDENTITY`, naming each and the remedy, and
+    for a run that has more steps behind it than `steps`.
     """
     now = dict(flat(parse_yaml(dump_yaml(config), str(root))))
     for name in allowed:
