@@ -16,6 +16,7 @@ from megasharp.data.sets.math_sets import LIGHTEVAL_MATH, MATH12K, MATH500, MATH
 from megasharp.data.sets.minerva import MINERVA
 from megasharp.data.sets.multiple_choice import ARC_C, MMLU_PRO
 from megasharp.data.sets.olympiadbench import OLYMPIADBENCH
+from megasharp.data.sets.synlogic_sets import SYNLOGIC_EASY, SYNLOGIC_EASY_VALIDATION
 from megasharp.data.sets.verl_math import VERL_MATH
 
 _ALL = (
@@ -30,6 +31,7 @@ _ALL = (
     GSM8K,
     COUNTDOWN_3TO4,
     COUNTDOWN_3,
+    SYNLOGIC_EASY,
     DEEPCODER,
     VERL_MATH,
     MATH500,
@@ -42,6 +44,7 @@ _ALL = (
     GSM8K_TEST,
     COUNTDOWN_3TO4_TEST,
     COUNTDOWN_3_TEST,
+    SYNLOGIC_EASY_VALIDATION,
     ARC_C,
     MMLU_PRO,
     BBH,
