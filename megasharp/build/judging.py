@@ -12,7 +12,7 @@ from megasharp.config.run import RewardConfig, RunConfig
 from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
 from megasharp.evals.suites import Suite
-from megasharp.rewards import VERIFIERS
+from megasharp.rewards import VERIFIERS, reasoning_gym
 from megasharp.rewards.judge import DirectJudge, Judge, Verifier
 from megasharp.rewards.own import OWN_TASK, OwnReward, find_function
 from megasharp.sandbox.bubblewrap import RISK, open_sandbox
@@ -22,6 +22,8 @@ from megasharp.sandbox.programs import Sandbox
 
 # Tasks whose verifier runs programs that the model wrote.
 PROGRAM_TASKS = frozenset({"code"})
+# Tasks whose verifier is another library's, which may take long or evaluate what a model wrote.
+LIBRARY_TASKS = frozenset({"reasoning_gym"})
 # A program is ended before its worker is, which is for what hangs otherwise.
 _PROGRAMS_SHARE = 0.9
 
@@ -38,7 +40,8 @@ class Judging:
         sandbox = open_sandbox(reward.sandbox) if PROGRAM_TASKS.intersection(tasks) else None
         if sandbox is not None and reward.sandbox == "none":
             say(RISK)
-        make = partial(all_verifiers, reward.function, sandbox, _PROGRAMS_SHARE * reward.timeout_s)
+        gym = bool(LIBRARY_TASKS.intersection(tasks))
+        make = partial(all_verifiers, reward.function, sandbox, _PROGRAMS_SHARE * reward.timeout_s, gym)
         self._taken = PoolCounts()
         self._pool: VerifierPool | None = None
         if reward.workers > 0:
@@ -61,17 +64,21 @@ class Judging:
 
 
 def all_verifiers(
-    function: str | None = None, sandbox: Sandbox | None = None, seconds: float = 0.0
+    function: str | None = None, sandbox: Sandbox | None = None, seconds: float = 0.0, gym: bool = False
 ) -> Mapping[str, Verifier]:
     """By task, a user's `function` among them; called in the process that workers come from too.
 
-    With a `sandbox` programs are judged, which have `seconds` for all of their tests.
+    With a `sandbox` programs are judged, which have `seconds` for all of their tests; with `gym` reasoning-gym's
+    problems are, and the library is imported now, before workers are forked.
     """
     found = dict(VERIFIERS)
     if function is not None:
         found[OWN_TASK] = OwnReward(function)
     if sandbox is not None:
         found["code"] = CodeVerifier(sandbox, seconds)
+    if gym:
+        reasoning_gym.load_library()
+        found["reasoning_gym"] = reasoning_gym.verify
     return found
 
 
@@ -93,7 +100,12 @@ def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[Task
 
 
 def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> None:
-    """Refuse a limit that nobody would keep, and programs without a sandbox."""
+    """Refuse a limit that nobody would keep, another library's verifier in this process, programs without a sandbox."""
+    for task in sorted(LIBRARY_TASKS.intersection(tasks)) if reward.workers == 0 else []:
+        raise UserError(
+            f"{where}: task {task} is judged in worker processes alone, of which reward.workers=0 starts none; "
+            "set reward.workers, to 2 say (eval: --workers 2)"
+        )
     programs = PROGRAM_TASKS.intersection(tasks)
     if reward.workers == 0 and not programs and reward.timeout_s != RewardConfig.model_fields["timeout_s"].default:
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from megasharp.data import (
@@ -16,6 +17,7 @@ from megasharp.data import (
     knights,
     knights_short,
     math,
+    reasoning_gym,
     short_answer,
     synlogic,
 )
@@ -142,6 +144,21 @@ def load_synlogic(path: Path) -> list[TaskItem]:
     ]
 
 
+def load_reasoning_gym(path: Path) -> list[TaskItem]:
+    """Problems that reasoning-gym generates. Raises UserError as `reasoning_gym.read_records` does."""
+    return [
+        TaskItem(
+            record.id,
+            "reasoning_gym",
+            reasoning_gym.prompt_text(record.question),
+            record.answer,
+            path.name,
+            question=record.question,
+        )
+        for record in reasoning_gym.read_records(path)
+    ]
+
+
 TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
     "choice": load_choice,
     "code": load_code,
@@ -152,6 +169,7 @@ TASKS: dict[str, Callable[[Path], list[TaskItem]]] = {
     "knights": load_knights,
     "knights_short": load_knights_short,
     "math": load_math,
+    "reasoning_gym": load_reasoning_gym,
     "short_answer": load_short_answer,
     "synlogic": load_synlogic,
 }
@@ -168,5 +186,7 @@ def digest_of(items: Sequence[TaskItem]) -> str:
 def load_items(task: str, path: Path) -> list[TaskItem]:
     """All problems of a task's data file. Raises UserError for a task not in the table, or a bad file."""
     if task not in TASKS:
-        raise UserError(f"data.task: unknown task {task!r}; known tasks: {', '.join(sorted(TASKS))}")
+        near = " or ".join(get_close_matches(task, TASKS, n=3, cutoff=0.5))
+        hint = f"is it {near}? Known tasks" if near else "known tasks"
+        raise UserError(f"data.task: unknown task {task!r}; {hint}: {', '.join(sorted(TASKS))}")
     return TASKS[task](path)

@@ -131,8 +131,10 @@ def test_the_task_table(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"id": "a", "numbers": [1, 2], "target": 3}\n')
     assert load_items("countdown", path) == [TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")]
-    with pytest.raises(UserError, match="unknown task 'chess'; known tasks: choice, code, countdown, "):
-        load_items("chess", path)
+    with pytest.raises(UserError, match="unknown task 'poker'; known tasks: choice, code, countdown, "):
+        load_items("poker", path)
+    with pytest.raises(UserError, match="unknown task 'count_down'; is it countdown or .*Known tasks: choice, code"):
+        load_items("count_down", path)
 
 
 def test_prompts_that_nothing_trained_on_come_first_again() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from megasharp.data.tasks import TASKS, load_items
 from megasharp.errors import UserError
-from megasharp.rewards import VERIFIERS
+from megasharp.rewards import VERIFIERS, reasoning_gym
 from megasharp.rewards.choice import ChoiceAnswer
 from megasharp.rewards.math import MathAnswer
 from megasharp.sandbox.bubblewrap import open_sandbox
@@ -51,13 +51,23 @@ EXAMPLES = {
         "<answer>Boris is a knight, Alice is a knave</answer>",
     ),
     "knights_short": (FILES / "knights.jsonl", "k1", "10", "01"),
+    "reasoning_gym": (
+        FILES / "reasoning_gym.yaml",
+        "chain_sum-1-00000",
+        None,
+        "<answer>no</answer>",
+    ),
     "short_answer": (FILES / "short_answer.jsonl", "short_answer-1", "So the answer is False.", r"\boxed{True}"),
     "synlogic": (FILES / "synlogic.jsonl", "s1", r"<answer>\boxed{7}</answer>", r"<answer>\boxed{8}</answer>"),
     "math": (FILES / "math.jsonl", "test/prealgebra/1.json", r"so \boxed{1/3}", r"so \boxed{2/3}"),
 }
 
 # The programs above are ours.
-JUDGES = {**VERIFIERS, "code": CodeVerifier(open_sandbox("none"), 60.0)}
+JUDGES = {
+    **VERIFIERS,
+    "code": CodeVerifier(open_sandbox("none"), 60.0),
+    "reasoning_gym": reasoning_gym.verify,
+}
 
 
 def test_every_task_has_an_example_and_a_verifier() -> None:

@@ -1,0 +1,113 @@
+"""reasoning-gym's problems (2505.24760), judged by its own `score_answer`.
+
+A problem is a place in a generated data set: whoever judges generates it again, so that nothing but four values and a
+number travels to worker processes. The scorers are the library's: some hand what a model wrote to sympy, which
+evaluates it. So this verifier runs in worker processes alone (`build/judging.py`), and the library is imported there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from megasharp.errors import UserError, one_line
+from megasharp.rewards.extraction import last_tag
+from megasharp.types import Outcome, TaskAnswer, Verdict
+
+MAX_LENGTH = 10_000
+MAX_CANONICAL = 1_000
+# Scores are products and ratios of floats; what is nearer to 1 than this is 1.
+_FULL = 1.0 - 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class GymDataset:
+    """A generated data set: its name in reasoning-gym, how many problems, their seed, its options as a JSON text.
+
+    Example: `GymDataset("chain_sum", 500, 1, '{"max_terms": 4}')`.
+    """
+
+    name: str
+    size: int
+    seed: int
+    config: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class GymAnswer(TaskAnswer):
+    """Problem `index`, from 0, of a data set. Example: `GymAnswer(GymDataset("chain_sum", 500, 1), 17)`."""
+
+    dataset: GymDataset
+    index: int
+
+
+def verify(text: str, answer: TaskAnswer) -> Verdict:
+    """The score of what stands in the last answer tags, between 0 and 1. CORRECT is a score of 1, and nothing below.
+
+    FORMAT with reward 0: no answer tags (some scorers give 0.01 for that), or nothing or too much in them. WRONG keeps
+    its score as the reward, which for many data sets is above 0 for a part of the answer, or for any answer at all. The
+    canonical answer is the text with single spaces. What a scorer raises passes through, and so does ValueError for a
+    score outside of 0 to 1.
+
+    Example: `verify("<answer>7</answer>", answer)` of "3 + 4 = ?" is `Verdict(Outcome.CORRECT, 1.0, "7", "")`.
+    """
+    assert isinstance(answer, GymAnswer)
+    given = last_tag(text)
+    if not given or len(given) > MAX_LENGTH:
+        return Verdict(Outcome.FORMAT, 0.0, None, "no answer tags, or nothing or too much in them")
+    score = float(generated(answer.dataset).score_answer(answer=given, entry=problem(answer)))
+    if not (math.isfinite(score) and 0.0 <= score <= 1.0 + 1e-9):
+        raise ValueError(f"reasoning-gym's {answer.dataset.name} scored {score}, which is not between 0 and 1")
+    canonical = " ".join(given.split())[:MAX_CANONICAL]
+    if score >= _FULL:
+        return Verdict(Outcome.CORRECT, 1.0, canonical)
+    return Verdict(Outcome.WRONG, score, canonical, f"score {score:.3g}" if score else "")
+
+
+@lru_cache(maxsize=4096)
+def problem(answer: GymAnswer) -> Mapping[str, Any]:
+    """The library's entry: `question`, `answer`, `metadata`."""
+    entry: Mapping[str, Any] = generated(answer.dataset)[answer.index]
+    return entry
+
+
+@lru_cache(maxsize=128)
+def generated(dataset: GymDataset) -> Any:
+    """The library's data set. Raises UserError for a name or an option that it does not have."""
+    library = load_library()
+    if dataset.name not in library.factory.DATASETS:
+        near = get_close_matches(dataset.name, library.factory.DATASETS, n=3, cutoff=0.5)
+        hint = f"is it {' or '.join(near)}?" if near else f"it has {', '.join(sorted(library.factory.DATASETS))}"
+        raise UserError(f"reasoning-gym has no data set {dataset.name!r}; {hint}")
+    try:
+        return library.create_dataset(
+            dataset.name, **{**json.loads(dataset.config), "size": dataset.size, "seed": dataset.seed}
+        )
+    except Exception as error:  # each data set checks its options in its own way
+        raise UserError(
+            f"reasoning-gym's {dataset.name} cannot be made with {dataset.config}: {one_line(error) or 'refused'}; "
+            f"its options are {', '.join(sorted(options(dataset.name)))}"
+        ) from error
+
+
+def options(name: str) -> list[str]:
+    """The options of one of the library's data sets, without size and seed."""
+    _, config = load_library().factory.DATASETS[name]
+    return [key for key in config.__dataclass_fields__ if key not in ("size", "seed")]
+
+
+def load_library() -> Any:
+    """The library, imported once. Raises UserError where it is not installed."""
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise UserError(
+            f"task reasoning_gym needs the library reasoning-gym ({one_line(error)}); "
+            "pip install 'megasharp[reasoning-gym]'"
+        ) from error
+    return reasoning_gym
