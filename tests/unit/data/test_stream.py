@@ -133,7 +133,7 @@ def test_the_task_table(tmp_path: Path) -> None:
     assert load_items("countdown", path) == [TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")]
     with pytest.raises(UserError, match="unknown task 'poker'; known tasks: choice, code, countdown, "):
         load_items("poker", path)
-    with pytest.raises(UserError, match="unknown task 'count_down'; is it countdown or .*Known tasks: choice, code"):
+    with pytest.raises(UserError, match=r"unknown task 'count_down'; is it countdown or .*Known tasks: choice, code"):
         load_items("count_down", path)
 
 
