@@ -164,12 +164,15 @@ def doctor(
 
 @app.command(name="eval")
 def evaluate(
-    source: Annotated[Path, typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.")],
-    suite: Annotated[str, typer.Option(help="Name or file of an evaluation suite.")] = "countdown_test",
-    n: Annotated[int, typer.Option(help="Samples per problem.")] = 64,
-    k: Annotated[str, typer.Option(help="Comma-separated values of k for pass@k.")] = "1,4,16,64",
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="Longest response, in tokens.")] = 32,
+    source: Annotated[
+        Path | None, typer.Argument(help="A run, one of its checkpoints, or a Hugging Face folder.")
+    ] = None,
+    suite: Annotated[str, typer.Option(help="Suites or groups of them, by name or file.")] = "countdown_test",
+    n: Annotated[int | None, typer.Option(min=1, help="Samples per problem; 64, or the group's.")] = None,
+    k: Annotated[str | None, typer.Option(help="For pass@k: 1,4,16 or 1,2,4,...,1024.")] = None,
+    temperature: Annotated[str | None, typer.Option(help="One or several, as 0.6,1.0; 1.0, or the group's.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling; 1.0, or the group's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response; 32 tokens, or the group's.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; {checkpoint} in it: its name.")] = None,
     engines: Annotated[Path | None, typer.Option(help="A run file: its SGLang engines sample.")] = None,
@@ -177,25 +180,36 @@ def evaluate(
     workers: Annotated[int, typer.Option(help="Processes that judge responses; 0: this one.", min=0)] = 0,
     timeout_s: Annotated[float, typer.Option(help="With --workers: seconds for one response.", min=0.01)] = 10.0,
     sandbox: Annotated[bool, typer.Option(help="Programs run in bubblewrap; else with your rights.")] = True,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="A.json B.json", help="Compare two results instead.")
+    ] = None,
+    problems: Annotated[bool, typer.Option("--problems", help="With --compare: name the problems.")] = False,
 ) -> None:
-    """Evaluate a model: unbiased pass@k and greedy accuracy."""
-    from megasharp.build.evaluate import evaluate_source
+    """Evaluate a model: pass@k, maj@k, entropies, with intervals; goes on where it was cut off. Or compare two results.
+
+    Exit code 75: SIGUSR1 came, what was sampled is kept.
+    """
+    if compare is not None:
+        from megasharp.build.compare_evals import compare_results
+
+        compare_results(source, *compare, k, problems, typer.echo)
+        return
+    from megasharp.build.evaluate import Asked, evaluate_source, numbers, settings
+    from megasharp.command import note
     from megasharp.config.run import RewardConfig
 
-    answer = evaluate_source(
+    asked = Asked(
         source,
-        suite,
-        n=n,
-        k=k,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        seed=seed,
-        out=out,
-        engines=engines,
-        overrides=overrides or [],
-        reward=RewardConfig(workers=workers, timeout_s=timeout_s, sandbox="bubblewrap" if sandbox else "none"),
+        [name.strip() for name in suite.split(",")],
+        settings(n, k, top_p, max_tokens),
+        numbers(temperature),
+        seed,
+        out,
+        engines,
+        overrides or [],
+        RewardConfig(workers=workers, timeout_s=timeout_s, sandbox="bubblewrap" if sandbox else "none"),
     )
-    typer.echo(answer)
+    evaluate_source(asked, typer.echo, note)
 
 
 @app.command()

@@ -50,18 +50,29 @@ def mean_intervals(
     columns are resampled alike, so the difference of two models is a column of differences (paired). The same seed
     gives the same bounds.
     """
-    known_PF = ~np.isnan(values_PF)
-    filled_PF = np.where(known_PF, values_PF, 0.0)
-    means_BF = _resampled_means(filled_PF, known_PF.astype(np.float64), seed, resamples)
+    return average_intervals([values_PF], seed=seed, resamples=resamples, level=level)
+
+
+def average_intervals(
+    suites: Sequence[Values], *, seed: int, resamples: int = RESAMPLES, level: float = LEVEL
+) -> list[Interval | None]:
+    """As `mean_intervals`, for the unweighted average of several suites' means: problems are resampled suite by suite.
+
+    Every suite has its table [problems, figures] of the same figures; one that a suite lacks altogether has None.
+    """
+    draws = [_resampled_means(table_PF, (seed, number), resamples) for number, table_PF in enumerate(suites)]
+    means_BF = np.mean(draws, axis=0)
     return [
-        _interval(values_PF[known_PF[:, figure], figure], means_BF[:, figure], level)
-        for figure in range(values_PF.shape[1])
+        _interval([table_PF[~np.isnan(table_PF[:, figure]), figure] for table_PF in suites], means_BF[:, figure], level)
+        for figure in range(suites[0].shape[1])
     ]
 
 
-def _resampled_means(filled_PF: Values, known_PF: Values, seed: int, resamples: int) -> Values:
+def _resampled_means(values_PF: Values, seed: tuple[int, int], resamples: int) -> Values:
     """[B, F]: means over problems drawn with replacement; NaN where none that was drawn has the figure."""
-    problems = len(filled_PF)
+    known_PF = ~np.isnan(values_PF)
+    filled_PF, known_PF = np.where(known_PF, values_PF, 0.0), known_PF.astype(np.float64)
+    problems = len(values_PF)
     generator = np.random.default_rng(seed)
     chances = np.full(problems, 1.0 / problems)
     step = max(1, _BLOCK // problems)
@@ -74,17 +85,19 @@ def _resampled_means(filled_PF: Values, known_PF: Values, seed: int, resamples: 
     return np.concatenate(blocks)
 
 
-def _interval(values: Values, means: Values, level: float) -> Interval | None:
-    if not len(values):
+def _interval(suites: Sequence[Values], means: Values, level: float) -> Interval | None:
+    """BCa of the average over suites of the means of their values, from its resampled values `means` [B]."""
+    if not all(len(values) for values in suites):
         return None
-    estimate = float(values.mean())
+    estimate = float(np.mean([values.mean() for values in suites]))
     means = means[~np.isnan(means)]
-    deviations = values - estimate
-    spread = float((deviations**2).sum())
+    # What each problem moves the average by: its influence, up to a factor that is the same for all.
+    influence = np.concatenate([(values - values.mean()) / len(values) for values in suites])
+    spread = float((influence**2).sum())
     # Means of equal values differ from each other by rounding alone.
-    if spread <= 1e-20 * max(1.0, estimate**2) * len(values):
+    if spread <= 1e-20 * max(1.0, estimate**2) / len(influence):
         return Interval(estimate, estimate)
-    acceleration = float((deviations**3).sum()) / (6.0 * spread**1.5)
+    acceleration = float((influence**3).sum()) / (6.0 * spread**1.5)
     low, high = np.quantile(means, _shares(_below(means, estimate), acceleration, level))
     return Interval(float(low), float(high))
 

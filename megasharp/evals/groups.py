@@ -1,0 +1,158 @@
+"""Groups of suites, named as the papers' tables, each with the settings that its paper measured with.
+
+A group is a YAML file in configs/suites. What a paper does not say stands in `ours` by its key, and in the file's first
+lines; a command that uses such a value tells so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from megasharp.config.core import Section, read_tree, validate
+from megasharp.config.paths import REPOSITORY
+from megasharp.errors import UserError
+from megasharp.evals.ks import default_ks, parse_ks
+from megasharp.evals.suites import SUITE_FOLDER
+
+GROUP_FOLDER = Path("configs") / "suites"
+SettingName = Literal["n", "k", "temperature", "top_p", "max_tokens"]
+
+
+class Settings(Section):
+    """How samples are drawn, and for which k. None: not said here. Lengths in tokens."""
+
+    n: int | None = Field(default=None, ge=1)
+    k: str | None = None
+    temperature: float | None = Field(default=None, ge=0.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    max_tokens: int | None = Field(default=None, ge=1)
+
+    def over(self, other: Settings) -> Settings:
+        """`other` with what is said here laid on top."""
+        return other.model_copy(update=self.model_dump(exclude_none=True))
+
+
+class Member(Settings):
+    """One suite of a group, with what is its own.
+
+    `prompt` is a template's name. `limit` draws so many problems by `limit_seed`; the figures of `repeats` evaluations,
+    with seeds one after the other, are averaged.
+    """
+
+    suite: str
+    prompt: str | None = None
+    limit: int | None = Field(default=None, ge=1)
+    limit_seed: int | None = Field(default=None, ge=0)
+    repeats: int = Field(default=1, ge=1)
+
+    @property
+    def settings(self) -> Settings:
+        """What the member says of sampling."""
+        return Settings(**{name: getattr(self, name) for name in Settings.model_fields})
+
+
+class SuiteGroup(Section):
+    """A group's YAML file. `source` cites the paper and where in it; `ours` names settings that it does not give."""
+
+    source: str
+    prompt: str | None = None
+    settings: Settings
+    suites: list[str | Member] = Field(min_length=1)
+    ours: list[SettingName] = []
+
+    @model_validator(mode="after")
+    def _each_once(self) -> SuiteGroup:
+        names = [member.suite for member in self.members]
+        if len(set(names)) < len(names):
+            raise ValueError(f"suites: {', '.join(names)} names one twice")
+        for member in self.members:
+            _check_ks(member.over(self.settings))
+        return self
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The suites in order."""
+        members = (Member(suite=each) if isinstance(each, str) else each for each in self.suites)
+        return tuple(each.model_copy(update={"prompt": each.prompt or self.prompt}) for each in members)
+
+
+def _check_ks(settings: Settings) -> None:
+    if settings.k is not None and settings.n is not None and max(_ks(settings.k)) > settings.n:
+        raise ValueError(f"n={settings.n} samples cannot give pass@{max(_ks(settings.k))}")
+
+
+def _ks(text: str) -> tuple[int, ...]:
+    try:
+        return parse_ks(text)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+def load_group(name: str) -> SuiteGroup | None:
+    """The group `name` of configs/suites, in the working directory or the repository, or a YAML file with `suites`.
+
+    None where there is none of this name. Raises UserError for a file that is no group.
+    """
+    for candidate in (Path(name), *(root / GROUP_FOLDER / f"{name}.yaml" for root in (Path.cwd(), REPOSITORY))):
+        if candidate.is_file():
+            tree = read_tree(candidate)
+            if candidate.parent.name != GROUP_FOLDER.name and "suites" not in tree:
+                return None
+            return validate(SuiteGroup, tree, str(candidate))
+    return None
+
+
+def group_names() -> list[str]:
+    """The groups that can be named."""
+    return _names(GROUP_FOLDER)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted({path.stem for root in (Path.cwd(), REPOSITORY) for path in (root / folder).glob("*.yaml")})
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Settings with everything said, `ks` sorted."""
+
+    n: int
+    ks: tuple[int, ...]
+    temperature: float
+    top_p: float
+    max_tokens: int
+
+
+DEFAULTS = Settings(n=64, temperature=1.0, top_p=1.0, max_tokens=32)
+
+
+def complete(settings: Settings) -> Sampling:
+    """Settings over the defaults: 64 samples at temperature 1, 32 tokens; pass@k for powers of 4 up to n.
+
+    Raises:
+        UserError: a k above n, or a value of k that is none.
+    """
+    whole = settings.over(DEFAULTS)
+    assert whole.n is not None and whole.temperature is not None
+    assert whole.top_p is not None and whole.max_tokens is not None
+    ks = parse_ks(whole.k) if whole.k is not None else default_ks(whole.n)
+    if max(ks) > whole.n:
+        raise UserError(f"{whole.n} samples per problem cannot give pass@{max(ks)}; raise --n or lower --k")
+    return Sampling(whole.n, ks, whole.temperature, whole.top_p, whole.max_tokens)
+
+
+def check_suite(name: str) -> None:
+    """Raise UserError, with what can be named, unless `name` is a suite's or the path of a file."""
+    known = _names(SUITE_FOLDER)
+    if name in known or Path(name).is_file():
+        return
+    groups = ", ".join(group_names()) or "none"
+    near = " or ".join(get_close_matches(name, [*known, *group_names()], n=3, cutoff=0.5))
+    raise UserError(
+        f"--suite {name}: no suite or group of this name{f'; did you mean {near}?' if near else ''}; "
+        f"suites: {', '.join(known) or 'none'}; groups: {groups}; or give the path of a YAML file"
+    )
