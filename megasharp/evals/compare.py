@@ -158,7 +158,8 @@ def _pass_at(rows: Sequence[ProblemResult]) -> Callable[[int], float]:
 
 
 def _crossing(kept: Sequence[tuple[ProblemResult, ProblemResult]], k: int) -> Crossing:
-    gained, lost = [], []
+    gained: list[tuple[str, str]] = []
+    lost: list[tuple[str, str]] = []
     for one, other in kept:
         # In whole numbers: c/n > 1/k.
         above, above_after = one.correct * k > one.samples, other.correct * k > other.samples

@@ -20,7 +20,7 @@ from megasharp.evals.ks import default_ks, parse_ks
 from megasharp.evals.suites import SUITE_FOLDER
 
 GROUP_FOLDER = Path("configs") / "suites"
-SettingName = Literal["n", "k", "temperature", "top_p", "max_tokens"]
+SettingName = Literal["n", "k", "temperature", "top_p", "max_tokens", "prompt", "limit_seed", "suites"]
 
 
 class Settings(Section):

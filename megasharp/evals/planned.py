@@ -59,7 +59,7 @@ def _plan(name: str, asked: Settings, seed: int) -> PlannedGroup:
         suite = load_suite(name)
         return PlannedGroup(suite.name, None, (Planned(suite, suite.name, complete(asked), seed),))
     planned = [each for member in group.members for each in _member(member, group, asked, seed)]
-    ours = tuple(key for key in group.ours if getattr(asked, key) is None)
+    ours = tuple(key for key in group.ours if getattr(asked, key, None) is None)
     return PlannedGroup(_stem(name), group, tuple(planned), ours)
 
 
