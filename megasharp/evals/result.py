@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,6 +118,11 @@ class EvalResult:
         return {f"eval/{self.suite}/{name}": value for name, value in self.named().items()}
 
 
+def _lambdas(names: Iterable[str]) -> list[str]:
+    """`lambda_1` and so on; there are fewer than ten."""
+    return [name for name in names if name.startswith("lambda_") and name != "lambda_sample"]
+
+
 def kept_rows(rows: Sequence[ProblemResult], ks: Sequence[int]) -> tuple[ProblemResult, ...]:
     """The problems that have as many judged samples as the largest k asks for."""
     return tuple(row for row in rows if row.samples >= max(ks))
@@ -164,7 +169,7 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
         answer_entropy=figures.get("answer_entropy"),
         token_entropy=figures.get("token_entropy"),
         token_entropy_sampled=figures.get("token_entropy_sampled"),
-        lambdas=tuple(figures[f"lambda_{n}"] for n in range(1, 1 + sum(name[7:].isdigit() for name in figures))),
+        lambdas=tuple(figures[name] for name in sorted(_lambdas(figures))),
         lambda_sample=figures.get("lambda_sample"),
         multiplicity=figures.get("multiplicity"),
         solutions_found=figures.get("solutions_found"),

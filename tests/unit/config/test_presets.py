@@ -14,6 +14,7 @@ from megasharp.config.core import Tree, dump_tree, merge, parse_yaml, read_tree,
 from megasharp.config.run import RunConfig, load_run
 from megasharp.data.sets import SETS
 from megasharp.data.tasks import TASKS
+from megasharp.evals.groups import load_group
 from megasharp.evals.suites import SuiteFile
 from megasharp.sweeps.grid import cells, load_sweep
 
@@ -36,6 +37,10 @@ def is_suite(file: Path) -> bool:
     return file.parent == REPOSITORY / "configs" / "task"
 
 
+def is_group(file: Path) -> bool:
+    return file.parent == REPOSITORY / "configs" / "suites"
+
+
 def label(file: Path) -> str:
     return str(file.relative_to(REPOSITORY))
 
@@ -50,7 +55,8 @@ def on_minimal(tree: Tree, file: Path) -> RunConfig:
 WHOLE_RUNS = [file for file in shipped() if {"name", "run"} & read_tree(file).keys() == {"name"}]
 SWEEPS = [file for file in shipped() if {"name", "run"} <= read_tree(file).keys()]
 SUITES = [file for file in shipped() if is_suite(file)]
-PIECES = [file for file in shipped() if file not in [*WHOLE_RUNS, *SWEEPS] and not is_suite(file)]
+PIECES = [file for file in shipped() if file not in [*WHOLE_RUNS, *SWEEPS] and not (is_suite(file) or is_group(file))]
+GROUPS = [file for file in shipped() if is_group(file)]
 ROWS = [file for file in sorted(PAPER.glob("*.yaml")) if not file.name.startswith("_")]
 
 
@@ -80,6 +86,14 @@ def test_pieces_fit_a_run(file: Path) -> None:
 def test_suites_fit_their_schema(file: Path) -> None:
     suite = validate(SuiteFile, read_tree(file), str(file))
     assert suite.set in SETS or (suite.task in TASKS and suite.path)
+
+
+@pytest.mark.parametrize("file", GROUPS, ids=label)
+def test_groups_are_of_suites_that_ship(file: Path) -> None:
+    group = load_group(str(file))
+    assert group is not None
+    # SynLogic's suite comes with its checkers.
+    assert {member.suite for member in group.members} - {suite.stem for suite in SUITES} <= {"synlogic_easy"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -22,10 +22,9 @@ KS = (1, 4, 16)
 
 def row(problem: str, correct: int, n: int = 16, infra: int = 0) -> ProblemResult:
     wrong = n - infra - correct
-    answers = Answers(
-        tuple(x for x in (correct, wrong) if x), (True,) * bool(correct) + (False,) * bool(wrong), ("a",), 0, 0
-    )
-    return ProblemResult(problem, n - infra, correct, bool(correct), wrong, 0, 0, 0, infra, 9 * n, 0, None, answers)
+    given = [(count, right) for count, right in ((correct, True), (wrong, False)) if count]
+    answers = Answers(tuple(count for count, _ in given), tuple(right for _, right in given), ("a",), 0, 0)
+    return ProblemResult(problem, n - infra, correct, min(correct, 1), wrong, 0, 0, 0, infra, 9 * n, 0, None, answers)
 
 
 def result(counts: list[int], label: str = "m", **changes: object) -> EvalResult:
@@ -49,7 +48,7 @@ def test_differences_and_samples_needed_follow_from_the_counts() -> None:
         need = next(each for each in found.needed if each.k == k)
         reached = [i for i in range(1, 17) if pass_at_k_mean(AFTER, 16, i) >= one - 1e-12]
         assert need.needed == (reached[0] if reached else None)
-    assert [need.needed for need in found.needed] == [1, 2, None]
+    assert [need.needed for need in found.needed] == [1, 3, None]
     assert (found.before, found.after, found.problems, found.notes) == ("base", "tuned", 10, ())
 
 
@@ -104,7 +103,11 @@ def test_the_command_says_all_of_it(tmp_path: Path) -> None:
     compare_results(None, one, other, None, True, said.append)
     text = "\n".join(said)
     assert "tiny, 10 problems: from base to tuned" in text
-    assert "pass@4 0.4764: 2, ratio 0.5" in text and "not with all its samples" in text
+    target = pass_at_k_mean(BEFORE, 16, 4)
+    assert (
+        f"pass@4 {target:.4f}: 3, ratio 0.75 ({pass_at_k_mean(AFTER, 16, 3):.4f})" in text
+        and "not with all its samples" in text
+    )
     assert "1/4: 3 gained, 0 lost, chance 0.25" in text and "    gained p7: 3/16 to 12/16" in text
     quiet: list[str] = []
     compare_results(None, one, other, "1,16", False, quiet.append)

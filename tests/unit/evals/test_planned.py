@@ -41,11 +41,7 @@ def test_every_group_of_the_papers_ships_and_names_what_is_ours() -> None:
     assert {member.prompt for member in two_stage.members} == {"boxed_chatml"}
     casp = load_group("casp_math6")
     assert casp is not None
-    assert {member.suite: member.n for member in casp.members if member.n} == {
-        "aime24": 300,
-        "aime25": 300,
-        "amc23": 300,
-    }
+    assert {member.suite for member in casp.members if member.n == 300} == {"aime24", "aime25", "amc23"}
 
 
 @pytest.fixture
@@ -102,21 +98,14 @@ def test_suites_by_themselves_have_the_defaults(place: Path) -> None:
     one, two = plan_suites(["one", str(place / "configs" / "task" / "two.yaml")], Settings(n=8), seed=1)
     assert one.group is None and two.evaluations[0].suite.name == "two"
     sampling = one.evaluations[0].sampling
-    assert (sampling.n, sampling.ks, sampling.temperature, sampling.top_p, sampling.max_tokens) == (
-        8,
-        (1, 4, 8),
-        1,
-        1,
-        32,
-    )
+    assert (sampling.n, sampling.ks, sampling.temperature) == (8, (1, 4, 8), 1.0)
+    assert (sampling.top_p, sampling.max_tokens) == (1.0, 32)
 
 
 def test_names_that_are_none_or_come_twice_are_one_line(place: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"--suite on: no suite or group of this name; did you mean one\?; suites: .*two"
-    ):
+    with pytest.raises(UserError, match=r"--suite on: no suite or group .*; did you mean one\?; suites: .*two"):
         plan_suites(["on"], Settings(), 1)
-    with pytest.raises(UserError, match="one is named twice, and both would write one.json"):
+    with pytest.raises(UserError, match=r"one is named twice, and both would write one\.json"):
         plan_suites(["one", "both"], Settings(), 1)
 
 
