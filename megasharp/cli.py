@@ -118,7 +118,7 @@ def submit(
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the sbatch file; submit nothing.")] = False,
 ) -> None:
-    """Submit a run to Slurm, which saves before its time limit and queues itself again, or an evaluation, in one go."""
+    """Submit a run to Slurm, which saves before its time limit and queues itself again, or an evaluation."""
     from megasharp.build.submit import Asked, submit_run
     from megasharp.command import note
 

@@ -22,7 +22,8 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.errors import UserError
-from megasharp.evals.suites import load_suite
+from megasharp.evals.groups import Settings, load_group
+from megasharp.evals.planned import plan_suites
 from megasharp.jobs import sbatch_options
 from megasharp.jobs.job import Job, Resources, Software, render
 from megasharp.jobs.submit import submit
@@ -148,7 +149,7 @@ def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) ->
         )
     engines_on_a_node(config, where)
     if not _is_in_the_image(asked, Path(asked.suite)):
-        load_suite(asked.suite)
+        plan_suites(_suites(asked.suite), _settings(asked.suite, config), config.seed)
     source = asked.checkpoint or run
     # What the job waits for may be what writes it.
     if _is_in_the_image(asked, source) or sbatch_options.waits(asked.extra):
@@ -223,18 +224,33 @@ def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:
     """As the run measures its policy, in a folder of its own."""
     assert asked.suite is not None
     source = (asked.checkpoint or run).absolute()
-    suite = Path(asked.suite)
+    names = (str(Path(name).absolute()) if Path(name).is_file() else name for name in _suites(asked.suite))
+    settings = _settings(asked.suite, config).model_dump(exclude_none=True)
+    flags = (part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", f"{value}"))
     return [
         "eval",
         str(source),
-        *("--suite", str(suite.absolute()) if suite.is_file() else asked.suite),
+        *("--suite", ",".join(names)),
         *("--engines", str(asked.file.absolute())),
         *(part for override in asked.overrides for part in ("--set", override)),
-        *("--n", str(config.eval.n)),
-        *("--k", ",".join(map(str, config.eval.k))),
-        *("--temperature", f"{config.eval.temperature:g}"),
-        *("--max-tokens", str(config.eval.max_response_tokens or config.data.largest_response)),
+        *flags,
         *("--seed", str(config.seed)),
         # What lies beside it the run itself reads, and removes, when it is resumed.
         *("--out", str(run / "evals" / "by_hand" / CHECKPOINT)),
     ]
+
+
+def _suites(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
+
+
+def _settings(names: str, config: RunConfig) -> Settings:
+    """The run's own; where a group of suites is named, what its paper says."""
+    if any(load_group(name) is not None for name in _suites(names)):
+        return Settings()
+    return Settings(
+        n=config.eval.n,
+        k=",".join(map(str, config.eval.k)),
+        temperature=config.eval.temperature,
+        max_tokens=config.eval.max_response_tokens or config.data.largest_response,
+    )

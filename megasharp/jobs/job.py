@@ -83,7 +83,15 @@ class Job:
         """What its log says of the command when time is nearly up."""
         if self._is_run:
             return "the run is asked to save and end"
-        return "the evaluation is asked to end, and nothing of it is kept"
+        return "the evaluation is asked to end"
+
+    @property
+    def standing(self) -> str:
+        """A line of shell that says how far the command has come, so that a job which makes no progress gives up."""
+        if self._is_run:
+            return 'cat "$run/checkpoints/latest" 2>/dev/null || echo "no checkpoint"'
+        tables = 'find "$run/evals/by_hand" -name "*.parquet" 2>/dev/null'
+        return f'echo "$({tables} | wc -l) tables of the evaluation"'
 
     @property
     def _is_run(self) -> bool:
@@ -145,6 +153,7 @@ def render(job: Job) -> str:
         run=job.run,
         latest=job.latest,
         asked=job.asked,
+        standing=job.standing,
         run_quoted=shlex.quote(str(job.run)),
         folder=job.folder,
         restarts=job.restarts,

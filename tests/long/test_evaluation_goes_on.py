@@ -64,7 +64,7 @@ def cut_off(out: Path, suite: Path, number: signal.Signals, at_chunks: int) -> t
 
 
 def test_an_evaluation_goes_on_after_a_warning_and_a_kill_to_the_same_figures(tmp_path: Path) -> None:
-    """Six chunks, the greedy one included: asked to end after two, killed after four, then finished; beside one that nothing happened to."""
+    """Six chunks: asked to end after two, killed after four, then finished; beside one that nothing happened to."""
     cut, whole, suite = tmp_path / "cut", tmp_path / "whole", suite_of_forty(tmp_path)
     code, errors = cut_off(cut, suite, signal.SIGUSR1, 2)
     assert code == 75 and "samples of the present suite are kept; the same command goes on" in errors, errors

@@ -89,9 +89,7 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
     assert any("was measured before; figures are from its samples" in line for line in said)
     after = json.loads((tmp_path / "temperature_1" / "countdown_dev.json").read_text())
     assert set(after["pass_at_k"]) == {"1", "4"} and after["lambdas"] == json.loads(before)["lambdas"]
-    with pytest.raises(
-        UserError, match=r"result of another evaluation \(temperature 1.0, now 0.5\); give another --out"
-    ):
+    with pytest.raises(UserError, match=r"of another evaluation \(temperature 1.0, now 0.5\); give another --out"):
         in_process(tmp_path / "temperature_1", own, temperatures=[0.5])
 
 

@@ -59,10 +59,12 @@ def test_an_evaluation_measures_what_the_run_measures_and_writes_nothing_that_th
     assert "  --max-tokens 24\n" in staged
 
 
-def test_an_evaluation_cannot_be_kept_so_its_job_says_so_and_warns_it_late() -> None:
+def test_an_evaluation_keeps_its_samples_and_is_warned_late() -> None:
     text, _ = dry_run(FLEET, suite="countdown_test", checkpoint=BASE)
     assert "#SBATCH --signal=B:USR1@60\n" in text
-    assert 'say "time is nearly up: the evaluation is asked to end, and nothing of it is kept"' in text
+    assert 'say "time is nearly up: the evaluation is asked to end"' in text
+    assert 'standing() { echo "$(find "$run/evals/by_hand" -name "*.parquet" 2>/dev/null | wc -l) tables' in text
+    assert 'standing() { cat "$run/checkpoints/latest"' in dry_run(QUICKSTART)[0]
     text, _ = dry_run(FLEET, suite="countdown_test", checkpoint=BASE, lead_s=90)
     assert "#SBATCH --signal=B:USR1@90\n" in text
     assert "#SBATCH --signal=B:USR1@600\n" in dry_run(QUICKSTART)[0]
@@ -71,7 +73,12 @@ def test_an_evaluation_cannot_be_kept_so_its_job_says_so_and_warns_it_late() -> 
 @pytest.mark.parametrize(
     ("file", "overrides", "asked", "words"),
     [
-        (FLEET, [], {"suite": "nosuchsuite"}, "no suite 'nosuchsuite'; known suites: .*countdown_test"),
+        (
+            FLEET,
+            [],
+            {"suite": "nosuchsuite"},
+            "no suite or group of this name; suites: .*countdown_test",
+        ),
         (FLEET, [], {"checkpoint": Path("/nowhere")}, "/nowhere: neither a run .*; give --checkpoint, or wait for"),
         (FLEET, [], {"checkpoint": None}, "fleet_on_cpu: neither a run with a checkpoint"),
         (QUICKSTART, [], {}, "rollout.engine=inprocess starts no engines, on which --eval samples; set rollout.engine"),
