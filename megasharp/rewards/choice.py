@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from megasharp.rewards.extraction import last_box, last_stated
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
-_COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boldsymbol|mbox|operatorname)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
-    r"[\s$*]*(?:option|choice)?\s*(?:\(\s*([A-Za-z0-9]{1,2})\s*\)|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]))(.*)", re.DOTALL
+    r"[\s$*]*(?i:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:)[\s:]*)?(?i:option|choice)?\s*"
+    r"(?:\(\s*([A-Za-z0-9]{1,2})\s*\)|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]))(.*)",
+    re.DOTALL,
 )
 # A label may be followed by its option's text, as in "B. a comet", but not by more of a sentence, as in "A comet".
 _END = re.compile(r"[\s$*]*(?:[.:)\],;].*)?", re.DOTALL)
+# Nor by more labels and nothing else: "(B) or (C)", "B, A". Who names several chooses none.
+_MORE = re.compile(
+    r"(?:[\s$*]*(?:[,;/&]|\b(?i:and|or)\b)[\s$*]*(?i:or\s+|and\s+)?|\s+(?=\())"
+    r"(?:\(\s*([A-Za-z0-9]{1,2})\s*\)|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]))"
+)
+MAX_LABELS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,20 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
 
 def label_in(text: str, labels: tuple[str, ...]) -> str | None:
-    """The label that an answer starts with; None where it starts with none. Letters may be small."""
+    """The label that an answer starts with; None where it starts with none, or names several. Letters may be small."""
     match = _LABEL.match(_COMMAND.sub(r"\1", text))
     if match is None or (match[2] and not _END.fullmatch(match[3])):
         return None
     label = (match[1] or match[2]).upper()
-    return label if label in labels else None
+    return label if label in labels and not _names_more(match[3], labels) else None
+
+
+def _names_more(rest: str, labels: tuple[str, ...]) -> bool:
+    """Whether what follows a label is made of more labels, to its end."""
+    at = 0
+    for _ in range(MAX_LABELS):
+        match = _MORE.match(rest, at)
+        if match is None or (match[1] or match[2]).upper() not in labels:
+            break
+        at = match.end()
+    return at > 0 and not rest[at:].strip(" \t\n.$*")

@@ -17,6 +17,7 @@ _SPELLINGS = tuple(
         (r"\displaystyle", ""),
         (r"\leq", r"\le"),
         (r"\geq", r"\ge"),
+        (r"\varnothing", r"\emptyset"),
         ("\N{DEGREE SIGN}", r"^\circ"),
         (r"^{\circ}", r"^\circ"),
         ("\N{MINUS SIGN}", "-"),

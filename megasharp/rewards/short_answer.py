@@ -3,7 +3,8 @@ r"""Short answers, as BIG-Bench Hard's: the same text, after a few signs that do
 BBH (2210.09261, section 3) counts exact matches with what follows "the answer is" in a response, which its few-shot
 prompts end with: "So the answer is (B)." lm-evaluation-harness does the same, and drops the full stop. Capital letters
 count there and here ("True", "yes", "No" are what the targets say). Ours: a box counts before the sentence, bold marks,
-quotes and `\text{}` are taken away, and of a target such as `(B)` the letter alone is enough.
+quotes and `\text{}` are taken away, and of a target such as `(B)` the letter alone is enough. A brace may stand as is
+or as `\{`; a target that is not balanced, such as `> ) }`, is found in a box that closes after it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from megasharp.rewards.extraction import last_box, last_stated
+from megasharp.rewards.extraction import ending, last_box, last_stated
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
 MAX_LENGTH = 1000
 
 _COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
-_QUOTES = (("$", "$"), ("`", "`"), ('"', '"'), ("'", "'"))
+_ESCAPED_BRACE = re.compile(r"\\([{}])")
+_QUOTES = (("$", "$"), ("\\(", "\\)"), ("`", "`"), ('"', '"'), ("'", "'"))
 _CHOICE = re.compile(r"\(([A-Z])\)")
 
 
@@ -37,6 +39,8 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     """
     assert isinstance(answer, ShortAnswer)
     box = last_box(text)
+    if _boxed_whole(text, answer.target):
+        box = answer.target
     given = bare(box if box is not None else last_stated(text) or "")
     if not given or len(given) > MAX_LENGTH:
         return Verdict(Outcome.FORMAT, 0.0, None, "no short answer")
@@ -48,9 +52,18 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), given)
 
 
+def _boxed_whole(text: str, target: str) -> bool:
+    """Whether the last box begins with a target that holds braces and closes after it, spaces left out."""
+    if not {"{", "}"}.intersection(target):
+        return False
+    after = ending(text).rpartition("\\boxed{")[2][: 2 * MAX_LENGTH]
+    return "".join(after.split()).startswith("".join(target.split()) + "}")
+
+
 def bare(text: str) -> str:
     r"""An answer without what does not count. Example: `bare(r" **\text{yes}**. ")` is `yes`."""
-    text = " ".join(_COMMAND.sub(r"\1", text[: 2 * MAX_LENGTH]).split()).removesuffix(".").strip("* ")
+    text = _ESCAPED_BRACE.sub(r"\1", _COMMAND.sub(r"\1", text[: 2 * MAX_LENGTH]))
+    text = " ".join(text.split()).removesuffix(".").strip("* ")
     for before, after in _QUOTES:
         if len(text) > len(before) + len(after) and text.startswith(before) and text.endswith(after):
             text = text[len(before) : -len(after)].strip()

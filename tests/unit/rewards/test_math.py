@@ -35,6 +35,10 @@ def judge(gold: str, given: str) -> Outcome:
         (r"3\frac12", r"\frac{7}{2}", CORRECT),
         (r"\boxed{7}", "7", CORRECT),
         ("$7$", r"\(7\)", CORRECT),
+        (r"\varnothing", r"\emptyset", CORRECT),
+        (r"\emptyset", r"\varnothing", CORRECT),
+        (r"\varnothing", r"\{\}", CORRECT),
+        (r"\emptyset", r"\{0\}", WRONG),
         ("7", "8", WRONG),
         ("-1", "1", WRONG),
         # Thousands. The library reads `1\,000` as 1 times 0, and `1 234` as 235.

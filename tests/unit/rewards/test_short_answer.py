@@ -32,11 +32,20 @@ from megasharp.types import Outcome
         ("So the answer is ] ) ).", "] ) }", Outcome.WRONG),
         ("the answer is apple banana cherry", "apple banana cherry", Outcome.CORRECT),
         (r"the answer is no \boxed{yes}", "yes", Outcome.CORRECT),
+        (r"\boxed{] ) \}}", "] ) }", Outcome.CORRECT),
+        (r"\boxed{] ) }}", "] ) }", Outcome.CORRECT),
+        (r"\boxed{ ] )}}", "] ) }", Outcome.CORRECT),
+        (r"\boxed{] ) }} no, \boxed{] )}", "] ) }", Outcome.WRONG),
+        (r"\boxed{] ) ] }}", "] ) }", Outcome.WRONG),
+        (r"\boxed{\{ \}}", "{ }", Outcome.CORRECT),
+        (r"\boxed{] )}", "] )", Outcome.CORRECT),
+        (r"the answer is \(24\).", "24", Outcome.CORRECT),
+        ("So the answer is (B) or (C).", "(B)", Outcome.WRONG),
         ("valid", "valid", Outcome.FORMAT),
         (r"\boxed{}", "valid", Outcome.FORMAT),
         ("the answer is " + "a" * 10_000_000, "a", Outcome.FORMAT),
     ],
-    ids=range(23),
+    ids=range(32),
 )
 def test_verdicts(text: str, target: str, expected: Outcome) -> None:
     verdict = verify(text, ShortAnswer(target))
