@@ -25,6 +25,8 @@ def decontaminate(name: str, path: Path | None, suites: Sequence[str], n: int, o
     `out` is a JSONL file of rows as they were, or for a set of several tables a folder of such files, and so a `path`
     of the same set. It appears when it is complete. Returns whether there was an overlap.
     """
+    if not suites:
+        raise UserError("--against: name at least one suite, such as math500,aime24")
     chosen = set_named(name)
     local = find(str(path)) if path else None
     index = OverlapIndex(n)

@@ -128,7 +128,9 @@ def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
         elif first["type"] == "missing":
             reason = "this key is required"
         else:
-            reason = f"{reason} (found {first['input']!r})" if "input" in first and key else reason
+            # Of a whole table the message says what is wrong in it.
+            shown = "input" in first and key and not isinstance(first["input"], dict)
+            reason = f"{reason} (found {first['input']!r})" if shown else reason
         raise UserError(f"{where}: {key + ': ' if key else ''}{one_line(ValueError(reason))}{more}") from None
 
 

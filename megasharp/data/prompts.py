@@ -118,6 +118,6 @@ TEMPLATES: dict[str, Template] = {
 def template_named(name: str) -> Template:
     """The template of that name. Raises UserError, with near names, where there is none."""
     if name not in TEMPLATES:
-        near = get_close_matches(name, TEMPLATES, n=3, cutoff=0.4) or sorted(TEMPLATES)
-        raise UserError(f"prompt: no template {name!r}; did you mean {' or '.join(near)}? see megasharp data list")
+        near = " or ".join(get_close_matches(name, TEMPLATES, n=3, cutoff=0.5)) or ", ".join(TEMPLATES)
+        raise UserError(f"prompt: no template {name!r}; did you mean {near}? see megasharp data list")
     return TEMPLATES[name]

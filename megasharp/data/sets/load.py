@@ -42,8 +42,8 @@ class Row:
 def set_named(name: str) -> DataSet:
     """The set of that name. Raises UserError, with near names, where there is none."""
     if name not in SETS:
-        near = get_close_matches(name, SETS, n=3, cutoff=0.4) or sorted(SETS)
-        raise UserError(f"set: no data set {name!r}; did you mean {' or '.join(near)}? see megasharp data list")
+        near = " or ".join(get_close_matches(name, SETS, n=3, cutoff=0.5))
+        raise UserError(f"set: no data set {name!r}; {f'did you mean {near}? ' if near else ''}see megasharp data list")
     return SETS[name]
 
 

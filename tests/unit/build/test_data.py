@@ -97,6 +97,8 @@ def test_a_set_of_several_tables_is_written_to_a_folder_that_is_a_path_of_it(sui
         decontaminate("gsm8k_math_level1", mixed, ["a.yaml"], 13, Path("clean.jsonl"), print)
     with pytest.raises(UserError, match=r"name a file that ends in .jsonl"):
         decontaminate("math12k", Path("train.jsonl"), ["a.yaml"], 13, Path("clean"), print)
+    with pytest.raises(UserError, match="name at least one suite"):
+        decontaminate("math12k", Path("train.jsonl"), [], 13, None, print)
     assert not decontaminate("gsm8k_math_level1", mixed, ["a.yaml"], 13, Path("clean"), lambda line: None)
     before, after = (load_set("gsm8k_math_level1", path).items for path in (mixed, Path("clean")))
     assert [(item.text, item.answer) for item in after] == [(item.text, item.answer) for item in before]
