@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -50,8 +50,34 @@ def pass_at_k_figures(results: Results, models: Models) -> list[PassAtK]:
                 shown.setdefault(models.place[run, step], result)
         if shown:
             points = [ModelPoints(model, _curve(shown[model])) for model in sorted(shown)]
-            figures.append(PassAtK(suite, _how(list(shown.values())), points))
+            base = next((model for model in sorted(shown) if models.all[model].step == 0), None)
+            changes = [] if base is None else _changes(base, shown)
+            figures.append(PassAtK(suite, _how(list(shown.values())), points, base, changes))
     return figures
+
+
+def _changes(base: int, shown: Mapping[int, EvalResult]) -> list[ModelPoints]:
+    """pass@k less the base's, with intervals of the mean difference over problems; of other problems nothing."""
+    found = []
+    for model in sorted(shown.keys() - {base}):
+        ks = sorted(shown[base].pass_at_k.keys() & shown[model].pass_at_k.keys())
+        before, after = (_by_problem(shown[one], ks) for one in (base, model))
+        if ks and before and before.keys() == after.keys():
+            differences = np.array([after[problem] for problem in before]) - np.array([*before.values()])
+            bounds = mean_intervals(differences, seed=_SEED)
+            means = differences.mean(axis=0)
+            points = [
+                [float(k), rounded(float(mean)), *([rounded(bound.low), rounded(bound.high)] if bound else [])]
+                for k, mean, bound in zip(ks, means, bounds, strict=True)
+            ]
+            found.append(ModelPoints(model, points))
+    return found
+
+
+def _by_problem(result: EvalResult, ks: Sequence[int]) -> dict[str, list[float]]:
+    """Each problem's pass@k, of those with enough samples."""
+    rows = [row for row in result.rows if row.samples >= max(ks, default=0)]
+    return {row.id: [pass_at_k(row.samples, row.correct, k) for k in ks] for row in rows}
 
 
 def _how(results: Sequence[EvalResult]) -> str:
@@ -74,9 +100,8 @@ def _bounds(result: EvalResult, ks: Sequence[int]) -> dict[int, list[float]]:
     """Stored intervals, or, for results of older versions, the same computed from their rows."""
     stored = {k: result.intervals[f"pass@{k}"] for k in ks if f"pass@{k}" in result.intervals}
     if len(stored) < len(ks):
-        kept = [row for row in result.rows if row.samples >= max(ks)]
-        values = np.array([[pass_at_k(row.samples, row.correct, k) for k in ks] for row in kept])
-        computed = mean_intervals(values, seed=_SEED) if kept else []
+        values = [*_by_problem(result, ks).values()]
+        computed = mean_intervals(np.array(values), seed=_SEED) if values else []
         stored = {k: bound for k, bound in zip(ks, computed, strict=False) if bound is not None}
     return {k: [rounded(stored[k].low), rounded(stored[k].high)] if k in stored else [] for k in ks}
 

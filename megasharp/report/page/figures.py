@@ -14,7 +14,8 @@ from megasharp.runs.history import RunHistory
 MOST_POINTS = 400
 OTHER = "Everything else"
 _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Reward and pass@k", (r"reward/mean", r"eval/.+/pass@\d+", r"eval/.+/maj@\d+", r"eval/.+/greedy")),
+    ("Reward and pass@k", (r"reward/mean", r"eval/.+/pass@\d+", r"eval/.+/greedy")),
+    ("Majority votes", (r"eval/.+/maj@\d+",)),
     (
         "Entropies",
         (

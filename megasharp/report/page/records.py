@@ -71,11 +71,16 @@ class ModelPoints:
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """pass@k over k with 95% intervals on one suite; `note` says how it was measured."""
+    """pass@k over k with 95% intervals on one suite; `note` says how it was measured.
+
+    `changes` are differences from model `base`, over the same problems; none where there is no such model.
+    """
 
     suite: str
     note: str
     models: list[ModelPoints]
+    base: int | None
+    changes: list[ModelPoints]
 
 
 @dataclass(frozen=True, slots=True)

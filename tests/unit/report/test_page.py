@@ -62,6 +62,16 @@ def test_figures_overlay_the_runs(page: Page) -> None:
 BOUNDS = ([0.25, 1.0], [0.0, 1.0])
 
 
+def test_what_each_model_gained_and_lost_against_the_base(page: Page) -> None:
+    """Of four problems: a loses one and solves two always; b solves each once more, and so one that the base did not."""
+    (suite,) = page.pass_at_k
+    assert suite.base == 0 and [one.model for one in suite.changes] == [1, 2]
+    means = {one.model: {point[0]: point[1] for point in one.points} for one in suite.changes}
+    assert means[1][1.0] == pytest.approx(16 / 32 - 7 / 32, abs=1e-5) and means[1][8.0] == -0.25
+    assert means[2][1.0] == pytest.approx(11 / 32 - 7 / 32, abs=1e-5) and means[2][8.0] == 0.25
+    assert all(point[2] <= point[1] <= point[3] for one in suite.changes for point in one.points)
+
+
 def test_marks_tell_of_restarts_resets_and_stages(page: Page) -> None:
     assert [(mark.kind, mark.step) for mark in page.runs[0].marks] == [("restart", 3), ("stage", 3), ("reset", 4)]
     assert page.runs[0].marks[0].text == "attempt 2 begins: the one before was killed"

@@ -47,7 +47,7 @@ function logTicks(low, high) {
 }
 
 // `lines`: {label, colour, dash, points, faint}. `marks`: {x, colour, dash, text}. `axis`: linear or log2.
-function chart({ lines, marks = [], axis = "linear", log = false, x = "step", ends = false, name = "" }) {
+function chart({ lines, marks = [], axis = "linear", log = false, x = "step", ends = false, zero = false, name = "" }) {
   const drawn = lines.map((line) => ({ ...line, points: line.points.filter((point) => !log || point[1] > 0) }))
     .filter((line) => line.points.length);
   const width = WIDTH, right = ends ? 92 : ROOM.right;
@@ -59,7 +59,7 @@ function chart({ lines, marks = [], axis = "linear", log = false, x = "step", en
   const all = drawn.flatMap((line) => line.points);
   let [left, last] = extent(all.map((point) => point[0]));
   if (axis === "linear" && x === "step") left = Math.min(left, 0);
-  const [low, high] = yRange(all.flatMap((point) => point.slice(1).filter((value) => !log || value > 0)), log);
+  const [low, high] = yRange([...(zero ? [0] : []), ...all.flatMap((point) => point.slice(1).filter((value) => !log || value > 0))], log);
   const sx = scale(left, last, ROOM.left, width - right, axis);
   const sy = scale(low, high, HEIGHT - ROOM.bottom, ROOM.top, log ? "log" : "linear");
   const place = (point) => `${sx(point[0]).toFixed(1)},${sy(point[1]).toFixed(1)}`;
@@ -67,6 +67,7 @@ function chart({ lines, marks = [], axis = "linear", log = false, x = "step", en
     image.append(sv("line", { class: "grid-line", x1: ROOM.left, x2: width - right, y1: sy(value), y2: sy(value) }),
       sv("text", { x: ROOM.left - 6, y: sy(value) + 4, "text-anchor": "end" }, number(value)));
   }
+  if (zero) image.append(sv("line", { class: "zero", x1: ROOM.left, x2: width - right, y1: sy(0), y2: sy(0) }));
   const powers = [];
   for (let k = 2 ** Math.ceil(Math.log2(left || 1)); axis === "log2" && k <= last; k *= 2) powers.push(k);
   for (const value of axis === "log2" ? powers.filter((_, at) => powers.length < 9 || at % 2 === 0) : ticks(left, last, 5)) {

@@ -99,12 +99,15 @@ function passk() {
   const shown = new Set(chosenModels());
   const among = [...new Set(data.pass_at_k.flatMap((suite) => suite.models.map((one) => one.model)))].sort((a, b) => a - b);
   const log = el("input", { type: "checkbox", checked: state.passLog, onchange: (event) => { state.passLog = event.target.checked; redraw("passk"); } });
+  const lines = (models) => models.filter((one) => shown.has(one.model)).map((one) => ({ ...modelStyle(one.model), points: one.points }));
+  const x = "k (tries a problem)";
   part.append(modelChips(among), el("div", { class: "controls" }, el("label", {}, log, "logarithmic")),
-    el("div", { class: "wide" }, data.pass_at_k.map((suite) => {
-      const lines = suite.models.filter((one) => shown.has(one.model)).map((one) => ({ ...modelStyle(one.model), points: one.points }));
-      return el("figure", { "data-figure": `pass@k ${suite.suite}` }, el("figcaption", {}, suite.suite, " ", el("span", {}, suite.note)),
-        chart({ lines, axis: "log2", log: state.passLog, x: "k (tries a problem)", ends: true, name: `pass@k of ${suite.suite}` }));
-    })));
+    ...data.pass_at_k.flatMap((suite) => [el("p", { class: "note" }, `${suite.suite}: ${suite.note}.`), el("div", { class: "pictures" },
+      el("figure", { "data-figure": `pass@k ${suite.suite}` }, el("figcaption", {}, suite.suite),
+        chart({ lines: lines(suite.models), axis: "log2", log: state.passLog, x, ends: true, name: `pass@k of ${suite.suite}` })),
+      suite.changes.length ? el("figure", { "data-figure": `change ${suite.suite}` },
+        el("figcaption", {}, `gained and lost against ${modelStyle(suite.base).label} `, el("span", {}, "the same problems")),
+        chart({ lines: lines(suite.changes), axis: "log2", x, ends: true, zero: true, name: `change of pass@k of ${suite.suite}` })) : null)]));
   return part;
 }
 
@@ -138,12 +141,12 @@ function probePart(probe, at, models) {
       el("figcaption", { style: { color: style(one).colour } }, style(one).label, el("span", {}, ` mean entropy ${number(one.mean_entropy)} nats over ${one.tokens.toLocaleString("en")} tokens`)),
       el("div", { class: "scroll" }, matrix(one.cells[Math.min(chosen.text, one.cells.length - 1)] || [], text.tokens, probe.words, chosen.start))))),
     el("h3", {}, "All tokens of all responses"),
-    el("div", { class: "grid" },
+    el("div", { class: "grid five" },
       el("figure", { "data-figure": "rank means" }, el("figcaption", {}, "mean probability by rank"),
         chart({ lines: models.map((one) => ({ ...style(one), points: one.rank_means.map((mean, rank) => [rank + 1, mean]) })), log: true, x: "rank of the candidate", name: "mean probability by rank" })),
-      el("figure", { "data-figure": "entropy histogram" }, el("figcaption", {}, "token entropy ", el("span", {}, "share of tokens, logarithmic")),
+      el("figure", { "data-figure": "entropy histogram" }, el("figcaption", {}, "token entropy ", el("span", {}, "share of tokens, log")),
         outlines({ bars: bars((one) => one.entropy), edges: probe.edges, log: true, x: "nats", name: "token entropy" })),
-      [0, 1, 2].map((rank) => el("figure", { "data-figure": `rank ${rank + 1} bins` }, el("figcaption", {}, `probability of rank ${rank + 1} `, el("span", {}, "share of tokens, logarithmic")),
+      [0, 1, 2].map((rank) => el("figure", { "data-figure": `rank ${rank + 1} bins` }, el("figcaption", {}, `probability of rank ${rank + 1} `, el("span", {}, "share of tokens, log")),
         outlines({ bars: bars((one) => one.rank_bins[rank]), edges: Array.from({ length: 21 }, (_, place) => place / 20), log: true, x: "probability", name: `probability of rank ${rank + 1}` }))))];
 }
 
