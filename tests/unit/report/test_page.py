@@ -63,7 +63,7 @@ BOUNDS = ([0.25, 1.0], [0.0, 1.0])
 
 
 def test_what_each_model_gained_and_lost_against_the_base(page: Page) -> None:
-    """Of four problems: a loses one and solves two always; b solves each once more, and so one that the base did not."""
+    """Of four problems: a loses one and solves two always; b solves each once more, also one that the base did not."""
     (suite,) = page.pass_at_k
     assert suite.base == 0 and [one.model for one in suite.changes] == [1, 2]
     means = {one.model: {point[0]: point[1] for point in one.points} for one in suite.changes}
