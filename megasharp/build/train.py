@@ -24,8 +24,8 @@ from megasharp.build.serving import open_serving
 from megasharp.build.threads import limit_threads
 from megasharp.checkpoint.attempts import AttemptLog, read_attempts, seconds_of_all
 from megasharp.checkpoint.run_folder import RunFolder, has_begun, open_run
-from megasharp.checkpoint.store import RunState
-from megasharp.config.core import dump_yaml
+from megasharp.checkpoint.store import RunState, complete_steps
+from megasharp.config.core import dump_yaml, read_tree
 from megasharp.data.stream import DataCursor
 from megasharp.deterministic import compute_deterministically
 from megasharp.errors import RankDied, RunFailed, TrainingStopped, UserError
@@ -53,6 +53,7 @@ from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.prolonged.control import Control
 from megasharp.report.curves import plot_training
 from megasharp.report.passk import plot_pass_at_k
+from megasharp.runs.peak import evaluations, find_peak
 from megasharp.types import Group
 
 Say = Callable[[str], None]
@@ -455,10 +456,12 @@ class _Run:
         pictures = [self._picture(change) for change in changes if change.evaluations]
         rows = read_metrics(root)
         pictures.append(plot_training(rows, root / "curves.png"))
+        peak_of = find_peak(read_tree(root / "config.yaml"), rows, complete_steps(self._folder.checkpoints))
         summary = {
             "steps": last,
             "seconds": seconds_of_all(read_attempts(self._folder.logs.parent)),
             "peak_rss_bytes": peak,
+            "peak": peak_of.tree(evaluations(rows)) if peak_of else None,
             "last": next((row for row in reversed(rows) if "time/step" in row), {}),
             "pass_at_k": {c.suite: {name: e.pass_at_k for name, e in c.evaluations.items()} for c in changes},
             "distinct_correct": {
@@ -467,6 +470,8 @@ class _Run:
         }
         write_text(root / "summary.json", json.dumps(summary, indent=1))
         print_summary(RunSummary(last - self._start.step, changes, self._clock.totals, self._tokens, peak))
+        if peak_of is not None:
+            self._say(peak_of.line)
         for picture in pictures:
             self._say(f"picture: {picture}")
 
@@ -493,4 +498,7 @@ class _Run:
 def _eval_line(result: EvalResult) -> str:
     figures = "  ".join(f"pass@{k} {value:.3f}" for k, value in result.pass_at_k.items())
     greedy = "" if result.greedy_accuracy is None else f"  greedy {result.greedy_accuracy:.3f}"
-    return f"{result.suite}: {figures}{greedy}"
+    entropy = "" if result.answer_entropy is None else f"  answer entropy {result.answer_entropy:.3f}"
+    tokens = result.token_entropy if result.token_entropy is not None else result.token_entropy_sampled
+    spread = "" if tokens is None else f"  token entropy {tokens:.3f}"
+    return f"{result.suite}: {figures}{greedy}{entropy}{spread}"

@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from megasharp.checkpoint.attempts import AttemptRecord
-from megasharp.prolonged.best import BestFigure, with_evaluation
 from megasharp.prolonged.control import ControlState
 from megasharp.runs.goodput import duration as attempt_seconds
 from megasharp.runs.goodput import goodput
 from megasharp.runs.history import CheckpointEntry, RunHistory
+from megasharp.runs.peak import KEEP_BEST, Peak, find_peak
 from megasharp.runs.sparkline import sparkline
 from megasharp.runs.text import Columns, duration, moment, size
 from megasharp.runs.trends import Trend, trends, warnings
@@ -137,22 +137,21 @@ def control_of(history: RunHistory) -> ControlState | None:
     return found[-1] if found else None
 
 
+def _peak(history: RunHistory) -> Peak | None:
+    whole = [entry.step for entry in history.checkpoints if entry.problem is None]
+    return find_peak(history.config, history.rows, whole)
+
+
 def _kept_best(history: RunHistory) -> int | None:
-    """By the curve, which goes further than what the newest checkpoint knows."""
-    section = history.config.get("checkpoint")
-    metric = section.get("keep_best") if isinstance(section, dict) else None
-    if not isinstance(metric, str):
-        return None
-    best: dict[str, BestFigure] = {}
-    for row in history.rows:
-        value = row.get(metric)
-        if value is not None:
-            best = with_evaluation(best, int(row["step"] or 0), {metric: value})
-    return best[metric].step if metric in best else None
+    """The step of the checkpoint that `checkpoint.keep_best` keeps, by the curve: the newest one knows less."""
+    peak = _peak(history)
+    return peak.step if peak is not None and peak.chosen_by == KEEP_BEST else None
 
 
 def _decisions(history: RunHistory) -> Iterator[str]:
-    control = control_of(history)
+    peak, control = _peak(history), control_of(history)
+    if peak is not None:
+        yield peak.line
     if control is None:
         return
     done, changes = control.resets.done, control.lengths.changes
