@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.build.evaluate import evaluate_source
+from megasharp.build.evaluate import Asked, evaluate_source
 from megasharp.errors import UserError
+from megasharp.evals.groups import Settings
 
 pytestmark = pytest.mark.long
 
@@ -18,18 +19,15 @@ EXAMPLE = REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml"
 
 
 def evaluated(out: Path, engines: Path | None, *overrides: str) -> dict[str, float]:
-    evaluate_source(
+    asked = Asked(
         BASE,
-        "countdown_test",
-        n=2,
-        k="1,2",
-        temperature=1.0,
-        max_tokens=20,
-        seed=1,
+        ["countdown_test"],
+        Settings(n=2, k="1,2", max_tokens=20),
         out=out,
         engines=engines,
         overrides=overrides,
     )
+    evaluate_source(asked, lambda _: None, lambda _: None)
     found: dict[str, float] = json.loads((out / "countdown_test.json").read_text())
     return found
 
@@ -40,6 +38,9 @@ def test_engines_answer_greedily_as_the_engine_of_one_process_does(tmp_path: Pat
     assert (tmp_path / "theirs" / "logs" / "engine_0.log").stat().st_size > 0, "no engine was started"
     assert theirs["greedy_accuracy"] == pytest.approx(ours["greedy_accuracy"], abs=2 / 256)
     assert 0.0 < ours["greedy_accuracy"] < 1.0
+    # Both estimate the entropy of the same distribution; only this process knows it exactly.
+    assert theirs["token_entropy_sampled"] == pytest.approx(ours["token_entropy"], abs=0.08)
+    assert theirs["token_entropy"] is None and ours["token_entropy_sampled"] is not None
 
 
 def test_a_run_file_without_engines_is_refused(tmp_path: Path) -> None:

@@ -132,3 +132,38 @@ def test_drawn_questions_are_fixed_by_their_seed_alone(place: Path) -> None:
     first = only(plan_suites(["both"], Settings(), seed=1)).evaluations[1].suite.items
     random.seed(2)
     assert first == only(plan_suites(["both"], Settings(), seed=5)).evaluations[1].suite.items
+
+
+def test_the_two_stage_group_on_files_of_the_same_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten rows by hand stand for each set: one ChatML prompt for all, the same questions in all three repeats."""
+    files = Path(__file__).parents[1] / "data" / "files" / "sets"
+    shipped = Path(__file__).parents[3] / "configs" / "suites" / "two_stage_id_ood.yaml"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs" / "task").mkdir(parents=True)
+    for name in ("amc23", "aime24", "aime25", "arc_c", "mmlu_pro"):
+        rows = next(path for path in (files / f"{name}.jsonl", files / name) if path.exists())
+        (tmp_path / "configs" / "task" / f"{name}.yaml").write_text(f"set: {name}\npath: {rows}\n")
+    own = tmp_path / "two.yaml"
+    own.write_text(shipped.read_text().replace("limit: 128", "limit: 4"))
+    group = only(plan_suites([str(own)], Settings(), seed=1))
+    assert [each.member for each in group.evaluations] == [
+        "amc23",
+        "aime24",
+        "aime25",
+        *["arc_c"] * 3,
+        *["mmlu_pro"] * 3,
+    ]
+    for each in group.evaluations:
+        for item in each.suite.items:
+            assert item.text.startswith(
+                "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+            )
+            assert item.text.endswith(
+                "\nPlease reason step by step, and put your final answer within \\boxed{}.\n<|im_end|>\n"
+                "<|im_start|>assistant\n"
+            )
+    arc = [each for each in group.evaluations if each.member == "arc_c"]
+    assert all(each.suite.items == arc[0].suite.items and len(each.suite.items) == 4 for each in arc)
+    assert [each.seed for each in arc] == [1, 2, 3]
+    with pytest.raises(UserError, match=r"limit: 128 of 10 problems .* cannot be drawn"):
+        plan_suites([str(shipped)], Settings(), seed=1)
