@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
 from page_runs import EVIL, make_run, result
 
 from megasharp.build.report import write_report
+from megasharp.evals.files import save
 
 pytestmark = pytest.mark.long
 
@@ -234,10 +235,14 @@ def test_a_served_page_refreshes_and_keeps_what_was_chosen(browser: webdriver.Ch
             logs(browser)
             browser.get(url)
             click(browser, "#curves label", "logarithmic")
+            assert [chip.text for chip in find(browser, "#passk .chip[aria-pressed=true]")] == ["base", "mine 6"]
+            save(result([1, 2, 3, 5], 8, 7), root / "evals" / "step_000007")
             with (root / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": 7, "time": time.time(), "time/step": 2.0, "reward/mean": 0.7}) + "\n")
             WebDriverWait(browser, 30).until(lambda driver: "step 7 of 6" in find(driver, ".run")[0].text)
             assert find(browser, "#curves input[type=checkbox]")[0].is_selected()
+            shown = [chip.text for chip in find(browser, "#passk .chip[aria-pressed=true]")]
+            assert shown == ["base", "mine 7"], "the last is another one now"
             console, asked = logs(browser)
             assert console == [] and {address.removeprefix(url) for address in asked} <= {
                 "",

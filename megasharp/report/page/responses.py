@@ -6,7 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,27 +44,44 @@ class Responses:
     code_errors: CodeErrors
 
 
-@dataclass(slots=True)
-class _Counted:
-    """Of one step: groups by how many of them were correct, and the correct responses that report an error."""
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A step's table as it is now; a served page reads each once."""
 
     step: int
-    solved: list[tuple[int, int]] = field(default_factory=list)
-    responses: int = 0
-    correct: int = 0
-    errors: int = 0
+    path: Path
+    modified: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Of one step: of each group how many were correct and how many scored, and errors in correct responses."""
+
+    step: int
+    solved: tuple[tuple[int, int], ...]
+    responses: int
+    correct: int
+    errors: int
 
 
 def read_rollouts(runs: Sequence[RunHistory]) -> Responses:
     """Read the tables of the runs. Raises UserError for a damaged one."""
     tables = [_tables(run.folder) for run in runs]
-    counted = [[_count(step, table[step]) for step in spread_out(sorted(table), COUNTED_STEPS)] for table in tables]
+    counted = [[_count(table[step]) for step in spread_out(sorted(table), COUNTED_STEPS)] for table in tables]
     return Responses(_shown(tables), _success(counted), _code_errors(counted))
 
 
-def _tables(folder: Path) -> dict[int, Path]:
-    found = ((re.fullmatch(r"step_(\d+)", path.stem), path) for path in folder.glob("rollouts/step_*.parquet"))
-    return {int(match[1]): path for match, path in found if match}
+def _tables(folder: Path) -> dict[int, _Table]:
+    found = {}
+    for path in folder.glob("rollouts/step_*.parquet"):
+        match = re.fullmatch(r"step_(\d+)", path.stem)
+        # A run that is resumed at this moment removes tables.
+        with suppress(FileNotFoundError):
+            if match:
+                stat = path.stat()
+                found[int(match[1])] = _Table(int(match[1]), path, stat.st_mtime_ns, stat.st_size)
+    return found
 
 
 def _read(path: Path, columns: Iterable[str]) -> pa.Table:
@@ -73,21 +92,20 @@ def _read(path: Path, columns: Iterable[str]) -> pa.Table:
         raise UserError(f"{path}: cannot read this table of responses ({one_line(error)}); remove it") from error
 
 
-def _count(step: int, path: Path) -> _Counted:
-    table = _read(path, _COUNTED)
-    counted = _Counted(step)
+@lru_cache(maxsize=4 * COUNTED_STEPS)
+def _count(table: _Table) -> _Counted:
+    responses = errors = 0
     scored, correct = Counter[str](), Counter[str]()
-    for row in table.slice(0, COUNTED_RESPONSES).to_pylist():
+    for row in _read(table.path, _COUNTED).slice(0, COUNTED_RESPONSES).to_pylist():
         if row["outcome"] == Outcome.INFRA:
             continue
-        counted.responses += 1
+        responses += 1
         scored[row["group_id"]] += 1
         if row["outcome"] == Outcome.CORRECT:
             correct[row["group_id"]] += 1
-            counted.correct += 1
-            counted.errors += code_error(row["text"] or "") is not None
-    counted.solved = [(correct[group], scored[group]) for group in scored]
-    return counted
+            errors += code_error(row["text"] or "") is not None
+    solved = tuple((correct[group], scored[group]) for group in scored)
+    return _Counted(table.step, solved, responses, correct.total(), errors)
 
 
 def _success(counted: Sequence[Sequence[_Counted]]) -> Success | None:
@@ -129,7 +147,7 @@ def _code_errors(counted: Sequence[Sequence[_Counted]]) -> CodeErrors:
     return CodeErrors(note if read else "No responses were recorded.", [one for one in series if one.points])
 
 
-def _shown(tables: Sequence[dict[int, Path]]) -> Rollouts:
+def _shown(tables: Sequence[dict[int, _Table]]) -> Rollouts:
     shared = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
     rows: list[RolloutRow] = []
     left = MOST_LETTERS
@@ -138,7 +156,7 @@ def _shown(tables: Sequence[dict[int, Path]]) -> Rollouts:
         steps = spread_out(shared if len(shared) > 1 else sorted(table), SHOWN_STEPS)
         budget = left // (len(tables) - run)
         for place, step in enumerate(steps):
-            found = _rows_of(run, step, _read(table[step], (*_SHOWN, *_NEWER)))
+            found = _rows_of(run, table[step])
             kept = _fitting(found, budget // (len(steps) - place))
             rows += kept
             used = sum(map(_letters, kept))
@@ -168,12 +186,13 @@ def _letters(row: RolloutRow) -> int:
     return len(row.text) + len(row.prompt) + sum(len(token) + 6 for token in row.tokens) + 150
 
 
-def _rows_of(run: int, step: int, table: pa.Table) -> list[RolloutRow]:
-    records = table.to_pylist()
+@lru_cache(maxsize=8 * SHOWN_STEPS)
+def _rows_of(run: int, table: _Table) -> list[RolloutRow]:
+    records = _read(table.path, (*_SHOWN, *_NEWER)).to_pylist()
     prompts = sorted({record["prompt_id"] for record in records}, key=prompt_rank)[:SHOWN_PROMPTS]
     chosen = [record for record in records if record["prompt_id"] in prompts and record["index"] < SHOWN_RESPONSES]
     chosen.sort(key=lambda record: (prompts.index(record["prompt_id"]), record["group_id"], record["index"]))
-    return [_row(run, step, record) for record in chosen]
+    return [_row(run, table.step, record) for record in chosen]
 
 
 def _row(run: int, step: int, record: dict[str, object]) -> RolloutRow:

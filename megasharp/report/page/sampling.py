@@ -11,10 +11,14 @@ Item = TypeVar("Item")
 
 
 def spread_out(items: Sequence[Item], most: int) -> list[Item]:
-    """At most `most` (at least 2) of `items`, evenly chosen, the first and the last among them."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+    """At most `most` (at least 2) of `items`, at equal distances, and the last.
+
+    The distance is a power of two: when items are added, those that were chosen stay chosen or are halved.
+    """
+    distance = 1
+    while len(chosen := [*range(0, len(items) - 1, distance), len(items) - 1]) > most:
+        distance *= 2
+    return [items[place] for place in chosen] if items else []
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> Points:

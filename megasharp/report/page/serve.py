@@ -7,10 +7,12 @@ read this one by giving its own name this address.
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import socket
 
 from megasharp.errors import UserError, one_line
 from megasharp.report.page.html import as_html, as_json
@@ -64,11 +66,19 @@ def open_server(page: LivePage, port: int) -> ThreadingHTTPServer:
             """Nobody reads a line for each request."""
 
     try:
-        server = ThreadingHTTPServer((HOST, port), Handler)
+        server = _Server((HOST, port), Handler)
     except (OSError, OverflowError) as error:
         raise UserError(f"--port {port}: cannot listen on {HOST}:{port} ({one_line(error)}); choose another") from error
-    server.daemon_threads = True
     return server
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """A page that was closed while it was answered is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _answer(request: BaseHTTPRequestHandler, page: LivePage) -> None:

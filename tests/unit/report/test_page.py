@@ -263,7 +263,12 @@ def test_an_evaluation_that_cannot_be_read_is_told_on_the_page(runs: Path) -> No
 
 def test_many_things_become_few() -> None:
     assert spread_out(range(5), 9) == [0, 1, 2, 3, 4]
-    assert spread_out(range(101), 5) == [0, 25, 50, 75, 100]
+    assert spread_out(range(101), 5) == [0, 32, 64, 96, 100]
+    assert spread_out([], 5) == [] and spread_out([7], 2) == [7]
+    for count in range(1, 60):
+        chosen = spread_out(range(count), 6)
+        assert len(chosen) <= 6 and chosen[0] == 0 and chosen[-1] == count - 1
+        assert {*chosen[:-1:2]} <= {*spread_out(range(count + 1), 6)}
     points = [(float(step), float(step % 2)) for step in range(1, 1001)]
     few = thinned(points, 100)
     assert len(few) == 100 and few[0] == [5.5, 0.5]

@@ -7,7 +7,13 @@ function sayLive(text) {
   document.getElementById("live").textContent = text;
 }
 
+// A list that is open, or words that are being typed, would be lost.
+function busy() {
+  return document.activeElement !== null && ["SELECT", "INPUT"].includes(document.activeElement.tagName) && document.activeElement.type !== "checkbox";
+}
+
 async function ask(tag) {
+  if (busy()) return setTimeout(() => ask(tag), EVERY_MS);
   try {
     const answer = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
     if (answer.status === 200) {
@@ -21,7 +27,7 @@ async function ask(tag) {
   } catch {
     sayLive("the server has ended");
   }
-  setTimeout(() => ask(tag), EVERY_MS);
+  return setTimeout(() => ask(tag), EVERY_MS);
 }
 
 if (data.live) ask(null);

@@ -21,18 +21,22 @@ function modelStyle(model) {
   return { label: one.label, colour: runColour(one.run), dash: one.last ? "solid" : one.step === 0 ? "dashed" : "dotted", opacity: 0.45 + 0.55 * share };
 }
 
+// Until somebody chooses: the bases and each run's last, whichever that is by now.
 function chosenModels() {
-  if (state.models === null) {
-    state.models = new Set(data.models.flatMap((model, at) => (model.last || model.step === 0 ? [`${model.run} ${model.step}`] : [])));
-  }
-  return data.models.flatMap((model, at) => (state.models.has(`${model.run} ${model.step}`) ? [at] : []));
+  const chosen = (model) => (state.models === null ? model.last || model.step === 0 : state.models.has(nameOf(model)));
+  return data.models.flatMap((model, at) => (chosen(model) ? [at] : []));
+}
+
+function nameOf(model) {
+  return `${model.run} ${model.step}`;
 }
 
 function modelChips(among) {
   const shown = new Set(chosenModels());
   return el("div", { class: "controls models" }, among.map((at) => {
-    const style = modelStyle(at), name = `${data.models[at].run} ${data.models[at].step}`;
+    const style = modelStyle(at), name = nameOf(data.models[at]);
     return chip(style.label, style.colour, shown.has(at), () => {
+      state.models = new Set(chosenModels().map((one) => nameOf(data.models[one])));
       if (!state.models.delete(name)) state.models.add(name);
       ["passk", "candidates", "success"].forEach(redraw);
     }, style.dash);
