@@ -85,9 +85,10 @@ def number_field(fields: Fields, key: str, where: str) -> str:
     Raises UserError otherwise.
     """
     value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        return text_field(fields, key, where)
-    return str(int(value)) if value == int(value) else str(value)
+    if isinstance(value, float) and isfinite(value):
+        return str(int(value)) if value == int(value) else str(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if whole else text_field(fields, key, where)
 
 
 def positive_field(fields: Fields, key: str, where: str) -> int:

@@ -45,7 +45,7 @@ def answer_of(tests: object, function: str, where: str) -> CodeAnswer | LeftOut:
     if not isinstance(listed, list):
         raise UserError(f"{where}: tests must be a list of tests, or an object with 'inputs' and 'outputs'")
     stdin: list[StdinTest] = []
-    calls: list[CallTest] = []
+    calls: list[tuple[tuple[str, ...], object]] = []
     names: set[str] = set()
     for number, test in enumerate(listed, start=1):
         place = f"{where}, test {number}"
@@ -53,14 +53,19 @@ def answer_of(tests: object, function: str, where: str) -> CodeAnswer | LeftOut:
             raise UserError(f"{place}: a test must be an object with 'input' and 'output'")
         if _is_call(test, place):
             names.add(_function(test) or function)
-            calls.append(CallTest(_arguments(test["input"], place), _value(test["output"], place)))
+            calls.append((_arguments(test["input"], place), test["output"]))
         else:
             stdin.append(StdinTest(_text(test["input"]), _text(test["output"])))
     if names and (len(names) > 1 or "" in names):
         raise UserError(f"{where}: calls need the name of one function, got {', '.join(sorted(names)) or 'none'}")
     if not stdin and not calls:
         return NO_TESTS
-    return CodeAnswer(stdin=tuple(stdin), function=names.pop() if names else "", calls=tuple(calls))
+    values = _unwrapped([value for _, value in calls])
+    return CodeAnswer(
+        stdin=tuple(stdin),
+        function=names.pop() if names else "",
+        calls=tuple(CallTest(given, _value(value, where)) for (given, _), value in zip(calls, values, strict=True)),
+    )
 
 
 def question_with_format(question: str, starter: str) -> str:
@@ -91,13 +96,16 @@ def _together(tests: Fields, where: str) -> list[object]:
         raise UserError(f"{where}: 'inputs' and 'outputs' must be lists of one length")
     name = tests.get("fn_name")
     common = {"testtype": "functional", "fn_name": name} if name else {}
-    unwrapped = [_alone(output) if name else output for output in outputs]
-    return [{"input": given, "output": wanted, **common} for given, wanted in zip(inputs, unwrapped, strict=True)]
+    return [{"input": given, "output": wanted, **common} for given, wanted in zip(inputs, outputs, strict=True)]
 
 
-def _alone(output: object) -> object:
-    """TACO wraps what a function returns in a list."""
-    return output[0] if isinstance(output, list) and len(output) == 1 else output
+def _unwrapped(values: list[object]) -> list[object]:
+    """What a function returns, without the list that TACO puts around it.
+
+    TACO's own judge takes either, the list or what is in it; here all of a problem's values tell which it is.
+    """
+    alone = [value[0] for value in values if isinstance(value, list) and len(value) == 1]
+    return alone if len(alone) == len(values) else values
 
 
 def _is_call(test: Fields, where: str) -> bool:

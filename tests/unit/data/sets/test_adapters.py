@@ -15,6 +15,7 @@ import pytest
 
 from megasharp.data.sets import SETS
 from megasharp.data.sets.load import load_set
+from megasharp.data.sets.programs import answer_of
 from megasharp.errors import UserError
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.code import CallTest, CodeAnswer, StdinTest
@@ -239,6 +240,18 @@ def test_what_is_left_out_is_counted() -> None:
         "not in English": 2,
         "a question that was there before": 4,
     }
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [([[4], [10]], ["4", "10"]), ([[4], [1, 2]], ["[4]", "[1, 2]"]), ([[[4]], [[]]], ["[4]", "[]"]), ([4], ["4"])],
+)
+def test_a_list_around_every_value_of_a_problem_is_no_part_of_it(outputs: list[object], expected: list[str]) -> None:
+    tests = [{"type": "function_call", "fn_name": "f", "input": [1], "output": value} for value in outputs]
+    together = {"fn_name": "f", "inputs": [[1]] * len(outputs), "outputs": outputs}
+    for each in (tests, together):
+        answer = answer_of(each, "", "here")
+        assert isinstance(answer, CodeAnswer) and [call.expected for call in answer.calls] == expected
 
 
 def test_the_tests_of_programs_in_every_shape(tmp_path: Path) -> None:
