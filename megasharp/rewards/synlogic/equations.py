@@ -12,8 +12,10 @@ from megasharp.rewards.synlogic.game import Check, Finding, Game, GameError
 from megasharp.rewards.synlogic.literals import UnreadableError
 from megasharp.types import Outcome
 
+MAX_CHARACTERS = 200
+
 _SIGNS = frozenset("+-*/%")
-_FACTOR = re.compile(r"([*/%])?(0|[1-9][0-9]{0,8})(?![0-9])")
+_ARITHMETIC = re.compile(r"(?:0|[1-9][0-9]{0,8})(?![0-9])|[-+*/%()]")
 _IN_BRACKETS = re.compile(r"\[\[([^\[\]]*)\]\]")
 _EQUATION = re.compile(r"[0-9]{1,20}(?: *[-+*] *[0-9]{1,20})+ *= *-?[0-9]{1,40}")
 
@@ -61,39 +63,59 @@ def math_path(game: Game) -> Check:
 
 def _holds(equation: str) -> bool:
     try:
-        values = {_sum(side) for side in equation.split("=")}
+        values = {_Expression(side).value() for side in equation.split("=")}
     except (UnreadableError, ZeroDivisionError):
         return False
     return len(values) == 1
 
 
-def _sum(text: str) -> Fraction:
-    """The value of numbers joined by + - * / %, the last three before the others, from left to right."""
-    signed = re.split(r"(?<=[0-9])(?=[-+])", text)
-    total = Fraction(0)
-    for term in signed:
-        sign = -1 if term.startswith("-") else 1
-        total += sign * _product(term.lstrip("+-") if term[:1] in ("+", "-") else term)
-    return total
+class _Expression:
+    """Exact arithmetic with + - * / %, parentheses and a sign before a term; numbers have no leading zeros."""
 
+    def __init__(self, text: str) -> None:
+        self._tokens = _ARITHMETIC.findall(text)
+        if len(text) > MAX_CHARACTERS or "".join(self._tokens) != text:
+            raise UnreadableError("not arithmetic")
+        self._at = 0
 
-def _product(text: str) -> Fraction:
-    value, at = Fraction(1), 0
-    while at < len(text):
-        match = _FACTOR.match(text, at)
-        if match is None or (match[1] is None) != (at == 0):
-            raise UnreadableError("not numbers and operators in turn")
-        number = Fraction(match[2])
-        if match[1] == "%":
-            value %= number
-        elif match[1] == "/":
-            value /= number
-        else:
-            value *= number
-        at = match.end()
-    if at == 0:
-        raise UnreadableError("a number is missing")
-    return value
+    def value(self) -> Fraction:
+        value = self._sum()
+        if self._at < len(self._tokens):
+            raise UnreadableError("more after the expression")
+        return value
+
+    def _take(self, signs: str) -> str:
+        """The next token where it is one of the signs, and an empty text elsewhere."""
+        token = self._tokens[self._at] if self._at < len(self._tokens) else ""
+        if not token or token not in signs:
+            return ""
+        self._at += 1
+        return token
+
+    def _sum(self) -> Fraction:
+        value = -self._product() if self._take("-") else self._product()
+        while sign := self._take("+-"):
+            value += self._product() if sign == "+" else -self._product()
+        return value
+
+    def _product(self) -> Fraction:
+        value = self._factor()
+        while sign := self._take("*/%"):
+            other = self._factor()
+            value = value * other if sign == "*" else value / other if sign == "/" else value % other
+        return value
+
+    def _factor(self) -> Fraction:
+        if self._take("("):
+            value = self._sum()
+            if not self._take(")"):
+                raise UnreadableError("a parenthesis is not closed")
+            return value
+        token = self._tokens[self._at] if self._at < len(self._tokens) else ""
+        if not token.isdigit():
+            raise UnreadableError("a number is missing")
+        self._at += 1
+        return Fraction(token)
 
 
 def cryptarithm(game: Game) -> Check:
