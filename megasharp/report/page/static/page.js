@@ -226,7 +226,9 @@ function setTheme(theme) {
 
 setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
-window.addEventListener("beforeprint", () => setTheme("light"));
+let onScreen = "light";
+window.addEventListener("beforeprint", () => { onScreen = document.documentElement.dataset.theme; setTheme("light"); });
+window.addEventListener("afterprint", () => setTheme(onScreen));
 document.getElementById("nav").append(...Object.entries(PARTS).map(([name, [, label]]) => el("a", { href: `#${name}` }, label)),
   el("span", { id: "live", class: "end note" }), el("button", { id: "theme", onclick: () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark") }, "dark / light"));
 draw();
