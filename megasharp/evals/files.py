@@ -83,6 +83,8 @@ def load_figures(path: Path) -> EvalResult:
     """The result that `save` wrote as `path`, without its rows. Raises UserError as `load_result` does."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
+        if "group" in tree:
+            raise UserError(f"{path} is the table of a group; give the file of one of its suites: {_suites(tree)}")
         for name in ("pass_at_k", "maj_at_k"):
             tree[name] = {int(k): value for k, value in tree.get(name, {}).items()}
         tree["intervals"] = {name: Interval(*bounds) for name, bounds in tree.get("intervals", {}).items()}
@@ -92,6 +94,10 @@ def load_figures(path: Path) -> EvalResult:
         raise UserError(f"{path}: cannot read this evaluation ({one_line(error)})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path}: not the JSON file of an evaluation ({one_line(error)})") from error
+
+
+def _suites(tree: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}.json" for name in tree["suites"])
 
 
 def stored_figures(path: Path) -> dict[str, float]:

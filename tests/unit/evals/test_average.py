@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megasharp.errors import UserError
 from megasharp.evals.average import averaged, save_group
 from megasharp.evals.bootstrap import average_intervals
+from megasharp.evals.files import load_figures
 from megasharp.evals.text import group_lines
 from tests.unit.evals.rule_engine import run, suite_of
 
@@ -29,6 +31,10 @@ def test_rows_and_their_average(tmp_path: Path) -> None:
     tree = json.loads(save_group(table, tmp_path).read_text())
     assert tree["average"]["intervals"]["pass@4"] == [bound.low, bound.high]
     assert (tree["group"], tree["ours"], tree["suites"]["large"]["problems"]) == ("g", ["top_p"], 9)
+    with pytest.raises(
+        UserError, match=r"a group; give the file of one of its suites: small\.json, large\.json"
+    ):
+        load_figures(tmp_path / "g.json")
     assert [line.split()[0] for line in group_lines(table)] == ["g", "small", "large", "average"]
 
 
