@@ -3,7 +3,8 @@
 As GPT-3 has it (2005.14165, appendix C): texts in lower case, without punctuation, split into words; two overlap where
 they share `n` words in a row, 13 by default. A problem of fewer words than that overlaps with what is the same as a
 whole. Questions are compared, not prompts, whose words are the same in all of them. What is reworded, translated, or
-has other numbers in it is not found.
+has other numbers in it is not found; what shares a stock phrase is ("where m and n are relatively prime positive
+integers"), and shares few runs.
 """
 
 from __future__ import annotations
