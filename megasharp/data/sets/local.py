@@ -54,11 +54,10 @@ def files_of(path: Path, source: Source, alone: bool) -> list[Path]:
 
 
 def _names(path: Path, source: Source) -> bool:
-    """Whether a file's relative path has a folder, or a beginning of its name, that is the source's."""
-    names = {source.name, source.config} - {None}
-    return any(part in names for part in path.parts) or any(
-        path.name.startswith((f"{name}.", f"{name}-", f"{name}_")) for name in names
-    )
+    """Whether a file's relative path has a folder, or a beginning of its name, that is the source's, in any case."""
+    names = {name.lower() for name in (source.name, source.config) if name}
+    *folders, file = path.as_posix().lower().split("/")
+    return not names.isdisjoint(folders) or any(file.startswith((f"{n}.", f"{n}-", f"{n}_")) for n in names)
 
 
 def rows_of_file(path: Path) -> Iterator[tuple[str, Fields]]:

@@ -31,9 +31,7 @@ def test_rows_and_their_average(tmp_path: Path) -> None:
     tree = json.loads(save_group(table, tmp_path).read_text())
     assert tree["average"]["intervals"]["pass@4"] == [bound.low, bound.high]
     assert (tree["group"], tree["ours"], tree["suites"]["large"]["problems"]) == ("g", ["top_p"], 9)
-    with pytest.raises(
-        UserError, match=r"a group; give the file of one of its suites: small\.json, large\.json"
-    ):
+    with pytest.raises(UserError, match=r"a group; give the file of one of its suites: small\.json, large\.json"):
         load_figures(tmp_path / "g.json")
     assert [line.split()[0] for line in group_lines(table)] == ["g", "small", "large", "average"]
 

@@ -49,6 +49,14 @@ def test_of_a_folder_the_part_and_the_split_are_read(tmp_path: Path) -> None:
     ]
 
 
+def test_a_copy_of_a_repository_may_write_its_parts_small(tmp_path: Path) -> None:
+    """opencompass/AIME2025 has the files aime2025-I.jsonl and aime2025-II.jsonl."""
+    for part in ("I", "II"):
+        rows = (FILES / "aime25" / f"AIME2025-{part}.jsonl").read_text()
+        (tmp_path / f"aime2025-{part}.jsonl").write_text(rows)
+    assert ids(tmp_path, "aime25") == ids(FILES / "aime25", "aime25")
+
+
 def test_files_of_a_folder_are_one_table_in_the_order_of_their_names(tmp_path: Path) -> None:
     for number, rows in enumerate((ROWS[:4], ROWS[4:])):
         (tmp_path / f"train-{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
