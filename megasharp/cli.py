@@ -252,6 +252,9 @@ def probe(
 def report(
     names: Annotated[list[str], typer.Argument(help="Runs, by folder or name.")],
     out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the run's folder.")] = None,
+    evals: Annotated[
+        list[Path] | None, typer.Option(metavar="JSON", help="A file that `megasharp eval` wrote; repeatable.")
+    ] = None,
     serve: Annotated[bool, typer.Option(help="Serve the page on 127.0.0.1 instead; it refreshes.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 is any free port.")] = 8042,
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
@@ -260,9 +263,9 @@ def report(
     from megasharp.build.report import serve_report, write_report
 
     if serve:
-        serve_report(names, runs, port, typer.echo)
+        serve_report(names, runs, port, typer.echo, evals or [])
     else:
-        typer.echo(f"report: {write_report(names, runs, out)}")
+        typer.echo(f"report: {write_report(names, runs, out, evals or [])}")
 
 
 @app.command()

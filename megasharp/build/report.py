@@ -7,6 +7,7 @@ from pathlib import Path
 
 from megasharp.build.runs import find_run, told_apart
 from megasharp.errors import UserError
+from megasharp.evals.files import load_result
 from megasharp.files import write_text
 from megasharp.report.page.collect import collect
 from megasharp.report.page.html import as_html
@@ -17,12 +18,16 @@ from megasharp.runs.history import read_run
 FILE = "report.html"
 
 
-def read_page(folders: Sequence[Path], *, live: bool) -> Page:
-    """The page of the runs in `folders`. Raises UserError for damaged files, and for a run that is named twice."""
-    return collect(told_apart([read_run(folder) for folder in folders], "report"), live=live)
+def read_page(folders: Sequence[Path], *, live: bool, evals: Sequence[Path] = ()) -> Page:
+    """The page of the runs in `folders`, and of the JSON files `evals` that `megasharp eval` wrote.
+
+    Raises UserError for damaged files, and for a run that is named twice.
+    """
+    beside = [load_result(path) for path in evals]
+    return collect(told_apart([read_run(folder) for folder in folders], "report"), live=live, beside=beside)
 
 
-def write_report(names: Sequence[str], runs: Path, out: Path | None) -> Path:
+def write_report(names: Sequence[str], runs: Path, out: Path | None, evals: Sequence[Path] = ()) -> Path:
     """Write the page of the runs `names`; returns its path: in the run's folder, of several beside the first's.
 
     Raises UserError for no such run, damaged files, or a page that cannot be written.
@@ -31,14 +36,16 @@ def write_report(names: Sequence[str], runs: Path, out: Path | None) -> Path:
     path = out or (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / FILE
     if path.is_dir():
         raise UserError(f"--out {path}: this is a folder; give the name of a file, such as {path / FILE}")
-    write_text(path, as_html(read_page(folders, live=False)))
+    write_text(path, as_html(read_page(folders, live=False, evals=evals)))
     return path
 
 
-def serve_report(names: Sequence[str], runs: Path, port: int, say: Callable[[str], None]) -> None:
+def serve_report(
+    names: Sequence[str], runs: Path, port: int, say: Callable[[str], None], evals: Sequence[Path] = ()
+) -> None:
     """Serve the page until Ctrl-C. Raises UserError for no such run, or a port that is taken."""
     folders = [find_run(name, runs) for name in names]
-    page = LivePage(folders, lambda: read_page(folders, live=True))
+    page = LivePage(folders, lambda: read_page(folders, live=True, evals=evals))
     page.newest()
     with open_server(page, port) as server:
         say(f"http://{HOST}:{server.server_address[1]}/  (this machine only; Ctrl-C ends it)")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from megasharp.evals.result import EvalResult
 from megasharp.report.page.evaluations import pass_at_k_figures, read_results, success_figures
 from megasharp.report.page.figures import figures
 from megasharp.report.page.marks import marks
@@ -23,14 +24,16 @@ from megasharp.runs.trends import collapse, warnings
 _TELEMETRY = "gpu/utilisation"
 
 
-def collect(histories: Mapping[str, RunHistory], *, live: bool) -> Page:
-    """The page of runs, by the names that it gives them. Raises UserError for files of theirs that are damaged."""
+def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence[EvalResult] = ()) -> Page:
+    """The page of runs, by the names that it gives them, and of evaluations besides.
+
+    Raises UserError for files of the runs that are damaged.
+    """
     names, runs = list(histories), list(histories.values())
     results, unread = read_results(runs)
     evaluated = [{step for number, step, _ in results if number == place} for place in range(len(runs))]
-    models = choose_models(
-        runs, names, [steps | {*probed_steps(run.folder)} for steps, run in zip(evaluated, runs, strict=True)]
-    )
+    steps = [at | {*probed_steps(run.folder)} for at, run in zip(evaluated, runs, strict=True)]
+    models = choose_models(runs, names, steps, beside)
     responses = read_rollouts(runs)
     success = success_figures(results, models)
     timed = [stages(number, run) for number, run in enumerate(runs)]

@@ -43,14 +43,11 @@ def read_results(runs: Sequence[RunHistory]) -> tuple[dict[tuple[int, int, str],
 def pass_at_k_figures(results: Results, models: Models) -> list[PassAtK]:
     """A figure for each suite, of the models that were evaluated on it."""
     figures = []
-    for suite in sorted({suite for _, _, suite in results}):
-        shown: dict[int, EvalResult] = {}
-        for (run, step, name), result in results.items():
-            if name == suite and (run, step) in models.place:
-                shown.setdefault(models.place[run, step], result)
+    for suite in models.suites(results):
+        shown = models.evaluated_on(suite, results)
         if shown:
-            points = [ModelPoints(model, _curve(shown[model])) for model in sorted(shown)]
-            base = next((model for model in sorted(shown) if models.all[model].step == 0), None)
+            points = [ModelPoints(model, _curve(result)) for model, result in shown.items()]
+            base = models.base if models.base in shown else None
             changes = [] if base is None else _changes(base, shown)
             figures.append(PassAtK(suite, _how(list(shown.values())), points, base, changes))
     return figures
@@ -84,9 +81,11 @@ def _how(results: Sequence[EvalResult]) -> str:
     first = results[0]
     samples = sorted({result.n for result in results})
     n = f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
+    settings = {(result.temperature, result.top_p, result.max_tokens) for result in results}
+    differ = "; they were not all sampled at the same temperature, top-p and length" if len(settings) > 1 else ""
     return (
         f"{first.problems} problems, {n} samples each at temperature {first.temperature:g}; unbiased estimate, bands "
-        "are 95% intervals by resampling problems"
+        f"are 95% intervals by resampling problems{differ}"
     )
 
 
@@ -109,18 +108,15 @@ def _bounds(result: EvalResult, ks: Sequence[int]) -> dict[int, list[float]]:
 def success_figures(results: Results, models: Models) -> list[Success]:
     """For each suite, the shares of problems by the share of their samples that is correct."""
     figures = []
-    for suite in sorted({suite for _, _, suite in results}):
-        bars: dict[int, Bars] = {}
-        for (run, step, name), result in results.items():
-            model = models.place.get((run, step))
-            rows = [row for row in result.rows if row.samples]
-            if name != suite or model is None or model in bars or not rows:
-                continue
-            places = [share_bin(row.correct, row.samples) for row in rows]
-            shares = [rounded(places.count(place) / len(places)) for place in range(len(SHARES))]
-            bars[model] = Bars(models.all[model].label, run, model, shares)
+    for suite in models.suites(results):
+        bars = []
+        for model, result in models.evaluated_on(suite, results).items():
+            places = [share_bin(row.correct, row.samples) for row in result.rows if row.samples]
+            if places:
+                shares = [rounded(places.count(place) / len(places)) for place in range(len(SHARES))]
+                bars.append(Bars(models.all[model].label, models.all[model].run, model, shares))
         if bars:
-            figures.append(Success(f"evaluation: {suite}", SHARES, [bars[model] for model in sorted(bars)]))
+            figures.append(Success(f"evaluation: {suite}", SHARES, bars))
     return figures
 
 

@@ -33,7 +33,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The weights of run `run` after `step`; `shared`: the base model, the same for several runs."""
+    """The weights of run `run` after `step`; `shared`: the base model, the same for several runs.
+
+    `run` is -1 for a model that is known by an evaluation alone.
+    """
 
     run: int
     step: int

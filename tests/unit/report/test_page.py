@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from page_runs import EVIL, make_run, result
 
 from megasharp.build.report import read_page, write_report
 from megasharp.errors import UserError
+from megasharp.evals.files import save
 from megasharp.report.page import responses
 from megasharp.report.page.evaluations import SHARES, share_bin
 from megasharp.report.page.html import as_html, as_json
@@ -70,6 +72,24 @@ def test_what_each_model_gained_and_lost_against_the_base(page: Page) -> None:
     assert means[1][1.0] == pytest.approx(16 / 32 - 7 / 32, abs=1e-5) and means[1][8.0] == -0.25
     assert means[2][1.0] == pytest.approx(11 / 32 - 7 / 32, abs=1e-5) and means[2][8.0] == 0.25
     assert all(point[2] <= point[1] <= point[3] for one in suite.changes for point in one.points)
+
+
+def test_evaluations_from_elsewhere_stand_beside_the_runs(runs: Path) -> None:
+    """On the runs' suite they are compared with the base; another suite has a picture of its own."""
+    beside = [save(result([2, 2, 2, 2], 8, 9), runs / "x"), save(result([1, 0], 8, 4, suite="test"), runs / "x")]
+    found = read_page([runs / "a"], live=False, evals=beside)
+    assert [(one.run, one.label) for one in found.models][-2:] == [(-1, "mine 9, n = 8"), (-1, "mine 4, n = 8")]
+    dev, test = found.pass_at_k
+    assert [one.model for one in dev.changes] == [1, 2] and dev.changes[1].points[0][1] == pytest.approx(
+        8 / 32 - 7 / 32
+    )
+    assert "not all sampled at the same" not in dev.note
+    hotter = save(replace(result([2, 2, 2, 2], 8, 9), temperature=0.6), runs / "y")
+    assert "not all sampled at the same" in read_page([runs / "a"], live=False, evals=[hotter]).pass_at_k[0].note
+    assert (test.suite, [one.model for one in test.models], test.base) == ("test", [3], None)
+    assert [one.source for one in found.success][:2] == ["evaluation: dev", "evaluation: test"]
+    with pytest.raises(UserError, match=r"missing.json: cannot read this evaluation"):
+        read_page([runs / "a"], live=False, evals=[runs / "missing.json"])
 
 
 def test_marks_tell_of_restarts_resets_and_stages(page: Page) -> None:

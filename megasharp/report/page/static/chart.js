@@ -50,7 +50,7 @@ function logTicks(low, high) {
 function chart({ lines, marks = [], axis = "linear", log = false, x = "step", ends = false, zero = false, name = "" }) {
   const drawn = lines.map((line) => ({ ...line, points: line.points.filter((point) => !log || point[1] > 0) }))
     .filter((line) => line.points.length);
-  const width = WIDTH, right = ends ? 92 : ROOM.right;
+  const width = WIDTH, right = ends ? 108 : ROOM.right;
   const image = sv("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": name, tabindex: "-1" });
   if (!drawn.length) {
     image.append(sv("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, log ? "nothing above zero to draw" : "nothing chosen"));

@@ -15,6 +15,7 @@ function runColour(run) {
 // A base model is grey and dashed; a run's earlier models are paler than its last.
 function modelStyle(model) {
   const one = data.models[model];
+  if (one.run < 0) return { label: one.label, colour: runColour(data.runs.length + model - data.models.findIndex((other) => other.run < 0)), dash: "dashed", opacity: 1 };
   if (one.shared || (one.step === 0 && data.runs.length === 1)) return { label: one.label, colour: "var(--base)", dash: "dashed", opacity: 1 };
   const steps = data.models.filter((other) => other.run === one.run).map((other) => other.step);
   const share = one.step / Math.max(1, ...steps);
@@ -28,7 +29,7 @@ function chosenModels() {
 }
 
 function nameOf(model) {
-  return `${model.run} ${model.step}`;
+  return `${model.run} ${model.step} ${model.label}`;
 }
 
 function modelChips(among) {
