@@ -1,0 +1,47 @@
+"""The study of solution multiplicity: its suites and data are what its README says they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megasharp.data import countdown, knights
+from megasharp.data.knights import solutions
+from megasharp.data.tasks import load_items
+from megasharp.data.tokenizer import load_tokenizer
+from megasharp.evals.suites import load_suite
+from megasharp.rewards.countdown_solver import count_solutions
+
+REPOSITORY = Path(__file__).parents[3]
+STUDY = REPOSITORY / "examples" / "solution_multiplicity"
+
+
+@pytest.mark.parametrize("task", ["knights", "countdown_3", "countdown_4"])
+def test_suites_have_256_problems(task: str) -> None:
+    suite = load_suite(str(STUDY / "suites" / f"multiplicity_{task}.yaml"))
+    assert len(suite.items) == 256
+
+
+def test_puzzles_have_one_solution_and_none_is_in_two_files() -> None:
+    files = [knights.read_records(STUDY / "data" / "knights" / f"{split}.jsonl") for split in ("dev", "test", "train")]
+    puzzles = [record.puzzle for records in files for record in records]
+    assert len({puzzle.statements for puzzle in puzzles}) == len(puzzles) == 128 + 256 + 1200
+    assert all(len(puzzle.names) == 3 and len(solutions(puzzle.statements)) == 1 for puzzle in puzzles)
+
+
+def test_countdown_problems_have_three_numbers_and_as_many_solutions_as_they_say() -> None:
+    folder = STUDY / "data" / "countdown_3"
+    files = [countdown.read_records(folder / f"{split}.jsonl") for split in ("dev", "test", "train")]
+    records = [record for records in files for record in records]
+    assert len({(tuple(sorted(record.numbers)), record.target) for record in records}) == len(records)
+    assert {len(record.numbers) for record in records} == {3}
+    for record in files[1][::16]:
+        assert record.solutions == count_solutions(record.numbers, record.target)
+
+
+def test_the_base_model_knows_every_sign_of_the_puzzles() -> None:
+    tokenizer = load_tokenizer(STUDY / "knights_base")
+    for item in load_items("knights_short", STUDY / "data" / "knights" / "test.jsonl"):
+        assert tokenizer.decode(tokenizer.encode(item.text)) == item.text
+        assert len(tokenizer.encode(item.text)) <= 32
