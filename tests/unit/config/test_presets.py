@@ -34,7 +34,8 @@ def shipped() -> list[Path]:
 
 
 def is_suite(file: Path) -> bool:
-    return file.parent == REPOSITORY / "configs" / "task"
+    of_example = file.parent.name == "suites" and file.is_relative_to(REPOSITORY / "examples")
+    return of_example or file.parent == REPOSITORY / "configs" / "task"
 
 
 def is_group(file: Path) -> bool:
