@@ -29,11 +29,10 @@ def compare_results(
 
 def comparison_lines(found: Comparison, problems: bool) -> Iterator[str]:
     """The whole answer."""
-    names = (found.before or "the first", found.after or "the second")
-    yield f"{found.suite}, {found.problems} problems: from {names[0]} to {names[1]}"
+    yield f"{found.suite}, {found.problems} problems: from {found.before} to {found.after}"
     yield from (f"! {note}" for note in found.notes)
     yield ""
-    yield "difference, with 95% intervals (paired, problems resampled)"
+    yield "differences, with 95% intervals (paired, problems resampled); * the interval is on one side of zero"
     width = max(len(each.name) for each in found.differences)
     for each in found.differences:
         low, high = each.interval.low, each.interval.high

@@ -99,8 +99,8 @@ def compare(before: EvalResult, after: EvalResult, ks: Sequence[int], files: tup
         )
     ones, others = [one for one, _ in kept], [other for _, other in kept]
     return Comparison(
-        before.label,
-        after.label,
+        _called(before),
+        _called(after),
         before.suite,
         len(kept),
         tuple(_differences(ones, others, ks, before.seed)),
@@ -108,6 +108,12 @@ def compare(before: EvalResult, after: EvalResult, ks: Sequence[int], files: tup
         tuple(_crossing(kept, k) for k in sorted(ks) if k > 1),
         tuple(_notes(before, after, len(before.rows) - len(kept))),
     )
+
+
+def _called(result: EvalResult) -> str:
+    """The label, with the step where it does not name it: a run's own evaluations bear the run's name."""
+    step = f" step {result.step}"
+    return result.label if result.step is None or result.label.endswith(step) else f"{result.label}{step}"
 
 
 def _check_same(before: EvalResult, after: EvalResult, files: tuple[Path, Path]) -> None:
@@ -132,7 +138,8 @@ def _differences(
     ones: Sequence[ProblemResult], others: Sequence[ProblemResult], ks: Sequence[int], seed: int
 ) -> list[Difference]:
     first, second = columns(ones, ks, seed), columns(others, ks, seed)
-    names = [name for name in first if name in second]
+    # How many solutions there are is the problems' matter, not the models'.
+    names = [name for name in first if name in second and name != "multiplicity"]
     both = [(first[name], second[name]) for name in names]
     bounds = mean_intervals(np.stack([other - one for one, other in both], axis=1), seed=seed)
     return [

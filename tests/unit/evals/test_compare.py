@@ -49,7 +49,7 @@ def test_differences_and_samples_needed_follow_from_the_counts() -> None:
         reached = [i for i in range(1, 17) if pass_at_k_mean(AFTER, 16, i) >= one - 1e-12]
         assert need.needed == (reached[0] if reached else None)
     assert [need.needed for need in found.needed] == [1, 3, None]
-    assert (found.before, found.after, found.problems, found.notes) == ("base", "tuned", 10, ())
+    assert (found.before, found.after, found.problems, found.notes) == ("base step 0", "tuned step 0", 10, ())
 
 
 def test_a_model_needs_as_many_samples_as_it_had() -> None:
@@ -98,11 +98,11 @@ def test_other_problems_are_refused(other: EvalResult, message: str) -> None:
 
 def test_the_command_says_all_of_it(tmp_path: Path) -> None:
     one = save(result(BEFORE, "base"), tmp_path / "a")
-    other = save(result(AFTER, "tuned"), tmp_path / "b")
+    other = save(result(AFTER, "tuned step 30", step=30), tmp_path / "b")
     said: list[str] = []
     compare_results(None, one, other, None, True, said.append)
     text = "\n".join(said)
-    assert "tiny, 10 problems: from base to tuned" in text
+    assert "tiny, 10 problems: from base step 0 to tuned step 30" in text
     target = pass_at_k_mean(BEFORE, 16, 4)
     assert (
         f"pass@4 {target:.4f}: 3, ratio 0.75 ({pass_at_k_mean(AFTER, 16, 3):.4f})" in text
