@@ -82,6 +82,13 @@ def find(browser: webdriver.Chrome, css: str) -> list[WebElement]:
     return browser.find_elements(By.CSS_SELECTOR, css)
 
 
+def texts(browser: webdriver.Chrome, css: str) -> list[str]:
+    """In one go: a served page may replace its elements at any moment."""
+    return browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText)", css
+    )
+
+
 def choose(browser: webdriver.Chrome, label: str, value: str) -> None:
     Select(find(browser, f"select[aria-label='{label}']")[0]).select_by_value(value)
 
@@ -91,9 +98,9 @@ def count(browser: webdriver.Chrome) -> int:
 
 
 def click(browser: webdriver.Chrome, css: str, text: str) -> None:
-    """By script: a sticky bar may lie above what is clicked."""
-    chosen = next(element for element in find(browser, css) if text in element.text)
-    browser.execute_script("arguments[0].click()", chosen)
+    """By script, in one go: a sticky bar may lie above what is clicked, and a served page replaces its elements."""
+    found = "[...document.querySelectorAll(arguments[0])].find((one) => one.innerText.includes(arguments[1]))"
+    browser.execute_script(f"{found}.click()", css, text)
 
 
 def test_the_page_is_whole_and_asks_for_nothing(page: webdriver.Chrome) -> None:
@@ -235,13 +242,13 @@ def test_a_served_page_refreshes_and_keeps_what_was_chosen(browser: webdriver.Ch
             logs(browser)
             browser.get(url)
             click(browser, "#curves label", "logarithmic")
-            assert [chip.text for chip in find(browser, "#passk .chip[aria-pressed=true]")] == ["base", "mine 6"]
+            assert texts(browser, "#passk .chip[aria-pressed=true]") == ["base", "mine 6"]
             save(result([1, 2, 3, 5], 8, 7), root / "evals" / "step_000007")
             with (root / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": 7, "time": time.time(), "time/step": 2.0, "reward/mean": 0.7}) + "\n")
-            WebDriverWait(browser, 30).until(lambda driver: "step 7 of 6" in find(driver, ".run")[0].text)
-            assert find(browser, "#curves input[type=checkbox]")[0].is_selected()
-            shown = [chip.text for chip in find(browser, "#passk .chip[aria-pressed=true]")]
+            WebDriverWait(browser, 30).until(lambda driver: "step 7 of 6" in texts(driver, ".run")[0])
+            assert browser.execute_script("return document.querySelector('#curves input[type=checkbox]').checked")
+            shown = texts(browser, "#passk .chip[aria-pressed=true]")
             assert shown == ["base", "mine 7"], "the last is another one now"
             console, asked = logs(browser)
             assert console == [] and {address.removeprefix(url) for address in asked} <= {
