@@ -1,14 +1,17 @@
 """reasoning-gym's problems (2505.24760), judged by its own `score_answer`.
 
 A problem is a place in a generated data set: whoever judges generates it again, so that nothing but four values and a
-number travels to worker processes. The scorers are the library's: some hand what a model wrote to sympy, which
-evaluates it. So this verifier runs in worker processes alone (`build/judging.py`), and the library is imported there.
+number travels to worker processes. The scorers are the library's: those of `EVALUATED` hand what a model wrote to eval
+or to sympy, which calls it, and a worker has this user's rights. So answers to those are refused unread where they call
+anything but a function of mathematics; and this verifier runs in worker processes alone (`build/judging.py`), which end
+what takes too long.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +24,48 @@ from megasharp.types import Outcome, TaskAnswer, Verdict
 
 MAX_LENGTH = 10_000
 MAX_CANONICAL = 1_000
+# In version 0.1.25: every scorer that evaluates the answer, found by reading them and by trying a call on all.
+EVALUATED = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+_FUNCTIONS = frozenset(
+    {
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "exp",
+        "log",
+        "ln",
+        "sqrt",
+        "Abs",
+        "abs",
+    ,}
+)
+_BEFORE_PARENTHESIS = re.compile(r"(\w+|[^\w\s])?\s*\(")
+_OPERATORS = frozenset("+-*/^%,([{=<>|&")
+_ATTRIBUTE = re.compile(r"__|\.\s*[^\W\d]|[\\;`#]")
 # Scores are products and ratios of floats; what is nearer to 1 than this is 1.
 _FULL = 1.0 - 1e-9
 
@@ -60,6 +105,8 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     given = last_tag(text)
     if not given or len(given) > MAX_LENGTH:
         return Verdict(Outcome.FORMAT, 0.0, None, "no answer tags, or nothing or too much in them")
+    if answer.dataset.name in EVALUATED and calls(given):
+        return Verdict(Outcome.FORMAT, 0.0, None, "the answer calls something, and its scorer would evaluate it")
     score = float(generated(answer.dataset).score_answer(answer=given, entry=problem(answer)))
     if not (math.isfinite(score) and 0.0 <= score <= 1.0 + 1e-9):
         raise ValueError(f"reasoning-gym's {answer.dataset.name} scored {score}, which is not between 0 and 1")
@@ -67,6 +114,17 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     if score >= _FULL:
         return Verdict(Outcome.CORRECT, 1.0, canonical)
     return Verdict(Outcome.WRONG, score, canonical, f"score {score:.3g}" if score else "")
+
+
+def calls(text: str) -> bool:
+    """Whether Python would find an attribute in a text, or a call of anything but a function of mathematics.
+
+    Example: `calls("sin(x)*(x+1)")` is False, `calls("exec(x)")`, `calls("[f][0](x)")` and `calls("x.f")` are True.
+    """
+    before = (match[1] for match in _BEFORE_PARENTHESIS.finditer(text))
+    return bool(_ATTRIBUTE.search(text)) or any(
+        each is not None and each not in _OPERATORS and each not in _FUNCTIONS for each in before
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from megasharp.config.run import RewardConfig
 from megasharp.data.reasoning_gym import read_records
 from megasharp.errors import UserError
 from megasharp.rewards.judge import Item
-from megasharp.rewards.reasoning_gym import GymAnswer, GymDataset, verify
+from megasharp.rewards.reasoning_gym import EVALUATED, GymAnswer, GymDataset, calls, verify
 from megasharp.types import Outcome
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "reasoning_gym.yaml"
@@ -50,6 +50,44 @@ def test_the_librarys_own_answers_are_right_and_nothing_below_a_score_of_one(nam
 def test_without_an_answer_nothing_is_earned(text: str) -> None:
     verdict = verify(text, GymAnswer(GymDataset("countdown", 1, 1), 0))
     assert (verdict.outcome, verdict.reward) == (Outcome.FORMAT, 0.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('touch {}')",
+        "[__import__('os').system('touch {}')]",
+        'exec(\'open("{}", "w")\')',
+        '[exec][0](\'open("{}", "w")\')',
+        'exec \\\n(\'open("{}", "w")\')',
+        'exec #\n(\'open("{}", "w")\')',
+        '(exec)(\'open("{}", "w")\')',
+        "open('{}', 'w')",
+        "[open(f, 'w') for f in ['{}']]",
+    ],
+)
+def test_no_answer_is_run(text: str, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    for name in sorted(EVALUATED):
+        verdict = verify(f"<answer>{text.format(made)}</answer>", GymAnswer(GymDataset(name, 1, 1), 0))
+        assert (verdict.outcome, verdict.reward) == (Outcome.FORMAT, 0.0), name
+        assert not made.exists(), name
+
+
+def test_what_mathematics_calls_is_judged() -> None:
+    for text in (
+        "sin(x)*(x+1)",
+        "exp(2*x)/4 + C",
+        "(1+2)*(3-4)",
+        "[[1, 0], [0, 1]]",
+        "x**2*(3)",
+        "log(x)",
+        "['a', 'b']",
+    ):
+        assert not calls(text), text
+    for name in sorted(EVALUATED):
+        theirs = create_dataset(name, size=3, seed=1)
+        assert not any(calls(str(theirs[index]["answer"])) for index in range(3)), name
 
 
 def test_a_score_beyond_its_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
