@@ -38,30 +38,10 @@ EVALUATED = frozenset(
         "string_insertion",
     }
 )
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 _FUNCTIONS = frozenset(
-    {
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "exp",
-        "log",
-        "ln",
-        "sqrt",
-        "Abs",
-        "abs",
-    ,}
+    {"exp", "log", "ln", "sqrt", "Abs", "abs"}
+    | {f"{arc}{name}{hyperbolic}" for arc in ("", "a") for name in _TRIGONOMETRIC for hyperbolic in ("", "h")}
 )
 _BEFORE_PARENTHESIS = re.compile(r"(\w+|[^\w\s])?\s*\(")
 _OPERATORS = frozenset("+-*/^%,([{=<>|&")
