@@ -3,7 +3,7 @@
 One run after the other; a run that has its last evaluation is passed over, one that was cut off goes on. `table.py`
 makes the tables of what there is.
 
-    python examples/solution_multiplicity/study.py --seeds 1 2
+    python examples/solution_multiplicity/study.py --seeds 1 2 3
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def megasharp(*arguments: str) -> None:
 def main() -> None:
     """Run what is missing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     for task in TASKS:
         evaluate_base(task)
     for seed in parser.parse_args().seeds:
