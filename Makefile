@@ -62,8 +62,7 @@ test-unit: $(VENV)/.test
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest $(TWO) tests/long -m long
 	$(MAKE) test-fleet
-	$(MAKE) test-slurm
-	$(MAKE) test-other-megatron
+	$(MAKE) --jobs=2 --output-sync=target test-slurm test-other-megatron
 
 # Part of test-long too. CHAOS_SEED=N draws other steps for the faults.
 test-chaos: $(VENV)/.test
