@@ -18,6 +18,9 @@ from megasharp.mcore.optimizer import parts
 
 # Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+# What a group of parameters is, and settings by which Megatron 0.19 finds a stored group, too.
+_KINDS_OF_GROUP = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+_SETTINGS_OF_GROUP = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 def _sharded_model(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +101,16 @@ def load_state(
         {name: value for name, value in group.items() if name not in ("params", "step")}
         for group in optimizer.param_groups
     ]
+    _know_by_present_settings(state["optimizer"]["optimizer"]["param_groups"], optimizer.param_groups)
     optimizer.load_state_dict(state["optimizer"])
     for group, values in zip(optimizer.param_groups, own, strict=True):
         group.update(values)
     scheduler.load_state_dict(state["scheduler"])
+
+
+def _know_by_present_settings(stored: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]]) -> None:
+    """From version 0.19 on Megatron also tells groups of parameters apart by settings, which a run may have changed."""
+    by_kind = {tuple(group.get(key) for key in _KINDS_OF_GROUP): group for group in present}
+    for group in stored:
+        now = by_kind.get(tuple(group.get(key) for key in _KINDS_OF_GROUP), {})
+        group.update({key: now[key] for key in _SETTINGS_OF_GROUP if key in now and key in group})
