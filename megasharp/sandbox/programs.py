@@ -26,6 +26,7 @@ _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 # A process that the kernel ended at its limit on seconds of computing, by its own status or by bubblewrap's.
 _OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 _LAST_LINE = 200
+_LAST_WORDS_S = 2.0
 
 
 class End(StrEnum):
@@ -115,7 +116,9 @@ def run_pair(
                 lost = Ran(End.INFRA, complaint=str(error))
                 return lost, lost
         asked = asking.wait(clock)
-        return serving.wait(Clock(0.0, 0.0)), asked
+        # A server that fails closes its pipe first and tells why after that.
+        failed = asked.end is End.EXITED and asked.code == inside.PROGRAM_FAILED
+        return serving.wait(Clock(_LAST_WORDS_S if failed else 0.0, clock.deadline)), asked
 
 
 class _Process:

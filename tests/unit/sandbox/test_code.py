@@ -96,6 +96,28 @@ def test_what_earns_nothing(sandbox: Sandbox, answer: CodeAnswer, program: str, 
     assert detail in verdict.detail
 
 
+LAST_WORDS = """
+import sys, time
+def tell(*error):
+    time.sleep(%s)
+    sys.__excepthook__(*error)
+sys.excepthook = tell
+def add(x, y):
+    raise AssertionError("late")
+"""
+
+
+def test_what_a_served_program_says_at_its_end_is_waited_for(sandbox: Sandbox) -> None:
+    """Its pipe is closed by then, if not bubblewrap's copy of it; nobody waits for long."""
+    verdict = judge(sandbox, LAST_WORDS % 0.5, ADD)
+    assert (verdict.outcome, verdict.detail) == (ERROR, "AssertionError: late")
+    began = time.monotonic()
+    verdict = judge(sandbox, LAST_WORDS % 600, ADD)
+    assert verdict.detail in ("ends without a value", "the check took too long"), verdict
+    assert verdict.reward == 0.0
+    assert time.monotonic() - began < 30.0
+
+
 SEARCH = """
 import gc, glob, os, sys
 found = [repr(frame.f_locals) + repr(frame.f_globals) for frame in sys._current_frames().values()]
