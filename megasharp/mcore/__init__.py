@@ -8,6 +8,8 @@ all of that run without CUDA.
 import logging
 import warnings
 
+from megasharp.mcore.lean_import import lean
+
 # Megatron says at import what is not installed (Transformer Engine, apex) and keeps names that torch has deprecated; on
 # a machine without them that is some twenty lines that a user can do nothing about.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core\..*")
@@ -17,3 +19,7 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"megatron\.cor
 warnings.filterwarnings("ignore", message=r"Please use DTensor instead")
 # The checkpoint writer logs an error that it raises as well, which reaches the user as one line.
 logging.getLogger("megatron.core.dist_checkpointing.strategies.filesystem_async").setLevel(logging.CRITICAL)
+
+with lean():
+    # Before any module of this room imports a part of it.
+    import megatron.core  # noqa: F401

@@ -14,6 +14,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class ProcessRanks:
             raise
 
     def _start(self, rank: int, settings: Mapping[str, LearnerSettings], device: torch.device, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _context(device)
         ours, theirs = context.Pipe()
         worker = WorkerSettings(
             rank=rank,
@@ -67,7 +68,6 @@ class ProcessRanks:
             store=str(self._meeting.path / "store"),
             log=str(self._log_folder / f"rank_{rank}.log"),
             threads=threads,
-            parent=os.getpid(),
         )
         # Ranks write checkpoints through processes of their own, which daemons may not have.
         process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
@@ -191,6 +191,15 @@ class ProcessRanks:
         self._connections = []
         self._meeting.close()
         atexit.unregister(self._kill)
+
+
+def _context(device: torch.device) -> SpawnContext | ForkServerContext:
+    """Ranks on CPUs are forked from one process that has done their imports; with CUDA a process must do its own."""
+    if device.type != "cpu":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([serve.__module__])
+    return context
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import os
 import pickle
 import sys
@@ -28,14 +29,13 @@ from megasharp.stacks import write_stacks_on_signal
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """A rank's own facts: its number, device, meeting file, log, CPU threads and its parent's process id."""
+    """A rank's own facts: its number, device, meeting file, log and CPU threads."""
 
     rank: int
     device: torch.device
     store: str
     log: str
     threads: int
-    parent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Failed:
 
 def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], connection: Connection) -> None:
     """A rank's process, from start to end."""
-    end_with_parent(worker.parent)
+    _end_with_driver()
     redirect_output(worker.log)
     write_stacks_on_signal(worker.rank, Path(worker.log))
     torch.set_num_threads(worker.threads)
@@ -101,6 +101,14 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
         traceback.print_exc()
         _send(connection, Failed(one_line(error), isinstance(error, UserError)))
         sys.exit(1)
+
+
+def _end_with_driver() -> None:
+    """Between the two may stand the process that this one was forked from, which ends with the driver."""
+    end_with_parent(os.getppid())
+    driver = multiprocessing.parent_process()
+    if driver is not None and not driver.is_alive():
+        os._exit(1)
 
 
 def _answer_calls(rank: Rank, connection: Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -236,23 +237,49 @@ def test_engines_that_do_not_start(tmp_path: Path, change: dict[str, object], re
     assert_nothing_is_left(tmp_path)
 
 
-def test_an_engine_killed_while_its_processes_import(tmp_path: Path) -> None:
-    """They do not know SGLang yet, which would end them with their parent."""
+def test_an_engine_killed_while_its_processes_start(tmp_path: Path) -> None:
     with launch.HeldPort() as port:
         engine = launch.start_one(settings(tmp_path), 0, port.number, "key")
     try:
         first = psutil.Process(engine.pid)
         deadline = time.monotonic() + 120
-        while len(spawned := [child for child in first.children() if "spawn_main" in " ".join(child.cmdline())]) < 2:
+        while len(children := first.children()) < 2:
             assert time.monotonic() < deadline and engine.exit_reason() is None, engine.tail()
-            time.sleep(0.05)
-        # Long enough to come to their imports, which take seconds.
-        time.sleep(1.0)
+            time.sleep(0.02)
         os.kill(engine.pid, signal.SIGKILL)
         # At once; on a loaded machine the kernel takes its time to give back what they mapped.
-        assert psutil.wait_procs(spawned, timeout=20)[1] == []
+        assert psutil.wait_procs(children, timeout=20)[1] == []
     finally:
         engine.kill()
+
+
+# What a process is started with is unpickled before its function runs, and that imports the module of the server.
+SPAWNS = """
+import multiprocessing, time
+from megasharp.serving.engine import lifeline, server
+if __name__ == "__main__":
+    lifeline.publish()
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    child.brings = server.run_scheduler
+    child.start()
+    time.sleep(600)
+"""
+
+
+def test_a_spawned_process_ends_with_its_engine_before_it_knows_sglang() -> None:
+    """As engines with CUDA start theirs."""
+    with subprocess.Popen([PYTHON, "-c", SPAWNS]) as engine:
+        first = psutil.Process(engine.pid)
+        deadline = time.monotonic() + 60
+        try:
+            # Multiprocessing's own process, which counts shared memory, ends by itself.
+            while not (spawned := [each for each in first.children() if "spawn_main" in " ".join(each.cmdline())]):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            time.sleep(2.0)
+        finally:
+            engine.kill()
+    assert psutil.wait_procs(spawned, timeout=20)[1] == []
 
 
 def test_nothing_of_an_engine_listens_beyond_the_loopback(tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ REPLACED = {
     },
     "SchedulerWeightUpdaterManager": {"update_weights_from_disk": "recv_req"},
     "WeightChecker": {"_compute_checksum": "skip_tensor_list role"},
+    "Engine": {
+        "_launch_scheduler_processes": "server_args port_args run_scheduler_process_func placement_group",
+        "_launch_detokenizer_subprocesses": "server_args port_args run_detokenizer_process_func",
+    },
     "TokenizerManager": {
         "_send_one_request": "tokenized_obj",
         "_send_batch_request": "tokenized_objs",

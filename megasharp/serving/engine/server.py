@@ -28,8 +28,10 @@ def serve(config: EngineConfig) -> None:
     prepare(config.settings(), config.device, config.tp)
     check_flags(config, installed_flags())
     check_build(config.device)
-    from megasharp.serving.engine import seams, server_changes
+    from megasharp.serving.engine import forking, seams, server_changes
 
+    if config.device == "cpu":
+        forking.fork_processes()
     server_changes.apply(Sleep(able=config.sleep, loses_weights=config.loses_weights))
     with held_port() as meeting:
         seams.launch_server(
@@ -57,6 +59,7 @@ def prepare(settings: EngineSettings, device: str, tp: int) -> None:
 
 def run_scheduler(*args: Any, **kwargs: Any) -> Any:
     """SGLang's scheduler process, one per rank; named by its module, so that the child imports our side first."""
+    lifeline.end_with_parent()
     from megasharp.serving.engine import changes, seams
 
     changes.apply()
@@ -65,6 +68,7 @@ def run_scheduler(*args: Any, **kwargs: Any) -> Any:
 
 def run_detokenizer(*args: Any, **kwargs: Any) -> Any:
     """SGLang's detokenizer process."""
+    lifeline.end_with_parent()
     from megasharp.serving.engine import seams
 
     return seams.run_detokenizer_process(*args, **kwargs)
