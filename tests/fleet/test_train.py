@@ -174,13 +174,17 @@ def test_a_run_without_engines_ends_and_names_them(tmp_path: Path) -> None:
     assert all_gone(family)
 
 
+def from_forkserver(process: psutil.Process | None) -> bool:
+    return process is not None and "multiprocessing.forkserver" in " ".join(process.cmdline())
+
+
 def test_an_engine_of_two_ranks_and_a_dead_rank_of_the_policy(tmp_path: Path) -> None:
     """Every push is verified on both ranks of the engine. A policy's rank killed in a push ends the run."""
     arguments = ("steps=50", "cluster.backend=local", "rollout.engines=1", "rollout.tp=2", "sync.transport=disk")
     with running(tmp_path, *arguments) as process:
         wait_until(process, lambda: len(rows(tmp_path)) >= 2)
         family = psutil.Process(process.pid).children(recursive=True)
-        rank = next(child for child in family if "spawn_main" in " ".join(child.cmdline()))
+        rank = next(child for child in family if from_forkserver(child) and from_forkserver(child.parent()))
         wait_until(process, lambda: any((tmp_path / "fleet_on_cpu/weights").iterdir()))
         os.kill(rank.pid, signal.SIGKILL)
         killed = time.monotonic()

@@ -60,7 +60,9 @@ def children() -> list[psutil.Process]:
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
-            kept = any(f"multiprocessing.{name}" in command for name in ("resource_tracker", "forkserver"))
+            # What the second forks is named like it.
+            server = "multiprocessing.forkserver" in command and child.ppid() == os.getpid()
+            kept = server or "multiprocessing.resource_tracker" in command
             if not kept and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
     return found
