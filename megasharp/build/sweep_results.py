@@ -6,8 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from megasharp.errors import UserError
 from megasharp.files import completed, write_text
+from megasharp.report.frontier import plot_frontier
 from megasharp.report.panels import Banded, plot_panels
 from megasharp.runs.history import RunHistory, read_run
 from megasharp.sweeps.grid import Cell, SweepConfig
@@ -20,7 +23,7 @@ _PASS = re.compile(r"pass@\d+")
 def write_results(
     config: SweepConfig, cells: Sequence[Cell], finished: Mapping[Cell, Path], out: Path
 ) -> tuple[str, list[Path]]:
-    """Write results.md, results.csv and pass_at_k.png to `out`; returns the table and the paths.
+    """Write results.md, results.csv, pass_at_k.png and frontier.png to `out`; returns the table and the paths.
 
     A table of a part of the runs says so. Raises UserError where nothing is finished.
     """
@@ -39,7 +42,8 @@ def write_results(
         frame(measured).to_csv(temporary, index=False, float_format="%.6g")
     beside = [name for name in (_before(config), against) if name in measured]
     picture = plot_panels({row.name: _banded(row) for row in table}, beside, config.name, out / "pass_at_k.png")
-    return text, [out / "results.md", out / "results.csv", picture]
+    frontier = _frontier(config, measured, out / "frontier.png")
+    return text, [out / "results.md", out / "results.csv", picture, frontier]
 
 
 def _measured(config: SweepConfig, histories: Mapping[Cell, RunHistory], suite: str) -> dict[str, list[Measured]]:
@@ -89,6 +93,17 @@ def _head(config: SweepConfig, cells: Sequence[Cell], finished: Mapping[Cell, Pa
         f"{part}{config.name} on {suite}: mean over runs [95% interval over problems]"
         "<br>lowest to highest run. Entropy in nats.\n\n"
     )
+
+
+def _frontier(config: SweepConfig, measured: Mapping[str, Sequence[Measured]], path: Path) -> Path:
+    """Of the smallest and the largest k of the table."""
+    ks = min(config.results.k), max(config.results.k)
+    first, last = (f"pass@{k}" for k in ks)
+    points = {
+        name: [(float(np.nanmean(one.figures[first])), float(np.nanmean(one.figures[last]))) for one in runs]
+        for name, runs in measured.items()
+    }
+    return plot_frontier(points, ks, config.name, path)
 
 
 def _banded(row: Row) -> Banded:

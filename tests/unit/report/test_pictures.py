@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgb
 
 from megasharp.errors import UserError
 from megasharp.report.curves import Events, find_events, plot_training
+from megasharp.report.frontier import plot_frontier
 from megasharp.report.passk import plot_pass_at_k, spread
 from megasharp.report.style import COLOURS, DPI, LOSS
 
@@ -77,6 +78,16 @@ def test_the_loss_is_told_where_no_curve_is(tmp_path):
     ):
         image = pixels(plot_pass_at_k(curves, tmp_path / "a.png", "title"))
         assert count(image[rows], to_rgb(LOSS)) == count(image, to_rgb(LOSS)) > 100
+
+
+def test_a_frontier_has_a_numbered_point_and_a_name_for_each_row(tmp_path):
+    rows = {"base": [(0.1, 0.9)], "grpo": [(0.2, 0.8), (0.3, 0.7)], "none": []}
+    both = pixels(plot_frontier(rows, (1, 256), "title", tmp_path / "a.png"))
+    alone = pixels(plot_frontier({"base": rows["base"]}, (1, 256), "title", tmp_path / "b.png"))
+    assert count(both, to_rgb(COLOURS[1])) > 200 > 0 == count(alone, to_rgb(COLOURS[1]))
+    assert count(both, to_rgb(COLOURS[2])) == 0
+    with pytest.raises(UserError, match="nothing to draw"):
+        plot_frontier({"none": []}, (1, 256), "title", tmp_path / "c.png")
 
 
 def test_nothing_to_draw_is_one_line(tmp_path):

@@ -120,7 +120,7 @@ def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
     text, paths = write_results(config, cells, {cells[0]: folder}, tmp_path / "out")
     assert text.startswith("**Partial: 1 of 2 runs are finished.**")
     assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")] == ["`base`", "`plain`"]
-    assert [path.name for path in paths] == ["results.md", "results.csv", "pass_at_k.png"]
+    assert [path.name for path in paths] == ["results.md", "results.csv", "pass_at_k.png", "frontier.png"]
     table = pd.read_csv(paths[1])
     assert list(table["row"]) == ["base", "plain"] and list(table["tokens"]) == [0, 300]
     assert paths[2].read_bytes().startswith(b"\x89PNG")
