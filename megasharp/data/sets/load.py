@@ -53,10 +53,10 @@ def load_set(
     """All problems of a set, from the hub, or from `path` with files in the set's own schema.
 
     The order is that of the rows, and ids do not depend on where the rows are from. `prompt` names another template
-    than the set's. `say` is told where the hub holds another number of problems than is known.
+    than the set's. `say` is told where there is another number of problems than is known of the hub.
 
     Raises UserError: no such set or template, rows that cannot be had, a missing or mistyped field (named, with its
-    file and row), an id that appears twice, or no problem at all.
+    file and row), an id that appears twice, a part without a row, or no problem at all.
     """
     chosen = set_named(name)
     template = template_named(prompt or chosen.prompt)
@@ -67,8 +67,8 @@ def load_set(
         reasons = ", ".join(f"{count} rows: {reason}" for reason, count in left_out.items()) or "there are no rows"
         raise UserError(f"{where}: no problem of {name} ({reasons})")
     check_names([item.id for item in items], path or Path(chosen.hub))
-    if path is None and chosen.expected is not None:
-        _check_count(chosen, len(items), say)
+    if chosen.expected is not None:
+        _check_count(chosen, where, len(items), say)
     return Loaded(tuple(items), left_out)
 
 
@@ -114,7 +114,7 @@ def _found(part: Part, path: Path | None, alone: bool) -> Iterator[tuple[Fields,
         yield fields, part.read(fields, where)
 
 
-def _check_count(chosen: DataSet, found: int, say: Callable[[str], None]) -> None:
+def _check_count(chosen: DataSet, where: str, found: int, say: Callable[[str], None]) -> None:
     expected = chosen.expected or 0
     if abs(found - expected) > chosen.tolerance * expected:
-        say(f"{chosen.name}: {expected} problems are expected of {chosen.hub}, and {found} were found")
+        say(f"{chosen.name}: {expected} problems are expected of {chosen.hub}, and {found} were found in {where}")

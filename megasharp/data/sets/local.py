@@ -25,10 +25,19 @@ def local_rows(path: Path, source: Source, alone: bool) -> Iterator[tuple[str, F
     """The rows of a file, or of the files of a folder that are the source's, each with where it stands.
 
     `alone` says that the set has no other source: then a file needs no name. Raises UserError where there is no such
-    file, or where one cannot be read.
+    file, where one cannot be read, or where one of several sources has no row.
     """
-    rows = (row for file in files_of(path, source, alone) for row in rows_of_file(file))
-    yield from islice(rows, *source.rows) if source.rows else rows
+    files = files_of(path, source, alone)
+    rows = (row for file in files for row in rows_of_file(file))
+    empty = True
+    for row in islice(rows, *source.rows) if source.rows else rows:
+        empty = False
+        yield row
+    if empty and not alone:
+        raise UserError(
+            f"{', '.join(map(str, files))}: no row of {source.name}, which this set has beside its other parts; "
+            "copy the file again"
+        )
 
 
 def files_of(path: Path, source: Source, alone: bool) -> list[Path]:

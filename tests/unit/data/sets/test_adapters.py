@@ -58,7 +58,7 @@ EXAMPLES = {
     "olympiadbench": ("olympiadbench", 10, "olympiadbench/1607", r"\boxed{-1, 1}", r"\boxed{1}"),
     "arc_c": ("arc_c", 10, "arc_c/Hand_1", r"\boxed{B}", r"\boxed{A}"),
     "mmlu_pro": ("mmlu_pro", 10, "mmlu_pro/71", r"\boxed{B}", r"\boxed{C}"),
-    "bbh": ("bbh", 3, "bbh/boolean_expressions/0", r"\boxed{False}", r"\boxed{True}"),
+    "bbh": ("bbh", 28, "bbh/boolean_expressions/0", r"\boxed{False}", r"\boxed{True}"),
     "livecodebench": ("livecodebench", 2, "livecodebench/abc1_a", SUM, FIVE),
     "humaneval_plus": (
         "humaneval_plus",
@@ -73,7 +73,7 @@ FAR = {"countdown_3to4_test", "countdown_3_test"}
 
 
 def place_of(name: str, tmp_path: Path) -> Path:
-    """The set's file or folder; of BBH a folder in which the other tasks are there too, without a row."""
+    """The set's file or folder; of BBH a folder in which the other tasks are there too, with a row each."""
     folder = FILES / EXAMPLES[name][0]
     if not folder.is_dir():
         return folder.with_suffix(".jsonl")
@@ -81,7 +81,7 @@ def place_of(name: str, tmp_path: Path) -> Path:
     shutil.copytree(folder, copy)
     for part in SETS[name].parts if name == "bbh" else ():
         if not list(copy.glob(f"{part.source.name}.*")):
-            (copy / f"{part.source.name}.jsonl").touch()
+            (copy / f"{part.source.name}.jsonl").write_text('{"input": "not", "target": "one"}\n')
     return copy
 
 

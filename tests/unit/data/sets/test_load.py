@@ -67,6 +67,15 @@ def test_one_file_may_hold_the_parts_of_a_set_that_are_read_alike() -> None:
     assert ids(FILES / "aime25" / "AIME2025-I.jsonl", "aime25") == [f"aime25/{number}" for number in range(5)]
 
 
+@pytest.mark.parametrize(("name", "empty"), [("aime25", "AIME2025-I"), ("aime25", "AIME2025-II")])
+def test_a_part_without_a_row_is_named(name: str, empty: str, tmp_path: Path) -> None:
+    for file in (FILES / name).iterdir():
+        (tmp_path / file.name).write_text("" if file.stem == empty else file.read_text())
+    with pytest.raises(UserError, match=f"{empty}.jsonl: no row of {empty}, which this set has beside") as caught:
+        load_set(name, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "path", "message"),
     [
@@ -134,16 +143,17 @@ def test_rows_from_the_hub_are_those_of_the_file(as_hub: Path) -> None:
     assert said == []
 
 
-def test_another_number_of_problems_on_the_hub_is_told(as_hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_problems_is_told(as_hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setitem(SETS, "gsm8k", replace(SETS["gsm8k"], expected=12, tolerance=0.1))
     load_set("gsm8k", say=said.append)
     assert len(said) == 1 and "12 problems are expected" in said[0] and "10 were found" in said[0]
     load_set("gsm8k", GSM8K, say=said.append)
-    assert len(said) == 1, "a file of one's own may hold any number"
+    assert len(said) == 2 and said[1].endswith(f"10 were found in {GSM8K}"), "a file may be cut on purpose"
     monkeypatch.setitem(SETS, "gsm8k", replace(SETS["gsm8k"], expected=11, tolerance=0.1))
     load_set("gsm8k", say=said.append)
-    assert len(said) == 1, "within the tolerance"
+    load_set("gsm8k", GSM8K, say=said.append)
+    assert len(said) == 2, "within the tolerance"
 
 
 @pytest.mark.parametrize("rows", [14_042, 14_053, 14_116])
