@@ -6,6 +6,7 @@ So one function averages, one gives intervals, and the difference of two models 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,8 @@ def _majorities(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> 
     """[ks, problems]; NaN in all of it where some correct answer has no name, so that nobody can vote for it."""
     if any(row.answers is None or row.answers.unnamed for row in rows):
         return np.full((len(ks), len(rows)), np.nan)
-    votes = [majority_at_k(row.answers, ks, seed) for row in rows if row.answers is not None]
+    # The same orders for all problems would put them all off to the same side.
+    votes = [majority_at_k(row.answers, ks, (seed, crc32(row.id.encode()))) for row in rows if row.answers is not None]
     return np.array(votes).T.reshape(len(ks), len(rows))
 
 

@@ -24,6 +24,9 @@ from megasharp.evals.passk import pass_at_k_mean
 from megasharp.evals.result import EvalResult
 from megasharp.evals.rows import ProblemResult
 
+# More samples alone make them larger, so they are compared at the same number only.
+_GROW_WITH_N = ("pass@n", "answer_entropy", "distinct_correct", "solutions_found")
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -103,7 +106,7 @@ def compare(before: EvalResult, after: EvalResult, ks: Sequence[int], files: tup
         _called(after),
         before.suite,
         len(kept),
-        tuple(_differences(ones, others, ks, before.seed)),
+        tuple(_differences(ones, others, ks, before.seed, same_n=before.n == after.n)),
         tuple(_needed(ones, others, k) for k in sorted(ks)),
         tuple(_crossing(kept, k) for k in sorted(ks) if k > 1),
         tuple(_notes(before, after, len(before.rows) - len(kept))),
@@ -135,11 +138,12 @@ def _in_order(result: EvalResult, other: EvalResult) -> list[ProblemResult]:
 
 
 def _differences(
-    ones: Sequence[ProblemResult], others: Sequence[ProblemResult], ks: Sequence[int], seed: int
+    ones: Sequence[ProblemResult], others: Sequence[ProblemResult], ks: Sequence[int], seed: int, *, same_n: bool
 ) -> list[Difference]:
     first, second = columns(ones, ks, seed), columns(others, ks, seed)
     # How many solutions there are is the problems' matter, not the models'.
-    names = [name for name in first if name in second and name != "multiplicity"]
+    left_out = {"multiplicity"} if same_n else {"multiplicity", *_GROW_WITH_N}
+    names = [name for name in first if name in second and name not in left_out]
     both = [(first[name], second[name]) for name in names]
     bounds = mean_intervals(np.stack([other - one for one, other in both], axis=1), seed=seed)
     return [
@@ -180,6 +184,8 @@ def _notes(before: EvalResult, after: EvalResult, left_out: int) -> list[str]:
     names = ("suite", "n", "temperature", "top_p", "max_tokens", "seed")
     pairs = ((name, getattr(before, name), getattr(after, name)) for name in names)
     notes = [f"{name} differs: {one} and {other}" for name, one, other in pairs if one != other]
+    if before.n != after.n:
+        notes.append(f"{', '.join(_GROW_WITH_N)} grow with n and are left out")
     if left_out:
         notes.append(f"{left_out} problems are left out: too few judged samples in one of the two")
     return notes

@@ -76,6 +76,12 @@ def load_result(path: Path) -> EvalResult:
         rows = tuple(_row(record) for record in records)
     except (OSError, pa.ArrowException, KeyError, TypeError) as error:
         raise UserError(f"{table}: not the table of an evaluation beside {path.name} ({one_line(error)})") from error
+    whole = len(rows) == result.problems + result.left_out
+    if not whole or any(row.samples + row.infra != result.n for row in rows):
+        raise UserError(
+            f"{table}: {len(rows)} problems that are not the {result.problems + result.left_out} of {result.n} samples "
+            f"each which {path.name} is of; put back the table that was written with it"
+        )
     return _with_rows(result, rows)
 
 

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from megasharp.evals.answers import Answers
 
-# Orders in which a problem's samples are drawn. They put a suite's maj@k off by at most 0.5 / sqrt(orders x problems),
-# one standard deviation: 0.004 with 256 problems.
+# Orders in which a problem's samples are drawn. With orders of each problem's own they put a suite's maj@k off by at
+# most 0.5 / sqrt(orders x problems), one standard deviation: 0.004 with 256 problems.
 ORDERS = 64
 
 
-def majority_at_k(answers: Answers, ks: Sequence[int], seed: int, orders: int = ORDERS) -> list[float]:
+def majority_at_k(answers: Answers, ks: Sequence[int], seed: int | Sequence[int], orders: int = ORDERS) -> list[float]:
     """maj@k of one problem for each k, each at most the number of its judged samples.
 
     Exact for k = 1 and for k = n; between, the mean over `orders` random orders of the samples, whose first k are the
-    draw. `seed` fixes the orders.
+    draw. `seed`, one or several whole numbers, fixes the orders.
     """
     total = answers.total
     assert all(1 <= k <= total for k in ks), (ks, total)
@@ -40,7 +40,7 @@ def _single(answers: Answers) -> float:
     return right / answers.total
 
 
-def _sampled(answers: Answers, ks: Sequence[int], seed: int, orders: int) -> dict[int, float]:
+def _sampled(answers: Answers, ks: Sequence[int], seed: int | Sequence[int], orders: int) -> dict[int, float]:
     """maj@k by drawing: `orders` permutations of the samples, whose votes are counted from one k to the next."""
     classes = len(answers.counts)
     labels = np.repeat(np.arange(classes + 1), (*answers.counts, answers.invalid))

@@ -56,16 +56,18 @@ def _plan(name: str, asked: Settings, seed: int) -> PlannedGroup:
     group = load_group(name)
     if group is None:
         check_suite(name)
+        # Here and below a mistake in the settings is told before problems are read or fetched.
+        sampling = complete(asked)
         suite = load_suite(name)
-        return PlannedGroup(suite.name, None, (Planned(suite, suite.name, complete(asked), seed),))
+        return PlannedGroup(suite.name, None, (Planned(suite, suite.name, sampling, seed),))
     planned = [each for member in group.members for each in _member(member, group, asked, seed)]
     ours = tuple(key for key in group.ours if getattr(asked, key, None) is None)
     return PlannedGroup(_stem(name), group, tuple(planned), ours)
 
 
 def _member(member: Member, group: SuiteGroup, asked: Settings, seed: int) -> list[Planned]:
-    suite = load_suite(member.suite, prompt=member.prompt, limit=member.limit, seed=member.limit_seed)
     sampling = complete(asked.over(member.settings.over(group.settings)))
+    suite = load_suite(member.suite, prompt=member.prompt, limit=member.limit, seed=member.limit_seed)
     if member.repeats == 1:
         return [Planned(suite, suite.name, sampling, seed)]
     return [

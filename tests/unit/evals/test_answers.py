@@ -7,10 +7,13 @@ from collections import Counter
 from fractions import Fraction
 from itertools import combinations
 
+import numpy as np
 import pytest
 
 from megasharp.evals.answers import TEXTS_KEPT, AnswerCounts, Answers
+from megasharp.evals.columns import columns
 from megasharp.evals.majority import ORDERS, majority_at_k
+from megasharp.evals.rows import ProblemResult
 from megasharp.types import Outcome, Verdict
 
 WRONG, CORRECT, FORMAT = Outcome.WRONG, Outcome.CORRECT, Outcome.FORMAT
@@ -84,3 +87,17 @@ def test_a_vote_does_not_depend_on_which_other_ks_are_asked_for() -> None:
 def test_one_answer_alone_wins_every_vote() -> None:
     assert majority_at_k(Answers((9,), (True,), ("a",), 0, 0), [1, 3, 9], 0) == [1.0, 1.0, 1.0]
     assert majority_at_k(Answers((9,), (False,), ("a",), 0, 0), [1, 3, 9], 0) == [0.0, 0.0, 0.0]
+
+
+def test_a_suites_majority_of_two_is_its_pass_at_1() -> None:
+    """Exactly so where there are two answers: a tie counts half. Errors of many problems cancel."""
+    rows = []
+    for number in range(256):
+        correct = 1 + number % 40
+        answers = Answers((correct, 64 - correct), (True, False), ("a", "b"), 0, 0)
+        rows.append(ProblemResult(f"p{number}", 64, correct, 1, 64 - correct, 0, 0, 0, 0, 64, 0, None, answers))
+    errors = []
+    for seed in range(10):
+        found = columns(rows, [1, 2], seed)
+        errors.append(np.mean(found["maj@2"] - found["pass@1"]))
+    assert np.std(errors) < 0.004

@@ -52,6 +52,15 @@ def test_differences_and_samples_needed_follow_from_the_counts() -> None:
     assert (found.before, found.after, found.problems, found.notes) == ("base step 0", "tuned step 0", 10, ())
 
 
+def test_what_grows_with_the_number_of_samples_is_compared_at_the_same_one_only() -> None:
+    one, other = result(BEFORE), result(AFTER, n=64)
+    grow = {"pass@n", "answer_entropy", "distinct_correct"}
+    assert grow <= {each.name for each in compare(one, result(AFTER), KS, FILES).differences}
+    found = compare(one, other, KS, FILES)
+    assert not grow & {each.name for each in found.differences} and "pass@4" in str(found.differences)
+    assert any("pass@n, answer_entropy" in note and "left out" in note for note in found.notes)
+
+
 def test_a_model_needs_as_many_samples_as_it_had() -> None:
     found = compare(result(BEFORE), result(BEFORE), (1, 3, 5, 16), FILES)
     assert [need.needed for need in found.needed] == [1, 3, 5, 16]

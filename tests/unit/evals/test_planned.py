@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from megasharp.errors import UserError
+from megasharp.evals import planned
 from megasharp.evals.groups import Settings, complete, group_names, load_group
 from megasharp.evals.planned import PlannedGroup, plan_suites
 
@@ -167,3 +168,15 @@ def test_the_two_stage_group_on_files_of_the_same_schema(tmp_path: Path, monkeyp
     assert [each.seed for each in arc] == [1, 2, 3]
     with pytest.raises(UserError, match=r"limit: 128 of 10 problems .* cannot be drawn"):
         plan_suites([str(shipped)], Settings(), seed=1)
+
+
+def test_settings_that_do_not_go_together_are_told_before_anything_is_read(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("read")
+
+    monkeypatch.setattr(planned, "load_suite", read)
+    for name in ("both", "one"):
+        with pytest.raises(UserError, match="n"):
+            plan_suites([name], Settings(n=2, k="1,2,4"), seed=0)

@@ -89,6 +89,19 @@ def test_files_of_older_versions_are_read(tmp_path: Path) -> None:
     assert found.rows[0].answers is None
 
 
+def test_a_table_of_another_evaluation_is_told(tmp_path: Path) -> None:
+    path = save(run(), tmp_path)
+    table = path.with_suffix(".parquet")
+    whole = pd.read_parquet(table)
+    fewer_samples = whole.assign(samples=whole["samples"] - 1)
+    for other in (whole.iloc[:-1], fewer_samples):
+        other.to_parquet(table)
+        with pytest.raises(UserError, match=r"tiny\.parquet: \d problems that are not the 6 of 10 samples each"):
+            load_result(path)
+    whole.to_parquet(table)
+    assert len(load_result(path).rows) == len(whole)
+
+
 def test_what_is_no_evaluation_is_one_line(tmp_path: Path) -> None:
     path = save(run(), tmp_path)
     with pytest.raises(UserError, match="cannot read this evaluation"):
