@@ -46,9 +46,10 @@ class CodeVerifier:
     def __call__(self, text: str, answer: TaskAnswer) -> Verdict:
         """CORRECT where every test passes, and else what the first one says that does not.
 
-        FORMAT: no program. WRONG: another output or value, or no value. ERROR: an exception, or another exit code than
-        0. TIMEOUT: a test beyond its seconds, or all beyond theirs. INFRA: the sandbox did not start, twice. The
-        canonical answer is a name of the program.
+        The function under test is one that the program defines, imports or assigns itself. FORMAT: no program. WRONG:
+        another output or value, or no value. ERROR: an exception, or another exit code than 0. TIMEOUT: a test beyond
+        its seconds, or all beyond theirs. INFRA: the sandbox did not start, twice. The canonical answer is a name of
+        the program.
         """
         assert isinstance(answer, CodeAnswer)
         program = program_of(text)

@@ -7,6 +7,7 @@ it likes: no expected output has ever been in this process, and limits cannot be
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import resource
@@ -100,8 +101,15 @@ def _take_output() -> int:
 
 
 def _namespace(job: dict[str, Any], name: str) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"__name__": name}
-    exec(job["preamble"], namespace)
+    """What the source itself has defined, imported or assigned.
+
+    The preamble's names are with Python's own: found by every line, but nobody's definition. Its `from operator import
+    *` has an `add`, which a program that defines none must not be judged by.
+    """
+    names: dict[str, Any] = {"__name__": name}
+    exec(job["preamble"], names)
+    given = {each: value for each, value in names.items() if not each.startswith("__")}
+    namespace: dict[str, Any] = {"__name__": name, "__builtins__": vars(builtins) | given}
     exec(compile(job["source"], "program.py", "exec"), namespace)
     return namespace
 

@@ -34,6 +34,10 @@ def judge(sandbox: Sandbox, program: str, answer: CodeAnswer, seconds: float = 6
     return CodeVerifier(sandbox, seconds)(response(program), answer)
 
 
+# Both are functions of what stands before every program, `from operator import *` and `from statistics import *`.
+SUM_OF_TWO = CodeAnswer(function="add", calls=(CallTest(("2", "3"), "5"),))
+MEDIAN = CodeAnswer(function="median", check="def check(candidate):\n    assert candidate([3, 1, 2]) == 2\n")
+
 RIGHT = [
     (SUM, "print(sum(map(int, input().split())))"),
     (SUM, "if __name__ == '__main__':\n    import sys\n    print(sum(map(int, sys.stdin.read().split())))"),
@@ -41,6 +45,11 @@ RIGHT = [
     (SMALLEST, "def smallest(values: List[int], count):\n    print('noise')\n    return sorted(values)[:count]"),
     (SMALLEST, "class Solution:\n    def smallest(self, values, count):\n        return tuple(sorted(values)[:count])"),
     (ADD, "def add(x, y):\n    print('noise')\n    return x + y"),
+    # It names the library's function itself, which is an honest answer.
+    (SUM_OF_TWO, "from operator import add"),
+    (SUM_OF_TWO, "from operator import *"),
+    (SUM_OF_TWO, "add = lambda x, y: x + y"),
+    (SUM_OF_TWO, "def set_up():\n    global add\n    add = operator.add\nset_up()"),
 ]
 
 
@@ -74,6 +83,8 @@ WRONG_ONES = [
     (SMALLEST, "import os\nos._exit(0)", WRONG, "ends without a value"),
     (SMALLEST, "def smallest(values, count):\n    raise ValueError('no')", ERROR, "ValueError: no"),
     (SMALLEST, "def another(values, count):\n    return []", ERROR, "KeyError: 'smallest'"),
+    (SUM_OF_TWO, "def another(x, y):\n    return 0", ERROR, "KeyError: 'add'"),
+    (MEDIAN, "pass", ERROR, "KeyError: 'median'"),
     (SMALLEST, "def smallest(values, count):\n    return object()", ERROR, "a object is no plain value"),
     (SMALLEST, EQUAL_TO_ALL % "list" + "def smallest(values, count):\n    return Yes()", WRONG, "something else"),
     (SMALLEST, "def smallest(values, count):\n    x = []\n    x.append(x)\n    return x", ERROR, "RecursionError"),
