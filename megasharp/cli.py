@@ -177,7 +177,9 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Folder for the results; {checkpoint} in it: its name.")] = None,
     engines: Annotated[Path | None, typer.Option(help="A run file: its SGLang engines sample.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="With --engines: key=value for it.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that judge responses; 0: this one.", min=0)] = 0,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that judge responses; 0: this one, if the task may.", min=0)
+    ] = None,
     timeout_s: Annotated[float, typer.Option(help="With --workers: seconds for one response.", min=0.01)] = 10.0,
     sandbox: Annotated[bool, typer.Option(help="Programs run in bubblewrap; else with your rights.")] = True,
     compare: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,8 +23,12 @@ from megasharp.sandbox.programs import Sandbox
 
 # Tasks whose verifier runs programs that the model wrote.
 PROGRAM_TASKS = frozenset({"code"})
-# Tasks whose verifier is another library's, which may take long or evaluate what a model wrote.
-LIBRARY_TASKS = frozenset({"reasoning_gym"})
+# Tasks whose verifier evaluates what a model wrote, by a library that is there for them alone.
+GYM_TASKS = frozenset({"reasoning_gym"})
+# Tasks whose verifier may take for ever (sympy, of which SynLogic's `operation` is judged too): only a process that can
+# be killed bounds it.
+LIBRARY_TASKS = GYM_TASKS | {"math", "synlogic"}
+MOST_WORKERS = 4
 # A program is ended before its worker is, which is for what hangs otherwise.
 _PROGRAMS_SHARE = 0.9
 
@@ -40,12 +45,13 @@ class Judging:
         sandbox = open_sandbox(reward.sandbox) if PROGRAM_TASKS.intersection(tasks) else None
         if sandbox is not None and reward.sandbox == "none":
             say(RISK)
-        gym = bool(LIBRARY_TASKS.intersection(tasks))
+        gym = bool(GYM_TASKS.intersection(tasks))
         make = partial(all_verifiers, reward.function, sandbox, _PROGRAMS_SHARE * reward.timeout_s, gym)
         self._taken = PoolCounts()
         self._pool: VerifierPool | None = None
-        if reward.workers > 0:
-            self._pool = VerifierPool(make, make().keys(), reward.workers, reward.timeout_s, log=log)
+        workers = workers_for(reward, tasks)
+        if workers > 0:
+            self._pool = VerifierPool(make, make().keys(), workers, reward.timeout_s, log=log)
         self.judge: Judge = self._pool or DirectJudge(make())
 
     def take(self) -> dict[str, float]:
@@ -99,17 +105,30 @@ def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[Task
     return [replace(item, task=OWN_TASK) for item in items]
 
 
+def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
+    """How many processes judge: `reward.workers`, else none, or half of the cores for tasks that must not be here.
+
+    Example: `workers_for(RewardConfig(), {"countdown"})` is 0.
+    """
+    if reward.workers is not None:
+        return reward.workers
+    if not LIBRARY_TASKS.intersection(tasks):
+        return 0
+    return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
+
+
 def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> None:
     """Refuse a limit that nobody would keep, another library's verifier in this process, programs without a sandbox."""
-    for task in sorted(LIBRARY_TASKS.intersection(tasks)) if reward.workers == 0 else []:
+    workers = workers_for(reward, tasks)
+    for task in sorted(LIBRARY_TASKS.intersection(tasks)) if workers == 0 else []:
         raise UserError(
             f"{where}: task {task} is judged in worker processes alone, of which reward.workers=0 starts none; "
-            "set reward.workers, to 2 say (eval: --workers 2)"
+            "leave the key out, or set it to 2 say (eval: --workers 2)"
         )
     programs = PROGRAM_TASKS.intersection(tasks)
-    if reward.workers == 0 and not programs and reward.timeout_s != RewardConfig.model_fields["timeout_s"].default:
+    if workers == 0 and not programs and reward.timeout_s != RewardConfig.model_fields["timeout_s"].default:
         raise UserError(
-            f"{where}: reward.timeout_s is kept by worker processes, of which reward.workers=0 starts none; "
+            f"{where}: reward.timeout_s is kept by worker processes, of which this task starts none by itself; "
             "set reward.workers or leave this key at its default"
         )
     if programs:

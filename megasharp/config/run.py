@@ -150,12 +150,13 @@ class DataConfig(Section):
 class RewardConfig(Section):
     """Where verification runs: 0 workers is in the driver, right for verifiers that only compute.
 
-    Worker processes are killed and replaced when a response takes them longer than `timeout_s`. `function`, written
+    Without the key it is 0, but 1 to 4 for tasks whose verifier may take for ever, `math` among them. Worker processes
+    are killed and replaced when a response takes them longer than `timeout_s`. `function`, written
     `package.module:function`, judges training's responses in place of the task's verifier; evaluations keep theirs.
     Programs that the model writes run in a sandbox of bubblewrap's; with none they have this user's rights.
     """
 
-    workers: int = Field(default=0, ge=0)
+    workers: int | None = Field(default=None, ge=0)
     timeout_s: float = Field(default=10.0, gt=0.0)
     function: str | None = None
     sandbox: Literal["bubblewrap", "none"] = "bubblewrap"

@@ -21,11 +21,18 @@ MAX_DEGREE = 60
 MAX_FACTORIAL_DIGITS = 3
 MAX_TOWER_NUMBER = 4
 MAX_FRACTIONS = 8
+MAX_FUNCTIONS = 2
 
 _COMPUTES = re.compile(
     r"\\(?:i*int|oint|sum|prod|lim|limsup|liminf|bigcup|bigcap)(?![A-Za-z])|\\frac\{d\}|!\s*!|\)\s*!|\}\s*!"
 )
 _BINOMIAL = re.compile(r"\\(?:d|t)?binom\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_FUNCTION = re.compile(
+    r"\\?(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc)h?(?![A-Za-z])|\\?(?:exp|log|ln|lg)(?![A-Za-z])|\\operatorname\s*\{[^{}]*\}"
+)
+_MARK = re.compile(rf"{_FUNCTION.pattern}|[-+,=;(){{}}\[\]]")
+# `_2` and `^2` are of the function before, and no argument.
+_INDEX = re.compile(r"[_^]\s*\w")
 _NUMBER = re.compile(r"\d+")
 _FACTORIAL = re.compile(r"(\d+)\s*!")
 
@@ -40,6 +47,8 @@ def beyond(text: str) -> str | None:
         return f"a number of more than {MAX_DIGITS} digits"
     if _COMPUTES.search(text) or text.count(r"\frac") > MAX_FRACTIONS:
         return "a computation, no result"
+    if _nested_functions(text) > MAX_FUNCTIONS:
+        return f"functions of functions, more than {MAX_FUNCTIONS}"
     if any(len(number) > MAX_FACTORIAL_DIGITS for number in _FACTORIAL.findall(text)):
         return "a large factorial"
     if any(_large_binomial(*match) for match in _BINOMIAL.findall(text)):
@@ -52,6 +61,28 @@ def _depth(text: str) -> int:
     for sign in text:
         depth += (sign in "{([") - (sign in "})]")
         deepest = max(deepest, depth)
+    return deepest
+
+
+def _nested_functions(text: str) -> int:
+    r"""How many functions are within each other at most, as far as brackets tell: 2 in `\sin(\cos 1)\tan 2`.
+
+    A function ends with its argument, which is a bracket or a sign or more before the next function.
+    """
+    deepest, depth, outer, end = 0, 0, [0], 0
+    for mark in _MARK.finditer(text):
+        sign, before = mark[0], _INDEX.sub("", text[end : mark.start()])
+        end = mark.end()
+        if sign in ("(", "[", "{"):
+            outer.append(depth)
+        elif sign in (")", "]", "}"):
+            depth = outer.pop() if len(outer) > 1 else 0
+            depth = depth if sign == "}" else outer[-1]
+        elif sign in ("+", "-", ",", "=", ";"):
+            depth = outer[-1]
+        else:
+            depth = 1 + (outer[-1] if before.strip() else depth)
+            deepest = max(deepest, depth)
     return deepest
 
 

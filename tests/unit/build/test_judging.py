@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.build.judging import Judging, all_verifiers, training_items
+from megasharp.build.judging import Judging, all_verifiers, check_judging, training_items, workers_for
 from megasharp.config.run import RewardConfig
 from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
@@ -58,3 +58,17 @@ def test_what_no_bound_of_mathematics_holds_is_ended_by_the_pool() -> None:
         outcomes = [verdict.outcome for verdict in judging.judge.verdicts([bomb, plain])]
         assert judging.take()["reward/killed"] == 1.0
     assert outcomes == [Outcome.TIMEOUT, Outcome.CORRECT]
+
+
+@pytest.mark.parametrize("task", ["math", "synlogic", "reasoning_gym"])
+def test_what_may_take_for_ever_is_never_judged_by_this_process(task: str) -> None:
+    assert 1 <= workers_for(RewardConfig(), {"countdown", task}) <= 4
+    check_judging(RewardConfig(timeout_s=3.0), {task}, "run.yaml")
+    with pytest.raises(UserError, match=rf"run.yaml: task {task} .* reward.workers=0 .*leave the key out"):
+        check_judging(RewardConfig(workers=0), {task}, "run.yaml")
+
+
+def test_plain_tasks_need_no_process_and_a_number_that_is_given_is_kept() -> None:
+    assert workers_for(RewardConfig(), {"countdown", "choice"}) == 0
+    assert workers_for(RewardConfig(workers=0), {"countdown"}) == 0
+    assert workers_for(RewardConfig(workers=7), {"countdown", "math"}) == 7

@@ -16,6 +16,7 @@ import pytest
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.judge import verify as judge_and_catch
 from megasharp.rewards.math import MathAnswer, canonical, verify
+from megasharp.rewards.math_bounds import beyond
 from megasharp.types import Outcome
 
 CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
@@ -239,6 +240,8 @@ def test_where_the_answer_is(text: str, expected: Outcome) -> None:
         "x=2, " * 100,
         r"x^9+7x^5+3x^3-\sin x+e^x=5",
         r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^{100000000}",
+        r"\tan(\tan(\tan(\tan(\tan(\tan 1)))))",
+        r"\sin(\cos(\tan(\sin(\cos 1))))",
     ],
 )
 def test_bombs_are_judged_in_bounded_time(bomb: str) -> None:
@@ -251,6 +254,13 @@ def test_bombs_are_judged_in_bounded_time(bomb: str) -> None:
 def test_a_bomb_that_the_data_set_asks_for_is_compared_as_text() -> None:
     assert judge("9^{9^{9^9}}", "9^{9^{9^9}}") is CORRECT
     assert "a tower of exponents" in verify(r"\boxed{9^{9^{9^9}}}", MathAnswer("5")).detail
+
+
+def test_functions_side_by_side_are_not_within_each_other() -> None:
+    for text in (r"\sin(1)\cos(2)\tan(3)", r"\sin^2 x\cos^3 x\tan x", r"\frac{\sin 1}{\cos 1}+\ln 2"):
+        assert beyond(text) is None, text
+    for text in (r"\sin\cos\tan 1", r"\log_2\log_2\log_2 256", r"\tan^{2}(1+\tan(\operatorname{tan}(1)))"):
+        assert beyond(text) == "functions of functions, more than 2"
 
 
 # Equations on both sides are solved, by whatever sympy has for them: no bound on the text says how long that takes.

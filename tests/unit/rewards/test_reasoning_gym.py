@@ -129,8 +129,8 @@ def test_worker_processes_judge_them() -> None:
 
 
 def test_this_process_does_not_judge_them() -> None:
-    with pytest.raises(UserError, match=r"reasoning_gym is judged in worker processes alone.*set reward.workers"):
-        check_judging(RewardConfig(), {"reasoning_gym"}, "run.yaml")
+    with pytest.raises(UserError, match=r"reasoning_gym is judged in worker processes alone.*leave the key out"):
+        check_judging(RewardConfig(workers=0), {"reasoning_gym"}, "run.yaml")
     check_judging(RewardConfig(workers=1), {"reasoning_gym"}, "run.yaml")
     assert "reasoning_gym" not in all_verifiers()
 
