@@ -168,7 +168,10 @@ class _Evaluation:
         """Where the files of an evaluation go: of a sweep, each temperature has a folder."""
         if len(self._asked.temperatures) < 2:
             return self._root
-        return self._root / f"temperature_{planned.sampling.temperature:g}"
+        temperature = planned.sampling.temperature
+        short = f"{temperature:g}"
+        # Two that differ in the seventh digit only have a folder each.
+        return self._root / f"temperature_{short if float(short) == temperature else temperature}"
 
     def _identity(self, planned: Planned) -> dict[str, str]:
         sampling = asdict(planned.sampling)

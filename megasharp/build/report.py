@@ -45,7 +45,7 @@ def serve_report(
 ) -> None:
     """Serve the page until Ctrl-C. Raises UserError for no such run, or a port that is taken."""
     folders = [find_run(name, runs) for name in names]
-    page = LivePage(folders, lambda: read_page(folders, live=True, evals=evals))
+    page = LivePage(folders, lambda: read_page(folders, live=True, evals=evals), evals)
     page.newest()
     with open_server(page, port) as server:
         say(f"http://{HOST}:{server.server_address[1]}/  (this machine only; Ctrl-C ends it)")

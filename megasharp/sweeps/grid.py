@@ -113,6 +113,8 @@ def cells(config: SweepConfig, path: Path) -> list[Cell]:
         for name, case in (config.cases or {"": CaseConfig()}).items()
         for values in _values({**config.axes, **case.axes})
     ]
+    if len(set(config.seeds)) < len(config.seeds):
+        raise UserError(f"{path}: seeds: {list(config.seeds)} names a seed twice")
     names = [cell.name for cell in found]
     for name in names:
         if not _NAME.fullmatch(name) or names.count(name) > 1:

@@ -39,6 +39,7 @@ FIGURES = {
     *("success evaluation: dev", "success training: groups of responses", "code errors", "stages a", "stages b"),
     "rollout/tokens_per_second",
 }
+DOM = Path(__file__).parents[2] / "megasharp" / "report" / "page" / "static" / "dom.js"
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,17 @@ def click(browser: webdriver.Chrome, css: str, text: str) -> None:
     """By script, in one go: a sticky bar may lie above what is clicked, and a served page replaces its elements."""
     found = "[...document.querySelectorAll(arguments[0])].find((one) => one.innerText.includes(arguments[1]))"
     browser.execute_script(f"{found}.click()", css, text)
+
+
+def test_no_two_numbers_of_an_axis_are_alike(browser: webdriver.Chrome) -> None:
+    script = "return arguments[0].map(numbers)"
+    browser.get("about:blank")
+    browser.execute_script(f"window.eval({json.dumps(DOM.read_text())} + '; window.numbers = numbers')")
+    axes = [[0.2488, 0.249, 0.2492], [0.99996, 0.99998, 1, 1.00002], [0, 0.5, 1], [1000, 2000], [1000.2, 1000.4]]
+    assert browser.execute_script(script, axes) == [
+        *(["0.2488", "0.249", "0.2492"], ["0.99996", "0.99998", "1", "1.00002"], ["0", "0.5", "1"]),
+        *(["1,000", "2,000"], ["1000.2", "1000.4"]),
+    ]
 
 
 def test_the_page_is_whole_and_asks_for_nothing(page: webdriver.Chrome) -> None:

@@ -48,17 +48,27 @@ def pass_at_k_figures(results: Results, models: Models) -> list[PassAtK]:
         if shown:
             points = [ModelPoints(model, _curve(result)) for model, result in shown.items()]
             base = models.base if models.base in shown else None
-            changes = [] if base is None else _changes(base, shown)
+            changes = [] if base is None else _changes(base, shown, _starts(models, results, suite))
             figures.append(PassAtK(suite, _how(list(shown.values())), points, base, changes))
     return figures
 
 
-def _changes(base: int, shown: Mapping[int, EvalResult]) -> list[ModelPoints]:
-    """pass@k less the base's, with intervals of the mean difference over problems; of other problems nothing."""
+def _starts(models: Models, results: Results, suite: str) -> dict[int, EvalResult]:
+    """By model, what its own run measured before its first step: runs with other seeds drew other samples there."""
+    starts = {place: results.get((model.run, 0, suite)) for place, model in enumerate(models.all)}
+    return {place: start for place, start in starts.items() if start is not None}
+
+
+def _changes(base: int, shown: Mapping[int, EvalResult], starts: Mapping[int, EvalResult]) -> list[ModelPoints]:
+    """pass@k less that of the model's start, which is the base's where its run measured none.
+
+    With intervals of the mean difference over problems; of other problems nothing.
+    """
     found = []
     for model in sorted(shown.keys() - {base}):
-        ks = sorted(shown[base].pass_at_k.keys() & shown[model].pass_at_k.keys())
-        before, after = (_by_problem(shown[one], ks) for one in (base, model))
+        start = starts.get(model, shown[base])
+        ks = sorted(start.pass_at_k.keys() & shown[model].pass_at_k.keys())
+        before, after = (_by_problem(one, ks) for one in (start, shown[model]))
         if ks and before and before.keys() == after.keys():
             differences = np.array([after[problem] for problem in before]) - np.array([*before.values()])
             bounds = mean_intervals(differences, seed=_SEED)

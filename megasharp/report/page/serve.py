@@ -23,10 +23,13 @@ _WATCHED = ("metrics.jsonl", "config.yaml", "evals", "rollouts", "probe", "check
 
 
 class LivePage:
-    """The newest page of some run folders; `collect` reads them. What cannot be read is said in place of news."""
+    """The newest page of some run folders and evaluations' `files`; `collect` reads them.
 
-    def __init__(self, folders: Sequence[Path], collect: Callable[[], Page]) -> None:
-        self._folders = folders
+    What cannot be read is said in place of news.
+    """
+
+    def __init__(self, folders: Sequence[Path], collect: Callable[[], Page], files: Sequence[Path] = ()) -> None:
+        self._watched = [folder / name for folder in folders for name in _WATCHED] + list(files)
         self._collect = collect
         self._lock = threading.Lock()
         self._state = ""
@@ -35,23 +38,21 @@ class LivePage:
     def newest(self) -> tuple[str, Page]:
         """The page, and a tag that changes with the runs' files. Raises UserError for a damaged run."""
         with self._lock:
-            state = fingerprint(self._folders)
+            state = fingerprint(self._watched)
             if self._page is None or state != self._state:
                 self._page, self._state = self._collect(), state
             return self._state, self._page
 
 
-def fingerprint(folders: Sequence[Path]) -> str:
-    """Changes when a file that a page is made of was written."""
+def fingerprint(watched: Sequence[Path]) -> str:
+    """Changes when one of these files, or of the files in one of these folders, was written."""
     seen = []
-    for folder in folders:
-        for name in _WATCHED:
-            for path in (folder / name, *sorted((folder / name).glob("*"))):
-                try:
-                    stat = path.stat()
-                except OSError:
-                    continue
-                seen.append((str(path), stat.st_mtime_ns, stat.st_size))
+    for path in (each for one in watched for each in (one, *sorted(one.glob("*")))):
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        seen.append((str(path), stat.st_mtime_ns, stat.st_size))
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
 
 

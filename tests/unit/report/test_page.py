@@ -74,6 +74,16 @@ def test_what_each_model_gained_and_lost_against_the_base(page: Page) -> None:
     assert all(point[2] <= point[1] <= point[3] for one in suite.changes for point in one.points)
 
 
+def test_a_run_is_compared_with_its_own_samples_of_the_base(runs: Path, tmp_path: Path) -> None:
+    """With another seed it drew others before its first step, and the first run's are drawn as the base's curve."""
+    other = {0: result([3, 3, 3, 3], 8, 0), 6: result([4, 4, 4, 4], 8, 6)}
+    make_run(tmp_path / "c", name="c", seed=3, evaluations=other)
+    (suite,) = read_page([runs / "a", tmp_path / "c"], live=False).pass_at_k
+    means = {one.model: {point[0]: point[1] for point in one.points} for one in suite.changes}
+    assert means[1][1.0] == pytest.approx(16 / 32 - 7 / 32, abs=1e-5)
+    assert means[2][1.0] == pytest.approx(4 / 8 - 3 / 8, abs=1e-5)
+
+
 def test_evaluations_from_elsewhere_stand_beside_the_runs(runs: Path) -> None:
     """On the runs' suite they are compared with the base; another suite has a picture of its own."""
     beside = [save(result([2, 2, 2, 2], 8, 9), runs / "x"), save(result([1, 0], 8, 4, suite="test"), runs / "x")]

@@ -13,10 +13,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from page_runs import make_run
+from page_runs import make_run, result
 
 from megasharp.build.report import read_page
 from megasharp.errors import UserError
+from megasharp.evals.files import save
 from megasharp.report.page.serve import LivePage, open_server
 
 
@@ -55,6 +56,16 @@ def test_news_come_when_the_run_has_written(port: int, root: Path) -> None:
     assert later.status == 200 and later.headers["ETag"] != tag
     rewards = next(one for one in json.loads(later.body)["figures"] if one["name"] == "reward/mean")
     assert rewards["series"][0]["points"][-1] == [7.0, 0.7]
+
+
+def test_an_evaluation_from_elsewhere_that_is_written_anew_is_news(root: Path, tmp_path: Path) -> None:
+    path = save(result([1, 1, 1, 1], 8, 9), tmp_path / "x")
+    page = LivePage([root], lambda: read_page([root], live=True, evals=[path]), [path])
+    before, _ = page.newest()
+    assert page.newest()[0] == before
+    save(result([1, 1, 1, 5], 8, 10), tmp_path / "x")
+    after, newest = page.newest()
+    assert after != before and newest.models[-1].step == 10
 
 
 def test_the_page_may_ask_its_own_server_only(port: int) -> None:

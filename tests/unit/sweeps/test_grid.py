@@ -74,7 +74,8 @@ def test_dotted_keys_are_tables() -> None:
     ("text", "words"),
     [
         ("name: a\nrun: none.yaml\n", "no file 'none.yaml'"),
-        ("name: a\nrun: run.yaml\nseeds: [1, 1]\n", "'a_s1' would be the name of two runs"),
+        ("name: a\nrun: run.yaml\nseeds: [1, 1]\n", "seeds: [1, 1] names a seed twice"),
+        ("name: a\nrun: run.yaml\naxes: {x: [1, 1.0000001]}\n", "'x1_s1' would be the name of two runs"),
         ("name: a\nrun: run.yaml\naxes: {x: [{y: 1}]}\n", "cannot be a run's name"),
         ("name: a\nrun: run.yaml\ncases: {b: {sets: 1}}\n", "cases.b.sets: unknown key; known keys here: include"),
         ("name: a\nrun: run.yaml\nslurm: {time: 1:00:00}\n", "slurm.time: YAML reads this as a number"),

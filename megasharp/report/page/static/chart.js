@@ -63,9 +63,11 @@ function chart({ lines, marks = [], axis = "linear", log = false, x = "step", en
   const sx = scale(left, last, ROOM.left, width - right, axis);
   const sy = scale(low, high, HEIGHT - ROOM.bottom, ROOM.top, log ? "log" : "linear");
   const place = (point) => `${sx(point[0]).toFixed(1)},${sy(point[1]).toFixed(1)}`;
-  for (const value of log ? logTicks(low, high) : ticks(low, high, 5)) {
+  const heights = log ? logTicks(low, high) : ticks(low, high, 5);
+  const heightNames = numbers(heights);
+  for (const [at, value] of heights.entries()) {
     image.append(sv("line", { class: "grid-line", x1: ROOM.left, x2: width - right, y1: sy(value), y2: sy(value) }),
-      sv("text", { x: ROOM.left - 6, y: sy(value) + 4, "text-anchor": "end" }, number(value)));
+      sv("text", { x: ROOM.left - 6, y: sy(value) + 4, "text-anchor": "end" }, heightNames[at]));
   }
   if (zero) image.append(sv("line", { class: "zero", x1: ROOM.left, x2: width - right, y1: sy(0), y2: sy(0) }));
   const powers = [];

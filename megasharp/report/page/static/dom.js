@@ -30,6 +30,15 @@ function number(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+// An axis's numbers, with as many digits as tell them apart.
+function numbers(values) {
+  let texts = values.map(number);
+  for (let digits = 4; digits < 13 && new Set(texts).size < texts.length; digits += 1) {
+    texts = values.map((value) => String(Number(value.toPrecision(digits))));
+  }
+  return texts;
+}
+
 function percent(share) {
   return share > 0 && share < 0.001 ? "<0.1%" : `${Number((100 * share).toPrecision(3))}%`;
 }

@@ -111,7 +111,7 @@ function passk() {
       el("figure", { "data-figure": `pass@k ${suite.suite}` }, el("figcaption", {}, suite.suite),
         chart({ lines: lines(suite.models), axis: "log2", log: state.passLog, x, ends: true, name: `pass@k of ${suite.suite}` })),
       suite.changes.length ? el("figure", { "data-figure": `change ${suite.suite}` },
-        el("figcaption", {}, `gained and lost against ${modelStyle(suite.base).label} `, el("span", {}, "the same problems")),
+        el("figcaption", {}, `gained and lost against ${modelStyle(suite.base).label} `, el("span", {}, "the same problems; each run against its own samples of it")),
         chart({ lines: lines(suite.changes), axis: "log2", x, ends: true, zero: true, name: `change of pass@k of ${suite.suite}` })) : null)]));
   return part;
 }
