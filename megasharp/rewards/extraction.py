@@ -12,8 +12,9 @@ MAX_CHARACTERS = 100_000
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-# The words must be on one line; what follows them may be bold or quoted.
-_STATED = re.compile(r"(?:\banswer is|\banswer:|####)[ \t*:]*([^\n]*)", re.IGNORECASE)
+_MARKER = r"(?:\banswer is|\banswer:|####)"
+# The words must be on one line; what follows them may be bold or quoted, and ends where they are said again.
+_STATED = re.compile(rf"{_MARKER}[ \t*:]*((?:(?!{_MARKER})[^\n])*)", re.IGNORECASE)
 
 
 def ending(text: str) -> str:
@@ -55,6 +56,8 @@ def last_tag(text: str, name: str = "answer") -> str | None:
 
 def last_stated(text: str) -> str | None:
     """What follows the last "answer is", "answer:" or "####" on its line, stripped; None where nothing does.
+
+    What was stated before on that line is none of it.
 
     Example: `last_stated("So the answer is (B).")` is `(B).`
     """

@@ -29,8 +29,22 @@ from megasharp.types import Outcome, TaskAnswer, Verdict
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _LATEX = (math_verify.LatexExtractionConfig(boxed_match_priority=0),)
+# Words after a number that make another one of it.
+_CHANGING = (
+    r"(?:or|and|to|times|plus|minus|over|by|divided|multiplied|squared|cubed|factorial|choose|mod|modulo|raised|half"
+    r"|halves|thirds|quarters|tenths|hundredths|dozen|hundred|thousand|million|billion|trillion|pi|sqrt|sin|cos|tan|log"
+    r"|ln|exp)\b"
+)
+# What may follow a number and leave it as it is: signs that close, then the end of line or sentence, words, a unit.
+_UNCHANGED = (
+    r"(?:[\s*$)\]}]|\\[)\],;: ]|\^\s*\{?\\circ\}?|°)*"
+    rf"(?:$|[.?](?:[\s*$\\)\]\"']|$)|[,;:]\s+(?!{_CHANGING})[A-Za-z]{{2}}|[,;:]\s*$"
+    rf"|(?<=[\s*$)])(?!{_CHANGING})(?:[A-Za-z][A-Za-z']+|[msgh])(?![A-Za-z0-9({{\\])"
+    r"|(?:[cmk]m|kg|ft|mph)(?![A-Za-z])|\\(?:text|textrm|mathrm|mbox)\s*\{\s*[A-Za-z])(?!.*\bor\s+[$\\(]*-?\d)"
+)
 _NUMBER = re.compile(
-    r"[\s$*(\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d[\d,]*(?:\.\d+)?(?:\s?/\s?\d+)?)(?:\s?\\?%)?)"
+    r"[\s$*(\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d+(?:,\d+)*(?:\.\d+)?(?:\s?/\s?\d+)?)"
+    rf"(?:\s?(?:\\?%|percent\b))?){_UNCHANGED}"
 )
 _ROUNDED_DIGITS = 6
 
@@ -48,6 +62,7 @@ class MathAnswer(TaskAnswer):
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     r"""Judge a response by its last box, or, where it has none, by a number after its last "answer is" or "####".
 
+    The number must stand alone, or with a unit or words that leave it as it is: `7x`, `7!` and "7 or 8" state none.
     FORMAT: neither, or an empty box. What sympy raises passes through, to be an ERROR. The canonical answer of a
     correct response is that of the known answer, so that all correct ones are one; of a wrong one it is `canonical`.
     What is too large for sympy (`math_bounds`) is compared as text, and says so. Rewards are 1.0 or 0.0.

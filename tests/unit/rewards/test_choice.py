@@ -26,6 +26,7 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         (r"\boxed{A} no, \boxed{D}", FOUR, "D"),
         (r"The answer is (B). \boxed{C}", FOUR, "C"),
         ("The answer is (B).", FOUR, "B"),
+        ("the answer is A. No wait, the answer is B", FOUR, "B"),
         ("the answer is B", FOUR, "B"),
         ("The answer is (A). Wait.\nThe answer is (C).", FOUR, "C"),
         ("**Answer:** option D, as shown", FOUR, "D"),
@@ -60,7 +61,7 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         ("", FOUR, None),
         ("B" * 10_000_000, FOUR, None),
     ],
-    ids=range(43),
+    ids=range(44),
 )
 def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str | None) -> None:
     verdict = verify(text, answer)

@@ -54,7 +54,8 @@ def test_the_last_tags(text: str, inside: str | None) -> None:
         ("**Answer:** 5", "5"),
         ("#### 1,234", "1,234"),
         ("the answer is\n7", None),
-        ("the answer is 1, the answer is ", "1, the answer is"),
+        ("the answer is 1, the answer is ", "1, the"),
+        ("the answer is 6. Wait, the answer is 7.", "7."),
         ("answers are 3", None),
     ],
 )

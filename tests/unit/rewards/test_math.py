@@ -199,6 +199,32 @@ def test_where_the_answer_is(text: str, expected: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
+    "stated",
+    [
+        "7", "7.", "$7$.", "**7**", "(7)", r"\\(7\\).", "7 apples.", "7 m", "7cm", r"$7\text{ cm}$", r"7^\circ",
+        "7, as asked",
+        "7. I hope it is 8.", "7 because 3 + 4 = 7", "6. Wait, the answer is 7.", "$7$ dollars", "7 percent",
+    ],
+)  # fmt: skip
+def test_a_number_that_is_stated(stated: str) -> None:
+    assert verify(f"The answer is {stated.replace(chr(92) * 2, chr(92))}", MathAnswer("7")).outcome is CORRECT
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        r"7\pi", "7x", "7 x", "7^2", r"7\sqrt{2}", "7*8", "7 * 8", "7!", "7 or 8", "7 cm or 8 cm", "7, 8", "7, or 8",
+        "7+8 = 15",
+        "7-1", "7:8", "7 million", "7 times 8", "7 squared", r"\frac{7}{1}\pi", "7(8)", "7e5", "7.5.3", r"$7$\pi",
+        "7 sqrt(2)",
+        "7 f(x)",
+    ],
+)  # fmt: skip
+def test_a_number_that_something_is_made_of_is_not_stated(stated: str) -> None:
+    assert verify(f"The answer is {stated}", MathAnswer("7")).outcome is Outcome.FORMAT
+
+
+@pytest.mark.parametrize(
     "bomb",
     [
         "9^{9^{9^9}}",

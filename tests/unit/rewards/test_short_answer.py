@@ -22,6 +22,7 @@ from megasharp.types import Outcome
         ("So the answer is B.", "B", Outcome.CORRECT),
         ("So the answer is (B).", "B", Outcome.WRONG),
         ("the answer is True", "True", Outcome.CORRECT),
+        ("the answer is No. Wait, the answer is Yes", "Yes", Outcome.CORRECT),
         ("the answer is true", "True", Outcome.WRONG),
         (r'\boxed{"yes"}', "yes", Outcome.CORRECT),
         ("The answer is **No**.", "No", Outcome.CORRECT),
@@ -45,7 +46,7 @@ from megasharp.types import Outcome
         (r"\boxed{}", "valid", Outcome.FORMAT),
         ("the answer is " + "a" * 10_000_000, "a", Outcome.FORMAT),
     ],
-    ids=range(32),
+    ids=range(33),
 )
 def test_verdicts(text: str, target: str, expected: Outcome) -> None:
     verdict = verify(text, ShortAnswer(target))
