@@ -14,10 +14,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from megasharp.errors import UserError
+from megasharp.sandbox.cgroup import own_folders
 from megasharp.sandbox.programs import Clock, End, Sandbox, run
 
 Kind = Literal["bubblewrap", "none"]
@@ -57,9 +59,12 @@ else:
 
 
 def open_sandbox(kind: Kind) -> Sandbox:
-    """A sandbox that was tried. Raises UserError, naming `reward.sandbox`, where this machine has none."""
+    """A sandbox that was tried, with control groups where there may be some.
+
+    Raises UserError, naming `reward.sandbox`, where this machine has none.
+    """
     if kind == "none":
-        return Sandbox((), _python(), _packages(), alone=False)
+        return Sandbox((), _python(), _packages(), alone=False, groups=own_folders())
     program = shutil.which("bwrap")
     if program is None:
         raise UserError(
@@ -70,7 +75,7 @@ def open_sandbox(kind: Kind) -> Sandbox:
     for sandbox in _ways(program):
         reason = _fault(sandbox)
         if reason is None:
-            return sandbox
+            return replace(sandbox, groups=own_folders())
         reasons.append(reason)
     raise UserError(
         f"reward.sandbox: bubblewrap makes no sandbox that holds here ({'; '.join(dict.fromkeys(reasons))}); "

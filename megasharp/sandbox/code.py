@@ -47,9 +47,9 @@ class CodeVerifier:
         """CORRECT where every test passes, and else what the first one says that does not.
 
         The function under test is one that the program defines, imports or assigns itself. FORMAT: no program. WRONG:
-        another output or value, or no value. ERROR: an exception, or another exit code than 0. TIMEOUT: a test beyond
-        its seconds, or all beyond theirs. INFRA: the sandbox did not start, twice. The canonical answer is a name of
-        the program.
+        another output or value, or no value. ERROR: an exception, another exit code than 0, or too much memory.
+        TIMEOUT: a test beyond its seconds, or all beyond theirs. INFRA: the sandbox did not start, twice. The canonical
+        answer is a name of the program.
         """
         assert isinstance(answer, CodeAnswer)
         program = program_of(text)
@@ -100,6 +100,8 @@ def _ended_badly(ran: Ran) -> _Found | None:
         return Outcome.INFRA, f"the sandbox did not start: {ran.complaint}"
     if ran.end is End.TIMEOUT:
         return Outcome.TIMEOUT, "a test took too long"
+    if ran.end is End.MEMORY:
+        return Outcome.ERROR, "out of memory"
     return (Outcome.ERROR, ran.complaint or f"exit code {ran.code}") if ran.code else None
 
 
@@ -124,7 +126,7 @@ def _returned(ran: Ran, expected: str) -> _Found:
 
 def _checked(served: Ran, checked: Ran) -> _Found:
     for ran in (served, checked):
-        if ran.end is End.INFRA:
+        if ran.end in (End.INFRA, End.MEMORY):
             return _ended_badly(ran) or _RIGHT
     if checked.end is End.TIMEOUT:
         return Outcome.TIMEOUT, "the check took too long"

@@ -1,4 +1,4 @@
-"""Running a program that a model wrote, with limits on everything, to an end that is one of three.
+"""Running a program that a model wrote, with limits on everything, to an end that is one of four.
 
 Standard input, output and errors are files in memory: nobody has to read while the program writes, so that neither a
 flood nor a silence holds anybody up, and the limit on a file's size is the limit on output.
@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from megasharp import signals
-from megasharp.sandbox import inside
+from megasharp.sandbox import cgroup, inside
 
 _MEGABYTE = 2**20
 _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
@@ -27,13 +27,19 @@ _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 _OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 _LAST_LINE = 200
 _LAST_WORDS_S = 2.0
+# What one process may have must fit into its group whatever else is there: files in /tmp and /dev/shm (64 MB each),
+# output and errors (16 MB each), and some for bubblewrap and the interpreter.
+_GROUP_MEMORY_MB = 2 * 64 + 2 * 16 + 32
+# bubblewrap's two, and a shell before them; threads count, and the limit inside is the one that a program is to meet.
+_GROUP_PROCESSES = 8
 
 
 class End(StrEnum):
-    """How a run ended: with an exit code, at a time limit, or before the program could begin."""
+    """How a run ended: with an exit code, at the limit on time or on memory together, or before it could begin."""
 
     EXITED = "exited"
     TIMEOUT = "timeout"
+    MEMORY = "memory"
     INFRA = "infra"
 
 
@@ -53,7 +59,7 @@ class Sandbox:
     """How programs are started: `prefix` stands before the command of a Python.
 
     `leave_root`: it begins as root and becomes nobody before the program. `alone`: it has a process space of its own,
-    where a limit on processes counts its own only.
+    where a limit on processes counts its own only. `groups`: folders for control groups, one of which each gets.
     """
 
     prefix: tuple[str, ...]
@@ -62,6 +68,7 @@ class Sandbox:
     leave_root: bool = False
     alone: bool = True
     limits: Limits = Limits()
+    groups: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +131,9 @@ def run_pair(
 class _Process:
     """A started job."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ready: int, errors: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], group: cgroup.Group, ready: int, errors: int) -> None:
         self._process = process
+        self._group = group
         self._ready = ready
         self._errors = errors
 
@@ -142,6 +150,8 @@ class _Process:
         complaint = _last_line(_content(self._errors))
         if not os.read(self._ready, 1):
             return Ran(End.INFRA, complaint=complaint or "it did not start")
+        if self._group.ran_out():
+            return Ran(End.MEMORY, complaint=complaint)
         code = self._process.returncode
         if not in_time or code in _OUT_OF_CPU:
             return Ran(End.TIMEOUT, complaint=complaint)
@@ -169,7 +179,9 @@ def _started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: in
         "leave_root": sandbox.leave_root,
         "packages": sandbox.packages,
     }
+    memory, processes = sandbox.limits.memory_mb + _GROUP_MEMORY_MB, sandbox.limits.processes + _GROUP_PROCESSES
     with ExitStack() as stack:
+        group = stack.enter_context(cgroup.group(sandbox.groups, memory, processes))
         errors = stack.enter_context(_memory())
         told = stack.enter_context(_memory(json.dumps(whole).encode()))
         ready, say_ready = os.pipe()
@@ -178,7 +190,7 @@ def _started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: in
         try:
             with signals.save_kept_from_children():
                 process = subprocess.Popen(
-                    [*sandbox.prefix, *python],
+                    [*group.prefix, *sandbox.prefix, *python],
                     stdin=reads,
                     stdout=writes,
                     stderr=errors,
@@ -189,7 +201,7 @@ def _started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: in
                 )
         finally:
             os.close(say_ready)
-        started = _Process(process, ready, errors)
+        started = _Process(process, group, ready, errors)
         stack.callback(started.kill)
         yield started
 
