@@ -28,6 +28,7 @@ NAMES = (
 LEAST_PEOPLE = 2
 MOST_PEOPLE = 8
 MAX_DEPTH = 8
+_LEAST_DEPTH = 2
 
 Statement = tuple[str | int | tuple[object, ...], ...]
 
@@ -99,10 +100,15 @@ def solutions(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
 def make_puzzle(rng: Random, people: int, depth: int = 2) -> KnightsPuzzle:
     """A random puzzle with one solution; statements nest up to `depth` deep, and nobody says "I am a knave".
 
-    Raises ValueError for a number of people outside of 2 to 8.
+    Raises ValueError for a number of people outside of 2 to 8, and for a depth below 2.
     """
     if not LEAST_PEOPLE <= people <= MOST_PEOPLE:
         raise ValueError(f"a puzzle has {LEAST_PEOPLE} to {MOST_PEOPLE} people, got {people}")
+    if depth < _LEAST_DEPTH:
+        raise ValueError(
+            f"statements of depth {depth} only say what somebody else is: with each solution goes the one with "
+            f"everybody turned round, so no puzzle has exactly one; give {_LEAST_DEPTH} or more"
+        )
     while True:
         statements = tuple(_random_statement(rng, people, speaker, depth) for speaker in range(people))
         found = solutions(statements)

@@ -34,6 +34,12 @@ def as_python(statement: Statement) -> str:
     return f"({f' {operator} '.join(inner)})"
 
 
+@pytest.mark.timeout(60)
+def test_statements_that_do_not_nest_make_no_puzzle() -> None:
+    with pytest.raises(ValueError, match=r"depth 1 only say what somebody else is: .*; give 2 or more"):
+        make_puzzle(Random(0), 3, depth=1)
+
+
 @pytest.mark.parametrize("people", range(2, 9))
 def test_made_puzzles_have_one_solution(people: int) -> None:
     rng = Random(people)
