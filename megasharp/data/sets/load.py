@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,7 +53,8 @@ def load_set(
     """All problems of a set, from the hub, or from `path` with files in the set's own schema.
 
     The order is that of the rows, and ids do not depend on where the rows are from. `prompt` names another template
-    than the set's. `say` is told where there is another number of problems than is known of the hub.
+    than the set's. `say` is told where there is another number of problems than is known of the hub, and where rows
+    without ids are there more than once: each is a problem with an id of its own.
 
     Raises UserError: no such set or template, rows that cannot be had, a missing or mistyped field (named, with its
     file and row), an id that appears twice, a part without a row, or no problem at all.
@@ -69,6 +70,7 @@ def load_set(
     check_names([item.id for item in items], path or Path(chosen.hub))
     if chosen.expected is not None:
         _check_count(chosen, where, len(items), say)
+    _tell_repeated(chosen, where, items, say)
     return Loaded(tuple(items), left_out)
 
 
@@ -118,3 +120,10 @@ def _check_count(chosen: DataSet, where: str, found: int, say: Callable[[str], N
     expected = chosen.expected or 0
     if abs(found - expected) > chosen.tolerance * expected:
         say(f"{chosen.name}: {expected} problems are expected of {chosen.hub}, and {found} were found in {where}")
+
+
+def _tell_repeated(chosen: DataSet, where: str, items: Sequence[TaskItem], say: Callable[[str], None]) -> None:
+    """They stay: DeepScaleR, for one, has some, and the papers trained on them."""
+    repeated = len(items) - len({(item.text, item.turns) for item in items})
+    if repeated:
+        say(f"{chosen.name}: {repeated} of {len(items)} problems in {where} repeat the question of one before")

@@ -67,6 +67,18 @@ def test_one_file_may_hold_the_parts_of_a_set_that_are_read_alike() -> None:
     assert ids(FILES / "aime25" / "AIME2025-I.jsonl", "aime25") == [f"aime25/{number}" for number in range(5)]
 
 
+def test_rows_that_are_there_twice_are_told_and_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETS, "gsm8k", replace(SETS["gsm8k"], expected=None))
+    said: list[str] = []
+    load_set("gsm8k", GSM8K, say=said.append)
+    assert said == []
+    path = tmp_path / "twice.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS + ROWS[:3])))
+    items = load_set("gsm8k", path, say=said.append).items
+    assert said == [f"gsm8k: 3 of 13 problems in {path} repeat the question of one before"]
+    assert len({item.id for item in items}) == 13, "metrics are kept by id"
+
+
 @pytest.mark.parametrize(("name", "empty"), [("aime25", "AIME2025-I"), ("aime25", "AIME2025-II")])
 def test_a_part_without_a_row_is_named(name: str, empty: str, tmp_path: Path) -> None:
     for file in (FILES / name).iterdir():
