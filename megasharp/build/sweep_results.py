@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from megasharp.errors import UserError
 from megasharp.files import completed, write_text
 from megasharp.report.frontier import plot_frontier
@@ -15,7 +13,7 @@ from megasharp.report.panels import Banded, plot_panels
 from megasharp.runs.history import RunHistory, read_run
 from megasharp.sweeps.grid import Cell, SweepConfig
 from megasharp.sweeps.results import Measured, Row, measure, rows
-from megasharp.sweeps.table import frame, markdown
+from megasharp.sweeps.table import frame, markdown, means
 
 _PASS = re.compile(r"pass@\d+")
 
@@ -99,10 +97,7 @@ def _frontier(config: SweepConfig, measured: Mapping[str, Sequence[Measured]], p
     """Of the smallest and the largest k of the table."""
     ks = min(config.results.k), max(config.results.k)
     first, last = (f"pass@{k}" for k in ks)
-    points = {
-        name: [(float(np.nanmean(one.figures[first])), float(np.nanmean(one.figures[last]))) for one in runs]
-        for name, runs in measured.items()
-    }
+    points = {name: [(found[first], found[last]) for found in map(means, runs)] for name, runs in measured.items()}
     return plot_frontier(points, ks, config.name, path)
 
 

@@ -33,14 +33,15 @@ def frame(measured: Mapping[str, Sequence[Measured]]) -> pd.DataFrame:
     """A line for each run: its row, seed, steps, tokens, and the mean over problems of every figure."""
     return pd.DataFrame(
         [
-            {"row": name, "seed": one.seed, "step": one.step, "tokens": one.tokens, **_means(one)}
+            {"row": name, "seed": one.seed, "step": one.step, "tokens": one.tokens, **means(one)}
             for name, runs in measured.items()
             for one in runs
         ]
     )
 
 
-def _means(one: Measured) -> dict[str, float]:
+def means(one: Measured) -> dict[str, float]:
+    """A run's figures, each over the problems that have it."""
     return {name: float(np.nanmean(values)) for name, values in one.figures.items()}
 
 
