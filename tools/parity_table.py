@@ -1,4 +1,4 @@
-"""Print how far an engine's log-probs are from transformers in float32, case by case, as Markdown.
+"""Print how far an engine's log-probs are from transformers in float64, case by case, as Markdown.
 
     .venv/bin/python tools/parity_table.py
     .venv/bin/python tools/parity_table.py --device cuda --sglang '{"attention_backend": "triton"}'

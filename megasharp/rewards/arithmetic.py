@@ -41,7 +41,8 @@ def tokenize(text: str) -> list[str]:
     while position < end:
         match = _TOKEN.match(text, position)
         if match is None:
-            raise NotArithmeticError(f"unexpected {text[position]!r} at character {position + 1}")
+            wrong = text[position:].lstrip(" ")[0]
+            raise NotArithmeticError(f"unexpected {wrong!r} at character {text.index(wrong, position) + 1}")
         if tokens and tokens[-1].isdigit() and match[1].isdigit():
             raise NotArithmeticError(f"two numbers in a row, or a leading zero, at character {position + 1}")
         tokens.append(match[1])

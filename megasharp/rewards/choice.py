@@ -16,11 +16,12 @@ from megasharp.types import Outcome, TaskAnswer, Verdict
 _COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boldsymbol|mbox|operatorname)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
     r"[\s$*]*(?i:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:)[\s:]*)?(?i:option|choice)?\s*"
-    r"(?:\(\s*([A-Za-z0-9]{1,2})\s*\)|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]))(.*)",
+    r"(?:[(\[\"'`]\s*([A-Za-z0-9]{1,2})\s*[)\]\"'`]|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]))(.*)",
     re.DOTALL,
 )
-# A label may be followed by its option's text, as in "B. a comet", but not by more of a sentence, as in "A comet".
-_END = re.compile(r"[\s$*]*(?:[.:)\],;].*)?", re.DOTALL)
+# A label may be followed by its option's text, as in "B. a comet", or by a reason, but not by more of a sentence, as in
+# "A comet".
+_END = re.compile(r"[\s$*]*(?:[.:)\],;].*|(?i:because|since)\b.*)?", re.DOTALL)
 # Nor by more labels and nothing else: "(B) or (C)", "B, A". Who names several chooses none.
 _MORE = re.compile(
     r"(?:[\s$*]*(?:[,;/&]|\b(?i:and|or)\b)[\s$*]*(?i:or\s+|and\s+)?|\s+(?=\())"

@@ -13,8 +13,9 @@ MAX_CHARACTERS = 100_000
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _MARKER = r"(?:\banswer is|\banswer:|####)"
-# The words must be on one line; what follows them may be bold or quoted, and ends where they are said again.
-_STATED = re.compile(rf"{_MARKER}[ \t*:]*((?:(?!{_MARKER})[^\n])*)", re.IGNORECASE)
+# The words must be on one line; what follows them may be bold or quoted, and ends where they are said again. Where a
+# colon, a star or `####` ends their line, it is the next line with anything on it.
+_STATED = re.compile(rf"{_MARKER}(?:[ \t*:]*(?<=[:*#])[ \t]*\n\s*)?[ \t*:]*((?:(?!{_MARKER})[^\n])*)", re.IGNORECASE)
 
 
 def ending(text: str) -> str:
@@ -57,7 +58,7 @@ def last_tag(text: str, name: str = "answer") -> str | None:
 def last_stated(text: str) -> str | None:
     """What follows the last "answer is", "answer:" or "####" on its line, stripped; None where nothing does.
 
-    What was stated before on that line is none of it.
+    Where a colon ends their line, it is the next line with anything on it. What was stated before is none of it.
 
     Example: `last_stated("So the answer is (B).")` is `(B).`
     """

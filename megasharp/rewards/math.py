@@ -22,7 +22,7 @@ from sympy.core.function import AppliedUndef
 
 from megasharp.rewards.extraction import last_box, last_stated
 from megasharp.rewards.math_bounds import MAX_LENGTH, beyond
-from megasharp.rewards.math_text import in_base, is_words, plain, without_percent, without_unit, words
+from megasharp.rewards.math_text import in_base, is_row, is_words, plain, without_percent, without_unit, words
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
 # It warns once a process that its limit of time is off.
@@ -99,7 +99,7 @@ def canonical(text: str) -> str:
     text = plain(text)
     if is_words(text):
         return words(text)
-    parsed = None if beyond(text) or in_base(text) else _parse(without_unit(text)[0])
+    parsed = None if beyond(text) or in_base(text) or is_row(text) else _parse(without_unit(text)[0])
     try:
         return _short(text) if parsed is None else _name(parsed)
     except ValueError:  # Python prints no integer of more than 4,300 digits
@@ -113,17 +113,24 @@ def _other_name(given: str, gold_name: str) -> str:
 
 
 def _short(text: str) -> str:
-    return "".join(text.split())[:MAX_LENGTH]
+    return _without_spaces(text)[:MAX_LENGTH]
 
 
 def _same_text(gold: str, given: str) -> bool:
-    return "".join(gold.split()) == "".join(given.split())
+    return _without_spaces(gold) == _without_spaces(given)
+
+
+def _without_spaces(text: str) -> str:
+    """A space between two digits stays: `1 2` is not `12`."""
+    return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.split()))
 
 
 def _same(gold: str, given: str) -> bool:
     """Whether two plain answers are the same, by words, bases, units and percent, then by algebra."""
     if is_words(gold) or is_words(given):
         return words(gold) == words(given)
+    if is_row(gold) or is_row(given):
+        return False
     if in_base(gold) or in_base(given):
         return _same_in_base(gold, given)
     if {_bracket(gold), _bracket(given)} == {"{", "("}:
@@ -166,13 +173,18 @@ def _same_in_base(gold: str, given: str) -> bool:
 
 
 def _parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:
-    """The expression that a plain answer is, decimals as exact fractions; None where it is none."""
+    """The expression that a plain answer is, decimals as exact fractions; None where it is none.
+
+    A list of equal numbers has as many as are written: `10,10` is no 10.
+    """
     found = math_verify.parse(
         rf"\boxed{{{text}}}", _LATEX, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
     )
     if not found:
         return None
     parsed = found[0]
+    if isinstance(parsed, sympy.FiniteSet) and len(parsed.args) == 1 and _bracket(text) != "{" and "," in text:
+        parsed = sympy.Tuple(*[parsed.args[0]] * (text.count(",") + 1))
     floats = parsed.atoms(sympy.Float)
     return parsed.xreplace({each: sympy.Rational(str(each)) for each in floats}) if floats else parsed
 

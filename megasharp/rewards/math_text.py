@@ -26,11 +26,19 @@ _SPELLINGS = tuple(
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)(?=\d{3}(?!\d))")
 _SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SCIENTIFIC = re.compile(r"(-?\d+(?:\.\d+)?)[eE]\+?(-?\d+)")
+_MIXED = re.compile(r"(-?\d+) (\d+)/(\d+)")
+_REPEATING = re.compile(
+    r"(-?)(\d*)\.(\d{0,99})\\(?:overline|bar|overset\{\s*[-_]+\s*\})\s*\{(\d{1,99})\}(?:\\ldots|\\dots|\.{3})?"
+)
+_NEARLY = re.compile(r"(?:\\approx|\\simeq|\\sim|\N{ALMOST EQUAL TO}|=)(?![A-Za-z])\s*")
+_TURNED = re.compile(r"([^=<>\\A-Za-z]+)=\s*([A-Za-z])")
+_ROW = re.compile(r"-?\d+(?:\s+-?\d+)+")
 _BASED = re.compile(r"([0-9A-Za-z]+)_\{?(\d{1,2})\}?")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|percent)$")
 
 _WORD_COMMANDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
-_LETTERS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*\)?\.?")
+# A date's or a room's number may follow.
+_LETTERS = re.compile(r"\(?[A-Za-z][A-Za-z' -]*(?:(?<=[A-Za-z]{3} )\d+)?\)?\.?")
 _FUNCTION = re.compile(r"sin|cos|tan|log|ln|exp|sqrt|pi|infty")
 _LEAST_LETTERS = 4
 
@@ -73,6 +81,8 @@ _UNIT = re.compile(
 def plain(text: str) -> str:
     r"""The answer without what does not change it: dollar signs around it, a full stop, spaces in numbers.
 
+    A decimal that repeats is a fraction, `2 1/2` a mixed number, and `3=x` is turned round.
+
     Example: `plain(r"$1\,234.$")` is `1234`, `plain("1e3")` is `1\times10^{3}`.
     """
     text = text.strip()
@@ -82,10 +92,27 @@ def plain(text: str) -> str:
     for written, kept in _SPELLINGS:
         text = written.sub(kept.replace("\\", r"\\"), text)
     text = _THOUSANDS.sub("", text.rstrip(".").strip())
+    text = _NEARLY.sub("", text, count=1) if _NEARLY.match(text) else text
+    text = _TURNED.sub(r"\2=\1", text) if _TURNED.fullmatch(text) else text
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text) if _MIXED.fullmatch(text) else text
+    text = _REPEATING.sub(_fraction, text)
     if _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
     scientific = _SCIENTIFIC.fullmatch(text)
     return rf"{scientific[1]}\times10^{{{scientific[2]}}}" if scientific else text
+
+
+def _fraction(decimal: re.Match[str]) -> str:
+    """The fraction that a repeating decimal is."""
+    sign, whole, once, again = decimal.groups()
+    below = int("9" * len(again) + "0" * len(once))
+    above = int((whole or "0") + once + again) - int((whole or "0") + once)
+    return rf"{sign}\frac{{{above}}}{{{below}}}"
+
+
+def is_row(text: str) -> bool:
+    """Whether a plain answer is numbers in a row with nothing but spaces between them: a text, and no mathematics."""
+    return _ROW.fullmatch(text) is not None
 
 
 def is_words(text: str) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from numbers import Real
+from typing import get_type_hints
 
 from megasharp.errors import UserError, one_line
 from megasharp.types import Outcome, TaskAnswer, Verdict
@@ -48,9 +50,9 @@ def verdict_of(returned: object, path: str) -> Verdict:
     if isinstance(returned, Verdict):
         _finite(returned.reward, path)
         return returned
-    if isinstance(returned, bool) or not isinstance(returned, int | float):
+    if isinstance(returned, bool) or not isinstance(returned, Real):
         raise ValueError(f"reward.function {path} returned {type(returned).__name__}, neither a Verdict nor a number")
-    reward = _finite(returned, path)
+    reward = _finite(float(returned), path)
     return Verdict(Outcome.CORRECT if reward >= FULL_REWARD else Outcome.WRONG, reward)
 
 
@@ -91,5 +93,26 @@ def _checked(found: object, path: str) -> OwnFunction:
         raise UserError(
             f"reward.function: {path} cannot be called with (text, answer) ({one_line(error)}); give it two parameters"
         ) from error
+    _check_annotations(found, path)
     function: OwnFunction = found
     return function
+
+
+def _check_annotations(found: Callable[..., object], path: str) -> None:
+    """Refuse what the function itself says that it does not take or return; what it leaves open is not asked."""
+    try:
+        hints = get_type_hints(found)
+    except (NameError, TypeError, AttributeError):
+        return
+    returned: object = hints.pop("return", Real)
+    if isinstance(returned, type) and (returned is bool or not issubclass(returned, Verdict | Real)):
+        raise UserError(
+            f"reward.function: {path} says it returns {returned.__name__}; it must return a Verdict or a number"
+        )
+    names = list(inspect.signature(found).parameters)[:2]
+    for name, kind in zip(names, (str, TaskAnswer), strict=False):
+        hint = hints.get(name)
+        if isinstance(hint, type) and not (issubclass(hint, kind) or issubclass(kind, hint)):
+            raise UserError(
+                f"reward.function: {path} takes {name} as {hint.__name__}; it is given a {kind.__name__} there"
+            )

@@ -23,7 +23,7 @@ from megasharp.rewards.code import (
     same_output,
     same_value,
 )
-from megasharp.sandbox.inside import FAILED, PASSED, PROGRAM_FAILED, decode
+from megasharp.sandbox.inside import CHECK_BROKEN, FAILED, PASSED, PROGRAM_FAILED, decode
 from megasharp.sandbox.programs import Clock, End, Ran, Sandbox, run, run_pair
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
@@ -48,8 +48,8 @@ class CodeVerifier:
 
         The function under test is one that the program defines, imports or assigns itself. FORMAT: no program. WRONG:
         another output or value, or no value. ERROR: an exception, another exit code than 0, or too much memory.
-        TIMEOUT: a test beyond its seconds, or all beyond theirs. INFRA: the sandbox did not start, twice. The canonical
-        answer is a name of the program.
+        TIMEOUT: a test beyond its seconds, or all beyond theirs. INFRA: the sandbox did not start, twice, or the data
+        set's check raises before it asks anything. The canonical answer is a name of the program.
         """
         assert isinstance(answer, CodeAnswer)
         program = program_of(text)
@@ -133,5 +133,7 @@ def _checked(served: Ran, checked: Ran) -> _Found:
     details = {PASSED: _RIGHT, FAILED: (Outcome.WRONG, "the check fails")}
     if checked.code in details:
         return details[checked.code]
+    if checked.code == CHECK_BROKEN:
+        return Outcome.INFRA, f"the data set's check does not run: {checked.complaint}"
     who = served if checked.code == PROGRAM_FAILED else checked
     return Outcome.ERROR, who.complaint or "ends without a value"

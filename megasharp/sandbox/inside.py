@@ -12,10 +12,11 @@ import json
 import os
 import resource
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
-PASSED, FAILED, PROGRAM_FAILED = 0, 10, 11
+PASSED, FAILED, PROGRAM_FAILED, CHECK_BROKEN = 0, 10, 11, 12
 _NOBODY = 65534
 _CLONE_NEWUSER = 0x10000000
 
@@ -74,12 +75,17 @@ def _serve(job: dict[str, Any]) -> None:
 
 
 def _check(job: dict[str, Any]) -> None:
-    """Run a data set's check of a function that is served by another sandbox: what it gives are plain values."""
+    """Run a data set's check of a function that is served by another sandbox: what it gives are plain values.
+
+    What the check raises before it has asked the function for anything is no fault of the program's.
+    """
     answers, channel = os.dup(0), _take_output()
-    namespace = _namespace(job, "__check__")
+    asked = False
     with open(answers, encoding="ascii") as values, open(channel, "w", encoding="ascii") as questions:  # noqa: PTH123
 
         def candidate(*arguments: object, **keywords: object) -> object:
+            nonlocal asked
+            asked = True
             try:
                 print(json.dumps([encode(arguments), encode(keywords)]), file=questions, flush=True)
                 return decode(json.loads(values.readline()))
@@ -87,9 +93,14 @@ def _check(job: dict[str, Any]) -> None:
                 os._exit(PROGRAM_FAILED)
 
         try:
-            namespace["check"](candidate)
-        except AssertionError:
-            os._exit(FAILED)
+            _namespace(job, "__check__")["check"](candidate)
+        except BaseException as error:
+            if not asked:
+                traceback.print_exc()
+                os._exit(CHECK_BROKEN)
+            if isinstance(error, AssertionError):
+                os._exit(FAILED)
+            raise
         os._exit(PASSED)
 
 

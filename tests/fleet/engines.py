@@ -6,6 +6,7 @@ Of megasharp only the bucket files and the small program that ties an engine's l
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import os
 import pickle
@@ -36,7 +37,8 @@ _START_S = 300.0
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 2048,
-    "initializer_range": 0.1,
+    # Twice as large, float32's own rounding over 900 positions comes near the tolerance of 1e-5.
+    "initializer_range": 0.07,
     "bos_token_id": 0,
     "eos_token_id": VOCABULARY - 1,
     "pad_token_id": None,
@@ -63,7 +65,7 @@ _CONFIGS = {
         tie_word_embeddings=True,
         **_COMMON,
     ),
-    # Without norms of queries and keys, large weights make attention so sharp that float32's own rounding is 1e-5.
+    # Without norms of queries and keys, larger weights make attention so sharp that float32's own rounding is 1e-5.
     "policy2": Qwen2Config(
         hidden_size=128,
         intermediate_size=128,
@@ -264,8 +266,8 @@ def closed_form(
     temperature = sampling.get("temperature", 1.0) or 1.0
     custom = sampling.get("custom_params") or {}
     ids = torch.tensor([list(tokens)])
-    z_policy = policy(ids).logits[0].double()
-    z_memory = None if memory is None else memory(ids).logits[0].double()
+    z_policy = _logits(policy, ids)
+    z_memory = None if memory is None else _logits(memory, ids)
     own = (z_policy / temperature).log_softmax(-1)
     z = z_policy.clone()
     if z_memory is not None and "mu" in custom:
@@ -287,6 +289,11 @@ def closed_form(
         sampler = torch.stack([_cut(row, sampling.get("top_k", -1), sampling.get("top_p", 1.0)) for row in sampler])
     z_memory = None if z_memory is None else (z_memory / temperature).log_softmax(-1)
     return Logps(sampler.log(), own, z_memory, **effect)
+
+
+def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """In float64, so that only the engine rounds."""
+    return copy.deepcopy(model).double()(ids).logits[0]
 
 
 def _cut(p: Tensor, top_k: int, top_p: float) -> Tensor:

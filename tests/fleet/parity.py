@@ -1,4 +1,4 @@
-"""What an engine returns against transformers in float32: the cases, each measured as its largest absolute errors.
+"""A float32 engine against transformers in float64: the cases, each measured as its largest absolute errors.
 
 The long tests hold every case to its tolerance; `tools/parity_table.py` prints the figures.
 """

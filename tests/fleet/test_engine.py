@@ -1,4 +1,4 @@
-"""Engines against transformers in float32, to 1e-5: with a memory network and without, before and after updates."""
+"""Float32 engines against transformers in float64, to 1e-5: with a memory network and without, around updates."""
 
 from __future__ import annotations
 

@@ -31,6 +31,10 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         ("The answer is (A). Wait.\nThe answer is (C).", FOUR, "C"),
         ("**Answer:** option D, as shown", FOUR, "D"),
         ("The answer is **(B)**", FOUR, "B"),
+        ("The answer is:\n\nB", FOUR, "B"),
+        ("The answer is B because A is wrong.", FOUR, "B"),
+        (r"\boxed{[B]}", FOUR, "B"),
+        (r'\boxed{"B"}', FOUR, "B"),
         (r"\boxed{3}", NUMBERS, "3"),
         ("the answer is (4)", NUMBERS, "4"),
         ("The answer is (I).", TEN, "I"),
@@ -61,7 +65,7 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         ("", FOUR, None),
         ("B" * 10_000_000, FOUR, None),
     ],
-    ids=range(44),
+    ids=range(48),
 )
 def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str | None) -> None:
     verdict = verify(text, answer)

@@ -251,3 +251,7 @@ def test_the_bounds_themselves() -> None:
 
 def test_the_table_names_the_task() -> None:
     assert VERIFIERS["countdown"]("(8-5)*7+3", ANSWER).outcome is Outcome.CORRECT
+
+
+def test_a_sign_that_is_no_operator_is_named() -> None:
+    assert verify("3 \N{MULTIPLICATION SIGN} 5", ANSWER).detail == "unexpected '\N{MULTIPLICATION SIGN}' at character 3"

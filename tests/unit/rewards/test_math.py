@@ -49,6 +49,19 @@ def judge(gold: str, given: str) -> Outcome:
         ("1234", "1 234", CORRECT),
         ("0", r"1\,000", WRONG),
         ("1234", "12,34", WRONG),
+        # Numbers in a row are a text. The library reads `1 2` as 1 and 2 added, and drops what a list repeats.
+        ("12", "1 2", WRONG),
+        ("3", "1 2", WRONG),
+        ("1 2", "1  2", CORRECT),
+        ("1 2", "12", WRONG),
+        ("10", "10,10", WRONG),
+        ("10,10", "10", WRONG),
+        ("10,10", "10, 10", CORRECT),
+        ("(10,10)", "10,10", CORRECT),
+        ("10,10", "10,10,10", WRONG),
+        (r"\{10\}", r"\{10,10\}", CORRECT),
+        ("2 1/2", "2.5", CORRECT),
+        ("-2 1/2", r"-\frac{5}{2}", CORRECT),
         # Decimals. The library calls 1e-7 and 2e-7 equal, because it rounds to six places.
         ("1/3", "0.333333", CORRECT),
         ("1/3", "0.33", WRONG),
@@ -58,6 +71,12 @@ def judge(gold: str, given: str) -> Outcome:
         ("0.0000001", "0.0000002", WRONG),
         ("3", "3.0", CORRECT),
         ("3", "3.0000000001", WRONG),
+        (r"\frac13", r"0.\overline{3}", CORRECT),
+        (r"0.\overline{3}", r"\frac13", CORRECT),
+        ("-7/6", r"-1.1\overline{6}", CORRECT),
+        ("0.3", r"0.\overline{3}", WRONG),
+        ("7", r"\approx 7.0", CORRECT),
+        ("7", r"\approx 7.1", WRONG),
         ("18", "18.", CORRECT),
         # The library reads 1e3 as 3 times Euler's number.
         ("1000", "1e3", CORRECT),
@@ -104,6 +123,8 @@ def judge(gold: str, given: str) -> Outcome:
         # Equations. The library takes the right side of any equation for the answer, and `x^x=5` for 5.
         ("3", "x=3", CORRECT),
         ("x=3", "3", CORRECT),
+        ("x=3", "3=x", CORRECT),
+        ("x=3", "4=x", WRONG),
         ("x=3", "y=3", WRONG),
         ("5", "2+3=5", CORRECT),
         ("5", "x^x=5", WRONG),
@@ -129,6 +150,8 @@ def judge(gold: str, given: str) -> Outcome:
         # Words. The library reads a bare word as a product of its letters: east is seat.
         (r"\text{Monday}", "Monday", CORRECT),
         (r"\text{Monday}", r"\text{Tuesday}", WRONG),
+        (r"\text{June 5}", "June 5", CORRECT),
+        (r"\text{June 5}", "June 6", WRONG),
         ("east", "seat", WRONG),
         (r"\text{even}", r"\text{Even}.", CORRECT),
         (r"\text{odd}", "odd", CORRECT),
@@ -154,7 +177,7 @@ DEPARTURES = [
     (r"\text{no solution}", r"\emptyset"),
     ("2^{30000}", "4^{15000}"),
     ("x=2", "2x=4"),
-    (r"\frac13", r"0.\overline{3}"),
+    ("2i", r"\sqrt{-4}"),
 ]
 
 

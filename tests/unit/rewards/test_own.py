@@ -21,6 +21,13 @@ def one(text, answer): return 1
 def brief(text, answer, longest=5): return float(len(text) <= longest)
 def verdict(text, answer): return Verdict(Outcome.CORRECT, 0.7, str(answer.target), "mine")
 def nothing(text, answer): return None
+def numpy_half(text, answer):
+    import numpy
+    return numpy.float32(0.5)
+def says_nothing(text: str, answer) -> None: return None
+def says_yes(text: str, answer) -> bool: return True
+def takes_tokens(text: list, answer) -> float: return 1.0
+def takes_text(text: str, answer: str) -> float: return 1.0
 def yes(text, answer): return True
 def infinite(text, answer): return float("inf")
 def not_a_number(text, answer): return Verdict(Outcome.WRONG, float("nan"))
@@ -50,6 +57,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "expected"),
     [
         ("half", Verdict(Outcome.WRONG, 0.5)),
+        ("numpy_half", Verdict(Outcome.WRONG, 0.5)),
         ("one", Verdict(Outcome.CORRECT, 1.0)),
         ("brief", Verdict(Outcome.CORRECT, 1.0)),
         ("verdict", Verdict(Outcome.CORRECT, 0.7, "3", "mine")),
@@ -92,6 +100,10 @@ def test_anything_else_is_raised(name: str, message: str) -> None:
         ("own_rewards:later", "is asynchronous"),
         ("own_rewards:of_one", r"cannot be called with \(text, answer\) \(too many positional arguments\)"),
         ("own_rewards:of_three", r"cannot be called with \(text, answer\) \(missing a required argument"),
+        ("own_rewards:says_nothing", "says it returns NoneType; it must return a Verdict or a number"),
+        ("own_rewards:says_yes", "says it returns bool"),
+        ("own_rewards:takes_tokens", "takes text as list; it is given a str there"),
+        ("own_rewards:takes_text", "takes answer as str; it is given a TaskAnswer there"),
         ("own_rewards:named", r"cannot be called with \(text, answer\)"),
     ],
 )

@@ -34,9 +34,11 @@ def _leave_a_child(path: str) -> None:
 
 
 def _orphan(path: str) -> int:
-    """Leave a process whose parent is gone; its process id is written to `path`."""
-    program = f"import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    shell = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {program!r}], start_new_session=True)"
+    """Leave a process whose parent is gone; its process id is written to `path` by the parent: it may end at once."""
+    shell = (
+        "import subprocess; orphan = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+        f"open({path!r}, 'w').write(str(orphan.pid))"
+    )
     subprocess.run([sys.executable, "-c", shell], check=True)
     return os.getpid()
 

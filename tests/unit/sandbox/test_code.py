@@ -107,6 +107,26 @@ def test_what_earns_nothing(sandbox: Sandbox, answer: CodeAnswer, program: str, 
     assert detail in verdict.detail
 
 
+@pytest.mark.parametrize(
+    ("check", "detail"),
+    [
+        ("def check(candidate):\n    assert absent == candidate(1, 2)\n", "NameError: name 'absent' is not defined"),
+        ("def check(candidate)\n", "SyntaxError"),
+        ("def examine(candidate):\n    assert candidate(1, 2) == 3\n", "KeyError: 'check'"),
+    ],
+)
+def test_a_check_that_does_not_run_is_no_fault_of_the_program(sandbox: Sandbox, check: str, detail: str) -> None:
+    verdict = judge(sandbox, "def add(x, y):\n    return x + y", CodeAnswer(function="add", check=check))
+    assert verdict.outcome is Outcome.INFRA
+    assert "the data set's check does not run" in verdict.detail and detail in verdict.detail
+
+
+def test_what_a_check_raises_over_a_value_is_the_programs_error(sandbox: Sandbox) -> None:
+    answer = CodeAnswer(function="add", check="def check(candidate):\n    assert candidate(1, 2) + 1 == 4\n")
+    verdict = judge(sandbox, "def add(x, y):\n    return None", answer)
+    assert verdict.outcome is ERROR and "TypeError" in verdict.detail
+
+
 LAST_WORDS = """
 import sys, time
 def tell(*error):
