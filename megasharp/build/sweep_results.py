@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megasharp.errors import UserError
+from megasharp.evals.columns import means
 from megasharp.files import completed, write_text
 from megasharp.report.frontier import plot_frontier
 from megasharp.report.panels import Banded, plot_panels
 from megasharp.runs.history import RunHistory, read_run
 from megasharp.sweeps.grid import Cell, SweepConfig
 from megasharp.sweeps.results import Measured, Row, measure, rows
-from megasharp.sweeps.table import frame, markdown, means
+from megasharp.sweeps.table import frame, markdown
 
 _PASS = re.compile(r"pass@\d+")
 
@@ -97,7 +98,10 @@ def _frontier(config: SweepConfig, measured: Mapping[str, Sequence[Measured]], p
     """Of the smallest and the largest k of the table."""
     ks = min(config.results.k), max(config.results.k)
     first, last = (f"pass@{k}" for k in ks)
-    points = {name: [(found[first], found[last]) for found in map(means, runs)] for name, runs in measured.items()}
+    points = {
+        name: [(found[first], found[last]) for found in (means(run.figures) for run in runs)]
+        for name, runs in measured.items()
+    }
     return plot_frontier(points, ks, config.name, path)
 
 

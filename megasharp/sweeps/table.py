@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
+from megasharp.evals.columns import means
 from megasharp.sweeps.results import MEAN, Estimate, Measured, Row
 
 # Shown beside pass@k where they were measured, and how they are headed.
@@ -33,16 +33,11 @@ def frame(measured: Mapping[str, Sequence[Measured]]) -> pd.DataFrame:
     """A line for each run: its row, seed, steps, tokens, and the mean over problems of every figure."""
     return pd.DataFrame(
         [
-            {"row": name, "seed": one.seed, "step": one.step, "tokens": one.tokens, **means(one)}
+            {"row": name, "seed": one.seed, "step": one.step, "tokens": one.tokens, **means(one.figures)}
             for name, runs in measured.items()
             for one in runs
         ]
     )
-
-
-def means(one: Measured) -> dict[str, float]:
-    """A run's figures, each over the problems that have it."""
-    return {name: float(np.nanmean(values)) for name, values in one.figures.items()}
 
 
 def _lines(heads: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:
