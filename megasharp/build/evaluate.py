@@ -6,7 +6,6 @@ again what is done.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,14 +15,11 @@ from megasharp import signals
 from megasharp.build.eval_engines import engines_of
 from megasharp.build.judging import Judging, check_judging
 from megasharp.build.measured import CHECKPOINT, Measured, measured
-from megasharp.build.parts import make_engine
-from megasharp.build.threads import limit_threads
+from megasharp.build.sampling_model import engine_of, hf_folder
 from megasharp.config.core import validate
 from megasharp.config.run import RewardConfig, load_run
 from megasharp.convert.fingerprint import weights_fingerprint
-from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.model_folder import model_folder
-from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.data.tasks import digest_of
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.errors import UserError
@@ -276,7 +272,7 @@ class _Sampler:
     def get(self) -> tuple[Engine, Tokenizer]:
         """Both. Raises UserError where they cannot be had."""
         if self._made is None:
-            folder = self._stack.enter_context(_hf_folder(self._weights))
+            folder = self._stack.enter_context(hf_folder(self._weights))
             engine = self._stack.enter_context(_engine(folder, self._asked, self._logs))
             self._made = engine, load_tokenizer(folder)
         return self._made
@@ -288,29 +284,10 @@ class _Sampler:
 
 @contextmanager
 def _engine(folder: Path, asked: Asked, logs: Path) -> Iterator[Engine]:
-    if asked.engines is not None:
-        config = load_run(asked.engines, asked.overrides)
-        with engines_of(config, str(asked.engines), folder, logs) as fleet:
-            yield fleet
+    if asked.engines is None:
+        with engine_of(folder) as engine:
+            yield engine
         return
-    engine = make_engine(folder)
-    try:
-        with HFReader(folder) as reader:
-            limit_threads(reader.architecture)
-            engine.load_weights(0, ((name, reader.tensor(name)) for name in reader.names()))
-        yield engine
-    finally:
-        engine.close()
-
-
-@contextmanager
-def _hf_folder(weights: Path) -> Iterator[Path]:
-    """A Hugging Face folder of a checkpoint's weights, converted into a temporary folder where needed."""
-    if (weights / CONFIG_FILE).is_file():
-        yield weights
-        return
-    from megasharp.mcore.conversion import megatron_to_hf
-
-    with tempfile.TemporaryDirectory(prefix="megasharp-eval-") as folder:
-        megatron_to_hf(weights, Path(folder) / "hf")
-        yield Path(folder) / "hf"
+    config = load_run(asked.engines, asked.overrides)
+    with engines_of(config, str(asked.engines), folder, logs) as fleet:
+        yield fleet

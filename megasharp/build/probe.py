@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megasharp.build.parts import make_engine
 from megasharp.build.runs import find_run
-from megasharp.build.threads import limit_threads
+from megasharp.build.sampling_model import engine_of, hf_folder
 from megasharp.checkpoint.run_folder import stored_config
 from megasharp.checkpoint.store import complete_steps
 from megasharp.config.core import validate
 from megasharp.config.paths import find
 from megasharp.config.run import RunConfig
-from megasharp.convert.hf_folder import HFReader
-from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.data.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.errors import UserError
 from megasharp.evals.probe import (
@@ -31,7 +26,6 @@ from megasharp.evals.probe import (
 )
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.protocols import Engine
-from megasharp.rollout.inprocess import InProcessEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +78,9 @@ def probe_run(name: str, runs: Path, suite: str | None, count: int, say: Callabl
         if path.exists():
             say(f"{path}: there already")
             continue
-        with _engine_of(weights) as (engine, tokenizer):
-            probes = Probes(root, load_suite(chosen), tokenizer, count, longest)
+        with hf_folder(weights) as folder, engine_of(folder) as engine:
+            probes = Probes(root, load_suite(chosen), load_tokenizer(folder), count, longest)
             say(f"wrote {probes.take(engine, step)}")
-
-
-@contextmanager
-def _engine_of(weights: Path) -> Iterator[tuple[InProcessEngine, TextTokenizer]]:
-    """The engine of this process with the weights of a Hugging Face folder, a checkpoint or a Megatron folder."""
-    with _hf_folder(weights) as folder, closing(make_engine(folder)) as engine:
-        with HFReader(folder) as reader:
-            limit_threads(reader.architecture)
-            engine.load_weights(0, ((tensor, reader.tensor(tensor)) for tensor in reader.names()))
-        yield engine, load_tokenizer(folder)
-
-
-@contextmanager
-def _hf_folder(weights: Path) -> Iterator[Path]:
-    if (weights / CONFIG_FILE).is_file():
-        yield weights
-        return
-    # Imported here: Megatron takes seconds to import.
-    from megasharp.mcore.conversion import megatron_to_hf
-
-    with tempfile.TemporaryDirectory(prefix="megasharp-probe-") as folder:
-        megatron_to_hf(weights, Path(folder) / "hf")
-        yield Path(folder) / "hf"
 
 
 def probe_runs(names: Sequence[str], runs: Path, suite: str | None, count: int, say: Callable[[str], None]) -> None:
