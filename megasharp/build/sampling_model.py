@@ -1,0 +1,41 @@
+"""Weights that are only to be sampled from or read: any kind of folder, in the engine of this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from megasharp.build.parts import make_engine
+from megasharp.build.threads import limit_threads
+from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.weight_files import CONFIG_FILE
+from megasharp.rollout.inprocess import InProcessEngine
+
+
+@contextmanager
+def hf_folder(weights: Path) -> Iterator[Path]:
+    """A Hugging Face folder as it is; a checkpoint or a Megatron folder converted, for as long as the block runs.
+
+    Raises UserError where the folder is none of these.
+    """
+    if (weights / CONFIG_FILE).is_file():
+        yield weights
+        return
+    # Imported here: Megatron takes seconds to import.
+    from megasharp.mcore.conversion import megatron_to_hf
+
+    with tempfile.TemporaryDirectory(prefix="megasharp-") as folder:
+        megatron_to_hf(weights, Path(folder) / "hf")
+        yield Path(folder) / "hf"
+
+
+@contextmanager
+def engine_of(folder: Path) -> Iterator[InProcessEngine]:
+    """The engine of this process with the weights of a Hugging Face folder; closed at the block's end."""
+    with closing(make_engine(folder)) as engine:
+        with HFReader(folder) as reader:
+            limit_threads(reader.architecture)
+            engine.load_weights(0, ((name, reader.tensor(name)) for name in reader.names()))
+        yield engine
