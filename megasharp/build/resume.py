@@ -38,6 +38,7 @@ IDENTITY = (
     ),
     # Resets, stages and the best checkpoint come from a curve of evaluations.
     "eval.temperature",
+    "eval.top_p",
     "eval.max_response_tokens",
 )
 

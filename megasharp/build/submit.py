@@ -252,5 +252,6 @@ def _settings(names: str, config: RunConfig) -> Settings:
         n=config.eval.n,
         k=",".join(map(str, config.eval.k)),
         temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
         max_tokens=config.eval.max_response_tokens or config.data.largest_response,
     )

@@ -433,6 +433,7 @@ class _Run:
                 n=config.eval.n,
                 ks=config.eval.k,
                 temperature=config.eval.temperature,
+                top_p=config.eval.top_p,
                 max_tokens=config.eval.max_response_tokens or config.data.largest_response,
                 seed=config.seed,
                 label=config.name,

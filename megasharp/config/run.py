@@ -296,6 +296,7 @@ class EvalConfig(Section):
     n: int = Field(default=64, ge=1)
     k: list[int] = [1, 4, 16, 64]
     temperature: float = Field(default=1.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     max_response_tokens: int | None = Field(default=None, ge=1)
     with_memory: bool = False
     probe: int = Field(default=32, ge=0)

@@ -99,6 +99,24 @@ def test_numbers_are_the_papers(row: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "top_p", "tokens"),
+    [
+        ("casp_math_qwen2.5-math-7b", 0.95, 4096),
+        ("casp_math_qwen2.5-32b", 0.95, 8192),
+        ("casp_logic", 0.95, None),
+        ("casp_code", 0.95, None),
+        ("two_stage", 0.95, None),
+        ("ds_countdown", 0.7, None),
+        ("dapo_math", 0.7, None),
+        ("gspo_", 0.7, None),
+    ],
+)
+def test_evaluations_sample_as_the_papers_do(start: str, top_p: float, tokens: int | None) -> None:
+    found = {(run.eval.top_p, run.eval.max_response_tokens) for run in map(run_of, ROWS) if run.name.startswith(start)}
+    assert found == {(top_p, tokens)}
+
+
+@pytest.mark.parametrize(
     ("row", "weight_decay", "warmup_steps"),
     [
         # The scripts count steps of a whole batch of rollouts, a run file counts optimizer steps.
