@@ -105,8 +105,8 @@ class SamplingParams:
     bars all tokens but those that the policy itself finds plausible, before the subtraction; it is read only with a
     `memory_mu`, and it is ours: the paper has no such guard.
 
-    With `record_top`, at least 1, an engine that can records at each token the exact entropy and the log-probs of so
-    many of the likeliest tokens; the engine in this process does.
+    With `record_top`, at least 1, engines record at each token the exact entropy and the log-probs of so many of the
+    likeliest tokens; SGLang's at most 8.
     """
 
     max_tokens: int
@@ -141,8 +141,7 @@ class Completion:
     are at the sampling temperature. `argmax_moved` (bool) and `calibration_kl` (nats) say what the memory did to the
     distribution that each token came from, before truncation: whether its likeliest token is another one than the
     policy's, and KL(calibrated || policy). None where nothing was subtracted. `entropy` (nats) and `top_logp` [T, N],
-    the likeliest first, are of the policy's own distribution before each token; None where nobody asked, or the engine
-    does not tell.
+    the likeliest first, are of the policy's own distribution before each token; None where nobody asked.
 
     Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
     `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from megasharp import signals
@@ -28,7 +28,7 @@ from megasharp.evals.evaluate import Tokenizer, chunk_size, evaluate
 from megasharp.evals.files import load_figures, load_result, save
 from megasharp.evals.groups import Settings
 from megasharp.evals.planned import Planned, PlannedGroup, plan_suites
-from megasharp.evals.progress import Progress, check_identity
+from megasharp.evals.progress import Progress, check_identity, held
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.text import group_lines, result_lines
 from megasharp.protocols import Engine
@@ -96,9 +96,10 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     try:
         with save_heard(), interruptible():
             evaluation = _Evaluation(asked, measured(source), say)
-            evaluation.open_all(sweep)
-            with closing(Judging(asked.reward, tasks, None, note)) as judging, evaluation.engine():
-                evaluation.run_all(sweep, judging.judge)
+            with held(evaluation.root):
+                evaluation.open_all(sweep)
+                with closing(Judging(asked.reward, tasks, None, note)) as judging, evaluation.engine():
+                    evaluation.run_all(sweep, judging.judge)
     except SaveAsked:
         raise TimeIsUp(f"SIGUSR1 (time is nearly up): {_kept(evaluation)}") from None
     except signals.Stopped as stopped:
@@ -130,7 +131,7 @@ class _Evaluation:
         self._asked = asked
         self._model = model
         self._say = say
-        self._root = Path(str(asked.out or Path("evals") / model.place).replace(CHECKPOINT, model.weights.name))
+        self.root = Path(str(asked.out or Path("evals") / model.place).replace(CHECKPOINT, model.weights.name))
         self._weights = weights_fingerprint(model_folder(model.weights))[:_DIGEST]
         self._sampler: _Sampler | None = None
         self.progress: Progress | None = None
@@ -146,7 +147,7 @@ class _Evaluation:
     @contextmanager
     def engine(self) -> Iterator[None]:
         """Inside, an engine can be had; at the end it is closed."""
-        self._sampler = _Sampler(self._asked, self._model.weights, self._root)
+        self._sampler = _Sampler(self._asked, self._model.weights, self.root)
         try:
             yield
         finally:
@@ -163,11 +164,11 @@ class _Evaluation:
     def _folder(self, planned: Planned) -> Path:
         """Where the files of an evaluation go: of a sweep, each temperature has a folder."""
         if len(self._asked.temperatures) < 2:
-            return self._root
+            return self.root
         temperature = planned.sampling.temperature
         short = f"{temperature:g}"
         # Two that differ in the seventh digit only have a folder each.
-        return self._root / f"temperature_{short if float(short) == temperature else temperature}"
+        return self.root / f"temperature_{short if float(short) == temperature else temperature}"
 
     def _identity(self, planned: Planned) -> dict[str, str]:
         sampling = asdict(planned.sampling)
@@ -178,6 +179,7 @@ class _Evaluation:
             **{name: str(value) for name, value in sampling.items()},
             "seed": str(planned.seed),
             "engine": "inprocess" if self._asked.engines is None else "sglang",
+            "timeout_s": f"{self._asked.reward.timeout_s:g}",
             "chunk": str(chunk_size(planned.sampling.max_tokens)),
         }
 
@@ -205,10 +207,10 @@ class _Evaluation:
         return result
 
     def _again(self, done: Path, planned: Planned) -> EvalResult:
-        """The figures for the k that are asked for, from the counts of an evaluation that is done."""
+        """The figures for the k that are asked for, and for those it has, from the counts of one that is done."""
         result = load_result(done)
         setting = self._setting(planned)
-        return summarize(result.rows, setting, result.seconds)
+        return summarize(result.rows, replace(setting, ks=tuple(sorted({*setting.ks, *result.ks}))), result.seconds)
 
     def _setting(self, planned: Planned) -> EvalSetting:
         sampling = planned.sampling

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from megasharp.build.threads import limit_threads
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.rollout.inprocess import InProcessEngine
+from megasharp.scratch import Scratch
 
 
 @contextmanager
@@ -26,9 +26,10 @@ def hf_folder(weights: Path) -> Iterator[Path]:
     # Imported here: Megatron takes seconds to import.
     from megasharp.mcore.conversion import megatron_to_hf
 
-    with tempfile.TemporaryDirectory(prefix="megasharp-") as folder:
-        megatron_to_hf(weights, Path(folder) / "hf")
-        yield Path(folder) / "hf"
+    # The next of these removes what a killed one left: weights are large.
+    with Scratch("megasharp-weights-") as folder:
+        megatron_to_hf(weights, folder / "hf")
+        yield folder / "hf"
 
 
 @contextmanager

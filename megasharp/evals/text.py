@@ -8,6 +8,10 @@ from megasharp.evals.average import GroupResult, GroupRow
 from megasharp.evals.bootstrap import Interval
 from megasharp.evals.result import EvalResult
 
+# Simulated suites (success rates from a beta distribution, pass@1): intervals of 95% covered the truth in 77% of suites
+# of 5 problems, 86% of 10, 93% of 20, 94% of 50.
+_MANY = 20
+
 
 def result_lines(result: EvalResult) -> Iterator[str]:
     """A heading, then one figure a line."""
@@ -17,6 +21,8 @@ def result_lines(result: EvalResult) -> Iterator[str]:
     )
     if result.left_out:
         yield f"  left out for infra failures: {result.left_out} problems"
+    if result.problems < _MANY:
+        yield f"  {result.problems} problems are few: the intervals are too narrow (of 10 they cover 86%, not 95%)"
     yield from (f"  {line}" for line in _figures(result.named(), result.intervals))
 
 

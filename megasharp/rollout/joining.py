@@ -32,6 +32,8 @@ def join(earlier: Completion, later: Completion) -> Completion:
         seed=later.seed,
         argmax_moved=_joined(earlier.argmax_moved, later.argmax_moved),
         calibration_kl=_joined(earlier.calibration_kl, later.calibration_kl),
+        entropy=_joined(earlier.entropy, later.entropy),
+        top_logp=_joined(earlier.top_logp, later.top_logp),
     )
 
 

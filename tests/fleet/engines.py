@@ -334,6 +334,12 @@ def errors(
         name: float((torch.tensor(got).double() - table[rows, tokens])[start:end].abs().max())
         for name, (got, table) in pairs.items()
     }
+    if count := (sampling.get("custom_params") or {}).get("candidates"):
+        entropy_T = -torch.xlogy(want.policy.exp(), want.policy.exp()).sum(-1)[rows]
+        got = torch.tensor([meta[f"candidate_logprob_{rank}"] for rank in range(1, count + 1)]).T.double()
+        top = want.policy[rows].topk(count).values
+        found["entropy"] = float((torch.tensor(meta["policy_entropy"]).double() - entropy_T)[start:end].abs().max())
+        found["candidates"] = float((got - top)[start:end].abs().max())
     if want.memory is not None:
         found["kl"] = float((torch.tensor(meta["calibration_kl"]).double() - want.kl[rows])[start:end].abs().max())
         wrong = (torch.tensor(meta["argmax_moved"]).bool() != want.moved[rows]) & (want.margin[rows] > 1e-4)

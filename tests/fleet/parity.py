@@ -20,7 +20,15 @@ from transformers import PreTrainedModel
 from megasharp.serving.bucket import Stamp, checksum, new_stamp, write_bucket
 
 Errors = dict[str, float]
-TOLERANCES = {"sampler": 1e-5, "policy": 1e-5, "memory": 1e-5, "kl": 1e-5, "argmax": 0.0}
+TOLERANCES = {
+    "sampler": 1e-5,
+    "policy": 1e-5,
+    "memory": 1e-5,
+    "entropy": 1e-5,
+    "candidates": 1e-5,
+    "kl": 1e-5,
+    "argmax": 0.0,
+}
 TRUNCATED = ({"top_p": 0.7}, {"top_k": 9}, {"top_k": 20, "top_p": 0.6}, {})
 _ONE_BY_ONE = {"page_size": 16, "chunked_prefill_size": 64, "disable_overlap_schedule": True}
 # Name of a setup: policy, memory and further keys of the engine's config. Page size 1 and overlapped steps are SGLang's
@@ -69,9 +77,9 @@ class Pair:
         return worst(*found), answers
 
     def sampling(self, mu: float | None = None, length: int = 20, **fields: Any) -> dict[str, Any]:
-        """Sampling at temperature 0.8; `mu` counts only where there is a memory network."""
-        custom = {} if mu is None or self.memory is None else {"custom_params": {"mu": mu}}
-        return {"temperature": 0.8, "max_new_tokens": length, "ignore_eos": True, **custom, **fields}
+        """Sampling at temperature 0.8, with three candidates; `mu` counts only where there is a memory network."""
+        custom = {"candidates": 3} | ({} if mu is None or self.memory is None else {"mu": mu})
+        return {"temperature": 0.8, "max_new_tokens": length, "ignore_eos": True, "custom_params": custom, **fields}
 
     def sent(self) -> list[tuple[str, torch.Tensor]]:
         return tensors_of(self.policy) + ([] if self.memory is None else tensors_of(self.memory, "memory."))

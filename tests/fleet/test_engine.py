@@ -145,6 +145,9 @@ def test_mistakes_in_a_request_are_answers(pair: Pair) -> None:
         {"plausible_top_k": 1.5},
         {"begun": -1},
         {"begun": 10**30},
+        {"candidates": 0},
+        {"candidates": 9},
+        {"candidates": 1.5},
         {"nu": 1},
         {"mu": [1]},
     )

@@ -52,6 +52,8 @@ def _sampling(sampling: SamplingParams, begun: int) -> dict[str, Any]:
         "skip_special_tokens": False,
     }
     custom: dict[str, float] = {"begun": begun} if begun else {}
+    if sampling.record_top is not None:
+        custom["candidates"] = sampling.record_top
     if sampling.memory_mu is not None:
         custom["mu"] = float(sampling.memory_mu)
         custom |= {} if sampling.plausible is None else _guard(sampling.plausible)
@@ -102,14 +104,17 @@ def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
         seed=seed,
         argmax_moved=_figures(meta["argmax_moved"], count).bool() if with_memory else None,
         calibration_kl=_figures(meta["calibration_kl"], count) if with_memory else None,
+        entropy=None if sampling.record_top is None else _figures(meta["policy_entropy"], count),
+        top_logp=None if sampling.record_top is None else _candidates(meta, count, sampling.record_top),
     )
 
 
 def _needed(sampling: SamplingParams) -> set[str]:
     """What an answer must say of each token beyond SGLang's own."""
+    candidates = set() if sampling.record_top is None else {"policy_entropy"}
     if sampling.memory_mu is not None:
-        return {"sampler_logprob", "policy_logprob", "memory_logprob", "argmax_moved", "calibration_kl"}
-    return {"sampler_logprob"} if sampling.top_p < 1.0 or sampling.top_k > 0 else set()
+        return candidates | {"sampler_logprob", "policy_logprob", "memory_logprob", "argmax_moved", "calibration_kl"}
+    return candidates | ({"sampler_logprob"} if sampling.top_p < 1.0 or sampling.top_k > 0 else set())
 
 
 def _logp(whose: str, values: Sequence[float | None], count: int, version: int) -> Tensor:
@@ -127,8 +132,14 @@ def _logp(whose: str, values: Sequence[float | None], count: int, version: int) 
 def _figures(values: Sequence[float], count: int) -> Tensor:
     """Float32 [T]."""
     if len(values) != count:
-        raise ValueError(f"{count} tokens with {len(values)} figures of the memory's part in them")
+        raise ValueError(f"{count} tokens with {len(values)} figures of how they were drawn")
     return torch.tensor(values, dtype=torch.float32)
+
+
+def _candidates(meta: Json, count: int, most: int) -> Tensor:
+    """Float32 [T, N]; N is smaller than `most` where the vocabulary is."""
+    names = [name for rank in range(1, most + 1) if (name := f"candidate_logprob_{rank}") in meta]
+    return torch.stack([_figures(meta[name], count) for name in names], dim=1)
 
 
 def _spans(meta: Json, count: int) -> list[VersionSpan]:

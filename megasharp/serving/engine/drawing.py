@@ -113,6 +113,21 @@ def logp_at(logits_SV: Tensor, tokens_S: Tensor, temperature_S: Tensor) -> Tenso
     return at(scaled_SV, tokens_S.long()) - scaled_SV.logsumexp(dim=-1)
 
 
+def candidates(logits_SV: Tensor, temperature_S: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Entropy in nats, float32 [S], and the `count` largest log-probs, float32 [S, N], at each row's temperature."""
+    step = max(1, _BLOCK_ELEMENTS // logits_SV.shape[1])
+    found = [
+        _candidates(logits, temperatures, count)
+        for logits, temperatures in zip(torch.split(logits_SV, step), torch.split(temperature_S, step), strict=True)
+    ]
+    return torch.cat([entropy for entropy, _ in found]), torch.cat([logp for _, logp in found])
+
+
+def _candidates(logits_SV: Tensor, temperature_S: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    logp_SV = (logits_SV.float() / temperature_S[:, None]).log_softmax(dim=-1)
+    return torch.special.entr(logp_SV.exp()).sum(dim=-1), logp_SV.topk(min(count, logp_SV.shape[1]), dim=-1).values
+
+
 def at(values_SV: Tensor, index_S: Tensor) -> Tensor:
     """[S]: each row's value at its index."""
     return values_SV.gather(1, index_S[:, None]).squeeze(1)

@@ -1,4 +1,4 @@
-"""What a request says about its sampling that SGLang does not know: mu, its guard, begun, and a seed that counts.
+"""What a request says about its sampling that SGLang does not know: mu and its guard, a seed that counts, and more.
 
 `check_request` judges it in the server, where a mistake is an answer with status 400; `Columns` holds it, one row per
 request of a batch, where the sampler needs it.
@@ -18,10 +18,12 @@ MU = "mu"
 MIN_P = "plausible_min_p"
 TOP_K = "plausible_top_k"
 BEGUN = "begun"
-_KNOWN = (MU, MIN_P, TOP_K, BEGUN)
+CANDIDATES = "candidates"
+_KNOWN = (MU, MIN_P, TOP_K, BEGUN, CANDIDATES)
 # Far above what a model has been trained with, and far below what float32 overflows at.
 _MOST_MU = 1e6
 _MOST_TOKENS = 2**31 - 1
+_MOST_CANDIDATES = 8
 # SGLang's own checks of a server's health carry no seed.
 _DEFAULT_SEED = 0
 
@@ -45,7 +47,11 @@ def check_request(custom_params: object, has_memory: bool) -> None:
         count = custom_params.get(name, least)
         if not isinstance(count, int) or not least <= count <= _MOST_TOKENS:
             raise ValueError(f"custom_params.{name} is {count!r}; it must be a number of tokens, at least {least}")
-    of_memory = custom_params.keys() - {BEGUN}
+    if custom_params.get(CANDIDATES, 1) not in range(1, _MOST_CANDIDATES + 1):
+        raise ValueError(
+            f"custom_params.{CANDIDATES} is {custom_params[CANDIDATES]!r}; it must be from 1 to {_MOST_CANDIDATES}"
+        )
+    of_memory = custom_params.keys() - {BEGUN, CANDIDATES}
     if of_memory and not has_memory:
         raise ValueError(f"custom_params.{min(of_memory)} needs a memory network; this engine holds none")
 
@@ -60,8 +66,8 @@ class Columns:
     `prompt_S` int64 [S] prompt lengths: without the `begun` last tokens of a request that goes on with a response,
     so that its next tokens are drawn with the same numbers as if it had never stopped.
 
-    Known without asking the device: `any_min_p`, whether a row may have that guard, and `most_top_k`, the largest
-    `top_k_S` that a row may have.
+    Known without asking the device: `any_min_p`, whether a row may have that guard, `most_top_k`, the largest
+    `top_k_S` that a row may have, and `most_candidates`, the largest number of likeliest tokens that a row may ask for.
     """
 
     mu_S: Tensor
@@ -71,6 +77,7 @@ class Columns:
     prompt_S: Tensor
     any_min_p: bool
     most_top_k: int
+    most_candidates: int
 
     @property
     def untouched_S(self) -> Tensor:
@@ -88,6 +95,7 @@ class Columns:
             both,
             any_min_p=self.any_min_p or other.any_min_p,
             most_top_k=max(self.most_top_k, other.most_top_k),
+            most_candidates=max(self.most_candidates, other.most_candidates),
         )
 
     def _changed(self, change: Callable[[str], Tensor]) -> Columns:
@@ -113,6 +121,7 @@ def columns_of(requests: Sequence[Any], device: Any) -> Columns:
         _column(prompts, torch.int64, device),
         any_min_p=any(value > -math.inf for value in min_p),
         most_top_k=max(top_k, default=0),
+        most_candidates=max((int(each.get(CANDIDATES, 0)) for each in custom), default=0),
     )
 
 

@@ -2,8 +2,9 @@
 
 Every token returns with `sampler_logprob` (of the distribution it was drawn from), `policy_logprob` and, in an engine
 with a memory network, `memory_logprob`, all at the sampling temperature; there also with `argmax_moved` and
-`calibration_kl`, which are 0 for a request without a mu. SGLang's own `output_token_logprobs`
-are after the subtraction and before top-k and top-p. Greedy is temperature 0, as everywhere in megasharp: log-probs are
+`calibration_kl`, which are 0 for a request without a mu. Where a request asks for candidates, `policy_entropy` and
+`candidate_logprob_1` and so on are the policy's own, before any cut. SGLang's own `output_token_logprobs` are after the
+subtraction and before top-k and top-p. Greedy is temperature 0, as everywhere in megasharp: log-probs are
 then at temperature 1. A request for SGLang's sampling mask makes SGLang cut its batch, and `sampler_logprob` is then
 before the cut.
 
@@ -23,6 +24,7 @@ from megasharp.serving.engine.drawing import (
     argmax_moved,
     at,
     calibration_kl,
+    candidates,
     draw,
     drawable,
     logp_at,
@@ -59,8 +61,11 @@ class EngineSampler(Sampler):  # type: ignore[misc]
         columns = self._columns = sampling_info.megasharp
         self._drawn_logp_S = None
         values: dict[str, Tensor] = {}
+        if return_logprob and columns is not None and columns.most_candidates:
+            # Now: SGLang turns the logits it is given into probabilities, in place.
+            values |= _named(*candidates(logits_SV, _temperature(sampling_info), columns.most_candidates))
         if memory_SV is not None and columns is not None:
-            # SGLang turns the logits it is given into probabilities, in place; the policy's stay.
+            # A tensor of its own, so that the policy's stay.
             calibrated_SV = subtract_memory(logits_SV, memory_SV, columns, sampling_info.temperatures)
             logits_output.next_token_logits = calibrated_SV
             if return_logprob:
@@ -118,6 +123,12 @@ class EngineSampler(Sampler):  # type: ignore[misc]
             "memory_logprob": logp_at(memory_SV, tokens_S, temperature_S),
             "calibration_kl": calibration_kl(probs_SV, memory_SV, self._columns, temperature_S, drawn),
         }
+
+
+def _named(entropy_S: Tensor, logp_SN: Tensor) -> dict[str, Tensor]:
+    """A figure is one number of a token: SGLang collects no lists."""
+    ranked = {f"candidate_logprob_{rank}": logp_S for rank, logp_S in enumerate(logp_SN.unbind(dim=1), start=1)}
+    return {"policy_entropy": entropy_S} | ranked
 
 
 class OnHost:

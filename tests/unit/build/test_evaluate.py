@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from megasharp.build.evaluate import Asked, evaluate_source
 from megasharp.build.measured import Measured, check_measurable, measured
+from megasharp.build.sampling_model import hf_folder
 from megasharp.errors import UserError
 from megasharp.evals.groups import Settings
+from megasharp.evals.progress import held
 from megasharp.signals import save_kept_from_children
 
 BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
@@ -88,9 +92,31 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
     said, _ = in_process(tmp_path / "temperature_1", own, temperatures=[1.0], k="1,4")
     assert any("was measured before; figures are from its samples" in line for line in said)
     after = json.loads((tmp_path / "temperature_1" / "countdown_dev.json").read_text())
-    assert set(after["pass_at_k"]) == {"1", "4"} and after["lambdas"] == json.loads(before)["lambdas"]
+    assert set(after["pass_at_k"]) == {"1", "2", "4"} and after["lambdas"] == json.loads(before)["lambdas"]
     with pytest.raises(UserError, match=r"of another evaluation \(temperature 1.0, now 0.5\); give another --out"):
         in_process(tmp_path / "temperature_1", own, temperatures=[0.5])
+
+
+def test_two_evaluations_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    with held(tmp_path), pytest.raises(UserError, match="another megasharp eval writes there; give another --out"):
+        in_process(tmp_path, Path("countdown_dev"), temperatures=[1.0])
+
+
+def test_a_checkpoints_converted_weights_do_not_stay_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr("megasharp.mcore.conversion.megatron_to_hf", lambda _, folder: folder.mkdir())
+    child = os.fork()
+    if not child:
+        with hf_folder(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    [left] = tmp_path.iterdir()
+    with hf_folder(tmp_path) as folder:
+        assert folder.is_dir() and not left.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_can_be_measured_and_what_it_is_called(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ def part(first: int, versions: list[int], reason: FinishReason, memory: bool = F
         seed=7,
         argmax_moved=values > 2 if memory else None,
         calibration_kl=values / 8 if memory else None,
+        entropy=values / 4 if memory else None,
+        top_logp=torch.stack([-values, -values - 1], dim=1) if memory else None,
     )
 
 
@@ -43,6 +45,8 @@ def test_two_parts_become_one_response() -> None:
     assert joined.memory_logp is not None and joined.memory_logp.tolist() == [0.0, -3.0, -6.0, -9.0, -12.0]
     assert joined.argmax_moved is not None and joined.argmax_moved.tolist() == [False, False, False, True, True]
     assert joined.calibration_kl is not None and joined.calibration_kl.tolist() == [0, 0.125, 0.25, 0.375, 0.5]
+    assert joined.entropy is not None and joined.entropy.tolist() == [0, 0.25, 0.5, 0.75, 1.0]
+    assert joined.top_logp is not None and joined.top_logp[:, 1].tolist() == [-1, -2, -3, -4, -5]
     assert joined.version_spans == (VersionSpan(4, 0, 3), VersionSpan(5, 3, 5))
     assert (joined.finish_reason, joined.seed) == (FinishReason.STOP, 7)
 

@@ -90,6 +90,21 @@ def test_the_policys_log_prob_never_stands_in_for_the_samplers(sampling: Samplin
         completions([item()], (1,), sampling)
 
 
+def test_candidates_are_told_where_they_were_asked_for() -> None:
+    sampling = SamplingParams(max_tokens=4, record_top=2)
+    assert generate_body(GenerateRequest((1,), (5,)), sampling, ["a"])["sampling_params"][0]["custom_params"] == {
+        "candidates": 2
+    }
+    meta = {"policy_entropy": [0.5, 0.25], "candidate_logprob_1": [-0.1, -0.2], "candidate_logprob_2": [-3.0, -4.0]}
+    [found] = completions([item(**meta)], (1,), sampling)
+    assert found.entropy is not None and found.entropy.tolist() == [0.5, 0.25]
+    assert found.top_logp is not None and found.top_logp.allclose(torch.tensor([[-0.1, -3.0], [-0.2, -4.0]]))
+    [unasked] = completions([item(**meta)], (1,), PLAIN)
+    assert unasked.entropy is None and unasked.top_logp is None
+    with pytest.raises(MalformedAnswer, match="policy_entropy"):
+        completions([item()], (1,), sampling)
+
+
 def test_spans_of_several_versions() -> None:
     spans = [{"version": "default", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 5}]
     [found] = completions([item(weight_versions=spans)], (1,), PLAIN)
