@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -35,6 +36,28 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def held(folder: Path, busy: str) -> Iterator[None]:
+    """Nobody else holds `folder` before the block ends; it is made if missing.
+
+    Raises UserError, with `busy` as its reason, where somebody does, and where it cannot be written. A file system
+    without locks holds nobody up.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({one_line(error)}); mend or name another folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{folder}: {busy}") from error
+        except OSError:
+            pass
+        yield
 
 
 @contextmanager

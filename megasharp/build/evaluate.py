@@ -28,9 +28,10 @@ from megasharp.evals.evaluate import Tokenizer, chunk_size, evaluate
 from megasharp.evals.files import load_figures, load_result, save
 from megasharp.evals.groups import Settings
 from megasharp.evals.planned import Planned, PlannedGroup, plan_suites
-from megasharp.evals.progress import Progress, check_identity, held
+from megasharp.evals.progress import Progress, check_identity
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.text import group_lines, result_lines
+from megasharp.files import held
 from megasharp.protocols import Engine
 from megasharp.rewards.judge import Judge
 from megasharp.signals import SaveAsked, TimeIsUp, interruptible, save_heard
@@ -96,7 +97,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     try:
         with save_heard(), interruptible():
             evaluation = _Evaluation(asked, measured(source), say)
-            with held(evaluation.root):
+            with held(evaluation.root, "another megasharp eval writes there; give another --out"):
                 evaluation.open_all(sweep)
                 with closing(Judging(asked.reward, tasks, None, note)) as judging, evaluation.engine():
                     evaluation.run_all(sweep, judging.judge)

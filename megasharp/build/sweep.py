@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from megasharp.build.check import check
+from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.resume import check_resume
 from megasharp.build.submit import Asked, make_job
 from megasharp.checkpoint.run_folder import CONFIG_FILE
 from megasharp.config.core import dump_tree
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run import RunConfig, run_of
 from megasharp.config.unbuilt import unbuilt
 from megasharp.errors import UserError
-from megasharp.files import write_text
+from megasharp.files import held, write_text
 from megasharp.jobs.array import render_array, submit_array
 from megasharp.jobs.job import Job
 from megasharp.runs.history import read_run
@@ -44,6 +46,10 @@ class Sweep:
 
     def run(self, at_once: int, *, dry_run: bool) -> None:
         """Run what is not finished, `at_once` runs together. Raises RunFailed where some failed."""
+        with nullcontext() if dry_run else held(self._folder, "another megasharp sweep runs this grid"):
+            self._run(at_once, dry_run=dry_run)
+
+    def _run(self, at_once: int, *, dry_run: bool) -> None:
         self._prepare()
         state = {cell.name: self._state(cell) for cell in self._cells}
         if dry_run:
@@ -84,33 +90,40 @@ class Sweep:
         from megasharp.build.sweep_results import write_results
 
         finished = {cell: self._folder / cell.name for cell in self._cells if self._state(cell) == _FINISHED}
+        for cell in finished:
+            config = run_of(cell.tree, self._run_file(cell))
+            self._check_same(cell, resolved(config, build_recipes(config, str(self._file))))
         text, paths = write_results(self._config, self._cells, finished, out or self._folder)
         self._say(text)
         for path in paths:
             self._say(f"wrote {path}")
 
     def _prepare(self) -> None:
-        """Write the run files, and check each: a mistake in the last one must not wait for the others' end."""
+        """Check every run, then write their files: jobs that wait in a queue read the files that are there."""
         rows: dict[str, RunConfig] = {}
         for cell in self._cells:
-            write_text(self._run_file(cell), dump_tree(cell.tree))
             try:
-                config = self._load(cell)
+                config = run_of(cell.tree, self._run_file(cell))
                 if unbuilt(config):
                     continue
                 # Runs that differ in their seeds alone read the same.
                 if cell.row not in rows:
                     rows[cell.row] = check(config, str(self._run_file(cell))).config
-                resolved = rows[cell.row].model_copy(update={"name": cell.name, "seed": cell.seed})
-                check_resume(self._folder / cell.name, resolved, remedy=_REMEDY)
             except UserError as error:
                 raise UserError(f"{self._file}: {cell.name}: {error}") from None
+            self._check_same(cell, rows[cell.row].model_copy(update={"name": cell.name, "seed": cell.seed}))
+        for cell in self._cells:
+            write_text(self._run_file(cell), dump_tree(cell.tree))
+
+    def _check_same(self, cell: Cell, config: RunConfig) -> None:
+        """Refuse a run that exists with another configuration than the file's."""
+        try:
+            check_resume(self._folder / cell.name, config, remedy=_REMEDY)
+        except UserError as error:
+            raise UserError(f"{self._file}: {cell.name}: {error}") from None
 
     def _run_file(self, cell: Cell) -> Path:
         return self._folder / "files" / f"{cell.name}.yaml"
-
-    def _load(self, cell: Cell) -> RunConfig:
-        return load_run(self._run_file(cell))
 
     def _state(self, cell: Cell) -> str:
         folder = self._folder / cell.name
@@ -147,4 +160,4 @@ class Sweep:
             mounts=slurm.mount,
             doctor=slurm.doctor,
         )
-        return make_job(asked, self._load(cell))
+        return make_job(asked, run_of(cell.tree, self._run_file(cell)))

@@ -6,7 +6,7 @@ Every mistake becomes one `UserError` line that names the file and the key.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -28,7 +28,15 @@ class Section(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-4` as text; people mean a number."""
+    """YAML 1.1 reads `1e-4` as text; people mean a number. And of a key that is written twice it keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is written twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -84,6 +92,12 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> Tree:
     tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a table of keys, found {type(tree).__name__}")
+    return included(tree, path, seen)
+
+
+def included(tree: Tree, path: Path, seen: tuple[Path, ...] = ()) -> Tree:
+    """`tree`, the content of a file at `path`, over the pieces that it includes. Raises UserError."""
+    tree = dict(tree)
     includes = tree.pop("include", [])
     if not isinstance(includes, list) or not all(isinstance(item, str) for item in includes):
         raise UserError(f"{path}: include: expected a list of file names")

@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_s
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, Reduction
-from megasharp.config.core import Section, apply_overrides, read_tree, validate
+from megasharp.config.core import Section, Tree, apply_overrides, included, read_tree, validate
 from megasharp.watchdog import STAGE_TIMEOUT_S
 
 DtypeName = Literal["float32", "bfloat16"]
@@ -381,6 +381,11 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
     guard: GuardConfig = GuardConfig()
+
+
+def run_of(tree: Tree, path: Path) -> RunConfig:
+    """The run that a file at `path` with this content stands for. Raises UserError in one line."""
+    return validate(RunConfig, included(tree, path), str(path))
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

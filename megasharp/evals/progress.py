@@ -6,11 +6,9 @@ that are there and samples the others; another identity is refused.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from megasharp.files import completed, write_text
 from megasharp.types import Outcome
 
 _IDENTITY = "identity.json"
-_LOCK = ".lock"
 _SECONDS = b"seconds"
 _SCHEMA = pa.schema(
     [
@@ -88,27 +85,6 @@ class Progress:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.parquet"
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Nobody else evaluates into `folder` before the block ends. Raises UserError where somebody does.
-
-    A file system without locks holds nobody up.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("w")
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({one_line(error)}); give another --out") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{folder}: another megasharp eval writes there; give another --out") from error
-        except OSError:
-            pass
-        yield
 
 
 def check_identity(found: Mapping[str, str], asked: Mapping[str, str], where: str) -> None:

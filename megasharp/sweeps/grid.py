@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, JsonValue, field_validator
 
@@ -19,7 +20,9 @@ from megasharp.config.paths import find
 from megasharp.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-Axes = dict[str, list[JsonValue]]
+Axes = dict[str, Annotated[list[JsonValue], Field(min_length=1)]]
+# What each run of a sweep has of its own.
+_OWN = ("name", "seed", "include")
 
 
 class CaseConfig(Section):
@@ -113,6 +116,10 @@ def cells(config: SweepConfig, path: Path) -> list[Cell]:
         for name, case in (config.cases or {"": CaseConfig()}).items()
         for values in _values({**config.axes, **case.axes})
     ]
+    for keys in (config.set, config.axes, *(part for each in config.cases.values() for part in (each.set, each.axes))):
+        for key in keys:
+            if key.partition(".")[0] in _OWN:
+                raise UserError(f"{path}: {key}: each run has its own; write seeds, cases, or a case's include")
     if len(set(config.seeds)) < len(config.seeds):
         raise UserError(f"{path}: seeds: {list(config.seeds)} names a seed twice")
     names = [cell.name for cell in found]

@@ -18,7 +18,10 @@ _BESIDE = {
 
 
 def markdown(rows: Sequence[Row], ks: Sequence[int], against: str | None) -> str:
-    """The table: figures with intervals over problems, below them the lowest and the highest run; then differences."""
+    """The table: figures with intervals over problems, below them the lowest and the highest run; then differences.
+
+    A difference is bold where its interval is on one side of zero and every pair of runs is on the same side.
+    """
     shown = [*(f"pass@{k}" for k in ks), MEAN, *(name for name in _BESIDE if any(name in row.figures for row in rows))]
     heads = [_BESIDE.get(name, name) for name in shown]
     lines = [*_lines(["", "runs", *heads], (_figures(row, shown) for row in rows))]
@@ -59,10 +62,14 @@ def _estimate(found: Estimate, several: bool) -> str:
 
 
 def _differences(row: Row, shown: Sequence[str]) -> list[str]:
-    return [f"`{row.name}`", *(_difference(row.difference[name]) if name in row.difference else "" for name in shown)]
+    several = len(row.seeds) > 1
+    cells = [_difference(row.difference[name], several) if name in row.difference else "" for name in shown]
+    return [f"`{row.name}`", *cells]
 
 
-def _difference(found: Estimate) -> str:
+def _difference(found: Estimate, several: bool) -> str:
+    """Bold where neither the interval over problems nor the runs leave the sign open."""
     text = f"{found.mean:+.3f} [{found.interval.low:+.3f}, {found.interval.high:+.3f}]"
-    # Bold where the interval holds no zero.
-    return f"**{text}**" if found.interval.low > 0 or found.interval.high < 0 else text
+    if min(found.interval.low, found.lowest) > 0 or max(found.interval.high, found.highest) < 0:
+        text = f"**{text}**"
+    return f"{text}<br>{found.lowest:+.3f} to {found.highest:+.3f}" if several else text

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from quickstart import REPOSITORY, Command
 
+from megasharp.files import held
+
 GRID = """
 name: study
 run: {run}
@@ -51,9 +53,19 @@ def test_a_sweep_goes_on_where_it_was_stopped(command: Command, grid: Path) -> N
     assert "attempt_2" in {path.name for path in (folder / "bonus_s1" / "logs").iterdir()}
     line = command.run(*arguments, "set.policy.optimizer.lr=1.0e-5", code=2)
     assert "plain_s1" in line and line.rstrip().endswith("or give the case, or the sweep, another name")
+    before = (folder / "files" / "plain_s1.yaml").read_text()
+    line = command.run(*arguments, "--results", "set.policy.optimizer.lr=1.0e-5", code=2)
+    assert "plain_s1" in line and "policy.optimizer.lr was" in line
+    assert (folder / "files" / "plain_s1.yaml").read_text() == before
     text = command.run(*arguments, "--results", "--out", str(folder / "table"))
     assert "Partial" not in text and "| `base` |" in text and "Minus `plain`" in text
     assert (folder / "table" / "pass_at_k.png").is_file()
+
+
+def test_one_command_at_a_time_runs_a_grid(command: Command, grid: Path) -> None:
+    with held(command.runs / "study", ""):
+        line = command.run("sweep", str(grid), "--runs", str(command.runs), code=2)
+    assert line.rstrip().endswith("study: another megasharp sweep runs this grid")
 
 
 def test_a_mistake_in_the_last_run_is_told_before_the_first_begins(command: Command, grid: Path) -> None:

@@ -17,7 +17,7 @@ from megasharp.build.measured import Measured, check_measurable, measured
 from megasharp.build.sampling_model import hf_folder
 from megasharp.errors import UserError
 from megasharp.evals.groups import Settings
-from megasharp.evals.progress import held
+from megasharp.files import held
 from megasharp.signals import save_kept_from_children
 
 BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
@@ -98,7 +98,7 @@ def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path:
 
 
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(UserError, match="another megasharp eval writes there; give another --out"):
+    with held(tmp_path, ""), pytest.raises(UserError, match="another megasharp eval writes there; give another --out"):
         in_process(tmp_path, Path("countdown_dev"), temperatures=[1.0])
 
 

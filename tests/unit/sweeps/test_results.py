@@ -11,12 +11,13 @@ import pytest
 
 from megasharp.build.sweep_results import write_results
 from megasharp.errors import UserError
+from megasharp.evals.bootstrap import Interval
 from megasharp.evals.files import save
 from megasharp.evals.result import EvalSetting, summarize
 from megasharp.evals.rows import ProblemResult
 from megasharp.runs.history import read_run
 from megasharp.sweeps.grid import CaseConfig, Cell, ResultsConfig, SweepConfig
-from megasharp.sweeps.results import MEAN, measure, rows
+from megasharp.sweeps.results import MEAN, Estimate, Row, measure, rows
 from megasharp.sweeps.table import frame, markdown
 
 N = 4
@@ -104,6 +105,16 @@ def test_the_table_marks_differences_that_hold_no_zero(tmp_path: Path) -> None:
     assert "| `plain` | 1 | 0.375 [" in text
     assert "**+0.250 [+0.250, +0.250]**" in text
     assert list(frame(found)["pass@1"]) == [0.375, 0.625]
+
+
+def test_a_difference_whose_sign_the_runs_leave_open_is_not_bold() -> None:
+    def estimate(lowest: float, highest: float) -> Estimate:
+        return Estimate(0.025, Interval(0.007, 0.047), lowest, highest)
+
+    found = {"pass@1": estimate(-0.031, 0.078), "pass@4": estimate(0.001, 0.05)}
+    text = markdown([Row("casp", (1, 2), {}, found)], [1, 4], "grpo")
+    assert "| +0.025 [+0.007, +0.047]<br>-0.031 to +0.078 |" in text
+    assert "| **+0.025 [+0.007, +0.047]**<br>+0.001 to +0.050 |" in text
 
 
 def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
