@@ -62,7 +62,7 @@ def run_megasharp(setting: Setting) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         run = train(check(load_run(config, overrides), str(config)), Path(folder) / "bench", resume=False, say=_silent)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["time/step"] for row in rows]
+    return [row["time/step"] for row in rows if "time/step" in row]
 
 
 def _silent(line: str) -> None:

@@ -134,7 +134,7 @@ class _Run:
         self._folder = folder
         self._attempt = attempt
         self._say = say
-        self._clock = StageClock(before={"start": attempt.age})
+        self._clock = StageClock(before={"start": attempt.age}, apart=("eval", "checkpoint"))
         with self._clock.stage("start"):
             # Every file of the newest checkpoint is read and compared.
             self._checkpoints = Checkpoints(checked, folder.checkpoints, say)
@@ -375,6 +375,11 @@ class _Run:
         with self._clock.stage("checkpoint"):
             driver = DriverState(self._generators, unfinished)
             self._checkpoints.save(state, self._learners, driver, wait=wait or self._is_last(step))
+        self._log_apart(step, "checkpoint")
+
+    def _log_apart(self, step: int, stage: str) -> None:
+        """What came after a step is logged for that step, in a row of its own: the step's has been written."""
+        self._log.write(step, {f"time/{stage}": self._clock.take_apart(stage)})
 
     def _is_last(self, step: int) -> bool:
         return step == self._checked.config.steps or self._control.over()
@@ -386,10 +391,12 @@ class _Run:
 
     def _evaluate(self, step: int, only_missing: bool = False) -> bool:
         """Evaluate the weights after `step`; returns whether they are the best so far by `checkpoint.keep_best`."""
-        self._phases.sampling()
+        with self._clock.stage("eval"):
+            self._phases.sampling()
         memory = self._checked.recipes.at(max(step, 1)).needs.memory if self._checked.config.eval.with_memory else None
         uses = [(None, "")] if memory is None else [(None, ""), (memory, WITH_MEMORY)]
         figures: dict[str, float] = {}
+        evaluated = False
         for suite in self._checked.suites:
             for use, ending in uses:
                 path = self._folder.evals(step) / f"{suite.name}{ending}.json"
@@ -397,9 +404,13 @@ class _Run:
                     figures |= self._logged(step, stored_figures(path))
                 else:
                     figures |= self._evaluate_suite(step, suite, use)
+                    evaluated = True
         if self._probes is not None and (self._probes.missing(step) or not only_missing):
             with self._clock.stage("eval"):
                 self._probes.take(self._engine, step)
+            evaluated = True
+        if evaluated:
+            self._log_apart(step, "eval")
         self._control.evaluated(step, figures, scheduled=self._evaluation_is_due(step))
         return self._protect_best() == step
 

@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,13 +22,19 @@ class StageClock:
     """Adds up wall-clock seconds per stage, per step and over the run.
 
     Stages do not nest, so their seconds never count twice; what lies between them is the stage `other`. `before` are
-    seconds by stage that had passed already.
+    seconds by stage that had passed already. The stages `apart` are the run's and no step's: `take` leaves them out.
     """
 
     def __init__(
-        self, now: Callable[[], float] = time.perf_counter, *, before: Mapping[str, float] | None = None
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        *,
+        before: Mapping[str, float] | None = None,
+        apart: Collection[str] = (),
     ) -> None:
         self._now = now
+        self._names_apart = frozenset(apart)
+        self._apart: defaultdict[str, float] = defaultdict(float)
         self._step: defaultdict[str, float] = defaultdict(float, before or {})
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._present = (OTHER, now())
@@ -62,7 +68,13 @@ class StageClock:
 
     def add(self, name: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, since the last `take` and outside any `stage`."""
-        self._step[name] += seconds
+        if name not in self._names_apart:
+            self._step[name] += seconds
+            return
+        self._apart[name] += seconds
+        self._totals[name] += seconds
+        # Else they would be the step's as `other`.
+        self._step_start += seconds
 
     def take(self) -> dict[str, float]:
         """Seconds per stage since the last `take` (or the start), `other` included, and begin a new step."""
@@ -76,9 +88,13 @@ class StageClock:
         self._step_start = now
         return taken
 
+    def take_apart(self, name: str) -> float:
+        """Seconds of one of the stages `apart` since they were last taken (or the start)."""
+        return self._apart.pop(name, 0.0)
+
     @property
     def totals(self) -> Mapping[str, float]:
-        """Seconds per stage over all that was taken."""
+        """Seconds per stage over all that was taken, and of the stages `apart` so far."""
         return dict(self._totals)
 
 

@@ -24,7 +24,7 @@ BEFORE, AFTER = "before", "after"
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One step's figures for the eye; `tokens_per_second`: response tokens over the whole step's seconds."""
+    """One step's figures for the eye; `tokens_per_second`: response tokens over the step's seconds."""
 
     step: int
     reward: float

@@ -3,15 +3,14 @@
     goodput = useful step time / wall time
 
 Useful step time: over the steps of the history, each once, the seconds of the step without evaluations, checkpoints and
-start-up, which the row of the next step contains. A step that was trained again after a restart counts as it was last;
-the earlier time is `repeated`, and so are steps that a killed attempt began. Wall time: over all attempts, from
-when the process began (its imports and checks are part of its start) to the end; of a killed one to when it was last
-seen. Time between attempts (a queue) is nobody's and not counted.
+start-up, which in older versions' runs the row of the next step contains. A step that was trained again after a restart
+counts as it was last; the earlier time is `repeated`, and so are steps that a killed attempt began. Wall time: over all
+attempts, from when the process began (its imports and checks are part of its start) to the end; of a killed one to when
+it was last seen. Time between attempts (a queue) is nobody's and not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megasharp.checkpoint.attempts import AttemptRecord
@@ -47,7 +46,7 @@ def goodput(history: RunHistory) -> Goodput:
     useful = sum(_useful(row) for row in rows)
     known = [record for record in history.attempts.values() if record is not None]
     if not known or len(known) < len(history.attempts):
-        return _from_rows(rows, useful)
+        return _from_rows(history, useful)
     # Of an attempt that was killed the record can be some seconds older than its last row.
     wall = max(sum(duration(record, history) for record in known), useful)
     start, evaluation, checkpoint = (sum(record.seconds.get(stage, 0.0) for record in known) for stage in _APART)
@@ -70,11 +69,15 @@ def _useful(row: Row) -> float:
     return max((row["time/step"] or 0.0) - apart, 0.0)
 
 
-def _from_rows(rows: Sequence[Row], useful: float) -> Goodput:
+def _from_rows(history: RunHistory, useful: float) -> Goodput:
+    rows = history.training
     if not rows:
         return Goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, True)
     begun = (rows[0]["time"] or 0.0) - (rows[0]["time/step"] or 0.0)
-    wall = max((rows[-1]["time"] or 0.0) - begun, useful)
-    evaluation, checkpoint = (sum(row.get(f"time/{stage}") or 0.0 for row in rows) for stage in _APART[1:])
+    # What came before the first step's row began is not in the wall time.
+    ended = max(row.get("time") or 0.0 for row in history.rows)
+    wall = max(ended - begun, useful)
+    stages = [seconds for step, seconds in history.stages.items() if step >= (rows[0]["step"] or 0)]
+    evaluation, checkpoint = (sum(seconds.get(stage, 0.0) for seconds in stages) for stage in _APART[1:])
     rest = max(wall - useful - evaluation - checkpoint, 0.0)
     return Goodput(wall, useful, 0.0, evaluation, checkpoint, 0.0, rest, True)

@@ -15,6 +15,9 @@ from megasharp.config.core import Tree
 from megasharp.errors import UserError
 from megasharp.metrics.writers import Row, read_metrics
 
+_TIME = "time/"
+_STEP = "step"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
@@ -75,6 +78,28 @@ class RunHistory:
         """The rows of training steps, each step once, in order: a step that was trained again counts as it was last."""
         by_step = {row["step"] or 0: row for row in self.rows if row.get("time/step") is not None}
         return [by_step[step] for step in sorted(by_step)]
+
+    @property
+    def stages(self) -> dict[int, dict[str, float]]:
+        """Seconds by stage of each step, with the evaluation and the save that came after it, in the order of steps.
+
+        Step 0 is the evaluation before the first. In runs of older versions both are the next step's.
+        """
+        found: dict[int, dict[str, float]] = {}
+        for row in self.rows:
+            seconds = {
+                name.removeprefix(_TIME): value for name, value in row.items() if name.startswith(_TIME) and value
+            }
+            if not seconds:
+                continue
+            step = int(row["step"] or 0)
+            if seconds.pop(_STEP, None) is not None:
+                # A step that was trained again counts as it was last.
+                found.pop(step, None)
+            of_step = found.setdefault(step, {})
+            for stage, value in seconds.items():
+                of_step[stage] = of_step.get(stage, 0.0) + value
+        return dict(sorted(found.items()))
 
     @property
     def last_step(self) -> int:

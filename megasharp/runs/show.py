@@ -42,8 +42,7 @@ def _standing(history: RunHistory) -> Iterator[str]:
     of = f" of {steps}, {last / steps:.0%}" if steps else ""
     if history.token_budget:
         of = f" of {steps} at most, tokens {history.tokens:,} of {history.token_budget:,}"
-    recent = [row["time/step"] or 0.0 for row in history.training[-_PACE:]]
-    pace = sum(recent) / len(recent) if recent else None
+    pace = _seconds_a_step(history)
     yield f"{_short(history.state)}  step {last}{of}{_pace(history, pace)}"
     spent = goodput(history)
     if spent.share is None:
@@ -59,6 +58,18 @@ def _standing(history: RunHistory) -> Iterator[str]:
     shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.5)
     about = " (estimated: an attempt has no record)" if spent.estimated else ""
     yield f"goodput  {spent.share:.0%} of {duration(spent.wall)}: {shown}{about}"
+
+
+def _seconds_a_step(history: RunHistory) -> float | None:
+    """Of the last steps, with the evaluations and saves among them: the end is as far as all of it takes."""
+    recent = history.training[-_PACE:]
+    if not recent:
+        return None
+    after = [
+        row for row in history.rows if row.get("time/step") is None and (row["step"] or 0) >= (recent[0]["step"] or 0)
+    ]
+    apart = sum(value or 0.0 for row in after for name, value in row.items() if name.startswith("time/"))
+    return (sum(row["time/step"] or 0.0 for row in recent) + apart) / len(recent)
 
 
 def _pace(history: RunHistory, pace: float | None) -> str:

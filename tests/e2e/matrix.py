@@ -131,7 +131,9 @@ def _samples(folder: Path) -> pd.DataFrame:
 
 def _rows(folder: Path) -> list[dict[str, float]]:
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in row.items() if not key.startswith(_OTHERWISE)} for row in rows]
+    told = [{key: value for key, value in row.items() if not key.startswith(_OTHERWISE)} for row in rows]
+    # The seconds of a save have a row, which a kill right after the save leaves out.
+    return [row for row in told if row.keys() != {"step"}]
 
 
 def _checkpoint(folder: Path, step: int) -> dict[str, Any]:

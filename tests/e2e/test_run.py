@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ import pytest
 from quickstart import QUICKSTART, REPOSITORY, Command
 
 from megasharp.checkpoint.attempts import read_attempts
+from megasharp.metrics.writers import read_metrics
 
 # What must not differ between a run and the same run interrupted: everything but times.
 SAME = ("policy/loss", "policy/grad_norm", "reward/mean", "entropy/policy", "rollout/tokens")
@@ -44,6 +46,7 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     assert str(folder / "pass_at_k_countdown_dev.png") in out
     assert (folder / "pass_at_k_countdown_dev.png").read_bytes().startswith(b"\x89PNG")
     assert [row["step"] for row in command.rows("a")] == [1, 2, 3]
+    _told_apart(folder, record.seconds)
     assert sorted(p.name for p in (folder / "checkpoints").glob("step_*")) == ["step_000002", "step_000003"]
     assert (folder / "checkpoints" / "latest").read_text() == "step_000003\n"
     responses = pq.read_table(folder / "rollouts" / "step_000002.parquet").to_pylist()
@@ -65,6 +68,19 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     again = json.loads((folder / "summary.json").read_text())
     assert again["last"] == summary["last"] and again["last"]["step"] == 3
     assert again["seconds"]["rollout"] == summary["seconds"]["rollout"] > 0
+
+
+def _told_apart(folder: Path, spent: Mapping[str, float]) -> None:
+    """Evaluations and saves are seconds of the step after which they came, and of no step's throughput."""
+    rows = read_metrics(folder)
+    for stage, steps in (("eval", [0, 3]), ("checkpoint", [2, 3])):
+        found = {row["step"]: row[f"time/{stage}"] for row in rows if f"time/{stage}" in row}
+        assert list(found) == steps
+        assert sum(seconds or 0.0 for seconds in found.values()) == pytest.approx(spent[stage], abs=0.1)
+    for row in (row for row in rows if (row.get("time/step") or 0.0) > 0):
+        stages = {name: value for name, value in row.items() if name.startswith("time/") and name != "time/step"}
+        assert stages.keys() & {"time/eval", "time/checkpoint"} == set()
+        assert sum(value or 0.0 for value in stages.values()) == pytest.approx(row["time/step"])
 
 
 def test_what_a_run_reads_may_not_change_unseen(command: Command, tmp_path: Path) -> None:

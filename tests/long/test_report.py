@@ -131,6 +131,29 @@ def test_the_page_is_whole_and_asks_for_nothing(page: webdriver.Chrome) -> None:
     assert len(find(page, "#settings tr")) == 3
 
 
+def test_numbers_of_every_chart_can_be_read(page: webdriver.Chrome) -> None:
+    script = """return [...document.querySelectorAll('figure svg')].map((one) =>
+        parseFloat(getComputedStyle(one.querySelector('text')).fontSize) * one.getBoundingClientRect().width / 420)"""
+    sizes = page.execute_script(script)
+    assert min(sizes) > 10.5 and max(sizes) < 1.5 * min(sizes)
+
+
+def test_both_ends_of_a_histogram_are_named(page: webdriver.Chrome) -> None:
+    for source in ("evaluation: dev", "training: groups of responses"):
+        names = page.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)",
+            f"[data-figure='success {source}'] svg text[text-anchor='middle']",
+        )
+        assert (names[0], names[-2], names[-1]) == ("0", "1", "share correct")
+
+
+def test_runs_that_coincide_are_both_seen(page: webdriver.Chrome) -> None:
+    lines = find(page, "[data-figure='reward/mean'] polyline.curve")
+    assert [line.get_attribute("stroke-dasharray") for line in lines] == [None, "6 4"]
+    bands = find(page, "[data-figure='pass@k dev'] polygon.band")
+    assert bands and all(band.get_attribute("stroke") == band.get_attribute("fill") for band in bands)
+
+
 def test_values_are_shown_under_the_cursor(page: webdriver.Chrome) -> None:
     chart = find(page, "[data-figure='reward/mean'] svg")[0]
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)

@@ -9,27 +9,24 @@ from megasharp.runs.history import RunHistory
 from megasharp.runs.text import duration
 
 MOST_COLUMNS = 60
-_PREFIX = "time/"
-_WHOLE = "time/step"
 
 
 def stages(number: int, run: RunHistory) -> Stages | None:
     """The stages of a run, the one that took longest first; None before its first step."""
-    rows = run.training
+    rows = list(run.stages.items())
     totals: dict[str, float] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name.startswith(_PREFIX) and name != _WHOLE and value:
-                totals[name] = totals.get(name, 0.0) + value
-    if not totals:
+    for _, seconds in rows:
+        for name, value in seconds.items():
+            totals[name] = totals.get(name, 0.0) + value
+    if not totals or not run.training:
         return None
     names = sorted(totals, key=lambda name: -totals[name])
     columns: Points = []
     for part in ranges(len(rows), MOST_COLUMNS):
         chosen = [rows[place] for place in part]
-        means = [rounded(sum(row.get(name) or 0.0 for row in chosen) / len(chosen), 4) for name in names]
-        columns.append([chosen[0]["step"] or 0.0, chosen[-1]["step"] or 0.0, *means])
-    return Stages(number, [name.removeprefix(_PREFIX) for name in names], columns, _account(run))
+        means = [rounded(sum(seconds.get(name, 0.0) for _, seconds in chosen) / len(chosen), 4) for name in names]
+        columns.append([float(chosen[0][0]), float(chosen[-1][0]), *means])
+    return Stages(number, names, columns, _account(run))
 
 
 def _account(run: RunHistory) -> list[list[str]]:

@@ -59,6 +59,24 @@ def test_stages_add_up_to_the_wall_clock():
     assert sum(clock.totals.values()) == hand.time - 100.0
 
 
+def test_stages_apart_are_in_no_step_and_in_the_totals():
+    hand = HandClock()
+    clock = StageClock(hand, apart=("eval",))
+    with clock.stage("update"):
+        hand.time += 2.0
+    assert clock.take() == {"update": 2.0, "other": 0.0}
+    for seconds in (3.0, 4.0):
+        with clock.stage("eval"):
+            hand.time += seconds
+    assert (clock.take_apart("eval"), clock.take_apart("eval")) == (7.0, 0.0)
+    with clock.stage("update"):
+        hand.time += 1.0
+    hand.time += 0.5
+    assert clock.take() == {"update": 1.0, "other": 0.5}
+    assert clock.totals == {"update": 3.0, "other": 0.5, "eval": 7.0}
+    assert sum(clock.totals.values()) == hand.time - 100.0
+
+
 def test_a_stage_that_raises_is_counted():
     hand = HandClock()
     clock = StageClock(hand)

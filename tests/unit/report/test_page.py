@@ -181,6 +181,18 @@ def test_stages_add_up(page: Page) -> None:
     assert "No NVML telemetry" in page.telemetry
 
 
+def test_evaluations_and_saves_are_in_the_bar_of_the_step_after_which_they_came(runs: Path) -> None:
+    with (runs / "a" / "metrics.jsonl").open("a") as file:
+        for row in ({"step": 0, "time/eval": 9.0}, {"step": 3, "time/eval": 7.0}, {"step": 3, "time/checkpoint": 1.0}):
+            file.write(json.dumps({"time": 1006.0, **row}) + "\n")
+    page = read_page([runs / "a"], live=False)
+    assert page.stages[0].names == ["eval", "update", "rollout", "checkpoint"]
+    first, *_, third, fourth, _, _ = page.stages[0].rows
+    assert (first, third, fourth) == ([0, 0, 9.0, 0, 0, 0], [3, 3, 7.0, 1.5, 0.5, 1.0], [4, 4, 0, 1.5, 0.5, 0])
+    throughput = next(figure for figure in page.figures if figure.name == "time/step").series[0].points
+    assert throughput == [[float(step), 2.0] for step in range(1, 7)]
+
+
 def test_the_words_say_what_collapsed_and_what_is_noise() -> None:
     """Changes are judged by intervals over the same problems."""
     many = range(100)

@@ -65,6 +65,31 @@ def test_goodput_counts_each_step_of_the_history_once(run: Folder) -> None:
     assert parts == pytest.approx(found.wall)
 
 
+def with_time_apart(run: Folder) -> Folder:
+    """Two seconds a step, five of an evaluation before the first, three and one after the second."""
+    first, second, third = ({**row, "time": time} for row, time in zip(steps(1, 3), (107.0, 109.0, 115.0), strict=True))
+    before = {"step": 0, "time": 105.0, "time/eval": 5.0}
+    after = [{"step": 2, "time": 110.0, "time/checkpoint": 1.0}, {"step": 2, "time": 113.0, "time/eval": 3.0}]
+    return run.config().rows([before, first, second, *after, third])
+
+
+def test_evaluations_and_saves_are_seconds_of_the_step_after_which_they_came(run: Folder) -> None:
+    history = read_run(with_time_apart(run).root)
+    assert history.stages == {
+        0: {"eval": 5.0}, 1: {"update": 2.0}, 2: {"update": 2.0, "checkpoint": 1.0, "eval": 3.0}, 3: {"update": 2.0}
+    }  # fmt: skip
+    assert [row["time/step"] for row in history.training] == [2.0, 2.0, 2.0]
+    # Seven more steps with an evaluation and a save among each three of them.
+    page = printed(screen(history))
+    assert "3.33 s a step  left if it goes on 0:23" in page
+
+
+def test_without_a_record_they_are_taken_from_the_rows(run: Folder) -> None:
+    found = goodput(read_run(with_time_apart(run).attempt(1, None).root))
+    # From when the first step began.
+    assert (found.wall, found.useful, found.evaluation, found.checkpoint, found.rest) == (10.0, 6.0, 3.0, 1.0, 0.0)
+
+
 def test_a_step_that_is_in_the_log_twice_counts_as_it_was_last(run: Folder) -> None:
     run.config().rows([*steps(1, 3, seconds=9.0), *steps(2, 4)])
     history = read_run(run.root)

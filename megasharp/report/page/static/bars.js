@@ -17,9 +17,9 @@ function outlines({ bars, edges = null, labels = null, log = false, x = "", name
     image.append(sv("line", { class: "grid-line", x1: ROOM.left, x2: WIDTH - ROOM.right, y1: sy(value), y2: sy(value) }),
       sv("text", { x: ROOM.left - 6, y: sy(value) + 4, "text-anchor": "end" }, percent(value)));
   }
-  const every = Math.ceil(count / 7);
   const words = labels || edges;
-  for (let place = 0; place < words.length; place += labels ? (count > 8 ? 2 : 1) : every) {
+  const every = labels ? (count > 8 ? 2 : 1) : Math.ceil(count / 7);
+  for (const place of named(words.length, every)) {
     image.append(sv("text", { x: sx(labels ? place + 0.5 : place), y: HEIGHT - 14, "text-anchor": "middle" },
       typeof words[place] === "number" ? number(words[place]) : words[place]));
   }
@@ -41,6 +41,14 @@ function outlines({ bars, edges = null, labels = null, log = false, x = "", name
   });
   image.addEventListener("pointerleave", () => tip.hide());
   return image;
+}
+
+// Every `every`-th place and the last one, in whose favour a place right before it goes without.
+function named(count, every) {
+  const places = [];
+  for (let place = 0; place < count - 1; place += every) places.push(place);
+  if (places.length > 1 && count - 1 - places.at(-1) < every) places.pop();
+  return [...places, count - 1];
 }
 
 const STAGE_COLOURS = 8;

@@ -84,7 +84,7 @@ function chart({ lines, marks = [], axis = "linear", log = false, x = "step", en
     const bounded = line.points.filter((point) => point.length >= 4 && (!log || point[2] > 0));
     if (bounded.length > 1) {
       const path = [...bounded.map((p) => place([p[0], p[3]])), ...bounded.reverse().map((p) => place([p[0], p[2]]))];
-      image.append(sv("polygon", { class: "band", points: path.join(" "), fill: line.colour }));
+      image.append(sv("polygon", { class: "band", points: path.join(" "), fill: line.colour, stroke: line.colour }));
     }
   }
   for (const line of drawn) {

@@ -12,6 +12,11 @@ function runColour(run) {
   return `var(--run-${run % RUN_COLOURS})`;
 }
 
+// Of runs that nearly coincide, the one beneath is seen through the gaps of the other.
+function runDash(run) {
+  return ["solid", "dashed", "dotted"][run % 3];
+}
+
 // A base model is grey and dashed; a run's earlier models are paler than its last.
 function modelStyle(model) {
   const one = data.models[model];
@@ -48,7 +53,7 @@ function runChips(parts) {
   return data.runs.map((run, at) => chip(run.name, runColour(at), !state.hidden.has(at), () => {
     if (!state.hidden.delete(at)) state.hidden.add(at);
     parts.forEach(redraw);
-  }));
+  }, runDash(at)));
 }
 
 function head() {
@@ -68,9 +73,9 @@ function happened(marks) {
 function panel(figure) {
   const lines = [], marks = [];
   for (const one of figure.series.filter((series) => !state.hidden.has(series.run))) {
-    const style = { label: data.runs[one.run].name, colour: runColour(one.run), dash: "solid" };
+    const style = { label: data.runs[one.run].name, colour: runColour(one.run), dash: runDash(one.run) };
     const smooth = figure.noisy ? smoothed(one.points, state.smooth) : one.points;
-    if (smooth !== one.points) lines.push({ ...style, points: one.points, faint: true });
+    if (smooth !== one.points) lines.push({ ...style, dash: "solid", points: one.points, faint: true });
     lines.push({ ...style, points: smooth });
   }
   const last = Math.max(0, ...lines.flatMap((line) => line.points.map((point) => point[0])));
@@ -146,7 +151,7 @@ function probePart(probe, at, models) {
       el("figcaption", { style: { color: style(one).colour } }, style(one).label, el("span", {}, ` mean entropy ${number(one.mean_entropy)} nats over ${one.tokens.toLocaleString("en")} tokens`)),
       el("div", { class: "scroll" }, matrix(one.cells[Math.min(chosen.text, one.cells.length - 1)] || [], text.tokens, probe.words, chosen.start))))),
     el("h3", {}, "All tokens of all responses"),
-    el("div", { class: "grid five" },
+    el("div", { class: "grid" },
       el("figure", { "data-figure": "rank means" }, el("figcaption", {}, "mean probability by rank"),
         chart({ lines: models.map((one) => ({ ...style(one), points: one.rank_means.map((mean, rank) => [rank + 1, mean]) })), log: true, x: "rank of the candidate", name: "mean probability by rank" })),
       el("figure", { "data-figure": "entropy histogram" }, el("figcaption", {}, "token entropy ", el("span", {}, "share of tokens, log")),
@@ -178,7 +183,7 @@ function success() {
 }
 
 function errors() {
-  const lines = data.code_errors.series.map((one) => ({ label: data.runs[one.run].name, colour: runColour(one.run), dash: "solid", points: one.points.map((point) => point.slice(0, 2)) }));
+  const lines = data.code_errors.series.map((one) => ({ label: data.runs[one.run].name, colour: runColour(one.run), dash: runDash(one.run), points: one.points.map((point) => point.slice(0, 2)) }));
   const some = data.code_errors.series.some((one) => one.points.some((point) => point[2] > 0));
   return el("section", { id: "errors" }, el("h2", {}, "Correct responses with errors of code"), el("p", { class: "note" }, `${data.code_errors.note}. 2510.04028, section 4.2: such steps are reinforced with the rest of a correct response.`),
     lines.length && some ? el("div", { class: "wide" }, el("figure", { "data-figure": "code errors" }, el("figcaption", {}, "share of correct responses"), chart({ lines, name: "code errors" }))) : null);
@@ -189,7 +194,7 @@ function time() {
   const beside = data.figures.filter((figure) => BESIDE_TIME.includes(figure.section));
   return el("section", { id: "time" }, el("h2", {}, "Time, throughput, GPUs"),
     el("div", { class: "wide" }, data.stages.map((one) => el("figure", { "data-figure": `stages ${data.runs[one.run].name}` },
-      el("figcaption", { style: { color: runColour(one.run) } }, data.runs[one.run].name, el("span", {}, " seconds a step, by stage")), stacked({ ...one, order, name: `stages of ${data.runs[one.run].name}` }),
+      el("figcaption", { style: { color: runColour(one.run) } }, data.runs[one.run].name, el("span", {}, " seconds of a step and of the evaluation and save after it, by stage")), stacked({ ...one, order, name: `stages of ${data.runs[one.run].name}` }),
       el("p", { class: "note" }, one.names.map((name) => el("span", { class: "stage" }, el("span", { class: "swatch", style: { "--colour": stageColour(order.indexOf(name)) } }), name))),
       el("p", { class: "note" }, one.totals.map(([name, value]) => `${name} ${value}`).join(", "))))),
     el("div", { class: "grid" }, beside.map(panel)), data.telemetry ? el("p", { class: "note" }, data.telemetry) : null);
