@@ -14,12 +14,13 @@ from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
 from megasharp.evals.suites import Suite
 from megasharp.rewards import VERIFIERS, reasoning_gym
-from megasharp.rewards.judge import DirectJudge, Judge, Verifier
+from megasharp.rewards.judge import DirectJudge, Item, Judge, Verifier
 from megasharp.rewards.own import OWN_TASK, OwnReward, find_function
 from megasharp.sandbox.bubblewrap import RISK, open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.sandbox.pool import PoolCounts, VerifierPool
 from megasharp.sandbox.programs import Sandbox
+from megasharp.types import Outcome, Verdict
 
 # Tasks whose verifier runs programs that the model wrote.
 PROGRAM_TASKS = frozenset({"code"})
@@ -36,7 +37,8 @@ _PROGRAMS_SHARE = 0.9
 class Judging:
     """The judge of a run's `tasks`; `close` ends its workers, whose output goes to `log`.
 
-    `say` is told what the user risks. Raises UserError where programs are to run in a sandbox that there is not.
+    `say` is told what the user risks, and of what fails first. Raises UserError where programs are to run in a sandbox
+    that there is not.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Judging:
         workers = workers_for(reward, tasks)
         if workers > 0:
             self._pool = VerifierPool(make, make().keys(), workers, reward.timeout_s, log=log)
-        self.judge: Judge = self._pool or DirectJudge(make())
+        self.judge: Judge = TellingJudge(self._pool or DirectJudge(make()), say)
 
     def take(self) -> dict[str, float]:
         """What happened to workers since the last call, under the names of the metrics; nothing without a pool."""
@@ -67,6 +69,38 @@ class Judging:
         """End the workers."""
         if self._pool is not None:
             self._pool.close()
+
+
+class TellingJudge:
+    """A judge that says, once each, what a user's own reward failed by and why a response could not be judged.
+
+    Both are figures of the metrics otherwise, and a run of nothing else goes on to its end.
+    """
+
+    def __init__(self, judge: Judge, say: Callable[[str], None]) -> None:
+        self._judge = judge
+        self._say = say
+        self._told: set[Outcome] = set()
+
+    @property
+    def tasks(self) -> Collection[str]:
+        """The tasks whose responses it can judge."""
+        return self._judge.tasks
+
+    def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
+        """One for each item, in order."""
+        verdicts = self._judge.verdicts(items)
+        for item, verdict in zip(items, verdicts, strict=True):
+            if verdict.outcome is Outcome.INFRA:
+                self._tell(verdict, "a response could not be judged and is left out")
+            elif verdict.outcome is Outcome.ERROR and item.task == OWN_TASK:
+                self._tell(verdict, "reward.function fails on a response, which gets reward 0")
+        return verdicts
+
+    def _tell(self, verdict: Verdict, what: str) -> None:
+        if verdict.outcome not in self._told:
+            self._told.add(verdict.outcome)
+            self._say(f"{what} ({verdict.detail}); told once, counted as outcome_{verdict.outcome}")
 
 
 def all_verifiers(

@@ -11,8 +11,8 @@ from megasharp.build.check import check
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.resume import check_resume
 from megasharp.build.submit import Asked, make_job
-from megasharp.checkpoint.run_folder import CONFIG_FILE
-from megasharp.config.core import dump_tree
+from megasharp.checkpoint.run_folder import CONFIG_FILE, stored_config
+from megasharp.config.core import dump_tree, validate
 from megasharp.config.run import RunConfig, run_of
 from megasharp.config.unbuilt import unbuilt
 from megasharp.errors import UserError
@@ -111,16 +111,35 @@ class Sweep:
                     rows[cell.row] = check(config, str(self._run_file(cell))).config
             except UserError as error:
                 raise UserError(f"{self._file}: {cell.name}: {error}") from None
+            self._check_results(rows[cell.row])
             self._check_same(cell, rows[cell.row].model_copy(update={"name": cell.name, "seed": cell.seed}))
         for cell in self._cells:
             write_text(self._run_file(cell), dump_tree(cell.tree))
+
+    def _check_results(self, config: RunConfig) -> None:
+        """Refuse a table of what this run will not measure."""
+        asked, evals = self._config.results, config.eval
+        if asked.suite is not None and asked.suite not in evals.suites:
+            raise UserError(f"{self._file}: results.suite: {asked.suite} is none of eval.suites ({evals.suites})")
+        if missing := sorted({*asked.k} - {*evals.k}):
+            raise UserError(f"{self._file}: results.k: {missing} is not in eval.k ({evals.k}); add it there")
 
     def _check_same(self, cell: Cell, config: RunConfig) -> None:
         """Refuse a run that exists with another configuration than the file's."""
         try:
             check_resume(self._folder / cell.name, config, remedy=_REMEDY)
+            if self._state(cell) == _FINISHED:
+                self._check_evaluated(self._folder / cell.name, config)
         except UserError as error:
             raise UserError(f"{self._file}: {cell.name}: {error}") from None
+
+    def _check_evaluated(self, folder: Path, config: RunConfig) -> None:
+        """A finished run is not evaluated anew."""
+        before = validate(RunConfig, stored_config(folder), str(folder))
+        for key in ("n", "k", "suites", "top_p"):
+            was, now = getattr(before.eval, key), getattr(config.eval, key)
+            if was != now:
+                raise UserError(f"{folder}: eval.{key} was {was} and is now {now}, and the run is finished; {_REMEDY}")
 
     def _run_file(self, cell: Cell) -> Path:
         return self._folder / "files" / f"{cell.name}.yaml"
@@ -130,7 +149,15 @@ class Sweep:
         if not (folder / CONFIG_FILE).is_file():
             return _TO_DO
         history = read_run(folder)
+        if history.state == "finished" and history.last_step < self._goal(cell, folder):
+            return _TO_DO
         return {"finished": _FINISHED, "running": _RUNNING}.get(history.state, _TO_DO)
+
+    def _goal(self, cell: Cell, folder: Path) -> int:
+        """The step that a finished run has still to reach: 0 unless the file asks for more than the run was to do."""
+        before, now = validate(RunConfig, stored_config(folder), str(folder)), run_of(cell.tree, self._run_file(cell))
+        longer = now.steps > before.steps or (now.token_budget or 0) > (before.token_budget or 0)
+        return now.steps if longer else 0
 
     def _task(self, cell: Cell) -> Task:
         safe = ["-P"] if sys.flags.safe_path else []

@@ -16,18 +16,17 @@ from megasharp.types import Outcome, TaskAnswer, Verdict
 _COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boldsymbol|mbox|operatorname)\s*\{([^{}]*)\}")
 _LABEL = re.compile(
     r"[\s$*]*(?i:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:)[\s:]*)?(?i:option|choice)?\s*"
-    r"(?:[(\[\"'`]\s*([A-Za-z0-9]{1,2})\s*[)\]\"'`]|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]))(.*)",
+    r"(?:[(\[\"'`]\s*([A-Za-z0-9]{1,2})\s*[)\]\"'`]|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]|(?<=\d)[.,]\d))(.*)",
     re.DOTALL,
 )
 # A label may be followed by its option's text, as in "B. a comet", or by a reason, but not by more of a sentence, as in
 # "A comet".
-_END = re.compile(r"[\s$*]*(?:[.:)\],;].*|(?i:because|since)\b.*)?", re.DOTALL)
-# Nor by more labels and nothing else: "(B) or (C)", "B, A". Who names several chooses none.
-_MORE = re.compile(
-    r"(?:[\s$*]*(?:[,;/&]|\b(?i:and|or)\b)[\s$*]*(?i:or\s+|and\s+)?|\s+(?=\())"
-    r"(?:\(\s*([A-Za-z0-9]{1,2})\s*\)|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]))"
-)
-MAX_LABELS = 30
+_END = re.compile(r"[\s$*]*(?:[.:)\],;].*|(?i:because|since)\b.*|[-\u2013\u2014]\s.*)?", re.DOTALL)
+# Nor by more labels and nothing else: "(B) or (C)", "B, A", "A. B. C". Who names several chooses none.
+_WORD = re.compile(r"[A-Za-z0-9]+")
+_BETWEEN = ("and", "or")
+# LaTeX's spaces, and its dollar signs in brackets.
+_SPACING = re.compile(r"\\[,;:!() ]|~")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
 def label_in(text: str, labels: tuple[str, ...]) -> str | None:
     """The label that an answer starts with; None where it starts with none, or names several. Letters may be small."""
-    match = _LABEL.match(_COMMAND.sub(r"\1", text))
+    match = _LABEL.match(_SPACING.sub(" ", _COMMAND.sub(r"\1", text)))
     if match is None or (match[2] and not _END.fullmatch(match[3])):
         return None
     label = (match[1] or match[2]).upper()
@@ -69,11 +68,8 @@ def label_in(text: str, labels: tuple[str, ...]) -> str | None:
 
 
 def _names_more(rest: str, labels: tuple[str, ...]) -> bool:
-    """Whether what follows a label is made of more labels, to its end."""
-    at = 0
-    for _ in range(MAX_LABELS):
-        match = _MORE.match(rest, at)
-        if match is None or (match[1] or match[2]).upper() not in labels:
-            break
-        at = match.end()
-    return at > 0 and not rest[at:].strip(" \t\n.$*")
+    """Whether what follows a label is made of more labels, to its end; another single letter is taken for one."""
+    words = [word for word in _WORD.findall(rest) if word.lower() not in _BETWEEN]
+    return any(word.upper() in labels for word in words) and all(
+        len(word) == 1 or word.upper() in labels for word in words
+    )

@@ -61,5 +61,6 @@ def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
     """The verifier's verdict; ERROR with reward 0 and the exception's name and text where it raised one."""
     try:
         return verifier(text, answer)
-    except Exception as error:
+    # A user's function may call sys.exit, which is no wish of the trainer's.
+    except (Exception, SystemExit) as error:
         return Verdict(Outcome.ERROR, 0.0, detail=f"{type(error).__name__}: {one_line(error)}")

@@ -46,8 +46,6 @@ _FUNCTIONS = frozenset(
 _BEFORE_PARENTHESIS = re.compile(r"(\w+|[^\w\s])?\s*\(")
 _OPERATORS = frozenset("+-*/^%,([{=<>|&")
 _ATTRIBUTE = re.compile(r"__|\.\s*[^\W\d]|[\\;`#]")
-# Scores are products and ratios of floats; what is nearer to 1 than this is 1.
-_FULL = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     if not (math.isfinite(score) and 0.0 <= score <= 1.0 + 1e-9):
         raise ValueError(f"reasoning-gym's {answer.dataset.name} scored {score}, which is not between 0 and 1")
     canonical = " ".join(given.split())[:MAX_CANONICAL]
-    if score >= _FULL:
+    if score >= 1.0:
         return Verdict(Outcome.CORRECT, 1.0, canonical)
     return Verdict(Outcome.WRONG, score, canonical, f"score {score:.3g}" if score else "")
 

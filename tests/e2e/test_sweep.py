@@ -57,6 +57,13 @@ def test_a_sweep_goes_on_where_it_was_stopped(command: Command, grid: Path) -> N
     line = command.run(*arguments, "--results", "set.policy.optimizer.lr=1.0e-5", code=2)
     assert "plain_s1" in line and "policy.optimizer.lr was" in line
     assert (folder / "files" / "plain_s1.yaml").read_text() == before
+    assert command.run(*arguments, "--dry-run", "set.steps=4").split("\n")[:2] == [
+        "plain_s1: to do",
+        "bonus_s1: finished",
+    ]
+    line = command.run(*arguments, "set.eval.n=4", code=2)
+    assert "eval.n was 2 and is now 4, and the run is finished" in line
+    assert "results.k: [8] is not in eval.k ([1, 2])" in command.run(*arguments, "results.k=[1,8]", code=2)
     text = command.run(*arguments, "--results", "--out", str(folder / "table"))
     assert "Partial" not in text and "| `base` |" in text and "Minus `plain`" in text
     assert (folder / "table" / "pass_at_k.png").is_file()

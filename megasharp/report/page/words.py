@@ -20,7 +20,7 @@ _NOTICEABLE = 0.02
 def words(runs: Sequence[RunHistory], names: Sequence[str], results: Results) -> list[str]:
     """The page's first sentences; none before the second evaluation."""
     lines = [line for number in range(len(runs)) for line in _of_run(number, names[number], results)]
-    lines += _between(len(runs), names, results)
+    lines += _between(runs, names, results)
     told = ["In brackets: 95% intervals of the change, over the same problems."] if lines else []
     return [*lines, *told, *(line for number, run in enumerate(runs) for line in _entropy(run, names[number]))]
 
@@ -78,21 +78,28 @@ def _difference(first: EvalResult, last: EvalResult, k: int) -> Interval | None:
     return mean_intervals(np.array([[after[key] - before[key]] for key in before]), seed=_SEED)[0]
 
 
-def _between(count: int, names: Sequence[str], results: Results) -> Iterator[str]:
-    """Which run ends highest at the largest k that all have."""
-    for suite in _suites(results) if count > 1 else []:
-        last = {}
-        for run in range(count):
+def _between(runs: Sequence[RunHistory], names: Sequence[str], results: Results) -> Iterator[str]:
+    """Which run ends highest at the largest k that all have.
+
+    A run that was measured before its first step only has no end.
+    """
+    for suite in _suites(results) if len(runs) > 1 else []:
+        last, at = {}, {}
+        for run, history in enumerate(runs):
             steps = [step for number, step, found in results if (number, found) == (run, suite)]
-            if steps:
-                last[run] = results[run, max(steps), suite]
+            if steps and (max(steps) > 0 or not history.last_step):
+                at[run] = max(steps)
+                last[run] = results[run, at[run], suite]
         shared = set.intersection(*(set(result.pass_at_k) for result in last.values())) if len(last) > 1 else set()
         if not shared:
             continue
         k = max(shared)
         order = sorted(last, key=lambda run: -last[run].pass_at_k[k])
         told = "" if _Change(last[order[-1]], last[order[0]], k).direction else " (a difference within the noise)"
-        ends = ", ".join(f"{names[run]} {last[run].pass_at_k[k]:.2f}" for run in order)
+        steps_differ = len(set(at.values())) > 1
+        ends = ", ".join(
+            f"{names[run]} {last[run].pass_at_k[k]:.2f}" + f" (step {at[run]})" * steps_differ for run in order
+        )
         yield f"At the end, pass@{k} on {suite}: {ends}{told}."
 
 

@@ -39,6 +39,20 @@ def test_training_is_judged_by_the_function_and_evaluation_by_the_task(path: str
     assert (ordinary.outcome, ordinary.reward, ordinary.detail) == (Outcome.WRONG, 0.0, "misses the target")
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_function_fails_by_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    text = "import sys\ndef ends(text, answer): sys.exit(3)\n"
+    (tmp_path / "own_ending.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    said: list[str] = []
+    with closing(Judging(RewardConfig(function="own_ending:ends", workers=workers), [], None, said.append)) as judging:
+        verdicts = judging.judge.verdicts([Item("own", text, ANSWER) for text in ("1", "2")])
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.ERROR] * 2
+    assert said == [
+        "reward.function fails on a response, which gets reward 0 (SystemExit: 3); told once, counted as outcome_error"
+    ]
+
+
 def test_without_a_function_nothing_is_different() -> None:
     assert training_items([ITEM], RewardConfig()) == [ITEM]
     assert all_verifiers() == VERIFIERS
