@@ -1,4 +1,4 @@
-// Candidates of a response's segment: a column a position, the likeliest on top, until they hold 0.95; what was said is framed.
+// Candidates of a response's segment: a column a position, the likeliest on top, until they hold 0.95, at most 12; what was said is framed.
 "use strict";
 
 const SEGMENT = 20;

@@ -142,7 +142,7 @@ function probePart(probe, at, models) {
   const whose = data.probes.length > 1 ? `${probe.runs.map((run) => data.runs[run].name).join(", ")}: ` : "";
   const style = (one) => modelStyle(one.model);
   const bars = (of) => models.map((one) => ({ ...style(one), shares: of(one) }));
-  return [el("p", {}, `${whose}${probe.note}. A column is a position: its likeliest tokens, the likeliest on top, until they hold 0.95 of the probability; the stronger the colour, the likelier. Framed: the token of the response. Few candidates mean a distribution that has collapsed.`),
+  return [el("p", {}, `${whose}${probe.note}. A column is a position: its likeliest tokens, the likeliest on top, until they hold 0.95 of the probability, at most 12; the stronger the colour, the likelier. Framed: the token of the response. Few candidates mean a distribution that has collapsed.`),
     modelChips(probe.models.map((one) => one.model)),
     el("div", { class: "controls" }, choice("response", probe.texts.map((one, place) => [place, `${one.problem}: ${one.prompt.slice(0, 60)}`]), chosen.text,
       (value) => { chosen.text = Number(value); chosen.start = 0; again(); }), most ? [move(-SEGMENT), move(SEGMENT)] : null,
@@ -162,7 +162,7 @@ function probePart(probe, at, models) {
 
 function success() {
   const part = el("section", { id: "success" }, el("h2", {}, "How often each prompt is solved"),
-    el("p", {}, "Share of prompts by the share of their responses that is correct. Collapse moves prompts to both ends: those at 0 are out of reach at any k."));
+    el("p", {}, "Share of prompts by the share of their responses that is correct. Collapse moves prompts to both ends. Those at 0 have no correct response among these: more samples may still find one."));
   if (!data.success.length) return fill(part, {}, [el("p", { class: "note" }, "Neither evaluations nor responses were recorded.")]);
   const shown = new Set(chosenModels());
   part.append(modelChips([...new Set(data.success.flatMap((one) => one.bars.flatMap((bar) => (bar.model === null ? [] : [bar.model]))))]),
