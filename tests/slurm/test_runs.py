@@ -36,7 +36,7 @@ def held(submit: Submitting, name: str, job: str, step: int) -> Iterator[None]:
 
     def recorded() -> int:
         metrics = submit.folder / "runs" / name / "metrics.jsonl"
-        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        return len(steps(submit, name)) if metrics.exists() else 0
 
     wait_for(lambda: recorded() >= step, 200, lambda: submit.log(name, job))
     runs = str(submit.folder / "runs")
