@@ -12,6 +12,7 @@ from megasharp.data.tasks import load_items
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.evals.suites import load_suite
 from megasharp.rewards.countdown_solver import count_solutions
+from megasharp.sweeps.grid import cells, load_sweep
 
 REPOSITORY = Path(__file__).parents[3]
 STUDY = REPOSITORY / "examples" / "solution_multiplicity"
@@ -45,3 +46,12 @@ def test_the_base_model_knows_every_sign_of_the_puzzles() -> None:
     for item in load_items("knights_short", STUDY / "data" / "knights" / "test.jsonl"):
         assert tokenizer.decode(tokenizer.encode(item.text)) == item.text
         assert len(tokenizer.encode(item.text)) <= 32
+
+
+@pytest.mark.parametrize("grid", sorted(path.stem for path in STUDY.glob("[a-z]*.yaml") if path.stem != "run"))
+def test_every_grid_is_one(grid: str) -> None:
+    """Nine runs of three methods and seeds, or the twelve that their settings were chosen by."""
+    file = STUDY / f"{grid}.yaml"
+    config = load_sweep(file)
+    assert len(cells(config, file)) == (12 if grid.startswith("tune_") else 9)
+    assert list(config.cases) == ["grpo", "bonus", "penalty"]
