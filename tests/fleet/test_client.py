@@ -1,7 +1,8 @@
-"""The trainer's client over real SGLang engines on this machine's CPU; the oracle is transformers in float32."""
+"""The trainer's client over real SGLang engines on this machine's CPU; the oracle is transformers in float64."""
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import socket
@@ -40,7 +41,8 @@ SAMPLING = SamplingParams(max_tokens=24, stop_token_ids=(END,), temperature=0.8)
 REQUESTS = [GenerateRequest((6, 7 + n % 8, 8, 9 + n % 3), tuple(range(4 * n, 4 * n + 4))) for n in range(16)]
 WATCH = WatchSettings(probe_every=2.0, suspect_every=0.5)
 # What tells one push's weights from another's is above 1e-2; parity to the last digit is for the engine's own tests.
-TOLERANCE = 5e-5
+# These trained networks are sharp: over 300,000 positions transformers in float32 was up to 6e-5 from float64.
+TOLERANCE = 3e-4
 
 
 # An engine that may map no more than this: enough for its libraries, too little for its pool of tokens.
@@ -99,8 +101,8 @@ def named(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 def logits(network: PreTrainedModel, request: GenerateRequest, completion: Completion) -> Tensor:
     """[T, V]: what predicts each response token, at the sampling temperature."""
     ids = torch.tensor([[*request.tokens, *completion.tokens.tolist()]])
-    rows = network(ids).logits[0, len(request.tokens) - 1 : -1]
-    return rows.float() / SAMPLING.temperature
+    rows = copy.deepcopy(network).double()(ids).logits[0, len(request.tokens) - 1 : -1]
+    return rows / SAMPLING.temperature
 
 
 def at(logits_TV: Tensor, completion: Completion) -> Tensor:

@@ -1,10 +1,11 @@
 """Asynchronous collection over real engines: stragglers, responses continued by other weights, an engine's death.
 
-The oracle is transformers in float32, each token under the weights of the version that its span names.
+The oracle is transformers in float64, each token under the weights of the version that its span names.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -142,12 +143,12 @@ def worst(weights: Weights, groups: list[Group]) -> float:
     distances = [0.0]
     responses = [(group.prompt, response) for group in groups for response in group.responses]
     for version in sorted({v for _, response in responses for v in versions_of(response)}):
-        network = weights.at(version)
+        network = copy.deepcopy(weights.at(version)).double()
         for prompt, response in responses:
             mine = torch.tensor([v == version for v in versions_of(response)])
             tokens = response.completion.tokens
             ids = torch.tensor([[*prompt.tokens, *tokens.tolist()]])
-            logits_TV = network(ids).logits[0, len(prompt.tokens) - 1 : -1].float()
+            logits_TV = network(ids).logits[0, len(prompt.tokens) - 1 : -1]
             logp_TV = (logits_TV / SAMPLING.temperature).log_softmax(-1)
             off_T = (logp_TV.gather(1, tokens[:, None])[:, 0] - response.completion.policy_logp).abs()
             distances += off_T[mine].tolist()

@@ -26,6 +26,8 @@ REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = "examples/fleet_on_cpu/run.yaml"
 SHORT = ("eval.suites=[]", "eval.with_memory=false", "log.tensorboard=false", "data.prompts_per_step=4")
 _LIMIT_S = 400.0
+# Two float32 programs on one policy; each may be 6e-5 off at a sharp token (test_client.py). Other weights give 1e-2.
+GAP = 3e-4
 
 pytestmark = pytest.mark.long
 
@@ -116,7 +118,7 @@ def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
     assert all_gone(family)
     first, second = rows(tmp_path)
     # Two programs, one policy: SGLang's log-probs against Megatron's.
-    assert first["policy/engine_gap_max"] < 1e-4 and second["policy/engine_gap_max"] < 1e-4
+    assert first["policy/engine_gap_max"] < GAP and second["policy/engine_gap_max"] < GAP
     # Two networks were at work, and the memory learns.
     assert first["memory/calibration_kl"] > 0 and first["policy/sampler_gap"] > 1e-3
     assert second["memory/cross_entropy"] > 0
@@ -132,7 +134,7 @@ def test_the_example_trains_and_resumes(tmp_path: Path) -> None:
     # Engines did as asked: the calibrated distributions' distance from the policy's goes with the square of mu.
     assert second["memory/calibration_kl"] < first["memory/calibration_kl"] / 2
     assert third["memory/calibration_kl"] < first["memory/calibration_kl"] / 6
-    assert third["policy/engine_gap_max"] < 1e-4
+    assert third["policy/engine_gap_max"] < GAP
     assert set(pd.read_parquet(tmp_path / "fleet_on_cpu/rollouts/step_000003.parquet")["policy_version"]) == {2}
 
 
@@ -152,7 +154,7 @@ def test_a_run_goes_on_with_the_engine_that_is_left_until_the_other_comes_back(t
     assert "engine 1 is lost: dead (" in output and "engine 0 is lost: dead (" in output, output
     tables = sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))
     assert len(tables) > back + 5 and {len(pd.read_parquet(table)) for table in tables} == {32}
-    assert all(row["policy/engine_gap_max"] < 1e-4 for row in rows(tmp_path))
+    assert all(row["policy/engine_gap_max"] < GAP for row in rows(tmp_path))
 
 
 def test_a_run_without_engines_ends_and_names_them(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_an_engine_of_two_ranks_and_a_dead_rank_of_the_policy(tmp_path: Path) ->
         output
     )
     assert all_gone(family)
-    assert all(row["policy/engine_gap_max"] < 1e-4 and row["memory/calibration_kl"] > 0 for row in rows(tmp_path))
+    assert all(row["policy/engine_gap_max"] < GAP and row["memory/calibration_kl"] > 0 for row in rows(tmp_path))
 
 
 APART = (

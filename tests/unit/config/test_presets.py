@@ -56,7 +56,10 @@ def on_minimal(tree: Tree, file: Path) -> RunConfig:
 WHOLE_RUNS = [file for file in shipped() if {"name", "run"} & read_tree(file).keys() == {"name"}]
 SWEEPS = [file for file in shipped() if {"name", "run"} <= read_tree(file).keys()]
 SUITES = [file for file in shipped() if is_suite(file)]
-PIECES = [file for file in shipped() if file not in [*WHOLE_RUNS, *SWEEPS] and not (is_suite(file) or is_group(file))]
+# What sweeps share names their run and nothing else of one; the sweeps built on it are checked whole.
+SHARED_BY_SWEEPS = [file for file in shipped() if {"name", "run"} & read_tree(file).keys() == {"run"}]
+OTHER_KINDS = [*WHOLE_RUNS, *SWEEPS, *SHARED_BY_SWEEPS]
+PIECES = [file for file in shipped() if file not in OTHER_KINDS and not (is_suite(file) or is_group(file))]
 GROUPS = [file for file in shipped() if is_group(file)]
 ROWS = [file for file in sorted(PAPER.glob("*.yaml")) if not file.name.startswith("_")]
 
