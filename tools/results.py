@@ -1,0 +1,172 @@
+"""What each benchmark of this folder says beside its figures: date, device, versions, commit; one table, one JSON file.
+
+    from results import Figure, report
+
+    figures = [
+        Figure("forward", statistics.median(milliseconds), "ms", bar=0.65, repeats=len(milliseconds)),
+        Figure("model FLOPs utilization", None, "%", bar=40.0, better="higher", note="needs a GPU"),
+    ]
+    report("bench_head", figures, settings={"rows": 8192, "vocab": 151936}, packages=("liger-kernel",))
+
+`report` prints the table and writes `tools/results/<benchmark>-<device>.json`, one file a kind of device, so that a run
+on a GPU leaves the CPU's figures alone. A figure that this machine cannot give is None and reads "not measured": never
+an estimate. Benchmarks are run as `python tools/bench_<name>.py`, which puts this folder on the import path.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+FOLDER = Path(__file__).resolve().parent / "results"
+PACKAGES = ("megasharp", "torch", "triton", "megatron-core", "transformer-engine", "numpy")
+NOT_MEASURED = "not measured"
+
+Setting = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table: a median over `repeats` runs in `unit`, None where it was not measured.
+
+    `bar` is what the figure is held against (None: it is only told), met from below or, with `better` "higher", from
+    above. `note` says what the reader has to know: which variant, why not measured, why the bar cannot be met.
+    """
+
+    name: str
+    value: float | None
+    unit: str
+    bar: float | None = None
+    better: Literal["lower", "higher"] = "lower"
+    repeats: int = 1
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is met; None without a bar or a figure."""
+        if self.value is None or self.bar is None:
+            return None
+        return self.value <= self.bar if self.better == "lower" else self.value >= self.bar
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where and with what a benchmark ran, at which UTC time.
+
+    `commit` ends in "+" where the working tree had changes; where there is no git it is $COMMIT, else "unknown".
+    """
+
+    date: str
+    device: str
+    versions: dict[str, str]
+    commit: str
+
+
+def machine(packages: Sequence[str] = ()) -> Machine:
+    """This machine, now; `packages` are distributions to name besides `PACKAGES` (those not installed are left out)."""
+    versions = {"python": platform.python_version()}
+    for package in (*PACKAGES, *packages):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    # A wheel's metadata may lack what tells CUDA builds apart ("+cu130").
+    versions["torch"] = torch.__version__
+    if torch.version.cuda is not None:
+        versions["cuda"] = torch.version.cuda
+    return Machine(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), device(), versions, _commit())
+
+
+def device() -> str:
+    """The accelerator's name with how many there are, or the CPU's with how many of its cores this process may use."""
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        return f"{count} x {torch.cuda.get_device_name()}"
+    return f"{_cpu()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def table(figures: Sequence[Figure], where: Machine) -> str:
+    """The machine, then a line for each figure with its bar."""
+    rows = [("figure", "median", "unit", "bar", "met", "repeats", "note")]
+    for figure in figures:
+        sign = "<=" if figure.better == "lower" else ">="
+        rows.append(
+            (
+                figure.name,
+                NOT_MEASURED if figure.value is None else _number(figure.value),
+                figure.unit,
+                "" if figure.bar is None else f"{sign} {_number(figure.bar)}",
+                {None: "", True: "yes", False: "NO"}[figure.met],
+                "" if figure.value is None else str(figure.repeats),
+                figure.note,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    versions = ", ".join(f"{name} {version}" for name, version in where.versions.items())
+    return "\n".join([f"{where.date}  {where.device}  commit {where.commit}", versions, *lines])
+
+
+def report(
+    benchmark: str,
+    figures: Sequence[Figure],
+    settings: Mapping[str, Setting],
+    packages: Sequence[str] = (),
+    folder: Path = FOLDER,
+) -> Path:
+    """Print the table and write the JSON file; returns its path.
+
+    `settings` are the sizes that the figures belong to: all that is needed to measure them again.
+    """
+    where = machine(packages)
+    print(table(figures, where))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{benchmark}-{_slug()}.json"
+    record = {
+        "benchmark": benchmark,
+        **asdict(where),
+        "settings": dict(settings),
+        "figures": [{**asdict(figure), "met": figure.met} for figure in figures],
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written to {path}")
+    return path
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _slug() -> str:
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        here = str(Path(__file__).parent)
+        return subprocess.run(["git", "-C", here, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no").strip()
+        return git("rev-parse", "--short=12", "HEAD").strip() + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("COMMIT", "unknown")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
