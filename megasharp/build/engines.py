@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from megasharp.build.devices import device_of
 from megasharp.cluster.layout import Layout, Needs, make_layout
 from megasharp.config.paths import find
 from megasharp.config.run import RunConfig
@@ -31,13 +32,6 @@ _ONE_MACHINE = ("shared_memory", "ipc")
 def engine_python(config: RunConfig) -> Path:
     """The Python that engines run in: the trainer's own where `rollout.python` is null."""
     return Path(sys.executable) if config.rollout.python is None else find(config.rollout.python)
-
-
-def device_of(config: RunConfig) -> str:
-    """`cpu` or `cuda`: where engines run is where the policy does."""
-    if config.policy.device != "auto":
-        return config.policy.device
-    return "cuda" if config.cluster.gpus_per_node else "cpu"
 
 
 def choose_transport(config: RunConfig, where: str) -> Transport:
@@ -147,8 +141,11 @@ def _limits(config: RunConfig) -> dict[str, int]:
     return limits | {"eval.max_response_tokens": config.eval.max_response_tokens or 0}
 
 
-def cluster_layout(config: RunConfig) -> Layout:
-    """Which rank and which engine sits where. Raises UserError, naming the keys, for what does not fit."""
+def cluster_layout(config: RunConfig, gpus: int | None = None) -> Layout:
+    """Which rank and which engine sits where; `gpus` are those of a node where the file gives no number.
+
+    Raises UserError, naming the keys, for what does not fit.
+    """
     policy, cluster = config.policy, config.cluster
     needs = Needs(
         world=policy.dp * policy.tp * policy.pp,
@@ -157,7 +154,7 @@ def cluster_layout(config: RunConfig) -> Layout:
         engine_tp=config.rollout.tp,
         placement=cluster.placement,
         nodes=cluster.nodes,
-        gpus_per_node=cluster.gpus_per_node,
+        gpus_per_node=cluster.gpus_per_node or gpus or 0,
     )
     return make_layout(needs, cluster.cpus_per_slot)
 

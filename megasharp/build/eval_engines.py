@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from megasharp.build.engines import check_context, check_window, device_of, engines_on_a_node, fleet_settings
+from megasharp.build.devices import device_of
+from megasharp.build.engines import check_context, check_window, engines_on_a_node, fleet_settings
 from megasharp.config.run import RunConfig
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.model_folder import model_folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megasharp.build.adapters import lora_settings
 from megasharp.build.check import Checked
+from megasharp.build.devices import device_of
 from megasharp.build.engines import choose_transport
 from megasharp.convert.lora import trained_parameters
 from megasharp.plan.shares import run_text, runs_of_layers
@@ -16,7 +17,7 @@ def describe(checked: Checked) -> str:
     lines = [
         f"model      {arch.family}, {arch.parameter_count():,} parameters, {config.model.dtype}",
         *_adapters(checked),
-        f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} on the CPU, "
+        f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} on {_device(checked)}, "
         + _processes(checked),
         *(_stage(checked, stage) for stage in range(layout.pp)),
         f"step       {config.data.prompts_per_step} prompts x {config.data.responses_per_prompt} = {responses} "
@@ -75,9 +76,14 @@ def _without_effect(checked: Checked) -> list[str]:
 
 
 def _processes(checked: Checked) -> str:
+    over = "NCCL" if device_of(checked.config) == "cuda" else "gloo"
     if checked.config.cluster.backend == "ray":
-        return "Ray actors over gloo"
-    return "in this process" if checked.layout.world == 1 else "processes over gloo"
+        return f"Ray actors over {over}"
+    return "in this process" if checked.layout.world == 1 else f"processes over {over}"
+
+
+def _device(checked: Checked) -> str:
+    return "GPUs" if device_of(checked.config) == "cuda" else "the CPU"
 
 
 def _engines(checked: Checked) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from megasharp.batching.pack import ROW_MULTIPLE, PackLayout
 from megasharp.build.check import Checked
+from megasharp.build.devices import device_of
 from megasharp.build.learners import learner_settings
 from megasharp.build.placement import Placement
 from megasharp.config.run import RunConfig
@@ -25,12 +26,12 @@ from megasharp.rollout.inprocess import InProcessEngine
 from megasharp.rollout.order import CollectionSettings
 from megasharp.types import SamplingParams
 
-CPU = torch.device("cpu")
 
-
-def make_engine(folder: Path, dtype: torch.dtype = torch.float32, memory_folder: Path | None = None) -> InProcessEngine:
+def make_engine(
+    folder: Path, dtype: torch.dtype, device: torch.device, memory_folder: Path | None = None
+) -> InProcessEngine:
     """The in-process engine for a Hugging Face folder's architecture, or a policy's and a memory's; no weights yet."""
-    return InProcessEngine(folder, dtype=dtype, device=CPU, memory_folder=memory_folder)
+    return InProcessEngine(folder, dtype=dtype, device=device, memory_folder=memory_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Learners:
 
 def make_learners(checked: Checked, placement: Placement, logs: Path) -> Learners:
     """All learners of a run, on ranks that they share."""
-    ranks = placement.ranks(learner_settings(checked), CPU, logs)
+    ranks = placement.ranks(learner_settings(checked), torch.device(device_of(checked.config)), logs)
     memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(checked)) if checked.memory else None
     return Learners(RanksLearner(ranks), memory)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from megasharp.build.check import Checked
+from megasharp.build.devices import device_of, gpus_here
+from megasharp.build.engines import cluster_layout
 from megasharp.build.threads import cpu_threads
 from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.parallel import device_of_rank
 from megasharp.mcore.rank import POLICY
 from megasharp.ranks.learner import Ranks
 from megasharp.serving.client.handle import EngineHandle
@@ -62,10 +66,18 @@ class Placement(Protocol):
 
 
 class LocalPlacement:
-    """One rank in this process, several in child processes; engines as child processes."""
+    """One rank in this process, several in child processes; engines as child processes.
+
+    On GPUs rank `i` has the machine's `i`-th, and engines those that they share with ranks, or those behind them.
+    """
 
     def __init__(self, checked: Checked) -> None:
         self._checked = checked
+        self._engine_gpus: list[list[int]] = []
+        if device_of(checked.config) == "cuda":
+            gpus = gpus_here(checked.config)
+            layout = cluster_layout(checked.config, len(gpus))
+            self._engine_gpus = [[gpus[slot] for slot in layout.of_engine(i)] for i in range(layout.engines)]
 
     @property
     def address(self) -> str:
@@ -80,7 +92,7 @@ class LocalPlacement:
 
             # Engines may join a group of this process, and gloo otherwise takes the address of the machine's name.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            return OneRank(settings, device)
+            return OneRank(settings, device_of_rank(device, 0))
         from megasharp.ranks.processes import ProcessRanks
 
         threads = cpu_threads(self._checked.architecture, world, self._checked.config.deterministic)
@@ -88,7 +100,7 @@ class LocalPlacement:
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
         """In process groups of their own."""
-        return list(launch(settings))
+        return list(launch(self._placed(settings)))
 
     def processes(self, world: int) -> int:
         """One rank is in this process."""
@@ -101,7 +113,10 @@ class LocalPlacement:
 
     def starter(self, settings: FleetSettings) -> Starter:
         """The same for one."""
-        return LocalStarter(settings)
+        return LocalStarter(self._placed(settings))
+
+    def _placed(self, settings: FleetSettings) -> FleetSettings:
+        return replace(settings, gpus=self._engine_gpus)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -157,6 +172,12 @@ class RayPlacement:
             self._slots.close()
         finally:
             self._session.close()
+
+
+def check_placement(checked: Checked) -> None:
+    """Refuse GPUs that this machine does not have, before anything is written; what Ray has it says by itself."""
+    if checked.config.cluster.backend == "local":
+        LocalPlacement(checked)
 
 
 def open_placement(checked: Checked) -> Placement:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from megasharp.algos.base import OldLogp
 from megasharp.build.adapters import lora_settings
-from megasharp.build.engines import choose_transport, device_of
+from megasharp.build.devices import asks_for_gpus
+from megasharp.build.engines import choose_transport
 from megasharp.build.models import memory_path
 from megasharp.build.recipes import build_recipes
 from megasharp.config.paths import REPOSITORY, find
@@ -176,7 +177,7 @@ def _shared_out(config: RunConfig, where: str, gpus: int) -> tuple[int, int]:
 def _request(
     config: RunConfig, where: str, options: Options, passes: Passes, policy: Network, memory: Network | None
 ) -> Request:
-    on_gpu = options.gpu is not None or device_of(config) == "cuda"
+    on_gpu = options.gpu is not None or asks_for_gpus(config)
     default = Rates()
     return Request(
         name=config.name,

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import torch
+
+from megasharp.build.devices import sampling_device
 from megasharp.build.parts import make_engine
 from megasharp.build.threads import limit_threads
 from megasharp.convert.hf_folder import HFReader
@@ -35,7 +38,7 @@ def hf_folder(weights: Path) -> Iterator[Path]:
 @contextmanager
 def engine_of(folder: Path) -> Iterator[InProcessEngine]:
     """The engine of this process with the weights of a Hugging Face folder; closed at the block's end."""
-    with closing(make_engine(folder)) as engine:
+    with closing(make_engine(folder, torch.float32, sampling_device())) as engine:
         with HFReader(folder) as reader:
             limit_threads(reader.architecture)
             engine.load_weights(0, ((name, reader.tensor(name)) for name in reader.names()))

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from megasharp.build.check import Checked
+from megasharp.build.devices import device_of, sampling_device
 from megasharp.build.engines import check_room, choose_transport, fleet_settings
 from megasharp.build.parts import make_async_rollouts, make_engine, make_rollouts
 from megasharp.build.placement import Placement
@@ -71,7 +74,8 @@ class InProcessServing:
     def __init__(self, checked: Checked) -> None:
         self._checked = checked
         memory = checked.memory.model.description if checked.memory else None
-        self._engine = make_engine(checked.model.description, memory_folder=memory)
+        device = sampling_device(device_of(checked.config))
+        self._engine = make_engine(checked.model.description, torch.float32, device, memory)
 
     @property
     def engine(self) -> Engine:

@@ -16,7 +16,7 @@ from megasharp.build.guard import make_watchdog
 from megasharp.build.judging import Judging, judged_tasks
 from megasharp.build.models import check_content
 from megasharp.build.parts import make_learners, pack_layout
-from megasharp.build.placement import open_placement
+from megasharp.build.placement import check_placement, open_placement
 from megasharp.build.probe import Probes
 from megasharp.build.prolonged import make_rules
 from megasharp.build.resume import check_inputs, check_resume, inputs_of
@@ -94,6 +94,7 @@ def _how_to_go_on(root: Path) -> str:
 
 
 def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], say: Say, began: float | None) -> None:
+    check_placement(checked)
     deterministic = checked.config.deterministic
     limit_threads(checked.architecture, deterministic)
     if deterministic:

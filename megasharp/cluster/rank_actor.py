@@ -19,12 +19,10 @@ from torch._C._distributed_c10d import Store, TCPStore
 from megasharp.cluster.parts import Part, cut
 from megasharp.errors import UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
-from megasharp.mcore.parallel import COLLECTIVE_TIMEOUT
+from megasharp.mcore.parallel import COLLECTIVE_TIMEOUT, meet
 from megasharp.mcore.rank import POLICY, Rank
 from megasharp.ranks.worker import Failed, Returned, redirect_output
 from megasharp.stacks import write_stacks_on_signal
-
-_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +109,7 @@ class RankActor:
             self._store = TCPStore(
                 address, port, world, is_master=False, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False
             )
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group(
-            _BACKENDS[device.type],
-            store=self._store,
-            rank=self._facts.rank,
-            world_size=world,
-            timeout=COLLECTIVE_TIMEOUT,
-        )
+        meet(self._store, self._facts.rank, world, device)
         self._rank = Rank(settings, device)
 
     def _function(self, learner: str, method: str | Callable[..., object]) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from megasharp.cluster.rank_actor import RankActor, RankFacts
 from megasharp.cluster.slots import Slots, end_actors
 from megasharp.errors import RankDied, UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.parallel import device_of_rank
 from megasharp.mcore.rank import POLICY
 from megasharp.ranks.worker import Failed, Returned
 
@@ -56,8 +57,10 @@ class RayRanks:
         assert slots.layout.world == world, "the layout was made for another number of ranks"
         self._log_folder = log_folder.absolute()
         seats = [slots.layout.of_rank(rank) for rank in range(world)]
+        # Ray shows each actor its own GPU alone.
+        own = device_of_rank(device, 0)
         facts = [
-            RankFacts(rank, slots.seats[seat].node, device, self._log(rank), threads) for rank, seat in enumerate(seats)
+            RankFacts(rank, slots.seats[seat].node, own, self._log(rank), threads) for rank, seat in enumerate(seats)
         ]
         self._actors = [slots.actor(RankActor, seat, fact) for seat, fact in zip(seats, facts, strict=True)]
         try:

@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from megasharp.algos.gate import DEFAULT_QUANTILE, gated
+from megasharp.mcore.moving import moved
 from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.parallel import tensor_group
 from megasharp.mcore.rope import rotary_tables
@@ -104,9 +105,11 @@ class Passes:
     def _forward_step(
         self, finish: Finish, request: HeadRequest, micro_batches: Iterator[MicroBatch], model: GPTModel
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, MicroResult]]]:
-        micro = next(micro_batches)
+        planned = next(micro_batches)
+        micro = moved(planned, self._frequencies[0].device)
         cos, sin = rotary_tables(*self._frequencies, micro.positions_P)
-        rows = packed_rows(micro.segments, cos, sin)
+        # How rows attend is planned by the CPU, which need not ask the GPU for lengths then.
+        rows = packed_rows(planned.segments, cos, sin)
         output = model(micro.tokens_P[None], micro.positions_P[None], None, packed_seq_params=rows)
         return output, partial(self._loss, finish, request, micro)
 
@@ -152,7 +155,7 @@ class Passes:
 
 def _keep_logp(micro: MicroBatch, head: HeadOutput) -> tuple[Tensor, MicroResult]:
     assert head.entropy_T is not None
-    return head.logp_T.sum(), MicroResult(head.logp_T.detach().float(), head.entropy_T.detach().float())
+    return head.logp_T.sum(), MicroResult(head.logp_T.detach().float().cpu(), head.entropy_T.detach().float().cpu())
 
 
 def token_inputs(micro: MicroBatch, head: HeadOutput) -> TokenInputs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from megasharp.mcore.model import (
 from megasharp.mcore.offload import Kind, Offloader
 from megasharp.mcore.optimizer import OptimizerSettings, build_optimizer, guarded_step, parts
 from megasharp.mcore.parallel import Place, megatron_device
+from megasharp.mcore.reference import Reference
 from megasharp.mcore.state import load_model, load_state, save_model, save_state
 from megasharp.mcore.weights import export_stage
 from megasharp.metrics.tokens import Diagnostics, token_metrics
@@ -119,6 +120,8 @@ class RankLearner:
                     settings.deterministic,
                 )
                 self._chunks = build_chunks(config, self._arch, self._place, settings.lora, settings.seed)
+                for chunk in self._chunks:
+                    chunk.to(device)
                 source.fill(self._chunks, self._place)
             reduction = DistributedDataParallelConfig(
                 use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp
@@ -134,7 +137,7 @@ class RankLearner:
                 HeadSettings(settings.temperature, self._arch.vocab),
             )
         self._offloader = Offloader(self._ddp, self._optimizer)
-        self._reference: list[Tensor] | None = None
+        self._reference: Reference | None = None
         self._writings: list[ShardWriting] = []
         self.set_reference()
 
@@ -242,14 +245,13 @@ class RankLearner:
         with self._on_device():
             load_state(folder, self._ddp, self._optimizer, self._scheduler)
 
-    @torch.no_grad()
     def set_reference(self) -> None:
         """Keep a copy of the present weights as the reference, where some method reads one.
 
         Only of what is trained: frozen weights are the reference's too.
         """
         if self._settings.needs.ref_logp:
-            self._reference = [parameter.detach().clone() for parameter in self._trained()]
+            self._reference = Reference(self._trained())
 
     def begin_save_reference(self, folder: Path) -> None:
         """Begin to write the reference's shards; training may go on meanwhile. Ends with `finish_saves`."""
@@ -258,14 +260,9 @@ class RankLearner:
 
     def load_reference(self, folder: Path) -> None:
         """Read a reference's shards, under any layout."""
-        if not self._settings.needs.ref_logp:
-            return
-        parameters = self._trained()
-        present = [parameter.detach().clone() for parameter in parameters]
-        with self._on_device():
-            load_model(folder, self._chunks)
-            self.set_reference()
-        self._fill(parameters, present)
+        if self._reference is not None:
+            with self._on_device(), self._reference.in_place():
+                load_model(folder, self._chunks)
 
     def reset_optimizer(self) -> None:
         """Forget moments and step count; weights and the learning-rate schedule stay."""
@@ -285,25 +282,9 @@ class RankLearner:
     def _trained(self) -> list[torch.nn.Parameter]:
         return [parameter for chunk in self._chunks for parameter in chunk.parameters() if parameter.requires_grad]
 
-    @contextmanager
-    def _reference_weights(self) -> Iterator[None]:
+    def _reference_weights(self) -> AbstractContextManager[None]:
         """The reference's weights in place of the policy's while the block runs."""
-        if self._reference is None:
-            yield
-            return
-        parameters = self._trained()
-        present = [parameter.detach().clone() for parameter in parameters]
-        self._fill(parameters, self._reference)
-        try:
-            yield
-        finally:
-            self._fill(parameters, present)
-
-    @staticmethod
-    @torch.no_grad()
-    def _fill(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        for parameter, value in zip(parameters, values, strict=True):
-            parameter.copy_(value)
+        return nullcontext() if self._reference is None else self._reference.in_place()
 
 
 def _finish(

@@ -13,6 +13,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from megasharp.mcore.blocks import AttentionPlan, full_plan, longest_context, windowed_plan
+from megasharp.mcore.moving import moved
 from megasharp.types import Segments
 
 
@@ -35,16 +36,15 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
             window = None
         if window not in self._plans:
             rows = self.cos_PF.shape[0]
-            self._plans[window] = (
-                full_plan(self.segments, rows) if window is None else windowed_plan(self.segments, rows, window)
-            )
+            plan = full_plan(self.segments, rows) if window is None else windowed_plan(self.segments, rows, window)
+            self._plans[window] = moved(plan, self.cos_PF.device)
         return self._plans[window]
 
 
 def packed_rows(segments: Segments, cos_PF: Tensor, sin_PF: Tensor) -> PackedRows:
-    """The record of P packed rows."""
+    """The record of P packed rows; `segments` are on the CPU, all else on the rotary tables' device."""
     ends = torch.cumsum(segments.length, 0).to(torch.int32)
-    starts = torch.cat([torch.zeros(1, dtype=torch.int32), ends])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int32), ends]).to(cos_PF.device)
     longest = int(segments.length.max())
     return PackedRows(
         qkv_format="thd",

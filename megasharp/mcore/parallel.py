@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from torch._C._distributed_c10d import Store
 
 from megasharp.generators import seed_generators
 from megasharp.mcore.adam import use_where_nothing_is_fused
@@ -18,6 +19,22 @@ from megasharp.types import ParallelLayout
 # A rank that holds up the others is the watchdog's to find, which names it: a collective that gave up first would name
 # one of those that wait. Longer is not possible: gloo counts milliseconds in 31 bits.
 COLLECTIVE_TIMEOUT = timedelta(days=20)
+# Small things, checksums and reports, are exchanged between CPUs on GPU runs too.
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
+
+def device_of_rank(device: torch.device, number: int) -> torch.device:
+    """The device of a process's `number`-th rank: the CPU for all, or a GPU for each."""
+    return torch.device("cuda", number) if device.type == "cuda" else device
+
+
+def meet(store: Store, rank: int, world: int, device: torch.device) -> None:
+    """Join the process group of all ranks, which compute on `device`; on a GPU it becomes this process's own."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        _BACKENDS[device.type], store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.parallel import meet
 from megasharp.mcore.rank import POLICY, Rank
 
 
@@ -19,7 +20,7 @@ class OneRank:
 
     def __init__(self, settings: Mapping[str, LearnerSettings], device: torch.device) -> None:
         assert settings[POLICY].layout.world == 1
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        meet(HashStore(), 0, 1, device)
         try:
             self._rank = Rank(settings, device)
         except BaseException:

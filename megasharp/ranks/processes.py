@@ -25,6 +25,7 @@ from torch import Tensor
 from megasharp import signals
 from megasharp.errors import RankDied, UserError
 from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.parallel import device_of_rank
 from megasharp.mcore.rank import POLICY
 from megasharp.ranks.worker import Call, Failed, Item, Returned, WorkerSettings, serve
 from megasharp.scratch import Scratch
@@ -64,7 +65,7 @@ class ProcessRanks:
         ours, theirs = context.Pipe()
         worker = WorkerSettings(
             rank=rank,
-            device=device,
+            device=device_of_rank(device, rank),
             store=str(self._meeting.path / "store"),
             log=str(self._log_folder / f"rank_{rank}.log"),
             threads=threads,

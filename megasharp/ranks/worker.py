@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from megasharp.errors import UserError, one_line
 from megasharp.mcore.learner import LearnerSettings
-from megasharp.mcore.parallel import COLLECTIVE_TIMEOUT
+from megasharp.mcore.parallel import meet
 from megasharp.mcore.rank import POLICY, Rank
 from megasharp.orphans import end_with_parent
 from megasharp.stacks import write_stacks_on_signal
@@ -87,13 +86,7 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
     try:
         world = settings[POLICY].layout.world
         store = FileStore(worker.store, world)
-        dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=worker.rank,
-            world_size=world,
-            timeout=COLLECTIVE_TIMEOUT,
-        )
+        meet(store, worker.rank, world, worker.device)
         rank = Rank(settings, worker.device)
         _send(connection, Returned(None))
         _answer_calls(rank, connection)

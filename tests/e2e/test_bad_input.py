@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from quickstart import QUICKSTART, REPOSITORY, SMALL
 
 from megasharp import cli
@@ -60,7 +61,14 @@ def test_a_reward_of_ones_own_that_is_no_function(mistake) -> None:
 
 
 def test_unbuilt_part(mistake) -> None:
-    assert "policy.device: cuda is not built yet" in mistake("policy.device=cuda")
+    assert "policy.cp > 1 is not built yet" in mistake("policy.cp=2")
+
+
+def test_gpus_that_there_are_none_of(mistake) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    assert "policy.device=cuda, but torch finds no GPU on this machine" in mistake("policy.device=cuda")
+    assert "cluster.gpus_per_node=8, but torch finds no GPU" in mistake("cluster.gpus_per_node=8")
 
 
 def test_a_limit_that_nobody_keeps(mistake) -> None:

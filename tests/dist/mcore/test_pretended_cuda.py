@@ -1,0 +1,128 @@
+"""What training does on a GPU, as far as a machine without one can tell: every tensor is where it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from policies import packed, ragged_sequences, recipe, save_model, settings
+from pretended_cuda import GPU, MixedDevices, all_on, pretended_cuda
+
+from megasharp.build.parts import make_engine
+from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.lora import LoraSettings
+from megasharp.metrics.tokens import Diagnostics
+from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.rank import POLICY
+from megasharp.protocols import MEMORY_PREFIX
+from megasharp.ranks.inprocess import OneRank
+from megasharp.ranks.learner import RanksLearner
+from megasharp.types import Completion, GenerateRequest, ParallelLayout, SamplingParams, StepStats
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
+
+MODELS = ("qwen3-tied", "ministral")
+RECIPES = (
+    ("grpo", "kl", "entropy_bonus"),
+    ("dapo", "iac", "ds"),
+    ("grpo", "casp"),
+    ("gspo_n",),
+)
+
+
+@contextmanager
+def learner_on(own: LearnerSettings, device: torch.device) -> Iterator[RanksLearner]:
+    learner = RanksLearner(OneRank({POLICY: own}, device))
+    try:
+        yield learner
+    finally:
+        learner.close()
+
+
+def test_the_stand_in_finds_what_was_not_moved() -> None:
+    with pretended_cuda() as gpu:
+        there, here = torch.ones(3, device=gpu), torch.ones(3)
+        assert there.device == GPU and there.is_cuda and not here.is_cuda
+        with pytest.raises(MixedDevices):
+            there + here
+        weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
+        (weight * here.to(gpu)).sum().backward()
+        assert weight.grad is not None and (weight.grad + there).cpu().device.type == "cpu"
+    assert not there.is_cuda
+
+
+def steps(folder: str, methods: tuple[str, ...], device: torch.device) -> tuple[list[StepStats], dict[str, torch.Tensor]]:
+    chosen, layout = recipe(methods), ParallelLayout()
+    own = settings(folder, layout, chosen.needs, diagnostics=Diagnostics(3, 4))
+    with learner_on(own, device) as learner:
+        stats = []
+        for seed in (1, 2):
+            batch = learner.annotate(packed(ragged_sequences(seed), layout), chosen.annotation)
+            batch, _ = chosen.calibrate(batch)
+            stats.append(learner.step(batch, chosen))
+        exported = dict(learner.export_weights())
+        assert all_on(device, exported.values())
+        return stats, {name: tensor.clone() for name, tensor in exported.items()}
+
+
+@pytest.mark.parametrize("methods", RECIPES, ids="+".join)
+def test_a_step_is_the_cpus(tmp_path: Path, methods: tuple[str, ...]) -> None:
+    folder = save_model(tmp_path, MODELS[RECIPES.index(methods) % 2])
+    expected, weights = steps(folder, methods, torch.device("cpu"))
+    with pretended_cuda() as gpu:
+        found, there = steps(folder, methods, gpu)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.loss == pytest.approx(theirs.loss, rel=1e-5)
+        assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+        assert mine.metrics.keys() == theirs.metrics.keys()
+    assert there.keys() == weights.keys()
+    assert all(torch.allclose(there[name], weights[name], atol=1e-5) for name in weights)
+
+
+def test_weights_come_and_go(tmp_path: Path) -> None:
+    """Adapters, offload, the reference in its place on the host, and shards that a CPU wrote."""
+    folder = save_model(tmp_path, "qwen3-tied")
+    chosen, layout = recipe(("grpo", "kl")), ParallelLayout()
+    own = settings(folder, layout, chosen.needs, offload=("weights", "gradients", "optimizer"), lora=LoraSettings(4, 8.0, ("qkv", "fc2")))
+    batch = packed(ragged_sequences(), layout)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "reference").mkdir()
+    with learner_on(own, torch.device("cpu")) as learner:
+        learner.step(learner.annotate(batch, chosen.annotation), chosen)
+        learner.begin_save(tmp_path / "state", False)
+        learner.begin_save_reference(tmp_path / "reference")
+        learner.finish_saves()
+        expected = learner.step(learner.annotate(batch, chosen.annotation), chosen)
+    with pretended_cuda() as gpu, learner_on(own, gpu) as learner:
+        learner.load(tmp_path / "state")
+        learner.load_reference(tmp_path / "reference")
+        learner.offload()
+        learner.onload()
+        found = learner.step(learner.annotate(batch, chosen.annotation), chosen)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("mu", [None, 0.3])
+def test_the_engine_samples_what_it_does_on_the_cpu(mu: float | None) -> None:
+    requests = [GenerateRequest((6, 7 + n, 8, 9), (2 * n, 2 * n + 1)) for n in range(3)]
+    sampling = SamplingParams(max_tokens=6, stop_token_ids=(1,), temperature=0.8, top_p=0.9, memory_mu=mu)
+
+    def completions(device: torch.device) -> list[Completion]:
+        engine = make_engine(QUICKSTART / "base", torch.float32, device, QUICKSTART / "memory")
+        with HFReader(QUICKSTART / "base") as policy, HFReader(QUICKSTART / "memory") as memory:
+            tensors = [(name, policy.tensor(name)) for name in policy.names()]
+            tensors += [(MEMORY_PREFIX + name, memory.tensor(name)) for name in memory.names()]
+        engine.load_weights(0, tensors)
+        return [completion for group in engine.generate(requests, sampling) for completion in group]
+
+    expected = completions(torch.device("cpu"))
+    with pretended_cuda() as gpu:
+        found = completions(gpu)
+        assert all_on(torch.device("cpu"), [completion.tokens for completion in found])
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.tokens, theirs.tokens)
+        assert torch.allclose(mine.policy_logp, theirs.policy_logp, atol=1e-5)
