@@ -238,7 +238,8 @@ def _reset(parts: Parts, step: int) -> bool:
 
 def _learner_metrics(stats: StepStats) -> Metrics:
     values = {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": stats.learning_rate}
-    return {f"policy/{name}": Mean(value, 1.0) for name, value in values.items()}
+    parts = {f"update/{name}_seconds": Mean(seconds, 1.0) for name, seconds in stats.seconds.items()}
+    return {f"policy/{name}": Mean(value, 1.0) for name, value in values.items()} | parts
 
 
 def _guard(parts: Parts, plan: Plan, standing: Standing) -> None:

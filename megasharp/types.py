@@ -385,6 +385,7 @@ class StepStats:
 
     `skipped` counts optimizer steps left out for a non-finite loss or gradient, or as one of `spikes`: their gradient
     norm was above the limit that was given. `norms` are the norms of all of them, `grad_norm` is their mean.
+    `seconds` are those of the update's parts: forward, backward, gradient_sync, optimizer.
     """
 
     loss: float
@@ -394,6 +395,7 @@ class StepStats:
     metrics: Metrics = field(default_factory=dict)
     norms: tuple[float, ...] = ()
     spikes: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

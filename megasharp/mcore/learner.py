@@ -7,10 +7,11 @@ Every rank gets the whole step's batch and works on its data-parallel share. Ran
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from megasharp.mcore.optimizer import OptimizerSettings, build_optimizer, guarde
 from megasharp.mcore.parallel import Place, megatron_device
 from megasharp.mcore.reference import Reference
 from megasharp.mcore.state import load_model, load_state, save_model, save_state
+from megasharp.mcore.timing import StageTimers
 from megasharp.mcore.weights import export_stage
 from megasharp.metrics.tokens import Diagnostics, token_metrics
 from megasharp.ops.head import HeadOutput
@@ -128,6 +130,8 @@ class RankLearner:
             )
             self._ddp = [DistributedDataParallel(config, reduction, chunk) for chunk in self._chunks]
             config.finalize_model_grads_func = _sum_gradients
+            self._timers = StageTimers(device)
+            config.timers = self._timers
             self._optimizer, self._scheduler = build_optimizer(
                 self._ddp, settings.optimizer, settings.dtype, options.optimizer
             )
@@ -191,12 +195,15 @@ class RankLearner:
         finish = partial(_finish, recipe, mini.denominators, mini.statistics, self._settings.diagnostics)
         results = self._passes.update(mini.per_rank[self._place.dp], finish, self._request(recipe.needs))
         loss = math.fsum(result.loss for result in results)
-        stepped = guarded_step(
-            self._optimizer, self._scheduler, self._settings.optimizer.clip_grad, math.isfinite(loss), norm_limit
-        )
+        with self._timers.stage("optimizer"):
+            stepped = guarded_step(
+                self._optimizer, self._scheduler, self._settings.optimizer.clip_grad, math.isfinite(loss), norm_limit
+            )
         metrics = add_metrics([result.metrics for result in results])
         norm, skipped, spikes = stepped.grad_norm, int(not stepped.applied), int(stepped.spike)
-        return StepStats(loss, norm, stepped.learning_rate, skipped, metrics, (norm,), spikes)
+        return StepStats(
+            loss, norm, stepped.learning_rate, skipped, metrics, (norm,), spikes, seconds=self._timers.take()
+        )
 
     def _request(self, needs: Needs) -> HeadRequest:
         diagnostics = self._settings.diagnostics
@@ -310,6 +317,11 @@ def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:
     return joined
 
 
+def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By name, over all parts that have it."""
+    return {name: math.fsum(part.get(name, 0.0) for part in parts) for name in dict.fromkeys(chain(*parts))}
+
+
 def _join_steps(stats: Sequence[StepStats]) -> StepStats:
     """Several optimizer steps of one training step: mean loss and norm, last learning rate, skips added."""
     return StepStats(
@@ -320,4 +332,5 @@ def _join_steps(stats: Sequence[StepStats]) -> StepStats:
         metrics=add_metrics([s.metrics for s in stats]),
         norms=tuple(norm for s in stats for norm in s.norms),
         spikes=sum(s.spikes for s in stats),
+        seconds=_summed([s.seconds for s in stats]),
     )

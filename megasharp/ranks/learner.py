@@ -61,12 +61,13 @@ class RanksLearner:
         )
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
-        """Update the policy; the loss is the sum of the data-parallel shares."""
+        """Update the policy; the loss is the sum of the data-parallel shares, seconds are the slowest rank's."""
         stats: list[StepStats] = [s for s in self._call("step", batch, recipe, norm_limit) if s is not None]
         return dataclasses.replace(
             stats[0],
             loss=math.fsum(s.loss for s in stats),
             metrics=add_metrics([s.metrics for s in stats]),
+            seconds={name: max(s.seconds[name] for s in stats) for name in stats[0].seconds},
         )
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -38,7 +38,7 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Update",
         (r"policy/(loss|grad_norm|learning_rate|kl_old|kl_ref|ratio|skipped)", r"rollout/(length_mean|truncated)"),
     ),
-    ("Throughput", (r"rollout/tokens_per_second", r"time/step", r"mem/peak_rss_mb")),
+    ("Throughput", (r"rollout/tokens_per_second", r"time/step", r"update/\w+_seconds", r"mem/peak_rss_mb")),
     ("GPUs (NVML)", (r"gpu/.+",)),
 )
 _TITLES = {
