@@ -1,6 +1,6 @@
-"""A learner's first weights, under any layout: from a Hugging Face folder, or from Megatron's shards.
+"""A learner's first weights, under any layout: from a Hugging Face folder, from Megatron's shards, or drawn.
 
-Both give every parameter or raise, and refuse weights that are not finite in the learner's dtype.
+The first two give every parameter or raise, and refuse weights that are not finite in the learner's dtype.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ class FirstWeights(Protocol):
 
 
 @contextmanager
-def first_weights(folder: str | Path) -> Iterator[FirstWeights]:
-    """The weights of a folder of either kind.
+def first_weights(folder: str | Path, drawn: bool = False) -> Iterator[FirstWeights]:
+    """The weights of a folder of either kind; or `drawn` for the model that it describes, which takes no reading.
 
     Raises:
         UserError: it is none, or is damaged.
     """
     model = model_folder(Path(folder))
-    if model.is_megatron:
+    if drawn:
+        yield _Drawn(model)
+    elif model.is_megatron:
         yield _Shards(model)
     else:
         with HFReader(model.path) as reader:
@@ -115,6 +117,27 @@ class _Shards:
             name, dtype = not_finite
             values = f"values that are NaN, infinite or too large for {_name(dtype)}"
             raise UserError(f"{self._folder}: tensor {name} holds {values}: {_WHY}")
+
+
+class _Drawn:
+    """Matrices with a standard deviation of 0.02, norms of 1, biases of 0: what a model has before it has learnt.
+
+    For benchmarks: ranks draw on their own devices, each its own numbers, so that the model depends on the layout.
+    """
+
+    def __init__(self, model: ModelFolder) -> None:
+        _, self.family, self.architecture = read_config(model.description)
+
+    @torch.no_grad()
+    def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
+        """In place; adapters keep their values."""
+        for name, parameter in global_parameters(chunks):
+            if is_adapter(name):
+                continue
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.02)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
 def _first_not_finite(chunks: Sequence[GPTModel]) -> tuple[str, torch.dtype] | None:

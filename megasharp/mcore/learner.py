@@ -67,6 +67,7 @@ class LearnerSettings:
     `folder` is where the model is loaded from, of either kind (`convert/model_folder.py`).
     `temperature` divides logits before everything: the rollouts' own for the policy. `diagnostics`: what the update's
     figures tell of; None leaves them out. `lora`: train adapters on frozen weights, or all weights where it is None.
+    `drawn`: begin with random weights of the model that `folder` describes.
     """
 
     folder: str
@@ -82,6 +83,7 @@ class LearnerSettings:
     diagnostics: Diagnostics | None = None
     lora: LoraSettings | None = None
     deterministic: bool = False
+    drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +113,7 @@ class RankLearner:
         self._device = device
         with self._on_device():
             options = sort_options(settings.options)
-            with first_weights(settings.folder) as source:
+            with first_weights(settings.folder, settings.drawn) as source:
                 self._family, self._arch = source.family, source.architecture
                 config = transformer_config(
                     self._arch,
@@ -189,6 +191,7 @@ class RankLearner:
         return _join_steps(stats) if self._place.reports else None
 
     def _update(self, mini: MiniBatch, recipe: Recipe, norm_limit: float | None) -> StepStats:
+        self._timers.reset()
         for chunk in self._ddp:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()

@@ -78,6 +78,10 @@ class StageTimers:
         """The stage `name` ran from `began` until now."""
         self._marks[name].append((began, self.mark()))
 
+    def reset(self) -> None:
+        """Forget what was measured: passes before an update are none of its parts."""
+        self._marks.clear()
+
     def take(self) -> dict[str, float]:
         """Seconds by stage since the last time; on a GPU it waits until all of it is done."""
         if self._device.type == "cuda":

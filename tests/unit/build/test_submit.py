@@ -136,7 +136,9 @@ def test_what_cannot_fit_is_refused(file: Path, overrides: list[str], asked: dic
 
 def test_what_could_not_start_is_not_submitted() -> None:
     with pytest.raises(UserError, match="is not built yet, so the job would end at its start"):
-        submit_run(Asked(CASP, ["policy.cp=2", "policy.dp=2"], Path("runs"), "24:00:00"), dry_run=False, say=print, note=print)
+        submit_run(
+            Asked(CASP, ["policy.cp=2", "policy.dp=2"], Path("runs"), "24:00:00"), dry_run=False, say=print, note=print
+        )
 
 
 def test_without_slurm_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,9 @@ def attempt(folder: Path, resumed: int | None, steps: range, value: float) -> No
 
 def in_files(folder: Path) -> list[int]:
     """Steps of all rows in all event files, as they lie there."""
-    events = [event for path in sorted(folder.iterdir()) for event in EventFileLoader(str(path)).Load()]
+    # Names end with a process's count of its writers, which has more digits from the tenth on.
+    paths = sorted(folder.iterdir(), key=lambda path: [int(part) for part in path.name.split(".") if part.isdigit()])
+    events = [event for path in paths for event in EventFileLoader(str(path)).Load()]
     return [event.step for event in events if event.HasField("summary")]
 
 
