@@ -23,6 +23,7 @@ from typing import Protocol
 
 from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
+from megasharp.batching.figures import packing_metrics
 from megasharp.batching.pack import PackLayout, pack
 from megasharp.errors import TrainingStopped
 from megasharp.metrics.advantages import advantage_metrics
@@ -220,7 +221,8 @@ def _update(parts: Parts, recipe: Recipe, groups: Sequence[Group], seed: int) ->
     with parts.clock.stage("update"):
         stats = parts.learner.step(batch, recipe, parts.control.norm_limit())
         parts.control.updated(stats.norms)
-    return stats, {**advantage_metrics(batch), **calibrated, **stats.metrics, **_learner_metrics(stats)}
+    figures = {**packing_metrics(batch, parts.layout.flops), **advantage_metrics(batch), **calibrated}
+    return stats, {**figures, **stats.metrics, **_learner_metrics(stats)}
 
 
 def _reset(parts: Parts, step: int) -> bool:

@@ -312,6 +312,7 @@ class MicroBatch:
     `length_S`: float64 [S] unmasked response tokens per sequence, for per-sequence means.
     `advantage_T`: float64. `inputs`: the per-token tensors methods see (its `logp_T`, `entropy_T`, top-N are filled
     in by the learner). `sequence_ids`: each sequence's index in the step's flat order, to write results back.
+    `padding`: how many of the rows, the last ones, are there to make the length divide, and predict nothing.
     """
 
     tokens_P: Tensor
@@ -323,6 +324,7 @@ class MicroBatch:
     advantage_T: Tensor
     inputs: TokenInputs
     sequence_ids: tuple[int, ...]
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import torch
 
-from megasharp.batching.pack import ROW_MULTIPLE, PackLayout
+from megasharp.batching.layout import PackLayout, row_multiple
 from megasharp.build.check import Checked
 from megasharp.build.devices import device_of
 from megasharp.build.learners import learner_settings
 from megasharp.build.placement import Placement
 from megasharp.config.run import RunConfig
+from megasharp.convert.architecture import Architecture
 from megasharp.mcore.rank import MEMORY
+from megasharp.plan.formulas import packing_flops
 from megasharp.protocols import AsyncEngine, Engine
 from megasharp.ranks.learner import RanksLearner
 from megasharp.ranks.memory import MemoryNetwork
@@ -50,7 +52,9 @@ class Learners:
 def make_learners(checked: Checked, placement: Placement, logs: Path) -> Learners:
     """All learners of a run, on ranks that they share."""
     ranks = placement.ranks(learner_settings(checked), torch.device(device_of(checked.config)), logs)
-    memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(checked)) if checked.memory else None
+    memory = None
+    if checked.memory:
+        memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(checked, checked.memory.architecture))
     return Learners(RanksLearner(ranks), memory)
 
 
@@ -90,14 +94,15 @@ def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampl
     )
 
 
-def pack_layout(checked: Checked) -> PackLayout:
-    """How a step is cut into micro-batches. With tensor parallelism rows are split over its ranks."""
+def pack_layout(checked: Checked, architecture: Architecture) -> PackLayout:
+    """How a step is cut into micro-batches for a network of this architecture."""
     config = checked.config
     return PackLayout(
         dp=checked.layout.dp,
         micro_batch_tokens=config.policy.micro_batch_tokens,
         mini_batches=config.recipe.mini_batches,
-        row_multiple=ROW_MULTIPLE * checked.layout.tp,
+        row_multiple=row_multiple(checked.layout, torch.device(device_of(config)).type),
         constant=float(config.data.largest_response),
         micro_batch_multiple=checked.layout.micro_batch_multiple,
+        flops=packing_flops(architecture),
     )

@@ -291,7 +291,7 @@ class _Run:
             rollouts=self._rollouts,
             recipes=self._checked.recipes,
             control=self._control,
-            layout=pack_layout(self._checked),
+            layout=pack_layout(self._checked, self._checked.architecture),
             learner=self._learners.policy,
             memory=self._learners.memory,
             sync=self._sync,
@@ -482,7 +482,10 @@ class _Run:
             },
         }
         write_text(root / "summary.json", json.dumps(summary, indent=1))
-        print_summary(RunSummary(last - self._start.step, changes, self._clock.totals, self._tokens, peak))
+        here = [row for row in rows if (row["step"] or 0) > self._start.step]
+        padding, imbalance = (_mean(here, f"batch/{name}") for name in ("padding", "imbalance"))
+        steps = last - self._start.step
+        print_summary(RunSummary(steps, changes, self._clock.totals, self._tokens, peak, padding, imbalance))
         if peak_of is not None:
             self._say(peak_of.line)
         for picture in pictures:
@@ -506,6 +509,12 @@ class _Run:
         curves = {name: figures.pass_at_k for name, figures in change.evaluations.items()}
         distinct = {name: figures.distinct_correct for name, figures in change.evaluations.items()}
         return plot_pass_at_k(curves, path, change.suite, distinct)
+
+
+def _mean(rows: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+    """Over the rows that have the figure."""
+    values = [value for row in rows if (value := row.get(name)) is not None]
+    return sum(values) / len(values) if values else None
 
 
 def _eval_line(result: EvalResult) -> str:

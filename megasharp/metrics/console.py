@@ -54,7 +54,8 @@ class SuiteChange:
 class RunSummary:
     """The closing figures of an attempt, `steps` those that it trained, with the evaluations of the whole run.
 
-    `stage_seconds` adds up to the attempt's wall-clock seconds.
+    `stage_seconds` adds up to the attempt's wall-clock seconds. `padding`, `imbalance`: means over its steps of
+    `batch/padding` and `batch/imbalance`, None where no step was packed.
     """
 
     steps: int
@@ -62,6 +63,8 @@ class RunSummary:
     stage_seconds: Mapping[str, float]
     tokens: float
     peak_rss_bytes: int
+    padding: float | None = None
+    imbalance: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -203,4 +206,7 @@ def _cost_table(summary: RunSummary) -> Table:
     table.add_section()
     table.add_row("tokens/s in training", f"{summary.tokens_per_second:,.0f}", "")
     table.add_row("peak memory, MiB", f"{summary.peak_rss_bytes / 2**20:,.0f}", "")
+    for name, share in (("packed rows that are padding", summary.padding), ("DP imbalance", summary.imbalance)):
+        if share is not None:
+            table.add_row(name, f"{share:.1%}", "")
     return table

@@ -7,9 +7,11 @@ means checked by a test against the code itself on a CPU; nothing here was measu
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from megasharp.batching.flops import Flops
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import LoraSettings, input_size, rows_of
 
@@ -226,7 +228,20 @@ def forward_flops_per_token(arch: Architecture, context: float) -> float:
     that the causal half is counted. A backward pass costs twice the forward one.
     """
     lookup = 0 if arch.tied else arch.vocab * arch.hidden
-    return 2.0 * (arch.parameter_count() - lookup) + 4.0 * arch.num_layers * arch.query_size * context
+    attention = arch.num_layers * _attention_flops(arch) * context
+    return 2.0 * (arch.parameter_count() - lookup) + attention
+
+
+def _attention_flops(arch: Architecture) -> float:
+    """One layer, for each row and each position that it attends to: a score and a weighted value, 2 q each."""
+    return 4.0 * arch.query_size
+
+
+def packing_flops(arch: Architecture) -> Flops:
+    """`forward_flops_per_token` for rows whose contexts are known: what batching balances ranks by."""
+    layers = Counter(arch.window(layer) for layer in range(arch.num_layers))
+    attention = tuple((window, count * _attention_flops(arch)) for window, count in layers.items())
+    return Flops(forward_flops_per_token(arch, 0.0), attention)
 
 
 def recompute_share(arch: Architecture, context: float, recompute: Recompute) -> float:
@@ -235,7 +250,7 @@ def recompute_share(arch: Architecture, context: float, recompute: Recompute) ->
         return 0.0
     if recompute == "full":
         return 1.0
-    return 4.0 * arch.num_layers * arch.query_size * context / forward_flops_per_token(arch, context)
+    return arch.num_layers * _attention_flops(arch) * context / forward_flops_per_token(arch, context)
 
 
 def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:

@@ -23,7 +23,7 @@ def make_plan(request: Request) -> Plan:
             network.architecture.check_parallel(split.tp, split.pp, vpp=split.vpp)
             if request.engines is not None:
                 network.architecture.check_parallel(request.engines.tp, 1, "rollout.")
-    rows = rows_of(request.batch, split)
+    rows = rows_of(request.batch, split, "cpu" if gpu is None else "cuda")
     found = stage_memory(request, rows)
     colocated = request.engines is not None and request.engines.colocated
     left = max(left_while_sampling(stage, request, split.offload) for stage in found) if colocated else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-from megasharp.batching.pack import ROW_MULTIPLE
+from megasharp.batching.layout import row_multiple
 from megasharp.convert.lora import LoraSettings
 from megasharp.plan.formulas import adapter_parameters, micro_batches
 from megasharp.plan.request import Batch, Network, Split
@@ -66,8 +66,11 @@ class Rows:
     largest: int
 
 
-def rows_of(batch: Batch, split: Split) -> Rows:
-    """A group's responses share one copy of the prompt in every micro-batch that has some of them."""
+def rows_of(batch: Batch, split: Split, device: str) -> Rows:
+    """A group's responses share one copy of the prompt in every micro-batch that has some of them.
+
+    `device` is the type ("cpu", "cuda"): packed rows are padded less on a GPU.
+    """
     lengths = batch.lengths
     room = max(lengths.response, split.micro_batch_tokens - lengths.prompt)
     copies = math.ceil(batch.responses * lengths.response / room)
@@ -81,5 +84,5 @@ def rows_of(batch: Batch, split: Split) -> Rows:
     )
     # A response that is longer than the budget is alone in its micro-batch.
     largest = max(min(split.micro_batch_tokens, step / (batch.mini_batches * split.dp)), lengths.longest)
-    unit = ROW_MULTIPLE * split.tp
+    unit = row_multiple(split.layout, device)
     return Rows(math.ceil(step), count, math.ceil(largest / unit) * unit)

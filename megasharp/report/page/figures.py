@@ -38,7 +38,16 @@ _SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "Update",
         (r"policy/(loss|grad_norm|learning_rate|kl_old|kl_ref|ratio|skipped)", r"rollout/(length_mean|truncated)"),
     ),
-    ("Throughput", (r"rollout/tokens_per_second", r"time/step", r"update/\w+_seconds", r"mem/peak_rss_mb")),
+    (
+        "Throughput",
+        (
+            r"rollout/tokens_per_second",
+            r"time/step",
+            r"update/\w+_seconds",
+            r"mem/peak_rss_mb",
+            r"batch/(padding|imbalance)",
+        ),
+    ),
     ("GPUs (NVML)", (r"gpu/.+",)),
 )
 _TITLES = {
@@ -47,6 +56,8 @@ _TITLES = {
     "rollout/tokens_per_second": "response tokens per second",
     "time/step": "seconds a step",
     "mem/peak_rss_mb": "peak memory of the driver (MiB)",
+    "batch/padding": "share of packed rows that are padding",
+    "batch/imbalance": "FLOPs of the largest data-parallel rank over the mean, minus 1",
 }
 _NOT_FIGURES = ("step", "time")
 

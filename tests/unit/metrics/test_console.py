@@ -61,6 +61,8 @@ def test_closing_tables():
         stage_seconds={"rollout": 20.0, "update": 20.0, "eval": 40.0, "other": 20.0, "odd": 0.0},
         tokens=80_000.0,
         peak_rss_bytes=3 * 2**29,
+        padding=0.0123,
+        imbalance=0.0,
     )
     print_summary(summary, out)
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in printed(out).splitlines()]
@@ -73,6 +75,8 @@ def test_closing_tables():
     assert ["odd", "0.0", "0%"] in rows
     assert ["tokens/s in training", "2,000", ""] in rows
     assert ["peak memory, MiB", "1,536", ""] in rows
+    assert ["packed rows that are padding", "1.2%", ""] in rows
+    assert ["DP imbalance", "0.0%", ""] in rows
     assert "150 steps in 1:40" in printed(out)
 
 
@@ -99,4 +103,4 @@ def test_what_the_memory_network_does_stands_beside_it():
 def test_a_run_of_nothing_still_has_a_table():
     out = console(terminal=False)
     print_summary(RunSummary(0, [], {}, 0.0, 0), out)
-    assert "0 steps" in printed(out)
+    assert "0 steps" in printed(out) and "padding" not in printed(out)

@@ -94,6 +94,16 @@ def test_a_tied_embedding_is_multiplied_as_the_head() -> None:
     assert formulas.forward_flops_per_token(arch, 0.0) == 2 * arch.parameter_count()
 
 
+@pytest.mark.parametrize("windows", [(), (64, None, 64, 16)])
+def test_batching_counts_the_same_flops_with_every_rows_own_context(windows: tuple[int | None, ...]) -> None:
+    arch = replace(model("qwen3-1.7b"), num_layers=4, windows=windows)
+    before, rows = 50, 40
+    seen = [[min(before + j, arch.window(layer) or before + j) for layer in range(4)] for j in range(1, rows + 1)]
+    expected = sum(formulas.forward_flops_per_token(arch, sum(layers) / 4) for layers in seen)
+    found = formulas.packing_flops(arch).of_runs(torch.tensor([before]), torch.tensor([rows]))
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
 def test_bubble_and_micro_batches_in_flight_follow_1f1b() -> None:
     assert formulas.bubble_share(1, 1, 5) == 0.0
     assert formulas.bubble_share(4, 1, 9) == 3 / 12

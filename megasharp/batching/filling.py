@@ -1,0 +1,144 @@
+"""Filling micro-batches to a capacity: best fit decreasing, with groups cut where they do not fit whole."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megasharp.batching.sizes import Draft, Sizes
+
+# Rooms are shares of the capacity; what fits exactly must not be missed by rounding.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a micro-batch may hold. A single response that is larger is alone in its micro-batch."""
+
+    tokens: int
+    flops: float = math.inf
+
+    def share(self, tokens: float, flops: float) -> float:
+        """The part of the capacity that this takes: of tokens or of FLOPs, whichever is more."""
+        return max(tokens / self.tokens, flops / self.flops)
+
+    def holds(self, tokens: float, flops: float) -> bool:
+        """Whether this much may be together."""
+        return tokens <= self.tokens and flops <= self.flops
+
+
+def fill(sizes: Sizes, capacity: Capacity, most: float = math.inf) -> list[Draft] | None:
+    """Few micro-batches within the capacity that hold every response once; None where `most` of them do not do.
+
+    Groups come longest first, whole into the fullest micro-batch that has room (best fit decreasing: D. S. Johnson et
+    al., SIAM J. Computing 3(4), 1974). A group that fits nowhere is cut: as much of it as fits goes into the emptiest,
+    unless the copy of the prompt would be larger than what it is for, then into new ones. So where groups are about as
+    large as micro-batches, one goes on where the other ended.
+    """
+    return _filled(_Filling(sizes, capacity, most))
+
+
+def spread(sizes: Sizes, capacity: Capacity, count: int, *, whole: bool = True) -> list[Draft] | None:
+    """`count` micro-batches within the capacity that hold every response once; None where they do not do.
+
+    As `fill`, but groups go into the emptiest (longest first: R. L. Graham, SIAM J. Applied Mathematics 17(2), 1969),
+    so that every micro-batch has long and short ones. Without `whole` every response goes its own way, which makes more
+    copies of prompts.
+    """
+    filling = _Spreading(sizes, capacity, count)
+    if whole:
+        return _filled(filling)
+    order = sorted(range(len(sizes.group)), key=lambda i: (-sizes.tokens[i] - sizes.prompt_tokens[sizes.group[i]], i))
+    return filling.drafts if all(filling.take(sizes.group[i], [i]) for i in order) else None
+
+
+def _filled(filling: _Filling) -> list[Draft] | None:
+    sizes = filling.sizes
+    groups: list[list[int]] = [[] for _ in sizes.prompt_tokens]
+    for i in sorted(range(len(sizes.group)), key=lambda i: (-sizes.tokens[i], i)):
+        groups[sizes.group[i]].append(i)
+    lengths = [p + sum([sizes.tokens[i] for i in group]) for p, group in zip(sizes.prompt_tokens, groups, strict=True)]
+    done = all(filling.take(g, groups[g]) for g in sorted(range(len(groups)), key=lambda g: (-lengths[g], g)))
+    return filling.drafts if done else None
+
+
+class _Filling:
+    """Micro-batches so far, and their rooms (shares of the capacity) in ascending order."""
+
+    def __init__(self, sizes: Sizes, capacity: Capacity, most: float) -> None:
+        self.sizes = sizes
+        self.drafts: list[Draft] = []
+        self._capacity = capacity
+        self._most = most
+        self._rooms: list[tuple[float, int]] = []
+
+    def take(self, group: int, rest: list[int]) -> bool:
+        """Place a group's responses, which come longest first; False where micro-batches ran out."""
+        while rest:
+            tokens = self.sizes.prompt_tokens[group] + sum([self.sizes.tokens[i] for i in rest])
+            flops = self.sizes.prompt_flops[group] + sum([self.sizes.flops[i] for i in rest])
+            at = self._room_for(tokens, flops)
+            if at is not None:
+                self._put(at, rest)
+                return True
+            chosen = self._part(group, rest) if self._rooms else []
+            if not chosen:
+                if len(self.drafts) >= self._most:
+                    return False
+                self._open()
+                chosen = self._part(group, rest)
+            self._put(-1, chosen)
+            taken = set(chosen)
+            rest = [i for i in rest if i not in taken]
+        return True
+
+    def _open(self) -> None:
+        self._rooms.append((1.0, len(self.drafts)))
+        self.drafts.append(Draft())
+
+    def _room_for(self, tokens: int, flops: float) -> int | None:
+        """Where in the rooms the fullest micro-batch stands that this fits into whole."""
+        first = bisect_left(self._rooms, (self._capacity.share(tokens, flops) - _ROUNDING, 0))
+        return next((at for at in range(first, len(self._rooms)) if self._fits(at, tokens, flops)), None)
+
+    def _fits(self, at: int, tokens: int, flops: float) -> bool:
+        draft = self.drafts[self._rooms[at][1]]
+        return self._capacity.holds(draft.tokens + tokens, draft.flops + flops)
+
+    def _part(self, group: int, rest: list[int]) -> list[int]:
+        """What should go into the emptiest micro-batch: the longest responses first that fit, with their prompt."""
+        sizes, capacity, draft = self.sizes, self._capacity, self.drafts[self._rooms[-1][1]]
+        if draft.members and len(rest) == 1:
+            return []
+        tokens = draft.tokens + sizes.prompt_tokens[group]
+        flops = draft.flops + sizes.prompt_flops[group]
+        chosen = []
+        for i in rest:
+            if capacity.holds(tokens + sizes.tokens[i], flops + sizes.flops[i]):
+                chosen.append(i)
+                tokens += sizes.tokens[i]
+                flops += sizes.flops[i]
+        if not draft.members:
+            return chosen or rest[:1]
+        return chosen if tokens - draft.tokens >= 2 * sizes.prompt_tokens[group] else []
+
+    def _put(self, at: int, responses: Sequence[int]) -> None:
+        number = self._rooms.pop(at)[1]
+        draft = self.drafts[number]
+        draft.add(responses, self.sizes)
+        insort(self._rooms, (1.0 - self._capacity.share(draft.tokens, draft.flops), number))
+
+
+class _Spreading(_Filling):
+    """All micro-batches from the start, the emptiest one next."""
+
+    def __init__(self, sizes: Sizes, capacity: Capacity, count: int) -> None:
+        super().__init__(sizes, capacity, count)
+        for _ in range(count):
+            self._open()
+
+    def _room_for(self, tokens: int, flops: float) -> int | None:
+        last = len(self._rooms) - 1
+        return last if self._fits(last, tokens, flops) else None

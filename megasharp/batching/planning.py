@@ -1,0 +1,69 @@
+"""Which response goes into which micro-batch of which rank, decided from lengths alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from megasharp.batching.balance import even_shares, exchange
+from megasharp.batching.filling import Capacity, fill, spread
+from megasharp.batching.sizes import Draft, Sizes
+
+# How much more FLOPs than expected a micro-batch may have where all are filled alike, and where one is after the other.
+_SPREAD, _FILLED = 1.02, 1.04
+_MOST_LOST = 1.5
+# Ranks whose largest is within this share of the mean are even.
+_EVEN = 0.02
+
+
+def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]:
+    """Each rank's micro-batches: equally many, a multiple of `multiple`, from the most expensive one to the cheapest.
+
+    1. As few micro-batches as the token budget allows, in whole rows of `dp * multiple`.
+    2. So many micro-batches, filled again to equal FLOPs within the budget (Coffman, Garey and Johnson's MULTIFIT,
+       1978: bin packing with a smaller capacity), unless they are too full for that.
+    3. Neighbours by FLOPs go to different ranks, paired by differences; so ranks are even, and their k-th micro-batches
+       cost alike.
+    4. What is left of the largest rank's excess is exchanged, response by response.
+    5. Where ranks are still uneven (a rank has a few responses only), 2 to 4 again with groups taken apart; what makes
+       the largest rank smaller stays.
+
+    Nothing is drawn: equal sizes give equal plans.
+    """
+    packed = fill(sizes, Capacity(budget))
+    assert packed is not None
+    count = math.ceil(len(packed) / (dp * multiple)) * dp * multiple
+    ranks = _shared_out(_even(sizes, packed, count, budget), count, dp, sizes, budget)
+    if imbalance(loads(ranks)) <= _EVEN:
+        return ranks
+    apart = spread(sizes, Capacity(budget), count, whole=False)
+    if apart is None:
+        return ranks
+    return min(ranks, _shared_out(apart, count, dp, sizes, budget), key=lambda plan: max(loads(plan)))
+
+
+def loads(ranks: list[list[Draft]]) -> list[float]:
+    """Each rank's FLOPs."""
+    return [sum(draft.flops for draft in rank) for rank in ranks]
+
+
+def imbalance(values: Sequence[float]) -> float:
+    """By how much the largest is above the mean, as a share of the mean; 0 where nothing is to do."""
+    total = sum(values)
+    return max(values) * len(values) / total - 1.0 if total else 0.0
+
+
+def _shared_out(drafts: list[Draft], count: int, dp: int, sizes: Sizes, budget: int) -> list[list[Draft]]:
+    drafts = drafts + [Draft() for _ in range(count - len(drafts))]
+    ranks = [[drafts[number] for number in share] for share in even_shares([draft.flops for draft in drafts], dp)]
+    exchange(ranks, sizes, budget)
+    return ranks
+
+
+def _even(sizes: Sizes, packed: list[Draft], count: int, budget: int) -> list[Draft]:
+    """At most `count` micro-batches whose FLOPs are alike, as far as the budget lets them; else `packed`."""
+    mean = sum(draft.flops for draft in packed) / count
+    # What is lost where the budget is filled is lost at smaller capacities, too.
+    lost = min(_MOST_LOST, len(packed) * budget / max(1, sum(draft.tokens for draft in packed)))
+    drafts = spread(sizes, Capacity(budget, mean * lost * _SPREAD), count)
+    return drafts or fill(sizes, Capacity(budget, mean * lost * _FILLED), count) or packed

@@ -1,0 +1,142 @@
+"""A planned micro-batch as tensors: packed rows, segments, and what methods see of its response tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megasharp.ops.segment import segment_sum
+from megasharp.ops.uniform import CHOICE_POSITIONS, seeds_to_int64, uniforms
+from megasharp.types import MicroBatch, Segments, TokenInputs
+from megasharp.types import Sequence as TrainSequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """A sequence with its place in the step's flat order and its group's number."""
+
+    sequence: TrainSequence
+    flat: int
+    group: int
+
+
+class _Rows:
+    """Packed rows under construction: token ids, each run's first position, and segments."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Tensor] = []
+        self.position: list[int] = []
+        self.start: list[int] = []
+        self.length: list[int] = []
+        self.prefix: list[int] = []
+        self.count = 0
+
+    def add(self, tokens: Tensor, first_position: int, prefix: int) -> int:
+        """Append a segment; returns its index."""
+        self.tokens.append(tokens)
+        self.position.append(first_position)
+        self.start.append(self.count)
+        self.length.append(len(tokens))
+        self.prefix.append(prefix)
+        self.count += len(tokens)
+        return len(self.start) - 1
+
+    def pad(self, multiple: int) -> int:
+        """Fill up to a positive multiple with a segment of its own, which predicts nothing; returns its rows."""
+        missing = max(multiple, math.ceil(self.count / multiple) * multiple) - self.count
+        if missing:
+            self.add(torch.zeros(missing, dtype=torch.int64), 0, -1)
+        return missing
+
+    def positions(self) -> Tensor:
+        """Of every row: positions count up within a segment."""
+        skipped = torch.tensor(self.position) - torch.tensor(self.start)
+        return torch.arange(self.count) + torch.repeat_interleave(skipped, torch.tensor(self.length))
+
+    def segments(self) -> Segments:
+        """The segment table."""
+        return Segments(torch.tensor(self.start), torch.tensor(self.length), torch.tensor(self.prefix))
+
+
+def micro_batch(units: Sequence[Sequence[Member]], row_multiple: int) -> MicroBatch:
+    """Pack `units`: the members of one share a copy of their prompt. Without any it is padding alone."""
+    rows = _Rows()
+    last_prompt_row: list[int] = []
+    first_row: list[int] = []
+    for unit in units:
+        prompt_length = unit[0].sequence.prompt_length
+        prompt = rows.add(unit[0].sequence.tokens[:prompt_length], 0, -1)
+        last = rows.count - 1
+        for member in unit:
+            last_prompt_row.append(last)
+            first_row.append(rows.count)
+            # The last response token predicts nothing, so its row is left out.
+            if member.sequence.response_length > 1:
+                rows.add(member.sequence.tokens[prompt_length:-1], prompt_length, prompt)
+    padding = rows.pad(row_multiple)
+    members = [member for unit in units for member in unit]
+    sequences = [member.sequence for member in members]
+    lengths = torch.tensor([s.response_length for s in sequences], dtype=torch.int64)
+    inputs = _inputs(members, lengths)
+    return MicroBatch(
+        tokens_P=torch.cat(rows.tokens),
+        positions_P=rows.positions(),
+        segments=rows.segments(),
+        rows_T=_predicting_rows(last_prompt_row, first_row, lengths),
+        targets_T=_cat([s.tokens[s.prompt_length :] for s in sequences], torch.int64),
+        length_S=segment_sum(inputs.mask_T.double(), inputs.seq_T, len(sequences)),
+        advantage_T=_cat([s.advantage_T for s in sequences], torch.float64),
+        inputs=inputs,
+        sequence_ids=tuple(member.flat for member in members),
+        padding=padding,
+    )
+
+
+def _predicting_rows(last_prompt_row: Sequence[int], first_row: Sequence[int], lengths: Tensor) -> Tensor:
+    """The row that predicts each response token: its prompt's last one, then the response's own."""
+    offset_T = _offsets(lengths)
+    first_T = torch.repeat_interleave(torch.tensor(first_row, dtype=torch.int64), lengths)
+    prompt_T = torch.repeat_interleave(torch.tensor(last_prompt_row, dtype=torch.int64), lengths)
+    return torch.where(offset_T == 0, prompt_T, first_T + offset_T - 1)
+
+
+def _inputs(members: Sequence[Member], lengths: Tensor) -> TokenInputs:
+    sequences = [member.sequence for member in members]
+
+    def per_token(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.repeat_interleave(torch.tensor(values, dtype=dtype), lengths)
+
+    return TokenInputs(
+        mask_T=_cat([s.mask_T for s in sequences], torch.float32),
+        seq_T=torch.repeat_interleave(torch.arange(len(sequences)), lengths),
+        group_T=per_token([float(member.group) for member in members], torch.int64),
+        reward_T=per_token([s.reward for s in sequences], torch.float32),
+        correct_T=per_token([float(s.correct) for s in sequences], torch.float32),
+        group_size_T=per_token([float(s.group_size) for s in sequences], torch.float32),
+        group_correct_T=per_token([float(s.group_correct) for s in sequences], torch.float32),
+        num_sequences=len(sequences),
+        sampler_logp_T=_cat([s.sampler_logp_T for s in sequences], torch.float32),
+        policy_logp_T=_cat([s.policy_logp_T for s in sequences], torch.float32),
+        draw_T=_draws([s.seed for s in sequences], lengths),
+    )
+
+
+def _draws(seeds: Sequence[int], lengths: Tensor) -> Tensor:
+    """A uniform number per token, the same however the step is packed."""
+    seed_T = torch.repeat_interleave(seeds_to_int64(seeds), lengths)
+    # Sampling draws with positions from 0; these must be other numbers.
+    return uniforms(seed_T, _offsets(lengths) + CHOICE_POSITIONS)
+
+
+def _offsets(lengths: Tensor) -> Tensor:
+    """Each token's number within its response, from 0."""
+    first_T = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+    return torch.arange(first_T.numel()) - first_T
+
+
+def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat(list(parts)).to(dtype) if parts else torch.zeros(0, dtype=dtype)

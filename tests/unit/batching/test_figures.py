@@ -1,0 +1,82 @@
+"""FLOPs of packed rows against a sum over rows, and the figures of a packed step against counting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from megasharp.batching.figures import micro_batch_flops, packing_metrics, rank_flops
+from megasharp.batching.flops import Flops
+from megasharp.batching.layout import PackLayout, row_multiple
+from megasharp.batching.pack import pack
+from megasharp.types import ParallelLayout, Sequence
+
+FLOPS = Flops(3.0, ((None, 2.0), (4, 5.0)))
+
+
+def by_rows(before: int, rows: int) -> float:
+    """One row at a time, one layer group at a time."""
+    seen = [before + j for j in range(1, rows + 1)]
+    return sum(3.0 + 2.0 * s + 5.0 * min(s, 4) for s in seen)
+
+
+def test_flops_are_those_of_every_row() -> None:
+    cases = [(before, rows) for before in (0, 1, 3, 4, 5, 9) for rows in (0, 1, 2, 5, 12)]
+    before, rows = torch.tensor(cases).T
+    assert FLOPS.of_runs(before, rows).tolist() == [by_rows(*case) for case in cases]
+
+
+def sequence(group: int, prompt: int, response: int) -> Sequence:
+    zeros = torch.zeros(response)
+    return Sequence(
+        group_id=f"g{group}",
+        index=0,
+        group_size=1,
+        group_correct=0,
+        seed=0,
+        tokens=torch.arange(prompt + response),
+        prompt_length=prompt,
+        reward=0.0,
+        correct=False,
+        advantage_T=zeros,
+        mask_T=zeros + 1,
+        sampler_logp_T=zeros,
+        policy_logp_T=zeros,
+    )
+
+
+def test_figures_of_a_packed_step() -> None:
+    """Two ranks: one with a prompt of 4 and responses of 5 and 3 (4 + 2 rows), one with 6 and 2 (6 + 1 rows)."""
+    sequences = [sequence(0, 4, 5), sequence(0, 4, 3), sequence(1, 6, 2)]
+    layout = PackLayout(2, 12, 1, row_multiple=8, constant=1.0, flops=FLOPS)
+    batch = pack(sequences, layout, seed=0)
+    first, second = batch.mini_batches[0].per_rank
+    assert [micro.sequence_ids for micro in (*first, *second)] == [(0, 1), (2,)]
+    assert [micro.padding for micro in (*first, *second)] == [6, 1]
+    large = by_rows(0, 4) + by_rows(4, 4) + by_rows(4, 2) + by_rows(0, 6)
+    small = by_rows(0, 6) + by_rows(6, 1) + by_rows(0, 1)
+    assert rank_flops(batch.mini_batches[0], FLOPS) == [large, small]
+    assert micro_batch_flops(first[0], FLOPS) == large
+    figures = {name: mean.value for name, mean in packing_metrics(batch, FLOPS).items()}
+    assert figures == {
+        "batch/padding": pytest.approx(7 / 24),
+        "batch/imbalance": pytest.approx(large / ((large + small) / 2) - 1),
+        "batch/micro_batches": 1.0,
+    }
+
+
+def test_of_several_mini_batches_the_largest_ranks_add_up() -> None:
+    sequences = [sequence(group, 4, 5 + 3 * group) for group in range(4)]
+    batch = pack(sequences, PackLayout(2, 100, 2, row_multiple=1, constant=1.0, flops=FLOPS), seed=0)
+    loads = [rank_flops(mini, FLOPS) for mini in batch.mini_batches]
+    figures = {name: mean.value for name, mean in packing_metrics(batch, FLOPS).items()}
+    assert len(loads) == 2 and figures["batch/micro_batches"] == 2.0 and figures["batch/padding"] == 0.0
+    assert figures["batch/imbalance"] == pytest.approx(sum(map(max, loads)) / sum(sum(x) / 2 for x in loads) - 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_rows_divide_by_what_tensor_and_context_parallelism_cut(device: str) -> None:
+    for tp, cp in [(1, 1), (8, 1), (1, 4), (3, 2), (8, 8)]:
+        multiple = row_multiple(ParallelLayout(tp=tp, cp=cp), device)
+        assert multiple % (2 * cp * tp) == 0 and (multiple // cp) % 16 == 0
+    assert row_multiple(ParallelLayout(), "cpu") == 128
