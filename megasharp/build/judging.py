@@ -93,7 +93,7 @@ class TellingJudge:
         for item, verdict in zip(items, verdicts, strict=True):
             if verdict.outcome is Outcome.INFRA:
                 self._tell(verdict, "a response could not be judged and is left out")
-            elif verdict.outcome is Outcome.ERROR and item.task == OWN_TASK:
+            elif verdict.outcome in (Outcome.ERROR, Outcome.TIMEOUT) and item.task == OWN_TASK:
                 self._tell(verdict, "reward.function fails on a response, which gets reward 0")
         return verdicts
 
@@ -140,13 +140,15 @@ def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[Task
 
 
 def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
-    """How many processes judge: `reward.workers`, else none, or half of the cores for tasks that must not be here.
+    """How many processes judge: `reward.workers`, else none, or half of the cores for what must not be here.
+
+    That is a user's own function too, of which nobody knows how long it takes.
 
     Example: `workers_for(RewardConfig(), {"countdown"})` is 0.
     """
     if reward.workers is not None:
         return reward.workers
-    if not LIBRARY_TASKS.intersection(tasks):
+    if reward.function is None and not LIBRARY_TASKS.intersection(tasks):
         return 0
     return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
 

@@ -150,9 +150,10 @@ class DataConfig(Section):
 class RewardConfig(Section):
     """Where verification runs: 0 workers is in the driver, right for verifiers that only compute.
 
-    Without the key it is 0, but 1 to 4 for tasks whose verifier may take for ever, `math` among them. Worker processes
-    are killed and replaced when a response takes them longer than `timeout_s`. `function`, written
-    `package.module:function`, judges training's responses in place of the task's verifier; evaluations keep theirs.
+    Without the key it is 0, but 1 to 4 for a `function` and for tasks whose verifier may take for ever, `math` among
+    them. Worker processes are killed and replaced when a response takes them longer than `timeout_s`. `function`,
+    written `package.module:function`, judges training's responses in place of the task's verifier; evaluations keep
+    theirs.
     Programs that the model writes run in a sandbox of bubblewrap's; with none they have this user's rights.
     """
 

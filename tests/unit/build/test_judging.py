@@ -53,6 +53,23 @@ def test_what_a_function_fails_by_is_told_once(tmp_path: Path, monkeypatch: pyte
     ]
 
 
+def test_a_function_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asked for workers: a run would wait for this function for ever."""
+    text = "import time\ndef hangs(text, answer): time.sleep(3600 if text == '1' else 0); return 1.0\n"
+    (tmp_path / "own_hanging.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    reward, said = RewardConfig(function="own_hanging:hangs", timeout_s=1.0), list[str]()
+    assert 1 <= workers_for(reward, {"countdown"}) <= 4
+    check_judging(reward, {"countdown"}, "run.yaml")
+    with closing(Judging(reward, {"countdown"}, None, said.append)) as judging:
+        verdicts = judging.judge.verdicts([Item("own", text, ANSWER) for text in ("1", "2")])
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.TIMEOUT, Outcome.CORRECT]
+    assert said == [
+        "reward.function fails on a response, which gets reward 0 (no verdict in 1 s); told once, counted as "
+        "outcome_timeout"
+    ]
+
+
 def test_without_a_function_nothing_is_different() -> None:
     assert training_items([ITEM], RewardConfig()) == [ITEM]
     assert all_verifiers() == VERIFIERS
