@@ -1,8 +1,8 @@
 """Core attention on packed rows, brought into Megatron through the layer spec.
 
 Megatron's own DotProductAttention refuses packed sequences. This one applies the rotary embedding at the rows' own
-positions and torch's scaled-dot-product attention on blocks of similar runs (see `blocks`), with grouped queries.
-A layer may have a window: then a query sees only that many positions, its own included.
+positions, with grouped queries. A layer may have a window: then a query sees only that many positions, its own
+included. `attend` says by which of two ways the rest is computed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megasharp.mcore.blocks import Block
+from megasharp.mcore import varlen
+from megasharp.mcore.blocks import AttentionPlan, Block
 from megasharp.mcore.packed import PackedRows
 from megasharp.mcore.rope import rotate
 
@@ -49,22 +50,38 @@ class PackedAttention(torch.nn.Module):
         """Returns [P, heads * head_dim]. The mask arguments are Megatron's and are not used: the rows' plan rules."""
         rows = packed_seq_params
         assert rows is not None and rows.cos_PF is not None and rows.sin_PF is not None
-        plan = rows.plan(self.window)
         query, key = rotate(query, rows.cos_PF, rows.sin_PF), rotate(key, rows.cos_PF, rows.sin_PF)
-        outputs = [self._attend(query, key, value, block) for block in plan.blocks]
-        return torch.cat(outputs).index_select(0, plan.restore_P)
+        return attend(query, key, value, rows, self.window, self.softmax_scale)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, block: Block) -> Tensor:
-        """One block, padded: [B * Q, heads * head_dim]."""
-        out = F.scaled_dot_product_attention(
-            _gather(query, block.query_BQ, 1),
-            _gather(key, block.key_BK, query.shape[1] // key.shape[1]),
-            _gather(value, block.key_BK, query.shape[1] // value.shape[1]),
-            attn_mask=None if block.mask_BQK is None else block.mask_BQK[:, None],
-            is_causal=block.mask_BQK is None,
-            scale=self.softmax_scale,
-        )
-        return out.transpose(1, 2).reshape(block.query_BQ.numel(), -1)
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, window: int | None, scale: float | None
+) -> Tensor:
+    """[P, heads * head_dim], by the kernels for variable lengths where they can, else block by block.
+
+    Blocks are torch's scaled-dot-product attention on similar runs, padded (see `blocks`): on CPUs, and in float32.
+    """
+    if varlen.supports(query):
+        return varlen.varlen_attention(query, key, value, rows.varlen_plan(window), scale).flatten(1)
+    return _in_blocks(query, key, value, rows.plan(window), scale)
+
+
+def _in_blocks(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float | None) -> Tensor:
+    outputs = [_block(query, key, value, block, scale) for block in plan.blocks]
+    return torch.cat(outputs).index_select(0, plan.restore_P)
+
+
+def _block(query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float | None) -> Tensor:
+    """One block, padded: [B * Q, heads * head_dim]."""
+    out = F.scaled_dot_product_attention(
+        _gather(query, block.query_BQ, 1),
+        _gather(key, block.key_BK, query.shape[1] // key.shape[1]),
+        _gather(value, block.key_BK, query.shape[1] // value.shape[1]),
+        attn_mask=None if block.mask_BQK is None else block.mask_BQK[:, None],
+        is_causal=block.mask_BQK is None,
+        scale=scale,
+    )
+    return out.transpose(1, 2).reshape(block.query_BQ.numel(), -1)
 
 
 def _gather(x: Tensor, rows_BL: Tensor, repeat: int) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from megasharp.mcore.spans import Spans, spans_of
 from megasharp.types import Segments
 
 
@@ -46,13 +47,8 @@ def full_plan(segments: Segments, num_rows: int) -> AttentionPlan:
 
 def windowed_plan(segments: Segments, num_rows: int, window: int) -> AttentionPlan:
     """Every query sees `window` positions, its own included (arXiv 2310.06825, section 2)."""
-    pieces = _pieces(segments, window)
-    return _plan((_windowed_block(pieces.select(similar), window) for similar in _similar_pieces(pieces)), num_rows)
-
-
-def longest_context(segments: Segments) -> int:
-    """The most positions that any row stands behind, itself included."""
-    return int((segments.length + _prefix_length(segments)).max())
+    spans = spans_of(segments, window, step=window)
+    return _plan((_windowed_block(spans.select(similar), window) for similar in _similar_spans(spans)), num_rows)
 
 
 def _plan(blocks: Iterable[tuple[Block, Tensor]], num_rows: int) -> AttentionPlan:
@@ -67,12 +63,6 @@ def _plan(blocks: Iterable[tuple[Block, Tensor]], num_rows: int) -> AttentionPla
         kept.append(block)
     assert bool((restore_P >= 0).all()), "every packed row belongs to exactly one run"
     return AttentionPlan(kept, restore_P)
-
-
-def _prefix_length(segments: Segments) -> Tensor:
-    """Rows of each run's prefix; 0 for a run without."""
-    lengths = segments.length[segments.prefix.clamp(min=0)]
-    return torch.where(segments.prefix >= 0, lengths, 0)
 
 
 def _similar_runs(segments: Segments) -> list[Tensor]:
@@ -108,54 +98,19 @@ def _block(segments: Segments, runs: Tensor) -> tuple[Block, Tensor]:
     return Block(query_BQ, torch.cat([before_BK, query_BQ], dim=1), mask_BQK), valid_BQ
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pieces:
-    """Parts of runs. `start`: the packed row of the first query, `length`: queries, `before`: rows seen before it.
-
-    Of those, the nearest are rows of the piece's own run, from row `run_start` on; the further ones end the prefix,
-    whose last row is `prefix_end` - 1.
-    """
-
-    start: Tensor
-    length: Tensor
-    before: Tensor
-    run_start: Tensor
-    prefix_end: Tensor
-
-    def select(self, chosen: Tensor) -> _Pieces:
-        return _Pieces(*(t[chosen] for t in (self.start, self.length, self.before, self.run_start, self.prefix_end)))
-
-
-def _pieces(segments: Segments, window: int) -> _Pieces:
-    """Every run cut from its start into pieces of `window` rows, the last one shorter."""
-    counts = -(-segments.length // window)
-    run = torch.repeat_interleave(counts)
-    skipped = (torch.arange(run.numel()) - (counts.cumsum(0) - counts)[run]) * window
-    prefix = segments.prefix[run].clamp(min=0)
-    return _Pieces(
-        start=segments.start[run] + skipped,
-        length=(segments.length[run] - skipped).clamp(max=window),
-        before=(_prefix_length(segments)[run] + skipped).clamp(max=window - 1),
-        run_start=segments.start[run],
-        prefix_end=segments.start[prefix] + segments.length[prefix],
-    )
-
-
-def _similar_pieces(pieces: _Pieces) -> list[Tensor]:
-    """Indices of pieces, grouped by the next powers of two of their queries and of what they see before them."""
-    kind = _octave(pieces.length) * 64 + _octave(pieces.before)
+def _similar_spans(spans: Spans) -> list[Tensor]:
+    """Indices of spans, grouped by the next powers of two of their queries and of what they see before them."""
+    kind = _octave(spans.length) * 64 + _octave(spans.before)
     return [torch.nonzero(kind == value)[:, 0] for value in torch.unique(kind)]
 
 
-def _windowed_block(pieces: _Pieces, window: int) -> tuple[Block, Tensor]:
-    """Keys are the rows before each piece, aligned at their end, then the piece's own."""
-    query_BQ, valid_BQ = _grid(pieces.start, pieces.length)
-    queries, reach = query_BQ.shape[1], int(pieces.before.max())
+def _windowed_block(spans: Spans, window: int) -> tuple[Block, Tensor]:
+    """Keys are the rows before each span, aligned at their end, then the span's own."""
+    query_BQ, valid_BQ = _grid(spans.start, spans.length)
+    queries, reach = query_BQ.shape[1], int(spans.before.max())
     offset_K = torch.arange(-reach, 0)
-    row_BK = pieces.start[:, None] + offset_K
-    missing_BK = pieces.run_start[:, None] - row_BK
-    row_BK = torch.where(missing_BK > 0, pieces.prefix_end[:, None] - missing_BK, row_BK)
-    seen_BK = -offset_K <= pieces.before[:, None]
+    row_BK = spans.seen(torch.arange(len(query_BQ))[:, None], offset_K)
+    seen_BK = -offset_K <= spans.before[:, None]
     distance_QK = torch.arange(queries)[:, None] - torch.arange(-reach, queries)
     # A padded query sees padded keys, its own among them: no row of the mask is empty.
     within_QK = (distance_QK >= 0) & (distance_QK < window)

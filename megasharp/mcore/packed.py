@@ -1,7 +1,7 @@
 """A packed micro-batch as Megatron's layers carry it.
 
-Rows are packed without padding (THD); by which blocks attention gathers and scatters them, `blocks` plans: once per
-micro-batch and window, for every layer of that window.
+Rows are packed without padding (THD). How they attend is planned on the CPU and sent to their device once per
+micro-batch and window, for every layer of that window: by `blocks` or by `varlen`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from megasharp.mcore.blocks import AttentionPlan, full_plan, longest_context, windowed_plan
+from megasharp.mcore.blocks import AttentionPlan, full_plan, windowed_plan
 from megasharp.mcore.moving import moved
+from megasharp.mcore.spans import longest_context, spans_of
+from megasharp.mcore.varlen import VarlenPlan, varlen_plan
 from megasharp.types import Segments
 
 
@@ -28,17 +30,28 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     cos_PF: Tensor | None = None
     sin_PF: Tensor | None = None
     _plans: dict[int | None, AttentionPlan] = field(default_factory=dict, init=False, repr=False)
+    _varlen_plans: dict[int | None, VarlenPlan] = field(default_factory=dict, init=False, repr=False)
 
     def plan(self, window: int | None) -> AttentionPlan:
-        """How rows attend in a layer where a query sees `window` positions, its own included; None sees all."""
-        assert self.segments is not None and self.cos_PF is not None
-        if window is not None and window >= longest_context(self.segments):
-            window = None
+        """Blocks of a layer where a query sees `window` positions, its own included; None sees all."""
+        segments, rows, window, device = self._planned(window)
         if window not in self._plans:
-            rows = self.cos_PF.shape[0]
-            plan = full_plan(self.segments, rows) if window is None else windowed_plan(self.segments, rows, window)
-            self._plans[window] = moved(plan, self.cos_PF.device)
+            plan = full_plan(segments, rows) if window is None else windowed_plan(segments, rows, window)
+            self._plans[window] = moved(plan, device)
         return self._plans[window]
+
+    def varlen_plan(self, window: int | None) -> VarlenPlan:
+        """The same for kernels that take stretches of queries and of keys."""
+        segments, rows, window, device = self._planned(window)
+        if window not in self._varlen_plans:
+            self._varlen_plans[window] = moved(varlen_plan(spans_of(segments, window), rows, window), device)
+        return self._varlen_plans[window]
+
+    def _planned(self, window: int | None) -> tuple[Segments, int, int | None, torch.device]:
+        """What a plan is made of: runs, number of rows, the window where it hides something, the rows' device."""
+        assert self.segments is not None and self.cos_PF is not None
+        hides = window is not None and window < longest_context(self.segments)
+        return self.segments, self.cos_PF.shape[0], window if hides else None, self.cos_PF.device
 
 
 def packed_rows(segments: Segments, cos_PF: Tensor, sin_PF: Tensor) -> PackedRows:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megasharp.mcore.blocks import AttentionPlan, full_plan, longest_context, windowed_plan
+from megasharp.mcore.blocks import AttentionPlan, full_plan, windowed_plan
+from megasharp.mcore.spans import longest_context
 from megasharp.types import Segments
 
 # Prompts of 5 and 1 rows with two and one responses, and runs that share nothing.

@@ -1,0 +1,102 @@
+"""Torch's variable-length flash attention on a GPU: outputs and gradients against masked attention in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from megasharp.mcore import varlen
+from megasharp.mcore.attention import attend
+from megasharp.mcore.packed import PackedRows, packed_rows
+from megasharp.types import Segments
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
+
+# Prompts with responses, runs that share nothing, and stretches longer than the kernels' tiles.
+RUNS = [(150, -1), (300, 0), (1, 0), (129, 0), (1, -1), (400, 4), (257, -1), (3, -1)]
+
+
+def segments_of(runs: list[tuple[int, int]]) -> Segments:
+    lengths = torch.tensor([length for length, _ in runs])
+    return Segments(lengths.cumsum(0) - lengths, lengths, torch.tensor([prefix for _, prefix in runs]))
+
+
+def inputs(rows: int, heads: int, groups: int, size: int, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((rows, heads, size), (rows, groups, size), (rows, groups, size), (rows, heads * size))
+    return [torch.randn(shape, generator=generator).to(dtype).cuda() for shape in shapes]
+
+
+def on_gpu(segments: Segments, rows: int) -> PackedRows:
+    tables = torch.empty(rows, 1, device="cuda")
+    return packed_rows(segments, tables, tables)
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, segments: Segments, window: int | None) -> Tensor:
+    run = torch.repeat_interleave(segments.length)
+    before = torch.where(segments.prefix >= 0, segments.length[segments.prefix], 0)
+    position = torch.arange(len(run)) - segments.start[run] + before[run]
+    distance = position[:, None] - position
+    same = (run[:, None] == run) | (segments.prefix[run][:, None] == run)
+    mask = (same & (distance >= 0) & (distance < (window or len(run)))).cuda()
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    scores = torch.einsum("phd,qhd->hpq", query, key) / query.shape[-1] ** 0.5
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return torch.einsum("hpq,qhd->phd", weights, value).flatten(1)
+
+
+def with_gradients(out: Tensor, inputs: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+    return [out, *torch.autograd.grad(out, inputs, cotangent)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 100])
+@pytest.mark.parametrize(("heads", "groups", "size"), [(8, 2, 128), (4, 4, 64), (16, 2, 256)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_outputs_and_gradients(
+    window: int | None, heads: int, groups: int, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = segments_of(RUNS)
+    rows = int(segments.length.sum())
+    *given, cotangent = inputs(rows, heads, groups, size, dtype)
+    exact = [x.double().requires_grad_() for x in given]
+    expected = with_gradients(written_out(*exact, segments, window), exact, cotangent.double())
+    given = [x.requires_grad_() for x in given]
+    assert varlen.supports(given[0])
+    got = with_gradients(attend(*given, on_gpu(segments, rows), window, None), given, cotangent)
+    monkeypatch.setattr(varlen, "supports", lambda query: False)
+    blocks = with_gradients(attend(*given, on_gpu(segments, rows), window, None), given, cotangent)
+    for mine, theirs, true in zip(got, blocks, expected, strict=True):
+        error, usual = ((x.double() - true).norm() / true.norm() for x in (mine, theirs))
+        # At this precision torch's masked attention is not exact either.
+        assert error < 0.02 and error < 2 * usual + 1e-3
+
+
+def test_layers_do_not_wait_for_the_gpu() -> None:
+    """Once a micro-batch's plan is there, attention reads nothing back."""
+    segments = segments_of(RUNS)
+    rows = int(segments.length.sum())
+    *given, cotangent = inputs(rows, 8, 2, 128, torch.bfloat16)
+    given = [x.requires_grad_() for x in given]
+    packed = on_gpu(segments, rows)
+    with_gradients(attend(*given, packed, None, None), given, cotangent)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with_gradients(attend(*given, packed, None, None), given, cotangent)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
+    def peak(rows: int) -> int:
+        *given, cotangent = inputs(rows, 4, 2, 64, torch.bfloat16)
+        given = [x.requires_grad_() for x in given]
+        packed = on_gpu(segments_of([(rows // 4, -1), (rows - rows // 4, 0)]), rows)
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        with_gradients(attend(*given, packed, None, None), given, cotangent)
+        return torch.cuda.max_memory_allocated() - start
+
+    peak(4096)
+    assert peak(32768) < 10 * peak(4096)

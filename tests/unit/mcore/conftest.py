@@ -1,0 +1,8 @@
+"""Makes `stand_in_flash` importable in the tests of this folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
