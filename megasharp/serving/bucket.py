@@ -104,11 +104,12 @@ def laid_out(tensors: Named, digests: Sequence[str] | None = None) -> tuple[Entr
 
 
 def flattened(tensors: Named) -> tuple[tuple[Entry, ...], Tensor]:
-    """The tensors as one uint8 tensor on their device, and where each lies in it."""
+    """The tensors as one uint8 tensor on their device, and where each lies in it. What lies between is undefined."""
     entries = laid_out(tensors)
-    flat = torch.zeros(flat_size(entries), dtype=torch.uint8, device=tensors[0][1].device if tensors else None)
+    flat = torch.empty(flat_size(entries), dtype=torch.uint8, device=tensors[0][1].device if tensors else None)
+    # Each tensor is read once, whatever its strides, and nothing is written twice.
     for entry, (_, tensor) in zip(entries, tensors, strict=True):
-        flat[entry.offset : entry.offset + entry.nbytes] = _bytes_of(tensor)
+        flat[entry.offset : entry.offset + entry.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
     return entries, flat
 
 
