@@ -1,0 +1,144 @@
+"""All that waits for a GPU, in one command: tests, the quickstart beside a CPU's, and every benchmark.
+
+    python tools/check_gpu.py                       # about 20 minutes on one H200
+    python tools/check_gpu.py --only step sync      # some of it
+    python tools/check_gpu.py --list
+
+Each check is a process of its own with a limit, so that one that fails, hangs or runs out of memory leaves the others
+alone. Their output is in `--out`; benchmarks' JSON files are in tools/results. The last lines are a table. Exit code 1
+where a check failed, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_OUTPUT_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One command of this Python, by name; `limit_s` ends it."""
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+
+
+def tool(name: str, *arguments: str) -> tuple[str, ...]:
+    """A script of this folder."""
+    return (f"tools/{name}.py", *arguments)
+
+
+def quickstart(runs: Path, device: str, steps: int) -> tuple[str, ...]:
+    """The quickstart's training alone, without evaluations."""
+    return (
+        "-m", "megasharp.cli", "train", "examples/quickstart/run.yaml", "--runs", str(runs),
+        f"name=quickstart_{device}", f"policy.device={device}", f"steps={steps}", "eval.every=0", "eval.at_start=false",
+        "eval.suites=[]", "log.tensorboard=false",
+    )  # fmt: skip
+
+
+def checks(out: Path, steps: int) -> list[Check]:
+    """Everything, the quickest and most basic first."""
+    return [
+        Check("tests", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"), 600),
+        Check("quickstart-gpu", quickstart(out, "cuda", steps), 600),
+        Check("quickstart-cpu", quickstart(out, "cpu", steps), 600),
+        Check("curves", tool("check_gpu", "--compare", str(out)), 60),
+        Check("head", tool("bench_head"), 300),
+        Check("batching", tool("bench_batching"), 300),
+        Check("step", tool("bench_step", "--model", "qwen3-4b", "--random-init", "--recompute", "full"), 400),
+        Check("sync", tool("bench_sync", "--model", "qwen3-8b"), 300),
+    ]
+
+
+def run(check: Check, out: Path) -> tuple[str, float]:
+    """How it ended, and its seconds; prints the end of its output."""
+    log = out / f"{check.name}.log"
+    began = time.monotonic()
+    with log.open("w") as file:
+        try:
+            done = subprocess.run(
+                [sys.executable, *check.command],
+                check=False,
+                cwd=REPOSITORY,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=check.limit_s,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+            ended = "ok" if done.returncode == 0 else f"exit {done.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"not done in {check.limit_s:g} s"
+    print(f"--- {check.name}: {ended}; {log}", flush=True)
+    print("\n".join(log.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:]), flush=True)
+    return ended, time.monotonic() - began
+
+
+def compare(out: Path) -> int:
+    """The two quickstarts' curves: means of reward, entropy and gradient norm over fifths of the run."""
+    curves = {}
+    for device in ("cuda", "cpu"):
+        lines = (out / f"quickstart_{device}" / "metrics.jsonl").read_text().splitlines()
+        curves[device] = [row for row in map(json.loads, lines) if "policy/loss" in row]
+    count = min(map(len, curves.values()))
+    print(f"{count} steps; GPU / CPU")
+    for name in ("reward/mean", "entropy/policy", "policy/grad_norm", "rollout/length_mean", "time/step"):
+        fifths = []
+        for part in range(5):
+            span = slice(part * count // 5, (part + 1) * count // 5)
+            means = [sum(row[name] for row in curves[d][span]) / max(1, span.stop - span.start) for d in curves]
+            fifths.append(" / ".join(f"{mean:.4g}" for mean in means))
+        print(f"{name:<22}" + "   ".join(fifths))
+    first = [curves[device][0]["policy/loss"] for device in curves]
+    print(f"first step's loss: {first[0]:.8g} / {first[1]:.8g}")
+    return 0
+
+
+def main() -> int:
+    """Run what was asked for; the table comes last."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "runs" / "check_gpu")
+    parser.add_argument("--steps", type=int, default=200, help="of the quickstarts")
+    parser.add_argument("--only", nargs="+", default=None, help="names of checks")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--compare", type=Path, default=None, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.compare is not None:
+        return compare(arguments.compare)
+    known = checks(arguments.out, arguments.steps)
+    if arguments.list:
+        print("\n".join(f"{check.name:<16} {' '.join(check.command)}" for check in known))
+        return 0
+    unknown = set(arguments.only or ()) - {check.name for check in known}
+    if unknown or not torch.cuda.is_available():
+        told = f"--only {' '.join(sorted(unknown))}: see --list" if unknown else "torch finds no GPU on this machine"
+        print(f"check_gpu: {told}", file=sys.stderr)
+        return 2
+    return told_of([check for check in known if arguments.only is None or check.name in arguments.only], arguments.out)
+
+
+def told_of(wanted: Sequence[Check], out: Path) -> int:
+    """Run them one after another and print how each ended."""
+    out.mkdir(parents=True, exist_ok=True)
+    ended = {check.name: run(check, out) for check in wanted}
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    for name, (how, seconds) in ended.items():
+        print(f"{name:<16} {seconds:7.1f} s  {how}")
+    return int(any(how != "ok" for how, _ in ended.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
