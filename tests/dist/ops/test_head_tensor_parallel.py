@@ -1,10 +1,15 @@
-"""token_head with the vocabulary over 2 and 4 ranks equals token_head on one: values and gradients."""
+"""token_head with the vocabulary over 2, 4 and 8 ranks equals token_head on one: values and gradients.
+
+By torch, and by the Triton kernels under their interpreter.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -12,9 +17,11 @@ import torch.distributed as dist
 from launch import run_ranks
 from torch import Tensor
 
-from megasharp.ops.head import HeadOutput, VocabShard, token_head
+from megasharp.ops.head import HeadOutput, Kernels, VocabShard, token_head
 
-WORLD = 4
+# Ranks, and the sizes of groups that they form one after the other.
+WORLDS: dict[Kernels, tuple[int, tuple[int, ...]]] = {"torch": (4, (2, 4)), "triton": (8, (2, 4, 8))}
+SIZES = [(kernels, tp) for kernels, (_, sizes) in WORLDS.items() for tp in sizes]
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,9 @@ CASES = {
 }
 
 
-def compute(case: Case, logits_TVp: Tensor, shard: VocabShard) -> tuple[HeadOutput, Tensor]:
+def compute(
+    case: Case, logits_TVp: Tensor, shard: VocabShard, kernels: Kernels = "torch"
+) -> tuple[HeadOutput, Tensor]:
     leaf_TVp = logits_TVp.clone().requires_grad_()
     head = token_head(
         leaf_TVp,
@@ -83,6 +92,7 @@ def compute(case: Case, logits_TVp: Tensor, shard: VocabShard) -> tuple[HeadOutp
         entropy=True,
         entropy_gradient=True,
         topn=case.topn,
+        kernels=kernels,
     )
     loss = torch.zeros(())
     for salt, value in enumerate((head.logp_T, head.entropy_T, head.topn_logp_TN)):
@@ -127,18 +137,46 @@ def shard_of(case: Case, group: dist.ProcessGroup) -> tuple[Tensor, VocabShard]:
 
 
 def my_group(tp: int) -> dist.ProcessGroup:
-    groups = [dist.new_group(list(range(start, start + tp))) for start in range(0, WORLD, tp)]
+    groups = [dist.new_group(list(range(start, start + tp))) for start in range(0, dist.get_world_size(), tp)]
     return groups[dist.get_rank() // tp]
 
 
-def observe_cases(rank: int, world: int) -> dict[tuple[int, str], Observed]:
+# The interpreter is slow, and eight ranks share the cores.
+INTERPRETED = ("padded", "a shard of padding only", "ties", "no top-N", "zero tokens")
+
+
+def cases(kernels: Kernels) -> dict[str, Case]:
+    if kernels == "torch":
+        return CASES
+    return {name: able_to_read(CASES[name], kernels) for name in INTERPRETED}
+
+
+def able_to_read(case: Case, kernels: Kernels) -> Case:
+    """The same numbers as the kernels have them: float32, and eight candidates."""
+    return replace(case, logits_TV=case.logits_TV.float(), topn=min(case.topn, 8)) if kernels == "triton" else case
+
+
+def interpret_kernels() -> None:
+    """Have Triton imported anew: whether it interprets is settled at its import, which Megatron's brought about."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")]:
+        del sys.modules[name]
+    os.environ["TRITON_INTERPRET"] = "1"
+    from megasharp.ops.head.launch import TUNING
+
+    TUNING.forward_block = TUNING.backward_block = 4
+    TUNING.programs = 9
+
+
+def observe_cases(rank: int, world: int, kernels: Kernels) -> dict[tuple[int, str], Observed]:
+    if kernels == "triton":
+        interpret_kernels()
     counter = count_collectives()
     observed = {}
-    for tp in (2, 4):
+    for tp in WORLDS[kernels][1]:
         group = my_group(tp)
-        for name, case in CASES.items():
+        for name, case in cases(kernels).items():
             counter.clear()
-            head, gradient_TVp = compute(case, *shard_of(case, group))
+            head, gradient_TVp = compute(case, *shard_of(case, group), kernels)
             observed[tp, name] = Observed(named(head), gradient_TVp, dict(counter))
     return observed
 
@@ -159,8 +197,8 @@ def refusals(rank: int, world: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def observed() -> list[dict[tuple[int, str], Observed]]:
-    return run_ranks(WORLD, observe_cases)
+def observed() -> dict[Kernels, list[dict[tuple[int, str], Observed]]]:
+    return {kernels: run_ranks(world, observe_cases, kernels) for kernels, (world, _) in WORLDS.items()}
 
 
 def expected_of(case: Case) -> tuple[dict[str, Tensor], Tensor]:
@@ -168,14 +206,15 @@ def expected_of(case: Case) -> tuple[dict[str, Tensor], Tensor]:
     return named(head), gradient_TV
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize("name", CASES)
-def test_equal_to_one_rank(observed: list[dict[tuple[int, str], Observed]], tp: int, name: str) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize(("kernels", "tp", "name"), [(k, tp, name) for k, tp in SIZES for name in cases(k)])
+def test_equal_to_one_rank(
+    observed: dict[Kernels, list[dict[tuple[int, str], Observed]]], kernels: Kernels, tp: int, name: str
+) -> None:
+    case = cases(kernels)[name]
     outputs, gradient_TV = expected_of(case)
     tolerance = 2e-6 if case.logits_TV.dtype == torch.float32 else 1e-12
-    for first in range(0, WORLD, tp):
-        ranks = [rank[tp, name] for rank in observed[first : first + tp]]
+    for first in range(0, len(observed[kernels]), tp):
+        ranks = [rank[tp, name] for rank in observed[kernels][first : first + tp]]
         for rank in ranks:
             assert rank.outputs.keys() == outputs.keys()
             for key, value in outputs.items():
@@ -187,11 +226,11 @@ def test_equal_to_one_rank(observed: list[dict[tuple[int, str], Observed]], tp: 
         assert torch.equal(gradient_TVp[:, vocabulary:], torch.zeros_like(gradient_TVp[:, vocabulary:]))
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(("kernels", "tp"), SIZES)
 def test_communication_is_two_reductions_and_one_gather(
-    observed: list[dict[tuple[int, str], Observed]], tp: int
+    observed: dict[Kernels, list[dict[tuple[int, str], Observed]]], kernels: Kernels, tp: int
 ) -> None:
-    for rank in observed:
+    for rank in observed[kernels]:
         assert rank[tp, "padded"].collectives == {"all_reduce": 2, "all_gather": 1}
         assert rank[tp, "no top-N"].collectives == {"all_reduce": 2}
 

@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.distributed as dist
+from head_cases import loss, oracle
 from torch import Tensor
 
-from megasharp.ops.head import HeadOutput, VocabShard, token_head
+from megasharp.ops.head import VocabShard, token_head
 
 VOCABULARY = 13
 TOKENS = 6
-
-
-@dataclass(frozen=True)
-class Oracle:
-    """The same outputs by straight-line float64 code, and the gradient of `_loss` by autograd."""
-
-    output: HeadOutput
-    gradient: Tensor
-
-
-def oracle(logits_TVp: Tensor, target_T: Tensor, valid: int, temperature: float, topn: int) -> Oracle:
-    leaf_TVp = logits_TVp.detach().double().clone().requires_grad_()
-    logp_TV = torch.log_softmax(leaf_TVp[:, :valid] / temperature, dim=1)
-    possible_TV = torch.isfinite(logp_TV)
-    safe_logp_TV = torch.where(possible_TV, logp_TV, torch.zeros_like(logp_TV))
-    entropy_T = -(safe_logp_TV.exp() * safe_logp_TV * possible_TV).sum(1)
-    ranked = [sorted(range(valid), key=lambda v: (-row[v], v)) for row in leaf_TVp.tolist()]
-    topn_id_TN = torch.tensor([row[:topn] for row in ranked], dtype=torch.int64).reshape(len(ranked), topn)
-    is_top1_T = torch.tensor([float(row[0] == t) for row, t in zip(ranked, target_T.tolist(), strict=True)])
-    output = HeadOutput(
-        logp_TV.gather(1, target_T[:, None])[:, 0],
-        entropy_T,
-        logp_TV.gather(1, topn_id_TN),
-        topn_id_TN,
-        is_top1_T.double(),
-        torch.logsumexp(leaf_TVp.detach()[:, :valid] / temperature, dim=1),
-    )
-    _loss(output).backward()
-    assert leaf_TVp.grad is not None
-    return Oracle(output, leaf_TVp.grad)
-
-
-def _loss(output: HeadOutput) -> Tensor:
-    """A weighted sum with another weight, sign included, for every element that carries a gradient."""
-    total = torch.zeros((), dtype=torch.float64)
-    for salt, value in enumerate((output.logp_T, output.entropy_T, output.topn_logp_TN)):
-        if value is not None and value.requires_grad:
-            weight = torch.cos(torch.arange(value.numel(), dtype=torch.float64) + salt).reshape(value.shape)
-            total = total + (weight * value.double()).nan_to_num(neginf=0.0).sum()
-    return total
 
 
 def whole(valid: int) -> VocabShard:
@@ -87,7 +47,7 @@ def check(
         entropy_gradient=True,
         topn=topn,
     )
-    _loss(actual).backward()
+    loss(actual).backward()
     close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
     torch.testing.assert_close(actual.logp_T, expected.output.logp_T, **close)
     torch.testing.assert_close(actual.entropy_T, expected.output.entropy_T, **close)
@@ -284,7 +244,7 @@ def test_zero_tokens() -> None:
         topn=3,
     )
     assert head.logp_T.shape == (0,) and head.topn_id_TN is not None and head.topn_id_TN.shape == (0, 3)
-    _loss(head).backward()
+    loss(head).backward()
     assert logits_TVp.grad is not None and logits_TVp.grad.shape == (0, VOCABULARY + 2)
 
 
@@ -332,7 +292,7 @@ def test_input_is_left_alone() -> None:
     head = token_head(
         logits_TVp, target_T, whole(VOCABULARY), temperature=0.5, entropy=True, entropy_gradient=True, topn=2
     )
-    _loss(head).backward()
+    loss(head).backward()
     assert torch.equal(logits_TVp.detach(), before)
 
 
