@@ -121,8 +121,8 @@ def logits_bytes(tokens: float, columns: int, width: int, entropy: bool) -> floa
     """Most that the head holds at once: `tokens` rows of `columns` = vocab / tp logits.
 
     From `ops/head/reference.py` and the learner: the logits and their rows of responses, `width` each; the shifted
-    float32 copy, and with the entropy its exponential. Backward needs no more: the rows, a float32 gradient (with the gradient of the
-    entropy one more), its copy in `width`. Counted as if every row predicted. Measured: 1 % more.
+    float32 copy, and with the entropy its exponential. Backward needs no more: the rows, a float32 gradient (with the
+    gradient of the entropy one more), its copy in `width`. Counted as if every row predicted. Measured: 1 % more.
     """
     return tokens * columns * (2 * width + _FP32 * (2 if entropy else 1))
 
