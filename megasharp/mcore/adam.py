@@ -17,7 +17,8 @@ from torch import Tensor
 class Adam(torch.optim.Optimizer):
     """Adam with decoupled (`adam_w_mode`) or coupled weight decay, and bias correction (arXiv 1412.6980, 1711.05101).
 
-    Parameters and moments are updated together by torch's grouped operations.
+    On a GPU one of torch's kernels updates all of a parameter at once. On a CPU its grouped operations do, whose bits
+    the recorded curves have; they need memory for one more copy of the parameters.
     """
 
     def __init__(
@@ -55,6 +56,9 @@ class Adam(torch.optim.Optimizer):
         gradients = [p.grad for p in params if p.grad is not None]
         moments = [self.state[p]["exp_avg"] for p in params]
         squares = [self.state[p]["exp_avg_sq"] for p in params]
+        if params[0].is_cuda:
+            self._update_fused(group, params, gradients, moments, squares)
+            return
         if group["weight_decay"] and self.adam_w_mode:
             torch._foreach_mul_(params, 1.0 - lr * group["weight_decay"])
         elif group["weight_decay"]:
@@ -66,6 +70,32 @@ class Adam(torch.optim.Optimizer):
         torch._foreach_div_(denominators, (1.0 - beta2**step) ** 0.5)
         torch._foreach_add_(denominators, group["eps"])
         torch._foreach_addcdiv_(params, moments, denominators, -lr / (1.0 - beta1**step))
+
+    def _update_fused(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        gradients: list[Tensor],
+        moments: list[Tensor],
+        squares: list[Tensor],
+    ) -> None:
+        step = torch.tensor(float(group["step"]), device=params[0].device)
+        update = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
+        update(
+            params,
+            gradients,
+            moments,
+            squares,
+            [],
+            [step] * len(params),
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def use_where_nothing_is_fused() -> None:

@@ -75,8 +75,8 @@ def test_a_step_is_the_cpus(tmp_path: Path, methods: tuple[str, ...]) -> None:
     with pretended_cuda() as gpu:
         found, there = steps(folder, methods, gpu)
     for mine, theirs in zip(found, expected, strict=True):
-        assert mine.loss == pytest.approx(theirs.loss, rel=1e-5)
-        assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-5)
+        assert mine.loss == pytest.approx(theirs.loss, rel=1e-4)
+        assert mine.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
         assert mine.metrics.keys() == theirs.metrics.keys()
     assert there.keys() == weights.keys()
     assert all(torch.allclose(there[name], weights[name], atol=1e-5) for name in weights)
@@ -102,8 +102,8 @@ def test_weights_come_and_go(tmp_path: Path) -> None:
         learner.offload()
         learner.onload()
         found = learner.step(learner.annotate(batch, chosen.annotation), chosen)
-    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
-    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
 
 
 @pytest.mark.parametrize("mu", [None, 0.3])
