@@ -76,9 +76,12 @@ class _Filling:
 
     def take(self, group: int, rest: list[int]) -> bool:
         """Place a group's responses, which come longest first; False where micro-batches ran out."""
+        sizes = self.sizes
         while rest:
-            tokens = self.sizes.prompt_tokens[group] + sum([self.sizes.tokens[i] for i in rest])
-            flops = self.sizes.prompt_flops[group] + sum([self.sizes.flops[i] for i in rest])
+            tokens, flops = sizes.prompt_tokens[group], sizes.prompt_flops[group]
+            for i in rest:
+                tokens += sizes.tokens[i]
+                flops += sizes.flops[i]
             at = self._room_for(tokens, flops)
             if at is not None:
                 self._put(at, rest)
@@ -101,7 +104,10 @@ class _Filling:
     def _room_for(self, tokens: int, flops: float) -> int | None:
         """Where in the rooms the fullest micro-batch stands that this fits into whole."""
         first = bisect_left(self._rooms, (self._capacity.share(tokens, flops) - _ROUNDING, 0))
-        return next((at for at in range(first, len(self._rooms)) if self._fits(at, tokens, flops)), None)
+        for at in range(first, len(self._rooms)):
+            if self._fits(at, tokens, flops):
+                return at
+        return None
 
     def _fits(self, at: int, tokens: int, flops: float) -> bool:
         draft = self.drafts[self._rooms[at][1]]

@@ -9,6 +9,7 @@ meet in collectives. Denominators are counted here, over the whole optimizer ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from megasharp.batching.layout import PackLayout
 from megasharp.batching.planning import plan
 from megasharp.batching.rows import Member, micro_batch
 from megasharp.batching.sizes import Draft, Sizes, measure
-from megasharp.types import Denominators, MiniBatch, StepBatch
+from megasharp.types import Denominators, MicroBatch, MiniBatch, StepBatch
 from megasharp.types import Sequence as TrainSequence
 
 __all__ = ["PackLayout", "pack"]
@@ -63,7 +64,7 @@ def _mini_batch(groups: Sequence[Sequence[Member]], layout: PackLayout) -> MiniB
     per_rank = tuple(
         tuple(micro_batch(_units(draft, members), layout.row_multiple) for draft in rank) for rank in ranks
     )
-    return MiniBatch(per_rank, _denominators([member.sequence for member in members], layout.constant))
+    return MiniBatch(per_rank, _denominators([micro for rank in per_rank for micro in rank], layout.constant))
 
 
 def _units(draft: Draft, members: Sequence[Member]) -> list[list[Member]]:
@@ -71,6 +72,7 @@ def _units(draft: Draft, members: Sequence[Member]) -> list[list[Member]]:
     return [[members[i] for i in sorted(draft.members[group])] for group in sorted(draft.members)]
 
 
-def _denominators(sequences: Sequence[TrainSequence], constant: float) -> Denominators:
-    counts = torch.stack([sequence.mask_T.sum(dtype=torch.float64) for sequence in sequences])
-    return Denominators(tokens=float(counts.sum()), sequences=float((counts > 0).sum()), constant=constant)
+def _denominators(micros: Sequence[MicroBatch], constant: float) -> Denominators:
+    """Counted over all ranks; `fsum` because sums must not depend on the order that packing brought."""
+    counts = torch.cat([micro.length_S for micro in micros])
+    return Denominators(tokens=math.fsum(counts.tolist()), sequences=float((counts > 0).sum()), constant=constant)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megasharp.ops.segment import segment_sum
+from megasharp.ops.segment import segment_broadcast, segment_sum
 from megasharp.ops.uniform import CHOICE_POSITIONS, seeds_to_int64, uniforms
 from megasharp.types import MicroBatch, Segments, TokenInputs
 from megasharp.types import Sequence as TrainSequence
@@ -81,12 +81,14 @@ def micro_batch(units: Sequence[Sequence[Member]], row_multiple: int) -> MicroBa
     members = [member for unit in units for member in unit]
     sequences = [member.sequence for member in members]
     lengths = torch.tensor([s.response_length for s in sequences], dtype=torch.int64)
-    inputs = _inputs(members, lengths)
+    seq_T = torch.repeat_interleave(torch.arange(len(sequences)), lengths)
+    offset_T = torch.arange(seq_T.numel()) - segment_broadcast(lengths.cumsum(0) - lengths, seq_T)
+    inputs = _inputs(members, seq_T, offset_T)
     return MicroBatch(
         tokens_P=torch.cat(rows.tokens),
         positions_P=rows.positions(),
         segments=rows.segments(),
-        rows_T=_predicting_rows(last_prompt_row, first_row, lengths),
+        rows_T=_predicting_rows(last_prompt_row, first_row, seq_T, offset_T),
         targets_T=_cat([s.tokens[s.prompt_length :] for s in sequences], torch.int64),
         length_S=segment_sum(inputs.mask_T.double(), inputs.seq_T, len(sequences)),
         advantage_T=_cat([s.advantage_T for s in sequences], torch.float64),
@@ -96,46 +98,35 @@ def micro_batch(units: Sequence[Sequence[Member]], row_multiple: int) -> MicroBa
     )
 
 
-def _predicting_rows(last_prompt_row: Sequence[int], first_row: Sequence[int], lengths: Tensor) -> Tensor:
+def _predicting_rows(
+    last_prompt_row: Sequence[int], first_row: Sequence[int], seq_T: Tensor, offset_T: Tensor
+) -> Tensor:
     """The row that predicts each response token: its prompt's last one, then the response's own."""
-    offset_T = _offsets(lengths)
-    first_T = torch.repeat_interleave(torch.tensor(first_row, dtype=torch.int64), lengths)
-    prompt_T = torch.repeat_interleave(torch.tensor(last_prompt_row, dtype=torch.int64), lengths)
-    return torch.where(offset_T == 0, prompt_T, first_T + offset_T - 1)
+    own_T = segment_broadcast(torch.tensor(first_row, dtype=torch.int64) - 1, seq_T) + offset_T
+    return torch.where(offset_T == 0, segment_broadcast(torch.tensor(last_prompt_row, dtype=torch.int64), seq_T), own_T)
 
 
-def _inputs(members: Sequence[Member], lengths: Tensor) -> TokenInputs:
+def _inputs(members: Sequence[Member], seq_T: Tensor, offset_T: Tensor) -> TokenInputs:
     sequences = [member.sequence for member in members]
+    seeds = seeds_to_int64([sequence.seed for sequence in sequences])
 
-    def per_token(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.repeat_interleave(torch.tensor(values, dtype=dtype), lengths)
+    def per_token(values: list[float]) -> Tensor:
+        return segment_broadcast(torch.tensor(values, dtype=torch.float32), seq_T)
 
     return TokenInputs(
         mask_T=_cat([s.mask_T for s in sequences], torch.float32),
-        seq_T=torch.repeat_interleave(torch.arange(len(sequences)), lengths),
-        group_T=per_token([float(member.group) for member in members], torch.int64),
-        reward_T=per_token([s.reward for s in sequences], torch.float32),
-        correct_T=per_token([float(s.correct) for s in sequences], torch.float32),
-        group_size_T=per_token([float(s.group_size) for s in sequences], torch.float32),
-        group_correct_T=per_token([float(s.group_correct) for s in sequences], torch.float32),
+        seq_T=seq_T,
+        group_T=segment_broadcast(torch.tensor([member.group for member in members], dtype=torch.int64), seq_T),
+        reward_T=per_token([s.reward for s in sequences]),
+        correct_T=per_token([float(s.correct) for s in sequences]),
+        group_size_T=per_token([float(s.group_size) for s in sequences]),
+        group_correct_T=per_token([float(s.group_correct) for s in sequences]),
         num_sequences=len(sequences),
         sampler_logp_T=_cat([s.sampler_logp_T for s in sequences], torch.float32),
         policy_logp_T=_cat([s.policy_logp_T for s in sequences], torch.float32),
-        draw_T=_draws([s.seed for s in sequences], lengths),
+        # The same however the step is packed. Sampling draws with positions from 0; these must be other numbers.
+        draw_T=uniforms(segment_broadcast(seeds, seq_T), offset_T + CHOICE_POSITIONS),
     )
-
-
-def _draws(seeds: Sequence[int], lengths: Tensor) -> Tensor:
-    """A uniform number per token, the same however the step is packed."""
-    seed_T = torch.repeat_interleave(seeds_to_int64(seeds), lengths)
-    # Sampling draws with positions from 0; these must be other numbers.
-    return uniforms(seed_T, _offsets(lengths) + CHOICE_POSITIONS)
-
-
-def _offsets(lengths: Tensor) -> Tensor:
-    """Each token's number within its response, from 0."""
-    first_T = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-    return torch.arange(first_T.numel()) - first_T
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
