@@ -15,13 +15,15 @@ are those of --model, a folder of configs/model. Of a distribution the table has
                    long needs it, responses over the budget alone, and nothing lost where one ends; median of all cases
     in step        if ranks met after every micro-batch, how much longer than the mean of ranks that would take
     prompt copies  FLOPs of further copies of prompts, over all FLOPs
-    planning       milliseconds of CPU time of one thread to decide what goes where, median of all cases
+    planning       milliseconds of CPU time of one thread to decide what goes where, median of all cases; as timeit has
+                   it, without Python's garbage collection, which now and then goes through all of a process's objects
     pack()         the same for all of a step, tensors included
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import random
 import statistics
@@ -98,10 +100,12 @@ class Cases:
 
     def add(self, sizes: Sizes, dp: int, budget: int) -> None:
         """Plan a case."""
+        gc.disable()
         wall, cpu = time.perf_counter(), time.thread_time()
         ranks = plan(sizes, dp, budget, 1)
         self.cpu.append(1e3 * (time.thread_time() - cpu))
         self.wall.append(1e3 * (time.perf_counter() - wall))
+        gc.enable()
         rank_loads = loads(ranks)
         mean = sum(rank_loads) / dp
         self.imbalance.append(100 * imbalance(rank_loads))
@@ -162,7 +166,7 @@ def figures(name: str, shared: bool, cases: Cases) -> list[Figure]:
     ]
     most, least = max(cases.counts, key=lambda pair: pair[0] / pair[1])
     more = f"median; worst {most} for {least}"
-    wall = f"slowest {max(cases.cpu):.0f}; by the clock, other work included, {statistics.median(cases.wall):.0f}"
+    wall = f"slowest {max(cases.cpu):.0f}; by the clock, whatever else the machine did included, {statistics.median(cases.wall):.0f}"
     return [
         *rows,
         Figure(f"{start}DP imbalance", max(possible, default=None), "%", IMBALANCE_BAR, repeats=count, note=note),
