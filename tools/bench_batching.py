@@ -46,6 +46,7 @@ from megasharp.types import Sequence as TrainSequence
 
 MODELS = Path(__file__).resolve().parents[1] / "configs" / "model"
 GROUP = 16
+LONGEST_PROMPT = 500
 PADDING_BAR, IMBALANCE_BAR, PLANNING_BAR = 3.0, 5.0, 100.0
 MULTIPLES = (GPU_ROWS, 128)
 
@@ -80,7 +81,7 @@ class Lengths:
 def draw(name: str, responses: int, seed: int) -> Lengths:
     """A step's lengths."""
     rng = random.Random(f"{name}-{seed}")
-    prompts = [rng.randint(50, 500) for _ in range(responses // GROUP)]
+    prompts = [rng.randint(50, LONGEST_PROMPT) for _ in range(responses // GROUP)]
     return Lengths(prompts, [DISTRIBUTIONS[name][1](rng) for _ in range(responses)])
 
 
@@ -158,18 +159,26 @@ def figures(name: str, shared: bool, cases: Cases) -> list[Figure]:
     start = f"{name}, prompts {'shared' if shared else 'repeated'}: "
     count = len(cases.cpu)
     possible = [found for found, alone in zip(cases.imbalance, cases.alone, strict=True) if alone <= IMBALANCE_BAR]
-    dominated = count - len(possible)
-    note = f"{dominated} of {count} cases left out: one response alone is more" if dominated else "worst case"
+    note = "worst case"
+    if len(possible) < count:
+        note += f" of {len(possible)}; in {count - len(possible)} one response alone is up to {max(cases.alone):.0f} % above"
     rows = [
         Figure(f"{start}padding, rows by {multiple}", max(shares), "%", PADDING_BAR, repeats=count, note="worst case")
         for multiple, shares in cases.padding.items()
     ]
     most, least = max(cases.counts, key=lambda pair: pair[0] / pair[1])
     more = f"median; worst {most} for {least}"
-    wall = f"slowest {max(cases.cpu):.0f}; by the clock, whatever else the machine did included, {statistics.median(cases.wall):.0f}"
+    wall = f"slowest {max(cases.cpu):.0f}; by the clock {statistics.median(cases.wall):.0f}"
     return [
         *rows,
-        Figure(f"{start}DP imbalance", max(possible, default=None), "%", IMBALANCE_BAR, repeats=count, note=note),
+        Figure(
+            f"{start}DP imbalance",
+            max(possible or cases.imbalance),
+            "%",
+            IMBALANCE_BAR if possible else None,
+            repeats=count,
+            note=note,
+        ),
         Figure(f"{start}micro-batches above the least", statistics.median(cases.more), "%", repeats=count, note=more),
         Figure(f"{start}in step", statistics.median(cases.in_step), "%", repeats=count, note="median"),
         Figure(f"{start}prompt copies", statistics.median(cases.copies), "%", repeats=count, note="median"),
@@ -231,6 +240,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.responses < GROUP or arguments.responses % GROUP:
         parser.error(f"--responses must be a multiple of {GROUP}")
+    if min(*arguments.dp, arguments.seeds, arguments.repeats, 1) < 1:
+        parser.error("--dp, --seeds and --repeats must be 1 or more")
+    if min(arguments.budgets) <= LONGEST_PROMPT:
+        parser.error(f"--budgets must be above the longest prompt, {LONGEST_PROMPT} tokens")
     if not (MODELS / arguments.model).is_dir():
         parser.error(f"--model {arguments.model}: no folder of configs/model")
     torch.set_num_threads(1)
