@@ -84,6 +84,7 @@ test-other-megatron: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(BIN)/python tools/bench_cpu.py
+	$(BIN)/python tools/bench_scaling.py
 
 clean:
 	rm -rf $(VENV) $(FLEET) build dist *.egg-info

@@ -35,7 +35,8 @@ from torch.distributed.rendezvous import rendezvous
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.build import build_recipe
 from megasharp.algos.recipe import Recipe
-from megasharp.batching.pack import PackLayout, pack
+from megasharp.batching.layout import PackLayout, row_multiple
+from megasharp.batching.pack import pack
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.weight_files import CONFIG_FILE
@@ -176,7 +177,7 @@ def random_batch(setting: Setting, architecture: Architecture, layout: ParallelL
         dp=layout.dp,
         micro_batch_tokens=setting.tokens,
         mini_batches=1,
-        row_multiple=128 * layout.tp * layout.cp,
+        row_multiple=row_multiple(layout, "cuda" if torch.cuda.is_available() else "cpu"),
         constant=float(setting.response),
         micro_batch_multiple=layout.micro_batch_multiple,
     )
