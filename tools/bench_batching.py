@@ -159,9 +159,9 @@ def figures(name: str, shared: bool, cases: Cases) -> list[Figure]:
     start = f"{name}, prompts {'shared' if shared else 'repeated'}: "
     count = len(cases.cpu)
     possible = [found for found, alone in zip(cases.imbalance, cases.alone, strict=True) if alone <= IMBALANCE_BAR]
-    note = "worst case"
-    if len(possible) < count:
-        note += f" of {len(possible)}; in {count - len(possible)} one response alone is up to {max(cases.alone):.0f} % above"
+    note, dominated = "worst case", count - len(possible)
+    if dominated:
+        note += f"; in {dominated} of {count}, not for the bar, one response alone is up to {max(cases.alone):.0f} % above"
     rows = [
         Figure(f"{start}padding, rows by {multiple}", max(shares), "%", PADDING_BAR, repeats=count, note="worst case")
         for multiple, shares in cases.padding.items()
