@@ -161,7 +161,7 @@ def figures(name: str, shared: bool, cases: Cases) -> list[Figure]:
     possible = [found for found, alone in zip(cases.imbalance, cases.alone, strict=True) if alone <= IMBALANCE_BAR]
     note, dominated = "worst case", count - len(possible)
     if dominated:
-        note += f"; in {dominated} of {count}, not for the bar, one response alone is up to {max(cases.alone):.0f} % above"
+        note += f"; in {dominated} (left out) one response alone is up to {max(cases.alone):.0f} % above"
     rows = [
         Figure(f"{start}padding, rows by {multiple}", max(shares), "%", PADDING_BAR, repeats=count, note="worst case")
         for multiple, shares in cases.padding.items()
