@@ -61,4 +61,5 @@ def _policy(checked: Checked) -> LearnerSettings:
         diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
         lora=lora_settings(config),
         deterministic=config.deterministic,
+        head=config.policy.head,
     )

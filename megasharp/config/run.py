@@ -60,7 +60,11 @@ class LoraConfig(Section):
 
 
 class PolicyConfig(Section):
-    """The policy under training and how it is split over ranks; dp follows from the world size."""
+    """The policy under training and how it is split over ranks; dp follows from the world size.
+
+    `head: chunked` computes logits a thousand tokens at a time and once more in backward, instead of holding those of a
+    whole micro-batch: less memory for one matrix product of the output layer more.
+    """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dp: int = Field(default=1, ge=1)
@@ -70,6 +74,7 @@ class PolicyConfig(Section):
     cp: int = Field(default=1, ge=1)
     micro_batch_tokens: int = Field(default=8192, ge=1)
     recompute: Literal["none", "selective", "full"] = "none"
+    head: Literal["logits", "chunked"] = "logits"
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     offload: list[Literal["weights", "gradients", "optimizer"]] = []

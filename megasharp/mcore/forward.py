@@ -14,13 +14,14 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from megasharp.algos.gate import DEFAULT_QUANTILE, gated
+from megasharp.algos.gate import gated
+from megasharp.mcore.head import HeadRequest, HeadResult, HeadSettings, evaluate, prepare
 from megasharp.mcore.moving import moved
 from megasharp.mcore.packed import packed_rows
-from megasharp.mcore.parallel import tensor_group
 from megasharp.mcore.rope import rotary_tables
+from megasharp.ops.chunked_head import CHUNK_TOKENS
 from megasharp.ops.distinct import expected_distinct
-from megasharp.ops.head import HeadOutput, VocabShard, token_head
+from megasharp.ops.head import HeadOutput
 from megasharp.types import Mean, Metrics, MicroBatch, TokenInputs
 
 
@@ -37,30 +38,8 @@ class MicroResult:
     metrics: Metrics = dataclasses.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadRequest:
-    """What the head computes besides log-probs.
-
-    `distinct_samples`: draws to count distinct next tokens of, or 0; at positions gated by the quantile `gate`.
-    """
-
-    entropy: bool
-    entropy_gradient: bool
-    topn: int
-    distinct_samples: int = 0
-    gate: float = DEFAULT_QUANTILE
-
-
 # Passes before the update: log-probs and entropies only.
 _ANNOTATION = HeadRequest(entropy=True, entropy_gradient=False, topn=0)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSettings:
-    """The sampling temperature (applied to logits before everything) and the real vocabulary size."""
-
-    temperature: float
-    vocab: int
 
 
 # From a micro-batch and the head's outputs to (loss, what is kept).
@@ -76,6 +55,8 @@ class Passes:
         self._chunks = list(chunks)
         self._frequencies = frequencies
         self._head = head
+        for chunk in self._chunks:
+            prepare(chunk, head.form)
         self._run = get_forward_backward_func()
 
     def annotate(self, micro_batches: Sequence[MicroBatch]) -> list[MicroResult]:
@@ -111,46 +92,35 @@ class Passes:
         # How rows attend is planned by the CPU, which need not ask the GPU for lengths then.
         rows = packed_rows(planned.segments, cos, sin)
         output = model(micro.tokens_P[None], micro.positions_P[None], None, packed_seq_params=rows)
-        return output, partial(self._loss, finish, request, micro)
+        return output, partial(self._loss, finish, request, micro, model)
 
     def _loss(
-        self, finish: Finish, request: HeadRequest, micro: MicroBatch, logits_BPV: Tensor
+        self, finish: Finish, request: HeadRequest, micro: MicroBatch, model: GPTModel, output_BPX: Tensor
     ) -> tuple[Tensor, Tensor, MicroResult]:
-        logits_TVp = logits_BPV[0].index_select(0, micro.rows_T)
-        head = token_head(
-            logits_TVp,
-            micro.targets_T,
-            self._shard(logits_TVp.shape[1]),
-            temperature=self._head.temperature,
-            entropy=request.entropy,
-            entropy_gradient=request.entropy_gradient,
-            topn=request.topn,
-        )
-        loss, result = finish(micro, head)
+        head = evaluate(model, output_BPX, micro, self._head, request)
+        loss, result = finish(micro, head.output)
         if request.distinct_samples:
-            branching = self._branching(micro, logits_TVp.detach(), head, request)
+            branching = self._branching(micro, head, request)
             result = dataclasses.replace(result, metrics={**result.metrics, **branching})
         # Megatron adds token counts up; ours are in the loss already, and the learner ignores these.
         return loss, torch.tensor(0, dtype=torch.int), result
 
-    def _branching(self, micro: MicroBatch, logits_TVp: Tensor, head: HeadOutput, request: HeadRequest) -> Metrics:
+    @torch.no_grad()
+    def _branching(self, micro: MicroBatch, head: HeadResult, request: HeadRequest) -> Metrics:
         """Share of gated positions, and the expected number of distinct next tokens there (2510.14807 Prop. 3)."""
-        gated_T = gated(token_inputs(micro, head), request.gate)
-        rows = gated_T.nonzero()[:, 0]
-        shard = self._shard(logits_TVp.shape[1])
-        logits_RV = logits_TVp[rows, : shard.valid].to(head.normaliser_T.dtype)
-        logp_RV = logits_RV / self._head.temperature - head.normaliser_T[rows, None]
-        total = expected_distinct(logp_RV, request.distinct_samples).sum()
-        if shard.group is not None:
-            dist.all_reduce(total, group=shard.group)
+        normaliser_T = head.output.normaliser_T
+        rows = gated(token_inputs(micro, head.output), request.gate).nonzero()[:, 0]
+        total = normaliser_T.new_zeros(())
+        for part in torch.split(rows, CHUNK_TOKENS):
+            logits_RV = head.logits(part)[:, : head.shard.valid].to(normaliser_T.dtype)
+            logp_RV = logits_RV / self._head.temperature - normaliser_T[part, None]
+            total += expected_distinct(logp_RV, request.distinct_samples).sum()
+        if head.shard.group is not None:
+            dist.all_reduce(total, group=head.shard.group)
         return {
             "candidates/distinct_next": Mean(float(total), float(rows.numel())),
             "candidates/gate_rate": Mean(float(rows.numel()), float((micro.inputs.mask_T > 0).sum())),
         }
-
-    def _shard(self, columns: int) -> VocabShard:
-        start = parallel_state.get_tensor_model_parallel_rank() * columns
-        return VocabShard(start, max(0, min(columns, self._head.vocab - start)), tensor_group())
 
 
 def _keep_logp(micro: MicroBatch, head: HeadOutput) -> tuple[Tensor, MicroResult]:

@@ -32,7 +32,8 @@ from megasharp.convert.rope import rotary_frequencies
 from megasharp.files import FileHash
 from megasharp.mcore.background import ShardWriting
 from megasharp.mcore.first_weights import first_weights
-from megasharp.mcore.forward import HeadRequest, HeadSettings, MicroResult, Passes, token_inputs
+from megasharp.mcore.forward import MicroResult, Passes, token_inputs
+from megasharp.mcore.head import HeadForm, HeadRequest, HeadSettings
 from megasharp.mcore.model import (
     Options,
     build_chunks,
@@ -67,7 +68,7 @@ class LearnerSettings:
     `folder` is where the model is loaded from, of either kind (`convert/model_folder.py`).
     `temperature` divides logits before everything: the rollouts' own for the policy. `diagnostics`: what the update's
     figures tell of; None leaves them out. `lora`: train adapters on frozen weights, or all weights where it is None.
-    `drawn`: begin with random weights of the model that `folder` describes.
+    `drawn`: begin with random weights of the model that `folder` describes. `head`: `mcore/head.py` has both forms.
     """
 
     folder: str
@@ -84,6 +85,7 @@ class LearnerSettings:
     lora: LoraSettings | None = None
     deterministic: bool = False
     drawn: bool = False
+    head: HeadForm = "logits"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +142,7 @@ class RankLearner:
             self._passes = Passes(
                 self._ddp,
                 rotary_frequencies(self._arch, device),
-                HeadSettings(settings.temperature, self._arch.vocab),
+                HeadSettings(settings.temperature, self._arch.vocab, settings.head),
             )
         self._offloader = Offloader(self._ddp, self._optimizer)
         self._reference: Reference | None = None

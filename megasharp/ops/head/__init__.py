@@ -27,7 +27,18 @@ from megasharp.ops.head.group import TargetCheck, join_over_group
 from megasharp.ops.head.records import Arithmetic, HeadOutput, Incoming, Request, Softmax, VocabShard
 from megasharp.ops.head.reference import REFERENCE
 
-__all__ = ["HeadOutput", "Kernels", "VocabShard", "token_head"]
+__all__ = [
+    "HeadOutput",
+    "Kernels",
+    "Outputs",
+    "VocabShard",
+    "check_request",
+    "choose",
+    "constants",
+    "in_order",
+    "refuse_second_derivative",
+    "token_head",
+]
 
 Kernels = Literal["auto", "torch", "triton"]
 Outputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor]

@@ -82,6 +82,11 @@ class Softmax:
     entropy_T: Tensor | None
     topn_id_TN: Tensor | None
 
+    def rows(self, begin: int, end: int) -> Softmax:
+        """Those of the tokens from `begin` up to `end`."""
+        entropy_T, topn_id_TN = (None if x is None else x[begin:end] for x in (self.entropy_T, self.topn_id_TN))
+        return Softmax(self.max_T[begin:end], self.log_sum_T[begin:end], entropy_T, topn_id_TN)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Incoming:
@@ -90,11 +95,6 @@ class Incoming:
     logp_T: Tensor | None
     entropy_T: Tensor | None
     topn_TN: Tensor | None
-
-    @property
-    def nothing(self) -> bool:
-        """Whether the loss uses none of the outputs."""
-        return self.logp_T is None and self.entropy_T is None and self.topn_TN is None
 
     def rows(self, begin: int, end: int) -> Incoming:
         """Those of the tokens from `begin` up to `end`."""

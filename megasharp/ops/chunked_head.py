@@ -1,0 +1,190 @@
+"""The head from hidden states, some tokens at a time: never a whole sequence's logits (`ops/head` has the formulas).
+
+Forward computes a chunk's logits, reads them once and forgets them; parts of all chunks are joined over the group
+together, so a group costs what it costs with logits. Backward computes each chunk's logits again, overwrites them with
+their gradient, and multiplies that into the gradients of hidden states and weight: one matrix product of the output
+layer more than with logits. They cannot come from forward already, because the loss's gradients by log-probs, entropy
+and candidates are known only after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from megasharp.ops.head import (
+    HeadOutput,
+    Kernels,
+    Outputs,
+    VocabShard,
+    check_request,
+    choose,
+    constants,
+    in_order,
+    refuse_second_derivative,
+)
+from megasharp.ops.head.group import TargetCheck, join_over_group
+from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart, Softmax
+
+# Of a vocabulary of 152k in bfloat16 they are 311 MB of logits.
+CHUNK_TOKENS = 1024
+
+
+class _ChunkedContext(FunctionCtx):
+    """What forward leaves for backward."""
+
+    request: Request
+    kernels: Kernels
+    chunk_tokens: int
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def chunked_token_head(
+    hidden_TH: Tensor,
+    weight_VpH: Tensor,
+    target_T: Tensor,
+    shard: VocabShard,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    entropy_gradient: bool = False,
+    topn: int = 0,
+    chunk_tokens: int = CHUNK_TOKENS,
+    kernels: Kernels = "auto",
+) -> HeadOutput:
+    """`token_head` of the logits hidden @ weight^T, computed `chunk_tokens` tokens at a time.
+
+    `hidden_TH`: [T, H]; `weight_VpH`: [Vp, H], the rows of the output layer that belong to `shard`, of the same dtype.
+    Everything else, errors included, is `token_head`'s, whose logits would have that dtype too.
+
+    The gradient by the hidden states is that of this shard's columns: with a group, THE CALLER SUMS IT OVER THE GROUP
+    (Megatron's `gather_from_sequence_parallel_region` or `copy_to_tensor_model_parallel_region` before the call does).
+    The gradient by the weight is this rank's own. Chunks are added up in float32, in one buffer of the weight's size
+    where there are several chunks, and rounded to the weight's dtype once; a weight that is tied to an embedding gets
+    both gradients by autograd's own sum, and a frozen one costs nothing.
+
+    Raises ValueError as `token_head` does, and for `chunk_tokens` below 1.
+    """
+    request = Request(shard, temperature, entropy, entropy_gradient, topn)
+    check_request(request)
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
+    assert hidden_TH.shape[1] == weight_VpH.shape[1] and target_T.shape == hidden_TH.shape[:1], "[T, H], [Vp, H], [T]"
+    assert 0 <= shard.valid <= weight_VpH.shape[0], "a shard has no more vocabulary than rows"
+    outputs = cast(
+        Outputs,
+        _ChunkedHead.apply(hidden_TH, weight_VpH, target_T, request, chunk_tokens, kernels),  # type: ignore[no-untyped-call]
+    )
+    return HeadOutput(*outputs)
+
+
+class _ChunkedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _ChunkedContext,
+        hidden_TH: Tensor,
+        weight_VpH: Tensor,
+        target_T: Tensor,
+        request: Request,
+        chunk_tokens: int,
+        kernels: Kernels,
+    ) -> Outputs:
+        check = TargetCheck(target_T)
+        parts = []
+        for begin, end in _chunks(len(target_T), chunk_tokens):
+            logits_CVp, arithmetic = _logits(hidden_TH[begin:end], weight_VpH, request, kernels)
+            parts.append(arithmetic.part(logits_CVp, target_T[begin:end], request))
+            del logits_CVp
+        joined = join_over_group(_side_by_side(parts), target_T, check, request)
+        softmax = joined.softmax
+        ctx.request, ctx.kernels, ctx.chunk_tokens = request, kernels, chunk_tokens
+        statistics = (softmax.max_T, softmax.log_sum_T, softmax.entropy_T, softmax.topn_id_TN)
+        ctx.save_for_backward(*cast(tuple[Tensor, ...], (hidden_TH, weight_VpH, target_T, *statistics)))
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*constants(joined.output, request))
+        return in_order(joined.output)
+
+    @staticmethod
+    def backward(
+        ctx: _ChunkedContext,
+        logp_grad_T: Tensor | None,
+        entropy_grad_T: Tensor | None,
+        topn_grad_TN: Tensor | None,
+        *_: None,
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        refuse_second_derivative()
+        hidden_TH, weight_VpH, target_T, max_T, log_sum_T, entropy_T, topn_id_TN = ctx.saved_tensors
+        softmax = Softmax(max_T, log_sum_T, entropy_T, topn_id_TN)
+        incoming = Incoming(logp_grad_T, entropy_grad_T, topn_grad_TN)
+        chunks = _chunks(len(target_T), ctx.chunk_tokens)
+        hidden_grad_TH = torch.empty_like(hidden_TH) if ctx.needs_input_grad[0] else None
+        weight_grad = _WeightGradient(weight_VpH, len(chunks)) if ctx.needs_input_grad[1] else None
+        for begin, end in chunks:
+            hidden_CH = hidden_TH[begin:end]
+            gradient_CVp, arithmetic = _logits(hidden_CH, weight_VpH, ctx.request, ctx.kernels)
+            rows = softmax.rows(begin, end), incoming.rows(begin, end)
+            arithmetic.gradient(gradient_CVp, gradient_CVp, target_T[begin:end], *rows, ctx.request)
+            if hidden_grad_TH is not None:
+                torch.mm(gradient_CVp, weight_VpH, out=hidden_grad_TH[begin:end])
+            if weight_grad is not None:
+                weight_grad.add(gradient_CVp, hidden_CH)
+            del gradient_CVp
+        return hidden_grad_TH, None if weight_grad is None else weight_grad.total(), None, None, None, None
+
+
+class _WeightGradient:
+    """The sum over chunks of gradient^T @ hidden."""
+
+    def __init__(self, weight_VpH: Tensor, chunks: int) -> None:
+        self._weight = weight_VpH
+        self._whole = chunks == 1
+        # In bfloat16 a sum of many chunks would lose what a chunk adds.
+        dtype = torch.promote_types(weight_VpH.dtype, torch.float32)
+        self._sum = None if self._whole else torch.zeros_like(weight_VpH, dtype=dtype)
+
+    def add(self, gradient_CVp: Tensor, hidden_CH: Tensor) -> None:
+        if self._sum is None:
+            self._sum = gradient_CVp.t() @ hidden_CH
+        elif self._sum.dtype == gradient_CVp.dtype:
+            self._sum.addmm_(gradient_CVp.t(), hidden_CH)
+        else:
+            self._sum.add_(gradient_CVp.t() @ hidden_CH)
+
+    def total(self) -> Tensor:
+        assert self._sum is not None
+        return self._sum.to(self._weight.dtype)
+
+
+def _chunks(tokens: int, chunk_tokens: int) -> Sequence[tuple[int, int]]:
+    """Begin and end of each chunk; without tokens one chunk of none."""
+    starts = range(0, max(tokens, 1), chunk_tokens)
+    return [(start, min(start + chunk_tokens, tokens)) for start in starts]
+
+
+def _logits(hidden_CH: Tensor, weight_VpH: Tensor, request: Request, kernels: Kernels) -> tuple[Tensor, Arithmetic]:
+    logits_CVp = hidden_CH @ weight_VpH.t()
+    return logits_CVp, choose(logits_CVp, request.topn, kernels)
+
+
+def _side_by_side(parts: Sequence[ShardPart]) -> ShardPart:
+    """The parts of chunks of tokens as that of all tokens."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(values: Iterator[Tensor | None]) -> Tensor | None:
+        present = [x for x in values if x is not None]
+        return torch.cat(present) if present else None
+
+    return ShardPart(
+        max_T=torch.cat([part.max_T for part in parts]),
+        sum_T=torch.cat([part.sum_T for part in parts]),
+        weighted_T=joined(part.weighted_T for part in parts),
+        target_T=torch.cat([part.target_T for part in parts]),
+        topn_logit_TN=joined(part.topn_logit_TN for part in parts),
+        topn_id_TN=joined(part.topn_id_TN for part in parts),
+    )
