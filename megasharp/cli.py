@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from megasharp.command import run_command
+from megasharp.errors import UserError
 
 app = typer.Typer(
     add_completion=False,
@@ -258,14 +259,20 @@ def report(
         list[Path] | None, typer.Option(metavar="JSON", help="A file that `megasharp eval` wrote; repeatable.")
     ] = None,
     serve: Annotated[bool, typer.Option(help="Serve the page on 127.0.0.1 instead; it refreshes.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 is any free port.")] = 8042,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="With --serve: 8042, or this one; 0 is any free port.")
+    ] = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
 ) -> None:
     """Draw runs as one HTML file: curves, pass@k, candidates, responses, time. It needs no network."""
-    from megasharp.build.report import serve_report, write_report
+    from megasharp.build.report import PORT, serve_report, write_report
 
+    if port is not None and not serve:
+        raise UserError("--port is of a page that is served; add --serve, or leave it out")
+    if out is not None and serve:
+        raise UserError("--out is of a page that is written, and --serve writes none; leave one of them out")
     if serve:
-        serve_report(names, runs, port, typer.echo, evals or [])
+        serve_report(names, runs, PORT if port is None else port, typer.echo, evals or [])
     else:
         typer.echo(f"report: {write_report(names, runs, out, evals or [])}")
 

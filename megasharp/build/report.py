@@ -16,6 +16,7 @@ from megasharp.report.page.serve import HOST, LivePage, open_server
 from megasharp.runs.history import read_run
 
 FILE = "report.html"
+PORT = 8042
 
 
 def read_page(folders: Sequence[Path], *, live: bool, evals: Sequence[Path] = ()) -> Page:

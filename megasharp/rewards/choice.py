@@ -14,6 +14,8 @@ from megasharp.rewards.extraction import last_box, last_stated
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
 _COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boldsymbol|mbox|operatorname)\s*\{([^{}]*)\}")
+# In mathematics the text of an option is set so, behind a letter that needs no sign: `B \text{ comet}`.
+_LETTER_AND_TEXT = re.compile(rf"^(\s*[A-Za-z])\s*(?={_COMMAND.pattern}\s*$)")
 _LABEL = re.compile(
     r"[\s$*]*(?i:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:)[\s:]*)?(?i:option|choice)?\s*"
     r"(?:[(\[\"'`]\s*([A-Za-z0-9]{1,2})\s*[)\]\"'`]|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]|(?<=\d)[.,]\d))(.*)",
@@ -60,6 +62,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
 def label_in(text: str, labels: tuple[str, ...]) -> str | None:
     """The label that an answer starts with; None where it starts with none, or names several. Letters may be small."""
+    text = _LETTER_AND_TEXT.sub(r"\1: ", text)
     match = _LABEL.match(_SPACING.sub(" ", _COMMAND.sub(r"\1", text)))
     if match is None or (match[2] and not _END.fullmatch(match[3])):
         return None

@@ -46,6 +46,15 @@ def _edit_config(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"), [("--port=80", "add --serve"), ("--serve --out=x.html", "leave one of them")]
+)
+def test_what_a_report_would_ignore(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str, said: str
+) -> None:
+    assert said in _mistake(monkeypatch, capsys, "report", "nowhere", *given.split())
+
+
 def test_unknown_key(mistake) -> None:
     line = mistake("policy.tpp=2")
     assert "run.yaml: policy.tpp: unknown key" in line

@@ -22,6 +22,10 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         (r"\boxed{\textbf{(B)}\ 12}", FOUR, "B"),
         (r"\boxed{B. a comet}", FOUR, "B"),
         (r"\boxed{\text{B: a comet}}", FOUR, "B"),
+        (r"\boxed{B \text{ comet}}", FOUR, "B"),
+        (r"\boxed{B \text{ or } C}", FOUR, None),
+        (r"\boxed{B \text{ or C}}", FOUR, None),
+        (r"\boxed{3 \text{ m}}", NUMBERS, None),
         (r"\boxed{b}", FOUR, "B"),
         (r"\boxed{A} no, \boxed{D}", FOUR, "D"),
         (r"The answer is (B). \boxed{C}", FOUR, "C"),
@@ -79,7 +83,7 @@ TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
         ("", FOUR, None),
         ("B" * 10_000_000, FOUR, None),
     ],
-    ids=range(62),
+    ids=range(66),
 )
 def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str | None) -> None:
     verdict = verify(text, answer)

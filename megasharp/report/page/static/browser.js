@@ -12,7 +12,7 @@ function rolloutSection(data, state, again) {
   const unique = (key) => [...new Set(rows.map((row) => row[key]))].sort((a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))));
   const any = (values, name = String) => [["", "all"], ...values.map((value) => [value, name(value)])];
   const search = el("input", { type: "search", value: filter.text, placeholder: "text of prompt or response", "aria-label": "search",
-    onchange: (event) => set("text")(event.target.value) });
+    oninput: (event) => searched(event.target.value, set("text")) });
   const controls = el("div", { class: "controls" },
     data.runs.length > 1 && !filter.pair ? choice("run", any(data.runs.map((_, at) => at), (at) => data.runs[at].name), filter.run, set("run")) : null,
     choice("step", any(unique("step")), filter.step, set("step")),
@@ -29,6 +29,14 @@ function rolloutSection(data, state, again) {
   const found = rows.filter((row) => passes(row, filter));
   part.append(controls, legend, filter.pair && data.runs.length > 1 ? sideBySide(data, state, found, again) : listed(data, filter, found, again));
   return part;
+}
+
+// The section is drawn anew as a whole, so whoever types gets the cursor back into the new field.
+function searched(text, set) {
+  set(text);
+  const field = document.querySelector("#rollouts input[type=search]");
+  field.focus();
+  field.setSelectionRange(text.length, text.length);
 }
 
 function browserState(pair = false) {
