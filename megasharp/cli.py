@@ -121,7 +121,6 @@ def submit(
 ) -> None:
     """Submit a run to Slurm, which saves before its time limit and queues itself again, or an evaluation."""
     from megasharp.build.submit import Asked, submit_run
-    from megasharp.command import note
 
     asked = Asked(
         file=config,
@@ -143,7 +142,7 @@ def submit(
         checkpoint=checkpoint,
         doctor=doctor,
     )
-    submit_run(asked, dry_run=dry_run, say=typer.echo, note=note)
+    submit_run(asked, dry_run=dry_run, say=typer.echo)
 
 
 @app.command()

@@ -22,7 +22,6 @@ from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.watched import check_prolonged
 from megasharp.cluster.layout import Layout
 from megasharp.config.run import RolloutConfig, RunConfig
-from megasharp.config.unbuilt import refuse_unbuilt
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.data.stream import PromptStream
@@ -61,7 +60,6 @@ class Checked:
 
 def check(config: RunConfig, where: str) -> Checked:
     """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
-    refuse_unbuilt(config, where)
     check_installed(config.log.trackers, where)
     check_collection(config.rollout, where)
     check_deterministic(config, where)
@@ -95,6 +93,7 @@ def check(config: RunConfig, where: str) -> Checked:
     suites = tuple(load_suite(name) for name in config.eval.suites)
     check_judging(config.reward, judged_tasks(config, suites), where)
     items = training_items(training_problems(config.data, where), config.reward)
+    policy = config.policy
     return Checked(
         config=resolved(config, recipes),
         model=model,
@@ -103,7 +102,7 @@ def check(config: RunConfig, where: str) -> Checked:
         recipes=recipes,
         stream=PromptStream(items, tokenizer, config.data.max_prompt_tokens, config.seed),
         suites=suites,
-        layout=ParallelLayout(config.policy.dp, config.policy.tp, config.policy.pp, vpp=config.policy.vpp),
+        layout=ParallelLayout(policy.dp, policy.tp, policy.pp, policy.cp, policy.vpp),
         memory=memory,
         cluster_layout=cluster_layout(config) if config.cluster.backend == "ray" else None,
     )

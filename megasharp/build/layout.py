@@ -17,8 +17,8 @@ def describe(checked: Checked) -> str:
     lines = [
         f"model      {arch.family}, {arch.parameter_count():,} parameters, {config.model.dtype}",
         *_adapters(checked),
-        f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} on {_device(checked)}, "
-        + _processes(checked),
+        f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp} on "
+        f"{_device(checked)}, " + _processes(checked),
         *(_stage(checked, stage) for stage in range(layout.pp)),
         f"step       {config.data.prompts_per_step} prompts x {config.data.responses_per_prompt} = {responses} "
         f"responses, {config.recipe.mini_batches} optimizer step(s), <= {config.policy.micro_batch_tokens} tokens "
@@ -101,7 +101,7 @@ def _engines(checked: Checked) -> str:
 
 def _stage(checked: Checked, stage: int) -> str:
     layout = checked.layout
-    width = layout.tp * layout.dp
+    width = layout.tp * layout.cp * layout.dp
     first = stage * width
     ranks = f"rank {first}" if width == 1 else f"ranks {first}-{first + width - 1}"
     ends = [name for name, there in (("embedding", stage == 0), ("head", stage == layout.pp - 1)) if there]

@@ -16,7 +16,6 @@ from megasharp.build.models import memory_path
 from megasharp.build.recipes import build_recipes
 from megasharp.config.paths import REPOSITORY, find
 from megasharp.config.run import RunConfig
-from megasharp.config.unbuilt import unbuilt
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.weight_files import CONFIG_FILE
@@ -87,7 +86,6 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
     notes += changed
     if config.data.stages:
         notes.append(f"data.stages: planned for the largest limit, {config.data.largest_response} tokens a response")
-    notes += [f"{key} is not built yet: the run cannot start" for key in unbuilt(config)]
     before = [recipe.annotation for recipe in recipes.all]
     passes = Passes(
         methods=tuple(config.recipe.methods),

@@ -17,7 +17,6 @@ from megasharp.build.engines import (
 from megasharp.build.measured import CHECKPOINT, check_measurable
 from megasharp.build.plan import Options, ask
 from megasharp.config.run import RunConfig, load_run
-from megasharp.config.unbuilt import unbuilt
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.weight_files import CONFIG_FILE
@@ -64,19 +63,13 @@ class Asked:
     doctor: bool | None = None
 
 
-def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None], note: Callable[[str], None]) -> None:
+def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> None:
     """Submit, or with `dry_run` say the sbatch file itself. Raises UserError in one line for what cannot fit."""
-    config, where = load_run(asked.file, asked.overrides), str(asked.file)
+    config = load_run(asked.file, asked.overrides)
     job = make_job(asked, config)
     if dry_run:
-        for key in unbuilt(config):
-            note(f"{where}: {key} is not built yet: the run cannot start")
         say(render(job).rstrip("\n"))
         return
-    for key in unbuilt(config):
-        raise UserError(
-            f"{where}: {key} is not built yet, so the job would end at its start; --dry-run prints its file"
-        )
     number, log = submit(job)
     say(f"submitted job {number}: {job.resources.nodes} node(s), {job.resources.time}")
     say(f"log: {log}; of each attempt and node: {job.run / 'logs' / job.latest}/")

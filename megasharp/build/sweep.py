@@ -14,7 +14,6 @@ from megasharp.build.submit import Asked, make_job
 from megasharp.checkpoint.run_folder import CONFIG_FILE, stored_config
 from megasharp.config.core import dump_tree, validate
 from megasharp.config.run import RunConfig, run_of
-from megasharp.config.unbuilt import unbuilt
 from megasharp.errors import UserError
 from megasharp.files import held, write_text
 from megasharp.jobs.array import render_array, submit_array
@@ -104,8 +103,6 @@ class Sweep:
         for cell in self._cells:
             try:
                 config = run_of(cell.tree, self._run_file(cell))
-                if unbuilt(config):
-                    continue
                 # Runs that differ in their seeds alone read the same.
                 if cell.row not in rows:
                     rows[cell.row] = check(config, str(self._run_file(cell))).config

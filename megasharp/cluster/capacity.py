@@ -47,7 +47,7 @@ def _short(layout: Layout, nodes: Sequence[NodeCapacity]) -> str:
     groups = " and ".join(_group(layout, len(slots)) for slots in layout.nodes)
     there = "; ".join(_node(node) for node in nodes) or "no node that is alive"
     return (
-        f"Ray cannot place this run: it needs {groups} (policy.dp/tp/pp, rollout.engines, rollout.tp, "
+        f"Ray cannot place this run: it needs {groups} (policy.dp/tp/pp/cp, rollout.engines, rollout.tp, "
         f"cluster.nodes, cluster.gpus_per_node); the cluster has {there}"
     )
 

@@ -144,7 +144,7 @@ def _fill(sizes: Sequence[int], used: Sequence[int], room: int, needs: Needs) ->
 
 
 def _too_little(needs: Needs) -> str:
-    policy = f"the policy's {needs.world} ranks (policy.dp x tp x pp, policy.tp = {needs.tp})"
+    policy = f"the policy's {needs.world} ranks (policy.dp x tp x pp x cp, policy.tp = {needs.tp})"
     engines = f"{needs.engines} engines of {needs.engine_tp} (rollout.engines, rollout.tp)"
     return (
         f"cluster.nodes = {needs.nodes} x cluster.gpus_per_node = {needs.gpus_per_node} cannot hold {policy} and "

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megasharp.mcore import varlen
 from megasharp.mcore.blocks import AttentionPlan, Block
+from megasharp.mcore.context import all_rows
 from megasharp.mcore.packed import PackedRows
 from megasharp.mcore.rope import rotate
 
@@ -62,7 +63,10 @@ def attend(
     Blocks are torch's scaled-dot-product attention on similar runs, padded (see `blocks`): on CPUs, and in float32.
     """
     if varlen.supports(query):
-        return varlen.varlen_attention(query, key, value, rows.varlen_plan(window), scale).flatten(1)
+        plan = rows.varlen_plan(window)
+        return varlen.varlen_attention(query, key, value, plan, scale, rows.exchange).flatten(1)
+    if rows.exchange is not None:
+        key, value = all_rows(key, rows.exchange), all_rows(value, rows.exchange)
     return _in_blocks(query, key, value, rows.plan(window), scale)
 
 

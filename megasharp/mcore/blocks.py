@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megasharp.mcore.spans import Spans, spans_of
+from megasharp.mcore.context import ContextCut
+from megasharp.mcore.spans import Spans, longest_context, spans_of
 from megasharp.types import Segments
 
 
@@ -49,6 +50,20 @@ def windowed_plan(segments: Segments, num_rows: int, window: int) -> AttentionPl
     """Every query sees `window` positions, its own included (arXiv 2310.06825, section 2)."""
     spans = spans_of(segments, window, step=window)
     return _plan((_windowed_block(spans.select(similar), window) for similar in _similar_spans(spans)), num_rows)
+
+
+def cut_plan(segments: Segments, window: int | None, cut: ContextCut) -> AttentionPlan:
+    """Of the queries that a context-parallel rank holds: they are its own rows, and keys those of all ranks joined."""
+    reach = longest_context(segments) if window is None else window
+    spans = spans_of(segments, window, step=window).within(cut.bounds, window)
+    local_P, places_P = torch.zeros(cut.rows, dtype=torch.int64), cut.places()
+    local_P[cut.held()] = torch.arange(cut.rows // cut.size)
+
+    def renumbered(block: Block, valid_BQ: Tensor) -> tuple[Block, Tensor]:
+        return Block(local_P[block.query_BQ], places_P[block.key_BK], block.mask_BQK), valid_BQ
+
+    blocks = (renumbered(*_windowed_block(spans.select(similar), reach)) for similar in _similar_spans(spans))
+    return _plan(blocks, cut.rows // cut.size)
 
 
 def _plan(blocks: Iterable[tuple[Block, Tensor]], num_rows: int) -> AttentionPlan:

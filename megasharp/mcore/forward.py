@@ -18,7 +18,9 @@ from megasharp.algos.gate import gated
 from megasharp.mcore.head import HeadRequest, HeadResult, HeadSettings, evaluate, prepare
 from megasharp.mcore.moving import moved
 from megasharp.mcore.packed import packed_rows
+from megasharp.mcore.parallel import context_exchange, context_group, context_place
 from megasharp.mcore.rope import rotary_tables
+from megasharp.mcore.share import RankShare, rank_share, whole_head
 from megasharp.ops.chunked_head import CHUNK_TOKENS
 from megasharp.ops.distinct import expected_distinct
 from megasharp.ops.head import HeadOutput
@@ -87,39 +89,55 @@ class Passes:
         self, finish: Finish, request: HeadRequest, micro_batches: Iterator[MicroBatch], model: GPTModel
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, MicroResult]]]:
         planned = next(micro_batches)
-        micro = moved(planned, self._frequencies[0].device)
-        cos, sin = rotary_tables(*self._frequencies, micro.positions_P)
+        device = self._frequencies[0].device
+        micro, share = moved(planned, device), moved(rank_share(planned, *context_place()), device)
+        cos, sin = rotary_tables(*self._frequencies, share.positions_L)
         # How rows attend is planned by the CPU, which need not ask the GPU for lengths then.
-        rows = packed_rows(planned.segments, cos, sin)
-        output = model(micro.tokens_P[None], micro.positions_P[None], None, packed_seq_params=rows)
-        return output, partial(self._loss, finish, request, micro, model)
+        rows = packed_rows(planned.segments, cos, sin, share.cut, context_exchange())
+        output = model(share.tokens_L[None], share.positions_L[None], None, packed_seq_params=rows)
+        return output, partial(self._loss, finish, request, micro, share, model)
 
     def _loss(
-        self, finish: Finish, request: HeadRequest, micro: MicroBatch, model: GPTModel, output_BPX: Tensor
+        self,
+        finish: Finish,
+        request: HeadRequest,
+        micro: MicroBatch,
+        share: RankShare,
+        model: GPTModel,
+        output_BLX: Tensor,
     ) -> tuple[Tensor, Tensor, MicroResult]:
-        head = evaluate(model, output_BPX, micro, self._head, request)
-        loss, result = finish(micro, head.output)
+        own = evaluate(model, output_BLX, share, self._head, request)
+        head = whole_head(own.output, share.tokens, context_exchange())
+        loss, result = finish(micro, head)
         if request.distinct_samples:
-            branching = self._branching(micro, head, request)
+            gated_T = gated(token_inputs(micro, head), request.gate)
+            branching = self._branching(micro, share, own, gated_T, request.distinct_samples)
             result = dataclasses.replace(result, metrics={**result.metrics, **branching})
         # Megatron adds token counts up; ours are in the loss already, and the learner ignores these.
         return loss, torch.tensor(0, dtype=torch.int), result
 
     @torch.no_grad()
-    def _branching(self, micro: MicroBatch, head: HeadResult, request: HeadRequest) -> Metrics:
-        """Share of gated positions, and the expected number of distinct next tokens there (2510.14807 Prop. 3)."""
-        normaliser_T = head.output.normaliser_T
-        rows = gated(token_inputs(micro, head.output), request.gate).nonzero()[:, 0]
-        total = normaliser_T.new_zeros(())
+    def _branching(
+        self, micro: MicroBatch, share: RankShare, own: HeadResult, gated_T: Tensor, samples: int
+    ) -> Metrics:
+        """Share of gated positions, and the expected number of distinct next tokens there (2510.14807 Prop. 3).
+
+        Of its own tokens every context-parallel rank has the logits: their numbers are added up.
+        """
+        normaliser = own.output.normaliser_T
+        rows = share.own(gated_T).nonzero()[:, 0]
+        total = normaliser.new_zeros(())
         for part in torch.split(rows, CHUNK_TOKENS):
-            logits_RV = head.logits(part)[:, : head.shard.valid].to(normaliser_T.dtype)
-            logp_RV = logits_RV / self._head.temperature - normaliser_T[part, None]
-            total += expected_distinct(logp_RV, request.distinct_samples).sum()
-        if head.shard.group is not None:
-            dist.all_reduce(total, group=head.shard.group)
+            logits_RV = own.logits(part)[:, : own.shard.valid].to(normaliser.dtype)
+            logp_RV = logits_RV / self._head.temperature - normaliser[part, None]
+            total += expected_distinct(logp_RV, samples).sum()
+        for group in (own.shard.group, context_group()):
+            if group is not None:
+                dist.all_reduce(total, group=group)
+        count = float(gated_T.sum())
         return {
-            "candidates/distinct_next": Mean(float(total), float(rows.numel())),
-            "candidates/gate_rate": Mean(float(rows.numel()), float((micro.inputs.mask_T > 0).sum())),
+            "candidates/distinct_next": Mean(float(total), count),
+            "candidates/gate_rate": Mean(count, float((micro.inputs.mask_T > 0).sum())),
         }
 
 

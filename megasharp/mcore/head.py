@@ -23,9 +23,9 @@ from torch import Tensor
 
 from megasharp.algos.gate import DEFAULT_QUANTILE
 from megasharp.mcore.parallel import tensor_group
+from megasharp.mcore.share import RankShare
 from megasharp.ops.chunked_head import chunked_token_head
 from megasharp.ops.head import HeadOutput, VocabShard, token_head
-from megasharp.types import MicroBatch
 
 HeadForm = Literal["logits", "chunked"]
 
@@ -55,7 +55,7 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadResult:
-    """A micro-batch's results, and `logits(rows_R)`: the logits [R, Vp] of some of its tokens, without gradient."""
+    """Results of a rank's tokens of a micro-batch, and `logits(rows_R)`: the logits [R, Vp] of some of its tokens, without gradient."""
 
     output: HeadOutput
     shard: VocabShard
@@ -81,10 +81,13 @@ def _hand_on(
 
 
 def evaluate(
-    model: torch.nn.Module, output_BPX: Tensor, micro: MicroBatch, settings: HeadSettings, request: HeadRequest
+    model: torch.nn.Module, output_BLX: Tensor, share: RankShare, settings: HeadSettings, request: HeadRequest
 ) -> HeadResult:
-    """Results of what a chunk of the last stage gave: [1, P, Vp] logits, or [1, P, H] hidden states."""
-    x_TX = output_BPX[0].index_select(0, micro.rows_T)
+    """Results, for the tokens that this rank's rows predict, of what a chunk of the last stage gave.
+
+    That is [1, L, Vp] logits, or [1, L, H] hidden states.
+    """
+    x_TX = output_BLX[0].index_select(0, share.rows_T)
     asked: dict[str, Any] = {
         "temperature": settings.temperature,
         "entropy": request.entropy,
@@ -94,11 +97,11 @@ def evaluate(
     if settings.form == "logits":
         shard = _shard(x_TX.shape[1], settings.vocab)
         # They are a copy that nothing else keeps.
-        head = token_head(x_TX, micro.targets_T, shard, **asked, overwrite_logits=True)
+        head = token_head(x_TX, share.targets_T, shard, **asked, overwrite_logits=True)
         return HeadResult(head, shard, x_TX.detach().__getitem__)
     weight_VpH = _output_weight(_inner(model))
     shard = _shard(weight_VpH.shape[0], settings.vocab)
-    head = chunked_token_head(x_TX, weight_VpH, micro.targets_T, shard, **asked)
+    head = chunked_token_head(x_TX, weight_VpH, share.targets_T, shard, **asked)
     hidden_TH, fixed_VpH = x_TX.detach(), weight_VpH.detach()
     return HeadResult(head, shard, lambda rows_R: hidden_TH[rows_R] @ fixed_VpH.t())
 

@@ -12,7 +12,8 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from megasharp.mcore.blocks import AttentionPlan, full_plan, windowed_plan
+from megasharp.mcore.blocks import AttentionPlan, cut_plan, full_plan, windowed_plan
+from megasharp.mcore.context import ContextCut, Exchange
 from megasharp.mcore.moving import moved
 from megasharp.mcore.spans import longest_context, spans_of
 from megasharp.mcore.varlen import VarlenPlan, varlen_plan
@@ -24,11 +25,15 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     """Megatron's packed-sequence record plus what our core attention needs.
 
     `segments`: the rows' runs. `cos_PF`, `sin_PF`: rotary tables at the rows' positions, F = head_dim / 2 frequencies.
+    With context parallel the tables, as all else in the layers, are of this rank's rows only; `cut` says which of the
+    `segments`' rows these are, and by `exchange` attention gets the other ranks' keys.
     """
 
     segments: Segments | None = None
     cos_PF: Tensor | None = None
     sin_PF: Tensor | None = None
+    cut: ContextCut | None = None
+    exchange: Exchange | None = None
     _plans: dict[int | None, AttentionPlan] = field(default_factory=dict, init=False, repr=False)
     _varlen_plans: dict[int | None, VarlenPlan] = field(default_factory=dict, init=False, repr=False)
 
@@ -36,7 +41,10 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
         """Blocks of a layer where a query sees `window` positions, its own included; None sees all."""
         segments, rows, window, device = self._planned(window)
         if window not in self._plans:
-            plan = full_plan(segments, rows) if window is None else windowed_plan(segments, rows, window)
+            if self.cut is not None:
+                plan = cut_plan(segments, window, self.cut)
+            else:
+                plan = full_plan(segments, rows) if window is None else windowed_plan(segments, rows, window)
             self._plans[window] = moved(plan, device)
         return self._plans[window]
 
@@ -44,7 +52,12 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
         """The same for kernels that take stretches of queries and of keys."""
         segments, rows, window, device = self._planned(window)
         if window not in self._varlen_plans:
-            self._varlen_plans[window] = moved(varlen_plan(spans_of(segments, window), rows, window), device)
+            spans = spans_of(segments, window)
+            if self.cut is None:
+                plan = varlen_plan(spans, rows, window)
+            else:
+                plan = varlen_plan(spans.within(self.cut.bounds, window), rows, window, self.cut.places())
+            self._varlen_plans[window] = moved(plan, device)
         return self._varlen_plans[window]
 
     def _planned(self, window: int | None) -> tuple[Segments, int, int | None, torch.device]:
@@ -54,8 +67,17 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
         return self.segments, self.cos_PF.shape[0], window if hides else None, self.cos_PF.device
 
 
-def packed_rows(segments: Segments, cos_PF: Tensor, sin_PF: Tensor) -> PackedRows:
-    """The record of P packed rows; `segments` are on the CPU, all else on the rotary tables' device."""
+def packed_rows(
+    segments: Segments,
+    cos_PF: Tensor,
+    sin_PF: Tensor,
+    cut: ContextCut | None = None,
+    exchange: Exchange | None = None,
+) -> PackedRows:
+    """The record of P packed rows; `segments` are on the CPU, all else on the rotary tables' device.
+
+    With a `cut` the tables are those of the rows that this rank holds of them.
+    """
     ends = torch.cumsum(segments.length, 0).to(torch.int32)
     starts = torch.cat([torch.zeros(1, dtype=torch.int32), ends]).to(cos_PF.device)
     longest = int(segments.length.max())
@@ -68,4 +90,6 @@ def packed_rows(segments: Segments, cos_PF: Tensor, sin_PF: Tensor) -> PackedRow
         segments=segments,
         cos_PF=cos_PF,
         sin_PF=sin_PF,
+        cut=cut,
+        exchange=exchange,
     )

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Store
 
 from megasharp.generators import seed_generators
 from megasharp.mcore.adam import use_where_nothing_is_fused
+from megasharp.mcore.context import GroupExchange
 from megasharp.mcore.cpu import on_cpu
 from megasharp.types import ParallelLayout
 
@@ -44,18 +45,24 @@ class Place:
     tp: int
     pp: int
     dp: int
+    cp: int
     first_stage: bool
     last_stage: bool
 
     @property
     def reports(self) -> bool:
-        """Whether this rank speaks for its data-parallel rank: last stage, first tensor-parallel rank."""
-        return self.last_stage and self.tp == 0
+        """Whether this rank speaks for its data-parallel rank: last stage, first of the tensor and context ranks."""
+        return self.last_stage and self.tp == self.cp == 0
+
+    @property
+    def first_copy(self) -> bool:
+        """Whether, of the data and context ranks, which all hold the same weights, this one is the first."""
+        return self.dp == self.cp == 0
 
     @property
     def exports(self) -> bool:
         """Whether this rank speaks for its pipeline stage's weights."""
-        return self.dp == 0 and self.tp == 0
+        return self.first_copy and self.tp == 0
 
 
 def megatron_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -83,6 +90,7 @@ def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
         tp=parallel_state.get_tensor_model_parallel_rank(),
         pp=parallel_state.get_pipeline_model_parallel_rank(),
         dp=parallel_state.get_data_parallel_rank(),
+        cp=parallel_state.get_context_parallel_rank(),
         first_stage=parallel_state.is_pipeline_first_stage(),
         last_stage=parallel_state.is_pipeline_last_stage(),
     )
@@ -94,6 +102,25 @@ def tensor_group() -> dist.ProcessGroup | None:
         return None
     group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
     return group
+
+
+def context_place() -> tuple[int, int]:
+    """This rank's number among the context-parallel ranks, and how many there are."""
+    return parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+
+
+def context_group() -> dist.ProcessGroup | None:
+    """The context-parallel group, or None when it has one member."""
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return None
+    group: dist.ProcessGroup = parallel_state.get_context_parallel_group()
+    return group
+
+
+def context_exchange() -> GroupExchange | None:
+    """How context-parallel ranks exchange rows, or None when there is one."""
+    group = context_group()
+    return None if group is None else GroupExchange(group)
 
 
 def destroy() -> None:

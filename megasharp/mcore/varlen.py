@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from megasharp.mcore.context import Exchange
 from megasharp.mcore.spans import Spans
 
 # The kernels' own limits (arXiv 2307.08691; `mha_varlen_fwd` in torch's sources).
@@ -34,7 +35,8 @@ class VarlenPlan:
 
     `query_starts`, `key_starts`: int32 [S + 1], where each begins and the last ends. `most_queries`, `most_keys`: of
     one stretch. `key_rows`: int64 [K] the row of each key; None where the keys are all rows in their order.
-    `window`: positions that a query sees, its own included; None sees all.
+    `all_rows`: how many rows there are to gather keys from. `window`: positions that a query sees, its own included;
+    None sees all.
     """
 
     query_starts: Tensor
@@ -42,6 +44,7 @@ class VarlenPlan:
     most_queries: int
     most_keys: int
     key_rows: Tensor | None
+    all_rows: int
     window: int | None
 
 
@@ -52,20 +55,25 @@ def supports(query: Tensor) -> bool:
     return query.is_cuda and small and size <= _LARGEST_HEAD and size % _HEAD_MULTIPLE == 0
 
 
-def varlen_plan(spans: Spans, num_rows: int, window: int | None) -> VarlenPlan:
-    """Of spans that cover `num_rows` rows of queries in order; built on the CPU, once per micro-batch and window."""
+def varlen_plan(spans: Spans, num_rows: int, window: int | None, places_P: Tensor | None = None) -> VarlenPlan:
+    """Of spans that cover `num_rows` rows of queries in order; built on the CPU, once per micro-batch and window.
+
+    `places_P` says where each packed row lies among the keys, if not at its own number.
+    """
     keys = spans.before + spans.length
     assert int(spans.length.sum()) == num_rows, "every packed row belongs to exactly one span"
     key_starts = _starts(keys)
     span = torch.repeat_interleave(keys)
     row_K = spans.seen(span, torch.arange(span.numel()) - key_starts[span] - spans.before[span])
-    in_order = row_K.numel() == num_rows and bool((row_K == torch.arange(num_rows)).all())
+    row_K = row_K if places_P is None else places_P[row_K]
+    in_order = places_P is None and row_K.numel() == num_rows and bool((row_K == torch.arange(num_rows)).all())
     return VarlenPlan(
         query_starts=_starts(spans.length).to(torch.int32),
         key_starts=key_starts.to(torch.int32),
         most_queries=int(spans.length.max()),
         most_keys=int(keys.max()),
         key_rows=None if in_order else row_K,
+        all_rows=num_rows if places_P is None else places_P.numel(),
         window=window,
     )
 
@@ -74,9 +82,14 @@ def _starts(lengths: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
 
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None) -> Tensor:
-    """[P, heads, head_dim] of queries and [P, groups, head_dim] of keys and values; `plan` is on their device."""
-    out: Tensor = _VarlenAttention.apply(query, key, value, plan, scale)  # type: ignore[no-untyped-call]
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None, exchange: Exchange | None = None
+) -> Tensor:
+    """[P, heads, head_dim] of queries and [P, groups, head_dim] of keys and values; `plan` is on their device.
+
+    With an `exchange` these are the rows of one rank, and the keys of `plan` those of all.
+    """
+    out: Tensor = _VarlenAttention.apply(query, key, value, plan, scale, exchange)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -86,41 +99,52 @@ class _Context(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
     plan: VarlenPlan
     scale: float | None
+    exchange: Exchange | None
 
 
 class _VarlenAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context, query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None
+        ctx: _Context,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: VarlenPlan,
+        scale: float | None,
+        exchange: Exchange | None,
     ) -> Tensor:
-        out, *statistics = flash_forward(query, _gathered(key, plan), _gathered(value, plan), plan, scale)
+        keys, values = _gathered(key, plan, exchange), _gathered(value, plan, exchange)
+        out, *statistics = flash_forward(query, keys, values, plan, scale)
         ctx.save_for_backward(query, key, value, out, *statistics)
-        ctx.plan, ctx.scale = plan, scale
+        ctx.plan, ctx.scale, ctx.exchange = plan, scale, exchange
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         query, key, value, out, *statistics = ctx.saved_tensors
-        plan = ctx.plan
-        keys, values = _gathered(key, plan), _gathered(value, plan)
+        plan, exchange = ctx.plan, ctx.exchange
+        keys, values = _gathered(key, plan, exchange), _gathered(value, plan, exchange)
         query_grad, keys_grad, values_grad = flash_backward(
             gradients[0].contiguous(), query, keys, values, out, statistics, plan, ctx.scale
         )
-        return query_grad, _summed(keys_grad, key, plan), _summed(values_grad, value, plan), None, None
+        key_grad, value_grad = _summed(keys_grad, plan, exchange), _summed(values_grad, plan, exchange)
+        return query_grad, key_grad, value_grad, None, None, None
 
 
-def _gathered(x: Tensor, plan: VarlenPlan) -> Tensor:
+def _gathered(x: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Tensor:
+    x = x if exchange is None else exchange.gather(x)
     return x if plan.key_rows is None else x.index_select(0, plan.key_rows)
 
 
-def _summed(gradient: Tensor, x: Tensor, plan: VarlenPlan) -> Tensor:
-    """From gathered rows back to the rows of `x`, each the sum of its copies' gradients."""
+def _summed(gradient: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Tensor:
+    """From gathered rows back to a rank's rows, each the sum of its copies' gradients, on all ranks."""
     if plan.key_rows is None:
         return gradient
-    exact = torch.promote_types(x.dtype, torch.float32)
-    total = torch.zeros(x.shape, dtype=exact, device=x.device)
-    return total.index_add_(0, plan.key_rows, gradient.to(exact)).to(x.dtype)
+    exact = torch.promote_types(gradient.dtype, torch.float32)
+    total = torch.zeros(plan.all_rows, *gradient.shape[1:], dtype=exact, device=gradient.device)
+    total.index_add_(0, plan.key_rows, gradient.to(exact))
+    return (total if exchange is None else exchange.scatter_sum(total)).to(gradient.dtype)
 
 
 def flash_forward(

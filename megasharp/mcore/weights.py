@@ -54,7 +54,7 @@ def export_stage(
     Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.
     Everywhere, all ranks must and do.
     """
-    if place.dp and not everywhere:
+    if not place.first_copy and not everywhere:
         return
     group = parallel_state.get_tensor_model_parallel_group()
     adapted = dict(adapted_weights(chunks))

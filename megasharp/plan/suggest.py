@@ -46,7 +46,8 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
 
     Engines on GPUs of their own keep as many as they have; with `share_out` quarters of all are tried for them.
 
-    By seconds of a step in classes of 5 %, then the simplest first; what is not built yet comes last.
+    By seconds of a step in classes of 5 %, then the simplest first. Context parallel comes last: seconds leave its
+    sends out.
 
     Raises UserError where nothing fits, or the run is not on GPUs or has no engines.
     """
@@ -78,7 +79,7 @@ class _Share:
 
 
 def _order(split: Split, seconds: float, fastest: float) -> tuple[float, ...]:
-    """What is not built yet comes last, however fast. Within a class of 5 % the simplest comes first."""
+    """Context parallel comes last, whose sends no seconds count. Within a class of 5 % the simplest comes first."""
     return split.cp > 1, int(math.log(seconds / fastest) / math.log(_EQUAL)), split.pp, split.cp, seconds
 
 
@@ -184,5 +185,5 @@ def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
             f"{plan.engine.requests:.0f} at once"
         )
     if split.cp > 1:
-        reasons.append("policy.cp is not built yet")
+        reasons.append("what policy.cp sends between GPUs is not in the seconds")
     return tuple(reasons)

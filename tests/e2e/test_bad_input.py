@@ -69,10 +69,6 @@ def test_a_reward_of_ones_own_that_is_no_function(mistake) -> None:
     assert "reward.function: cannot import nowhere.rewards" in mistake("reward.function=nowhere.rewards:brief")
 
 
-def test_unbuilt_part(mistake) -> None:
-    assert "policy.cp > 1 is not built yet" in mistake("policy.cp=2")
-
-
 def test_gpus_that_there_are_none_of(mistake) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")

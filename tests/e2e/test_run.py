@@ -24,7 +24,7 @@ SAME = ("policy/loss", "policy/grad_norm", "reward/mean", "entropy/policy", "rol
 def test_dry_run_prints_config_and_layout_and_starts_nothing(command: Command) -> None:
     out = command.run(*command.train("--dry-run", "policy.tp=2", "policy.pp=2"))
     assert "prompts_per_step: 8" in out
-    assert "4 rank(s) = dp 1 x tp 2 x pp 2" in out
+    assert "4 rank(s) = dp 1 x tp 2 x pp 2 x cp 1" in out
     assert "ranks 0-1: layers 0-1 + embedding" in out
     assert "ranks 2-3: layers 2-3 + head" in out
     assert not command.runs.exists()

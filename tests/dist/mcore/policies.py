@@ -94,6 +94,11 @@ LAYOUTS = {
     "dp2": ParallelLayout(dp=2),
     "tp2pp2": ParallelLayout(tp=2, pp=2),
     "tp2dp2": ParallelLayout(tp=2, dp=2),
+    "cp2": ParallelLayout(cp=2),
+    "cp4": ParallelLayout(cp=4),
+    "tp2cp2": ParallelLayout(tp=2, cp=2),
+    "pp2cp2": ParallelLayout(pp=2, cp=2),
+    "dp2cp2": ParallelLayout(dp=2, cp=2),
 }
 
 
@@ -171,8 +176,9 @@ def packed(
     share_prompts: bool = True,
 ) -> StepBatch:
     """One step's batch as the given layout needs it."""
+    multiple = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
     cut = PackLayout(
-        layout.dp, micro_batch_tokens, mini_batches, layout.tp, 40.0, share_prompts, layout.micro_batch_multiple
+        layout.dp, micro_batch_tokens, mini_batches, multiple, 40.0, share_prompts, layout.micro_batch_multiple
     )
     return pack(sequences, cut, seed=5)
 

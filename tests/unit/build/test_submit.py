@@ -16,21 +16,19 @@ FLEET = REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml"
 BASE = QUICKSTART.parent / "base"
 
 
-def dry_run(file: Path, *overrides: str, **asked: object) -> tuple[str, list[str]]:
+def dry_run(file: Path, *overrides: str, **asked: object) -> str:
     said: list[str] = []
-    notes: list[str] = []
     given = {"runs": Path("runs"), "time": "24:00:00", **asked}
-    submit_run(Asked(file, overrides, **given), dry_run=True, say=said.append, note=notes.append)  # type: ignore[arg-type]
-    return "\n".join(said), notes
+    submit_run(Asked(file, overrides, **given), dry_run=True, say=said.append)  # type: ignore[arg-type]
+    return "\n".join(said)
 
 
 def test_the_example_is_rendered_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text, notes = dry_run(CASP, nodes=4)
+    text = dry_run(CASP, nodes=4)
     assert text.startswith("#!/bin/bash\n")
     assert f"#SBATCH --output={tmp_path}/runs/qwen2.5-32b-casp/logs/slurm_%j.log" in text
     assert f"  {CASP}\n" in text and "#SBATCH --nodes=4\n" in text and "#SBATCH --gpus-per-node=8\n" in text
-    assert notes == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -43,7 +41,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_an_evaluation_is_a_job_of_one_node_with_a_name_of_its_own(checkpoint: Path) -> None:
-    text, _ = dry_run(CASP, suite="countdown_test", checkpoint=checkpoint)
+    text = dry_run(CASP, suite="countdown_test", checkpoint=checkpoint)
     assert "--job-name=qwen2.5-32b-casp-eval" in text and "#SBATCH --nodes=1\n" in text
     assert f"  {checkpoint}\n  --suite countdown_test\n" in text and f"  --engines {CASP}\n" in text
     assert '"$run/logs/latest_eval"' in text
@@ -51,23 +49,23 @@ def test_an_evaluation_is_a_job_of_one_node_with_a_name_of_its_own(checkpoint: P
 
 def test_an_evaluation_measures_what_the_run_measures_and_writes_nothing_that_the_run_reads() -> None:
     asked = {"suite": "countdown_test", "checkpoint": BASE}
-    own, _ = dry_run(FLEET, "seed=7", "eval.max_response_tokens=11", **asked)
+    own = dry_run(FLEET, "seed=7", "eval.max_response_tokens=11", **asked)
     assert "  --max-tokens 11\n  --seed 7\n" in own
     assert f"  --out '{Path.cwd()}/runs/fleet_on_cpu/evals/by_hand/{{checkpoint}}'\n" in own
     stages = "data.stages=[{max_response_tokens: 20, until: 2}, {max_response_tokens: 24, until: 4}]"
-    staged, _ = dry_run(FLEET, stages, **asked)
+    staged = dry_run(FLEET, stages, **asked)
     assert "  --max-tokens 24\n" in staged
 
 
 def test_an_evaluation_keeps_its_samples_and_is_warned_late() -> None:
-    text, _ = dry_run(FLEET, suite="countdown_test", checkpoint=BASE)
+    text = dry_run(FLEET, suite="countdown_test", checkpoint=BASE)
     assert "#SBATCH --signal=B:USR1@60\n" in text
     assert 'say "time is nearly up: the evaluation is asked to end"' in text
     assert 'standing() { echo "$(find "$run/evals/by_hand" -name "*.parquet" 2>/dev/null | wc -l) tables' in text
-    assert 'standing() { cat "$run/checkpoints/latest"' in dry_run(QUICKSTART)[0]
-    text, _ = dry_run(FLEET, suite="countdown_test", checkpoint=BASE, lead_s=90)
+    assert 'standing() { cat "$run/checkpoints/latest"' in dry_run(QUICKSTART)
+    text = dry_run(FLEET, suite="countdown_test", checkpoint=BASE, lead_s=90)
     assert "#SBATCH --signal=B:USR1@90\n" in text
-    assert "#SBATCH --signal=B:USR1@600\n" in dry_run(QUICKSTART)[0]
+    assert "#SBATCH --signal=B:USR1@600\n" in dry_run(QUICKSTART)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +95,9 @@ def test_an_evaluation_that_could_not_start_is_refused(
 def test_a_checkpoint_that_is_not_seen_from_here_is_left_to_the_job(tmp_path: Path) -> None:
     """One that another job is to write, or that lies in the image."""
     later: dict[str, object] = {"suite": "countdown_test", "runs": tmp_path}
-    assert "by_hand" in dry_run(FLEET, extra=["--dependency=afterok:7"], **later)[0]
+    assert "by_hand" in dry_run(FLEET, extra=["--dependency=afterok:7"], **later)
     inside = Path("/data/step_000300")
-    assert "  /data/step_000300\n" in dry_run(FLEET, container="/i.sqsh", checkpoint=inside, **later)[0]
+    assert "  /data/step_000300\n" in dry_run(FLEET, container="/i.sqsh", checkpoint=inside, **later)
     with pytest.raises(UserError, match="neither a run with a checkpoint"):
         dry_run(FLEET, container="/i.sqsh", **later)
 
@@ -134,17 +132,10 @@ def test_what_cannot_fit_is_refused(file: Path, overrides: list[str], asked: dic
         dry_run(file, *overrides, **asked)
 
 
-def test_what_could_not_start_is_not_submitted() -> None:
-    with pytest.raises(UserError, match="is not built yet, so the job would end at its start"):
-        submit_run(
-            Asked(CASP, ["policy.cp=2", "policy.dp=2"], Path("runs"), "24:00:00"), dry_run=False, say=print, note=print
-        )
-
-
 def test_without_slurm_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="sbatch is not on this machine"):
-        submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print, note=print)
+        submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print)
 
 
 def test_sbatchs_own_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,4 +145,4 @@ def test_sbatchs_own_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(UserError, match=r"sbatch refused .*quickstart.sbatch: invalid partition specified: gpu"):
-        submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print, note=print)
+        submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print)

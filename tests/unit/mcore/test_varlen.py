@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import stand_in_flash
 import torch
+from plain_attention import DIM, inputs, segments_of, visible, written_out
 from torch import Tensor
 
 from megasharp.mcore import varlen
@@ -14,38 +15,9 @@ from megasharp.mcore.spans import spans_of
 from megasharp.mcore.varlen import VarlenPlan, varlen_attention, varlen_plan
 from megasharp.types import Segments
 
-HEADS, GROUPS, DIM = 6, 2, 8
 # Prompts of 5 and 1 rows with two and one responses, and runs that share nothing.
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (9, -1), (1, -1), (3, -1)]
 WINDOWS = [None, 1, 2, 3, 4, 5, 8, 13, 17, 100]
-
-
-def segments_of(runs: list[tuple[int, int]]) -> Segments:
-    lengths = torch.tensor([length for length, _ in runs])
-    return Segments(lengths.cumsum(0) - lengths, lengths, torch.tensor([prefix for _, prefix in runs]))
-
-
-def inputs(rows: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((rows, HEADS, DIM), (rows, GROUPS, DIM), (rows, GROUPS, DIM), (rows, HEADS * DIM))
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
-
-
-def visible(segments: Segments, window: int | None) -> Tensor:
-    """bool [P, P]: which rows each row sees."""
-    run = torch.repeat_interleave(segments.length)
-    before = torch.where(segments.prefix >= 0, segments.length[segments.prefix], 0)
-    position = torch.arange(len(run)) - segments.start[run] + before[run]
-    distance = position[:, None] - position
-    same = (run[:, None] == run) | (segments.prefix[run][:, None] == run)
-    return same & (distance >= 0) & (distance < (window or len(run)))
-
-
-def written_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    key, value = (x.repeat_interleave(HEADS // GROUPS, dim=1) for x in (key, value))
-    scores = torch.einsum("phd,qhd->hpq", query, key) / DIM**0.5
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    return torch.einsum("hpq,qhd->phd", weights, value).flatten(1)
 
 
 def results(way: str, segments: Segments, window: int | None, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -80,7 +52,7 @@ def test_the_stand_in_is_masked_attention(window: int | None, queries: int) -> N
     distance = torch.arange(queries)[:, None] + 9 - queries - torch.arange(9)
     expected = written_out(query, key, value, (distance >= 0) & (distance < (window or 9)))
     starts = (torch.tensor([0, queries], dtype=torch.int32), torch.tensor([0, 9], dtype=torch.int32))
-    plan = VarlenPlan(*starts, queries, 9, None, window)
+    plan = VarlenPlan(*starts, queries, 9, None, 9, window)
     with torch.no_grad():
         out, *statistics = stand_in_flash.forward(query, key, value, plan, None)
         gradient = cotangent[:queries].view_as(out)
@@ -93,10 +65,8 @@ def test_the_stand_in_is_masked_attention(window: int | None, queries: int) -> N
 
 def test_sums_over_responses_do_not_round_in_bfloat16() -> None:
     """A prompt's row that 1,000 responses see: bfloat16 cannot count beyond 256."""
-    plan = VarlenPlan(torch.tensor([0, 1]), torch.tensor([0, 1]), 1, 1, torch.zeros(1000, dtype=torch.int64), None)
-    summed = varlen._summed(
-        torch.ones(1000, 1, 1, dtype=torch.bfloat16), torch.empty(2, 1, 1, dtype=torch.bfloat16), plan
-    )
+    plan = VarlenPlan(torch.tensor([0, 1]), torch.tensor([0, 1]), 1, 1, torch.zeros(1000, dtype=torch.int64), 2, None)
+    summed = varlen._summed(torch.ones(1000, 1, 1, dtype=torch.bfloat16), plan, None)
     assert summed.flatten().tolist() == [1000.0, 0.0]
 
 
@@ -120,7 +90,7 @@ def test_torchs_operators_take_these_arguments(window: int | None) -> None:
     assert plan.key_rows is not None
     there = VarlenPlan(
         plan.query_starts.to("meta"), plan.key_starts.to("meta"), plan.most_queries, plan.most_keys,
-        plan.key_rows.to("meta"), window,
+        plan.key_rows.to("meta"), rows, window,
     )  # fmt: skip
     tensors = [x.detach().bfloat16().to("meta").requires_grad_() for x in inputs(rows)[:3]]
     out = varlen_attention(*tensors, there, 0.3)

@@ -1,0 +1,100 @@
+"""Context parallel: the packed rows of a micro-batch are cut over ranks, and attention alone sees them all.
+
+The rows are cut into 2 * size chunks, and rank r computes chunks r and 2 * size - 1 - r (a zigzag): late rows of a long
+run see many keys and early rows few, so every rank gets some of both (arXiv 2407.21783, section 3.3.2). Inside core
+attention every rank gathers the keys and values of all ranks, and backward sums their gradients over ranks and hands
+each its own (reduce-scatter). A ring of sends would hide more of the exchange, but it would need the softmax in parts,
+which windows and shared prompts cut unevenly; gathering is exact for both, and with grouped queries keys and values are
+a fraction of the queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCut:
+    """Which of `rows` packed rows, a multiple of 2 * `size`, the rank number `rank` of `size` computes."""
+
+    rank: int
+    size: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        assert self.rows % (2 * self.size) == 0, f"{self.rows} rows are not cut evenly over {self.size} ranks"
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """This rank's two chunks in its order: packed rows from the first (included) to the end."""
+        chunk = self.rows // (2 * self.size)
+        first, second = (chunk * number for number in (self.rank, 2 * self.size - 1 - self.rank))
+        return (first, first + chunk), (second, second + chunk)
+
+    def held(self) -> Tensor:
+        """int64 [rows / size]: the packed rows of this rank, in its order."""
+        return torch.cat([torch.arange(first, end) for first, end in self.bounds])
+
+    def places(self) -> Tensor:
+        """int64 [rows]: where each packed row lies once the ranks' rows are joined in the ranks' order."""
+        joined = torch.cat([ContextCut(rank, self.size, self.rows).held() for rank in range(self.size)])
+        return joined.argsort()
+
+
+class Exchange(Protocol):
+    """How the ranks of one cut give each other rows."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """[L, ...] of this rank -> [size * L, ...] of all, in the ranks' order."""
+
+    def scatter_sum(self, rows: Tensor) -> Tensor:
+        """[size * L, ...] -> [L, ...]: the sum over ranks of what each has for this rank's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupExchange:
+    """Over a process group, of more than one rank."""
+
+    group: dist.ProcessGroup
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """One all-gather."""
+        size = dist.get_world_size(self.group)
+        whole = rows.new_empty(size * rows.shape[0], *rows.shape[1:])
+        dist.all_gather_into_tensor(whole, rows.contiguous(), group=self.group)
+        return whole
+
+    def scatter_sum(self, rows: Tensor) -> Tensor:
+        """One reduce-scatter."""
+        size = dist.get_world_size(self.group)
+        own = rows.new_empty(rows.shape[0] // size, *rows.shape[1:])
+        dist.reduce_scatter_tensor(own, rows.contiguous(), group=self.group)
+        return own
+
+
+def all_rows(rows: Tensor, exchange: Exchange) -> Tensor:
+    """`exchange.gather`, and `exchange.scatter_sum` of the gradients."""
+    whole: Tensor = _AllRows.apply(rows, exchange)  # type: ignore[no-untyped-call]
+    return whole
+
+
+class _Context(torch.autograd.function.FunctionCtx):
+    """What backward needs."""
+
+    exchange: Exchange
+
+
+class _AllRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, rows: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.gather(rows)
+
+    @staticmethod
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.exchange.scatter_sum(gradients[0]), None
