@@ -55,7 +55,10 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadResult:
-    """Results of a rank's tokens of a micro-batch, and `logits(rows_R)`: the logits [R, Vp] of some of its tokens, without gradient."""
+    """Results of a rank's tokens of a micro-batch.
+
+    `logits(rows_R)`: the logits [R, Vp] of some of these tokens, without gradient.
+    """
 
     output: HeadOutput
     shard: VocabShard
