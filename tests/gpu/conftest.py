@@ -1,0 +1,8 @@
+"""Makes the oracle of the head's tests importable here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "ops"))
