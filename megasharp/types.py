@@ -397,7 +397,7 @@ class StepStats:
     metrics: Metrics = field(default_factory=dict)
     norms: tuple[float, ...] = ()
     spikes: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ class LoraConfig(Section):
 class PolicyConfig(Section):
     """The policy under training and how it is split over ranks; dp follows from the world size.
 
+    `device: auto` is a GPU where the file asks for some (`cluster.gpus_per_node`) or a run without Ray finds one.
+
     `head: chunked` computes logits a thousand tokens at a time and once more in backward, instead of holding those of a
     whole micro-batch: less memory for one matrix product of the output layer more.
     """
