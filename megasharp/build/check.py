@@ -17,6 +17,7 @@ from megasharp.build.engines import (
 )
 from megasharp.build.judging import check_judging, judged_tasks, training_items
 from megasharp.build.models import open_memory, open_model
+from megasharp.build.precision import check_precision
 from megasharp.build.problems import training_problems
 from megasharp.build.recipes import build_recipes, resolved
 from megasharp.build.watched import check_prolonged
@@ -72,6 +73,7 @@ def check(config: RunConfig, where: str) -> Checked:
     model, architecture = open_model(config.model.path)
     architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
     _check_length(config, architecture, where)
+    check_precision(config, architecture, where)
     if config.policy.megatron:
         # Imported here: Megatron takes seconds to import, and most runs pass nothing through.
         from megasharp.mcore.model import sort_options

@@ -8,6 +8,7 @@ from megasharp.algos.base import Needs
 from megasharp.build.adapters import lora_settings
 from megasharp.build.check import Checked
 from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.model import Fp8
 from megasharp.mcore.optimizer import OptimizerSettings
 from megasharp.mcore.rank import MEMORY, POLICY
 from megasharp.metrics.tokens import Diagnostics
@@ -37,6 +38,7 @@ def learner_settings(checked: Checked) -> dict[str, LearnerSettings]:
 def _policy(checked: Checked) -> LearnerSettings:
     config = checked.config
     optimizer = config.policy.optimizer
+    fp8 = Fp8(config.policy.fp8, config.policy.fp8_recipe) if config.policy.fp8 else None
     return LearnerSettings(
         # Ranks may run in another folder.
         folder=str(checked.model.path.absolute()),
@@ -62,4 +64,6 @@ def _policy(checked: Checked) -> LearnerSettings:
         lora=lora_settings(config),
         deterministic=config.deterministic,
         head=config.policy.head,
+        transformer_engine=config.policy.transformer_engine if fp8 is None else True,
+        fp8=fp8,
     )

@@ -25,6 +25,8 @@ from megasharp.errors import UserError
 # Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
 IDENTITY = (
     "model",
+    "policy.fp8",
+    "policy.fp8_recipe",
     "policy.lora",
     "policy.megatron",
     "policy.optimizer",

@@ -66,6 +66,8 @@ class PolicyConfig(Section):
 
     `head: chunked` computes logits a thousand tokens at a time and once more in backward, instead of holding those of a
     whole micro-batch: less memory for one matrix product of the output layer more.
+    `transformer_engine`: layers of NVIDIA's modules; auto takes them on GPUs where they are installed. `fp8`: they
+    multiply in 8 bits, with scales as `fp8_recipe` says.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -77,6 +79,9 @@ class PolicyConfig(Section):
     micro_batch_tokens: int = Field(default=8192, ge=1)
     recompute: Literal["none", "selective", "full"] = "none"
     head: Literal["logits", "chunked"] = "logits"
+    transformer_engine: Literal["auto"] | bool = "auto"
+    fp8: Literal["hybrid", "e4m3"] | None = None
+    fp8_recipe: Literal["tensorwise", "blockwise"] = "blockwise"
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     offload: list[Literal["weights", "gradients", "optimizer"]] = []

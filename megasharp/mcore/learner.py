@@ -34,7 +34,9 @@ from megasharp.mcore.background import ShardWriting
 from megasharp.mcore.first_weights import first_weights
 from megasharp.mcore.forward import MicroResult, Passes, token_inputs
 from megasharp.mcore.head import HeadForm, HeadRequest, HeadSettings
+from megasharp.mcore.layer_spec import Wanted, uses_transformer_engine
 from megasharp.mcore.model import (
+    Fp8,
     Options,
     build_chunks,
     sort_options,
@@ -69,6 +71,7 @@ class LearnerSettings:
     `temperature` divides logits before everything: the rollouts' own for the policy. `diagnostics`: what the update's
     figures tell of; None leaves them out. `lora`: train adapters on frozen weights, or all weights where it is None.
     `drawn`: begin with random weights of the model that `folder` describes. `head`: `mcore/head.py` has both forms.
+    `transformer_engine`: `mcore/layer_spec.py` says what `auto` takes.
     """
 
     folder: str
@@ -86,6 +89,8 @@ class LearnerSettings:
     deterministic: bool = False
     drawn: bool = False
     head: HeadForm = "logits"
+    transformer_engine: Wanted = "auto"
+    fp8: Fp8 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,8 +129,12 @@ class RankLearner:
                     settings.recompute,
                     options.model,
                     settings.deterministic,
+                    settings.fp8,
                 )
-                self._chunks = build_chunks(config, self._arch, self._place, settings.lora, settings.seed)
+                engine = uses_transformer_engine(settings.transformer_engine, device)
+                self._chunks = build_chunks(
+                    config, self._arch, self._place, settings.lora, settings.seed, transformer_engine=engine
+                )
                 for chunk in self._chunks:
                     chunk.to(device)
                 source.fill(self._chunks, self._place)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
 import torch
 import torch.nn.functional as F
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
@@ -19,20 +17,15 @@ from megatron.core.tensor_parallel import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer import ModuleSpec, TransformerConfig
-from megatron.core.transformer.transformer_block import (
-    TransformerBlockSubmodules,
-    get_num_layers_to_build,
-)
+from megatron.core.transformer import TransformerConfig
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.lora import LoraSettings, Target
 from megasharp.convert.mapping import padded_vocab
 from megasharp.errors import UserError
-from megasharp.mcore.attention import PackedAttention
-from megasharp.mcore.lora import ADAPTED, attach
-from megasharp.mcore.norm import RMSNorm
+from megasharp.mcore.layer_spec import layers
+from megasharp.mcore.lora import attach
 from megasharp.mcore.parallel import Place
 from megasharp.types import ParallelLayout
 
@@ -59,6 +52,18 @@ class PassThrough:
     model: Options
     ddp: Options
     optimizer: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """Linear maps' products in 8 bits, by Transformer Engine; weights stay as they are and are rounded for each.
+
+    `hybrid` rounds gradients to e5m2 and all else to e4m3. Recipes say how many values share a scale: a tensor, blocks
+    of 128. Both scale by present values: delayed scaling's history would be in no checkpoint.
+    """
+
+    format: Literal["hybrid", "e4m3"]
+    recipe: Literal["tensorwise", "blockwise"]
 
 
 # What megasharp sets itself, from the checkpoint, the layout and the run's own keys; and what would need another model.
@@ -91,7 +96,8 @@ def sort_options(options: Options) -> PassThrough:
 
 
 def _own_model_settings() -> set[str]:
-    return {*_settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, "full"), "deterministic_mode"}
+    settings = _settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, "full")
+    return {*settings, *_fp8_settings(Fp8("hybrid", "blockwise")), "deterministic_mode"}
 
 
 def _check_type(key: str, value: object, config: type) -> None:
@@ -114,9 +120,10 @@ def transformer_config(
     recompute: str,
     options: Options,
     deterministic: bool = False,
+    fp8: Fp8 | None = None,
 ) -> TransformerConfig:
     """Megatron's configuration of this architecture; `options` are the model's part of `sort_options`."""
-    own = _settings(arch, layout, dtype, recompute)
+    own = {**_settings(arch, layout, dtype, recompute), **_fp8_settings(fp8)}
     return TransformerConfig(**own, **options, deterministic_mode=deterministic)
 
 
@@ -164,47 +171,33 @@ def _settings(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, re
     }
 
 
+def _fp8_settings(fp8: Fp8 | None) -> dict[str, object]:
+    return {} if fp8 is None else {"fp8": fp8.format, "fp8_recipe": fp8.recipe}
+
+
 def _recompute_settings(recompute: str) -> dict[str, object]:
     if recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return {"recompute_granularity": "selective"} if recompute == "selective" else {}
 
 
-def _layers(
-    config: TransformerConfig, arch: Architecture, chunk: int | None, adapted: Sequence[Target]
-) -> TransformerBlockSubmodules:
-    """Megatron's local layer spec with our norm, our packed core attention, and room for adapters."""
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    parts = layer.submodules
-    parts.input_layernorm = RMSNorm
-    parts.pre_mlp_layernorm = RMSNorm
-    attention = parts.self_attention.submodules
-    attention.core_attention = ModuleSpec(module=PackedAttention, params={"windows": arch.windows})
-    if config.qk_layernorm:
-        attention.q_layernorm = RMSNorm
-        attention.k_layernorm = RMSNorm
-    for target in adapted:
-        home = attention if target in ("qkv", "proj") else _linear_maps(parts.mlp)
-        setattr(home, f"linear_{target}", ADAPTED[target])
-    count = get_num_layers_to_build(config, vp_stage=chunk)
-    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=RMSNorm)
-
-
-def _linear_maps(mlp: ModuleSpec | partial[object]) -> object:
-    """The classes of an MLP's linear maps; megatron-core 0.19 has a function with its arguments as an MLP's spec."""
-    return mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
-
-
 def build_chunks(
-    config: TransformerConfig, arch: Architecture, place: Place, lora: LoraSettings | None = None, seed: int = 0
+    config: TransformerConfig,
+    arch: Architecture,
+    place: Place,
+    lora: LoraSettings | None = None,
+    seed: int = 0,
+    transformer_engine: bool = False,
 ) -> list[GPTModel]:
     """This rank's part, weights not yet filled: one chunk of layers, or as many as there are virtual stages.
 
-    With `lora` only the adapters want gradients; `seed` is that of their initial values.
+    With `lora` only the adapters want gradients; `seed` is that of their initial values. `transformer_engine`: of its
+    modules, not of Megatron's own.
     """
     virtual = config.virtual_pipeline_model_parallel_size
     adapted = lora.targets if lora else ()
-    chunks = [_build_chunk(config, arch, place, chunk, adapted) for chunk in (range(virtual) if virtual else [None])]
+    numbers = range(virtual) if virtual else [None]
+    chunks = [_build_chunk(config, arch, place, number, adapted, transformer_engine) for number in numbers]
     if lora is not None:
         for chunk in chunks:
             attach(chunk, lora, arch, place, seed)
@@ -212,13 +205,18 @@ def build_chunks(
 
 
 def _build_chunk(
-    config: TransformerConfig, arch: Architecture, place: Place, chunk: int | None, adapted: Sequence[Target]
+    config: TransformerConfig,
+    arch: Architecture,
+    place: Place,
+    chunk: int | None,
+    adapted: Sequence[Target],
+    transformer_engine: bool,
 ) -> GPTModel:
     """Positions are rotated in the core attention, not by GPTModel."""
     last = None if chunk is None else config.virtual_pipeline_model_parallel_size - 1
     model = GPTModel(
         config,
-        _layers(config, arch, chunk, adapted),
+        layers(config, arch.windows, chunk, adapted, transformer_engine),
         vocab_size=padded_vocab(arch.vocab, config.tensor_model_parallel_size),
         max_sequence_length=arch.max_positions,
         pre_process=place.first_stage and chunk in (None, 0),

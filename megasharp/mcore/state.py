@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import MegatronOptimizer
@@ -18,6 +19,7 @@ from megasharp.mcore.optimizer import parts
 
 # Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+_EXTRA_STATE = "_extra_state"
 # What a group of parameters is, and settings by which Megatron 0.19 finds a stored group, too.
 _KINDS_OF_GROUP = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 _SETTINGS_OF_GROUP = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -25,12 +27,33 @@ _SETTINGS_OF_GROUP = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 def _sharded_model(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> dict[str, Any]:
     """Every chunk's part. What lies on disk is named by global layers, and so knows nothing of chunks."""
-    return {str(number): chunk.sharded_state_dict(metadata=metadata) for number, chunk in enumerate(chunks)}
+    return {
+        str(number): _without_extra_state(chunk.sharded_state_dict(metadata=metadata))
+        for number, chunk in enumerate(chunks)
+    }
+
+
+def _without_extra_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The same for both layer specs: an empty object for each linear map, as Megatron's own maps write.
+
+    Transformer Engine's modules, norms too, would write what delayed scaling to FP8 remembers, which none of the
+    recipes of `policy.fp8` has.
+    """
+    kept = {}
+    for name, entry in state.items():
+        if isinstance(entry, ShardedObject) and name.endswith(_EXTRA_STATE):
+            if ".linear_" not in name and "output_layer." not in name:
+                continue
+            entry.data = None
+        kept[name] = entry
+    return kept
 
 
 def _fill(chunks: Sequence[GPTModel], loaded: dict[str, Any]) -> None:
     for number, chunk in enumerate(chunks):
-        chunk.load_state_dict(loaded[str(number)])
+        found = chunk.load_state_dict(loaded[str(number)], strict=False)
+        missing = [name for name in found.missing_keys if not name.endswith(_EXTRA_STATE)]
+        assert not found.unexpected_keys and not missing, found
 
 
 def _sharded(
@@ -81,7 +104,8 @@ def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
     loaded = dist_checkpointing.load({"model": stored}, str(folder))["model"]
     for number, chunk in enumerate(chunks):
         found = chunk.load_state_dict(loaded[str(number)], strict=False)
-        assert not found.unexpected_keys and all(map(is_adapter, found.missing_keys)), found
+        missing = [name for name in found.missing_keys if not name.endswith(_EXTRA_STATE)]
+        assert not found.unexpected_keys and all(map(is_adapter, missing)), found
 
 
 def load_state(

@@ -16,6 +16,7 @@ from megasharp.convert.families import Family
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.lora import is_adapter
 from megasharp.convert.shards import hf_tensors, megatron_tensor
+from megasharp.mcore.layer_spec import local_name
 from megasharp.mcore.lora import adapted_weights
 from megasharp.mcore.parallel import Place
 
@@ -23,10 +24,11 @@ _LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
 def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters of this rank's chunks under names with global layer numbers."""
+    """Parameters of this rank's chunks by their names in the local layer spec, with global layer numbers."""
     for chunk in chunks:
         numbers = {str(i): layer.layer_number - 1 for i, layer in enumerate(chunk.decoder.layers)}
-        for name, parameter in chunk.named_parameters():
+        for own, parameter in chunk.named_parameters():
+            name = local_name(own)
             layer = _LOCAL_LAYER.match(name)
             yield (f"decoder.layers.{numbers[layer[1]]}.{name[layer.end() :]}" if layer else name), parameter
 

@@ -1,0 +1,41 @@
+"""Refusals of keys that say in which modules, and in how many bits, linear maps multiply."""
+
+from __future__ import annotations
+
+from megasharp.build.devices import device_of
+from megasharp.config.run import RunConfig
+from megasharp.convert.architecture import Architecture
+from megasharp.errors import UserError
+
+# Both dimensions of what Transformer Engine multiplies in FP8 are multiples of it.
+_FP8_MULTIPLE = 16
+
+
+def check_precision(config: RunConfig, architecture: Architecture, where: str) -> None:
+    """Raise UserError, in one line, for what this model, device or Python cannot do."""
+    if config.policy.fp8 is not None:
+        _check_fp8(config, architecture, f"{where}: policy.fp8={config.policy.fp8}")
+    if config.policy.fp8 is not None or config.policy.transformer_engine is True:
+        # Imported here: Megatron takes seconds to import.
+        from megasharp.mcore.layer_spec import require_transformer_engine
+
+        key = "transformer_engine=true" if config.policy.fp8 is None else f"fp8={config.policy.fp8}"
+        require_transformer_engine(f"{where}: policy.{key}")
+
+
+def _check_fp8(config: RunConfig, architecture: Architecture, key: str) -> None:
+    policy = config.policy
+    if policy.transformer_engine is False:
+        raise UserError(f"{key}: Transformer Engine does it, which policy.transformer_engine=false leaves out")
+    if config.model.dtype != "bfloat16":
+        raise UserError(f"{key} rounds products of bfloat16 weights; set model.dtype=bfloat16")
+    if device_of(config) != "cuda":
+        raise UserError(f"{key} needs a GPU (Hopper or later); leave it null on a CPU")
+    joined = architecture.query_size + 2 * architecture.kv_size
+    sizes = {"hidden": architecture.hidden, "query, key and value": joined, "ffn": architecture.ffn}
+    for name, size in sizes.items():
+        if size % (policy.tp * _FP8_MULTIPLE):
+            raise UserError(
+                f"{key}: the model's {name} size {size} over tp {policy.tp} is no multiple of {_FP8_MULTIPLE}; lower "
+                "policy.tp or leave policy.fp8 null"
+            )

@@ -1,0 +1,106 @@
+"""Transformer Engine's layer spec: Megatron's real extension over a stand-in of the package, against the local spec."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from policies import make_model, save_model
+from torch import Tensor
+from transformer_engine_program import MODELS, STEPS, Trained
+
+if TYPE_CHECKING:
+    Results = dict[int, list[dict[str, dict[bool, Trained]]]]
+
+STAND_INS = Path(__file__).resolve().parents[2] / "stand_ins"
+PROGRAM = Path(__file__).with_name("transformer_engine_program.py")
+# As many norms are fused as stand before a linear map that is not adapted.
+FUSED = {"lora": 4, **dict.fromkeys((*MODELS, "selective", "full", "bfloat16"), 8)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("engine")
+    for name in MODELS:
+        save_model(folder, name)
+    path = os.pathsep.join([str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, str(PROGRAM), str(folder), str(folder / "results")]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: Results = torch.load(folder / "results", weights_only=False)
+    return found
+
+
+def pairs(results: Results) -> list[tuple[str, int, dict[bool, Trained]]]:
+    """Every case that both specs ran, as each rank saw it."""
+    return [
+        (name, world, both)
+        for world, ranks in results.items()
+        for rank in ranks
+        for name, both in rank.items()
+        if len(both) == 2
+    ]
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_engines_modules_are_used_where_they_are_asked_for(results: Results) -> None:
+    cases = pairs(results)
+    assert {name for name, _, _ in cases} == FUSED.keys() and {world for _, world, _ in cases} == {1, 2}
+    for name, _, both in cases:
+        assert (both[False].fused, both[True].fused) == (0, FUSED[name])
+
+
+def test_weights_come_in_and_go_out_bit_for_bit(results: Results) -> None:
+    models = {name: dict(make_model(name).named_parameters()) for name in MODELS}
+    for name, _, both in pairs(results):
+        assert same_bits(both[True].start, both[False].start)
+        if name in models:
+            assert same_bits(both[True].start, {k: v.detach() for k, v in models[name].items()})
+
+
+def test_training_is_the_local_specs(results: Results) -> None:
+    for name, world, both in pairs(results):
+        local, engine = both[False], both[True]
+        loose = 0.05 if name == "bfloat16" else 1e-5
+        assert len(engine.losses) == STEPS and max(abs(norm) for norm in engine.norms) > 0
+        for a, b in zip(local.logp, engine.logp, strict=True):
+            torch.testing.assert_close(b, a, rtol=0, atol=loose, msg=f"{name} {world}: log-probs")
+        assert engine.losses == pytest.approx(local.losses, abs=loose)
+        assert engine.norms == pytest.approx(local.norms, rel=loose)
+        moved = 0.0
+        for key, tensor in local.end.items():
+            torch.testing.assert_close(engine.end[key].float(), tensor.float(), rtol=0, atol=loose)
+            moved = max(moved, float((tensor - local.start[key]).abs().max()))
+        assert moved > 1e-3
+
+
+def test_each_spec_goes_on_from_the_others_checkpoint(results: Results) -> None:
+    for name, _, both in pairs(results):
+        for engine in (False, True):
+            assert both[engine].loaded is not None
+            assert same_bits(both[engine].loaded or {}, both[not engine].end)
+        loose = 0.05 if name == "bfloat16" else 1e-5
+        assert both[True].one_more == pytest.approx(both[False].one_more, rel=loose)
+
+
+def test_recomputation_changes_nothing(results: Results) -> None:
+    (rank,) = results[1]
+    for recompute in ("selective", "full"):
+        assert rank[recompute][True].norms == pytest.approx(rank[MODELS[0]][True].norms, rel=1e-6)
+
+
+def test_fp8_is_asked_of_the_engine_and_weights_leave_in_bfloat16(results: Results) -> None:
+    (rank,) = results[1]
+    trained = rank["fp8"][True]
+    assert trained.fused > 0 and trained.norms[0] > 0
+    assert {tensor.dtype for tensor in trained.end.values()} == {torch.bfloat16}

@@ -1,0 +1,150 @@
+"""Linear maps and norms in plain torch, with the parameters, marks and communication of the real ones.
+
+Sizes are whole; a map keeps its tensor-parallel part. Activations are [rows, batch, hidden].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class _Module(torch.nn.Module):
+    def get_extra_state(self) -> Tensor:
+        """What delayed scaling would remember: nothing."""
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor | None) -> None:
+        """Accepts nothing, in either form."""
+        assert state is None or state.numel() == 0
+
+
+class RMSNorm(_Module):
+    """x / sqrt(mean(x^2) + eps) * weight."""
+
+    def __init__(
+        self,
+        normalized_shape: int | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool = False,
+        params_dtype: torch.dtype = torch.float32,
+        zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        assert not zero_centered_gamma
+        size = hidden_size if normalized_shape is None else normalized_shape
+        assert size is not None
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(size, dtype=params_dtype, device=device))
+        self.weight.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As it says."""
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class LayerNorm(_Module):
+    """Inherited from at import, never built."""
+
+
+class GroupedLinear(_Module):
+    """Inherited from at import, never built."""
+
+
+class DotProductAttention(_Module):
+    """Inherited from at import, never built: core attention is megasharp's."""
+
+
+class Linear(_Module):
+    """Column- or row-parallel, with sequence parallelism in front or behind."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: dist.ProcessGroup | None = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        init_method: Callable[[Tensor], Any] | None = None,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: torch.dtype = torch.float32,
+        parallel_mode: str | None = None,
+        device: Any = None,
+        **unused: object,
+    ) -> None:
+        super().__init__()
+        assert not fuse_wgrad_accumulation and not return_bias
+        self.parallel_mode, self.tp_size, self.tp_group = parallel_mode, tp_size, tp_group
+        self.tp_rank = dist.get_rank(tp_group) if tp_group is not None else 0
+        self.in_features = in_features // tp_size if parallel_mode == "row" else in_features
+        self.out_features = out_features // tp_size if parallel_mode == "column" else out_features
+        self.use_bias, self.sequence_parallel = bias, sequence_parallel and tp_size > 1
+        self._before_weight(params_dtype, device)
+        shape = (self.out_features, self.in_features)
+        self.weight = torch.nn.Parameter(torch.empty(shape, dtype=params_dtype, device=device))
+        self.bias = torch.nn.Parameter(torch.zeros(self.out_features, dtype=params_dtype)) if bias else None
+        self._mark(self.weight, 0 if parallel_mode == "column" else 1)
+        if self.bias is not None and parallel_mode == "column":
+            self._mark(self.bias, 0)
+
+    def _before_weight(self, params_dtype: torch.dtype, device: Any) -> None:
+        """Where the map with a norm has the norm's weight."""
+
+    def _mark(self, parameter: torch.nn.Parameter, dimension: int) -> None:
+        values = {"tensor_model_parallel": True, "partition_dim": dimension, "partition_stride": 1}
+        for name, value in values.items():
+            setattr(parameter, name, value)
+
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        """The product, with what ranks exchange before or after it."""
+        from megatron.core.tensor_parallel import mappings
+
+        group = self.tp_group
+        if self.parallel_mode == "column" and self.sequence_parallel:
+            x = mappings.gather_from_sequence_parallel_region(x, group=group)
+        elif self.parallel_mode == "column":
+            x = mappings.copy_to_tensor_model_parallel_region(x, group=group)
+        out = F.linear(x, self.weight, self.bias)
+        if self.parallel_mode == "row" and self.sequence_parallel:
+            return mappings.reduce_scatter_to_sequence_parallel_region(out, group=group)
+        if self.parallel_mode == "row":
+            return mappings.reduce_from_tensor_model_parallel_region(out, group=group)
+        return out
+
+
+class LayerNormLinear(Linear):
+    """A norm and the column-parallel map behind it."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        eps: float = 1e-5,
+        normalization: str = "LayerNorm",
+        return_layernorm_output: bool = False,
+        zero_centered_gamma: bool = False,
+        **options: Any,
+    ) -> None:
+        assert normalization == "RMSNorm" and not return_layernorm_output and not zero_centered_gamma
+        self._eps = eps
+        super().__init__(in_features, out_features, **options)
+
+    def _before_weight(self, params_dtype: torch.dtype, device: Any) -> None:
+        weight = torch.nn.Parameter(torch.ones(self.in_features, dtype=params_dtype, device=device))
+        weight.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+        self.layer_norm_weight = weight
+
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        """Norm, then the product."""
+        x = F.rms_norm(x, (x.shape[-1],), self.layer_norm_weight, self._eps)
+        return super().forward(x, is_first_microbatch)

@@ -1,0 +1,1 @@
+"""Nothing: what Megatron imports from below here is optional."""

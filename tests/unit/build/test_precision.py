@@ -1,0 +1,48 @@
+"""Keys of precision that cannot be done are refused in one line that says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megasharp.build.precision import check_precision
+from megasharp.config.run import run_of
+from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.errors import UserError
+
+ARCHITECTURE = Architecture(
+    family="qwen3", num_layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=64, norm_eps=1e-6,
+    rope_parameters=RopeParameters(1e4), max_positions=64, tied=True, qkv_bias=False, qk_norm=True, dtype="bfloat16",
+)  # fmt: skip
+
+
+def check(policy: dict[str, Any], dtype: str = "bfloat16", architecture: Architecture = ARCHITECTURE) -> None:
+    text = {"name": "x", "steps": 1, "recipe": {"methods": ["grpo"]}, "policy": policy}
+    text |= {"model": {"path": "m", "dtype": dtype}, "data": {"task": "countdown", "path": "d"}}
+    check_precision(run_of(text, Path("run.yaml")), architecture, "run.yaml")
+
+
+def test_defaults_need_nothing() -> None:
+    check({}, "float32")
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtype", "told"),
+    [
+        ({"transformer_engine": True}, "float32", "policy.transformer_engine=true needs Transformer Engine"),
+        ({"fp8": "hybrid", "device": "cuda"}, "bfloat16", "policy.fp8=hybrid needs Transformer Engine"),
+        ({"fp8": "hybrid", "device": "cuda"}, "float32", "set model.dtype=bfloat16"),
+        ({"fp8": "e4m3", "device": "cpu"}, "bfloat16", "needs a GPU"),
+        ({"fp8": "e4m3", "transformer_engine": False}, "bfloat16", "transformer_engine=false leaves out"),
+        ({"fp8": "e4m3", "device": "cuda", "tp": 4}, "bfloat16", "ffn size 96 over tp 4 is no multiple of 16"),
+    ],
+)
+def test_refusals(policy: dict[str, Any], dtype: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where it is not installed.
+    monkeypatch.setattr("megasharp.mcore.layer_spec.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=told) as error:
+        check(policy, dtype, dataclasses.replace(ARCHITECTURE, hidden=128))
+    assert "\n" not in str(error.value) and str(error.value).startswith("run.yaml: policy.")
