@@ -66,4 +66,5 @@ def _policy(checked: Checked) -> LearnerSettings:
         head=config.policy.head,
         transformer_engine=config.policy.transformer_engine if fp8 is None else True,
         fp8=fp8,
+        overlap=config.policy.overlap,
     )

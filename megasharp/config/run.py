@@ -67,7 +67,8 @@ class PolicyConfig(Section):
     `head: chunked` computes logits a thousand tokens at a time and once more in backward, instead of holding those of a
     whole micro-batch: less memory for one matrix product of the output layer more.
     `transformer_engine`: layers of NVIDIA's modules; auto takes them on GPUs where they are installed. `fp8`: they
-    multiply in 8 bits, with scales as `fp8_recipe` says.
+    multiply in 8 bits, with scales as `fp8_recipe` says. `overlap`: data-parallel ranks exchange gradients and weights
+    while they compute; auto on GPUs with more than one of them.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -82,6 +83,7 @@ class PolicyConfig(Section):
     transformer_engine: Literal["auto"] | bool = "auto"
     fp8: Literal["hybrid", "e4m3"] | None = None
     fp8_recipe: Literal["tensorwise", "blockwise"] = "blockwise"
+    overlap: Literal["auto"] | bool = "auto"
     optimizer: OptimizerConfig = OptimizerConfig()
     lora: LoraConfig | None = None
     offload: list[Literal["weights", "gradients", "optimizer"]] = []

@@ -44,6 +44,7 @@ from megasharp.mcore.model import (
 )
 from megasharp.mcore.offload import Kind, Offloader
 from megasharp.mcore.optimizer import OptimizerSettings, build_optimizer, guarded_step, parts
+from megasharp.mcore.overlap import Overlap, overlaps
 from megasharp.mcore.parallel import Place, megatron_device
 from megasharp.mcore.reference import Reference
 from megasharp.mcore.state import load_model, load_state, save_model, save_state
@@ -71,7 +72,7 @@ class LearnerSettings:
     `temperature` divides logits before everything: the rollouts' own for the policy. `diagnostics`: what the update's
     figures tell of; None leaves them out. `lora`: train adapters on frozen weights, or all weights where it is None.
     `drawn`: begin with random weights of the model that `folder` describes. `head`: `mcore/head.py` has both forms.
-    `transformer_engine`: `mcore/layer_spec.py` says what `auto` takes.
+    `transformer_engine` and `overlap`: `mcore/layer_spec.py` and `mcore/overlap.py` say what `auto` takes.
     """
 
     folder: str
@@ -91,6 +92,7 @@ class LearnerSettings:
     head: HeadForm = "logits"
     transformer_engine: Wanted = "auto"
     fp8: Fp8 | None = None
+    overlap: Wanted = "auto"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,11 +140,17 @@ class RankLearner:
                 for chunk in self._chunks:
                     chunk.to(device)
                 source.fill(self._chunks, self._place)
+            overlapped = overlaps(settings.overlap, settings.layout, device)
             reduction = DistributedDataParallelConfig(
-                use_distributed_optimizer=True, grad_reduce_in_fp32=True, **options.ddp
+                use_distributed_optimizer=True,
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=overlapped,
+                overlap_param_gather=overlapped,
+                **options.ddp,
             )
             self._ddp = [DistributedDataParallel(config, reduction, chunk) for chunk in self._chunks]
             config.finalize_model_grads_func = _sum_gradients
+            self._overlap = Overlap(self._ddp, config) if overlapped else None
             self._timers = StageTimers(device)
             config.timers = self._timers
             self._optimizer, self._scheduler = build_optimizer(
@@ -199,6 +207,8 @@ class RankLearner:
         """
         with self._on_device():
             stats = [self._update(mini, recipe, norm_limit) for mini in batch.mini_batches]
+            if self._overlap is not None:
+                self._overlap.gather()
         return _join_steps(stats) if self._place.reports else None
 
     def _update(self, mini: MiniBatch, recipe: Recipe, norm_limit: float | None) -> StepStats:
@@ -213,6 +223,8 @@ class RankLearner:
             stepped = guarded_step(
                 self._optimizer, self._scheduler, self._settings.optimizer.clip_grad, math.isfinite(loss), norm_limit
             )
+        if self._overlap is not None:
+            self._overlap.gather_in_forward()
         metrics = add_metrics([result.metrics for result in results])
         norm, skipped, spikes = stepped.grad_norm, int(not stepped.applied), int(stepped.spike)
         return StepStats(

@@ -67,7 +67,7 @@ class Fp8:
 
 
 # What megasharp sets itself, from the checkpoint, the layout and the run's own keys; and what would need another model.
-_OWN_DDP = {"use_distributed_optimizer", "grad_reduce_in_fp32"}
+_OWN_DDP = {"use_distributed_optimizer", "grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather"}
 _OWN_OPTIMIZER = {
     "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
     "use_distributed_optimizer", "bf16", "fp16", "params_dtype",
