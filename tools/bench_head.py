@@ -14,9 +14,10 @@ What each row computes:
     ours, chunked       everything of `ours`, from the same hidden states; products are in it too
 
 Bars are for an H200 (4.8 TB/s: one read of the logits takes 0.52 ms, two reads and a write 1.56 ms). A figure is the
-median over repeats, with logits restored before each; errors are those of some rows against float64. Libraries that
-are not installed are told and left out (pip install liger-kernel cut-cross-entropy). Without CUDA a small case of
-torch's arithmetic runs on the CPU, and no bar applies.
+median over repeats of the GPU's time, launches queued behind a wait as in a step whose queue is full, with logits
+restored before each; errors are those of some rows against float64. Libraries that are not installed are told and left
+out (pip install liger-kernel cut-cross-entropy). Without CUDA a small case of torch's arithmetic runs on the CPU, and no
+bar applies.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from megasharp.ops.head import HeadOutput, VocabShard, token_head
 
 CHECKED_ROWS = 8
 TEMPERATURE = 0.9
+# One to two milliseconds of the GPU's clock, in which Python launches what is timed.
+QUEUE_CYCLES = 3_000_000
 PACKAGES = ("liger-kernel", "cut-cross-entropy")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -224,6 +227,8 @@ def _timed(
         with torch.no_grad():
             work.copy_(master)
         torch.cuda.synchronize()
+        # A step's queue is full; on an idle GPU the first launches would be timed instead.
+        torch.cuda._sleep(QUEUE_CYCLES)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         events: list[torch.cuda.Event] = []

@@ -28,11 +28,11 @@ _LOG2E = 1.0 / math.log(2.0)
 class Tuning:
     """Columns a tile and warps a program, forward and backward, and how many programs are to be there at least.
 
-    Not measured on a GPU yet; chosen by counting. Forward, a Hopper multiprocessor has about 15 instruction slots a
-    bfloat16 logit at full memory speed, the sums take 8. One warp a program reduces a tile by shuffles alone, and small
-    tiles make the search for candidates, which costs in proportion to the tile, cheap: 1,024 columns are four
-    16-byte loads a thread. Backward has no reduction and twice the bytes: four warps, two loads a thread.
-    Programs: 132 multiprocessors with 16 each. `tools/bench_head.py --tune` tries others.
+    Not measured on a GPU yet; chosen by counting. At full memory speed a Hopper multiprocessor has about 15
+    instructions for each bfloat16 logit it reads; the forward kernel's machine code has 12, the search for candidates
+    left out. One warp a program reduces a tile by shuffles alone, and needs 95 registers a thread for 1,024 columns: 21
+    programs fit, whose next tiles are 42 KB on their way. Backward has no reduction and twice the bytes: four warps,
+    two loads a thread. A thread must have 8 columns of a tile or more. `tools/bench_head.py --tune` tries others.
     """
 
     forward_block: int = 1024

@@ -48,17 +48,23 @@ def _without_vocabulary(target_T: Tensor, dtype: torch.dtype, request: Request) 
 def gradient(
     out_TVp: Tensor, logits_TVp: Tensor, target_T: Tensor, softmax: Softmax, incoming: Incoming, request: Request
 ) -> None:
-    """The gradient by the logits, into `out_TVp`, with one float32 temporary of their size, or two."""
+    """The gradient by the logits, into `out_TVp`.
+
+    Temporaries of their size: a float32 one where `out_TVp` has another dtype, and one for the gradient of the entropy.
+    """
     target_grad_TN = None if incoming.logp_T is None else incoming.logp_T[:, None]
     sparse = [*_present(target_T[:, None], target_grad_TN), *_present(softmax.topn_id_TN, incoming.topn_TN)]
     logp_sum_T = sum((grad_TN.sum(1) for _, grad_TN in sparse), start=torch.zeros_like(softmax.max_T))
     entropy_term = next(iter(_present(softmax.entropy_T, incoming.entropy_T)), None)
-    gradient_TVp = _dense_gradient(logits_TVp, softmax, logp_sum_T, entropy_term, request)
+    exact = out_TVp.dtype == softmax.max_T.dtype
+    gradient_TVp = out_TVp if exact else torch.empty_like(out_TVp, dtype=softmax.max_T.dtype)
+    _dense_gradient(gradient_TVp, logits_TVp, softmax, logp_sum_T, entropy_term, request)
     for ids_TN, grad_TN in sparse:
         column_TN, owned_TN = _local_columns(ids_TN, request.shard, gradient_TVp.shape[1])
         added_TN = (grad_TN / request.temperature).masked_fill(~owned_TN, 0)
         gradient_TVp.scatter_add_(1, column_TN, added_TN)
-    out_TVp.copy_(gradient_TVp)
+    if not exact:
+        out_TVp.copy_(gradient_TVp)
 
 
 REFERENCE = Arithmetic(part, gradient)
@@ -70,27 +76,26 @@ def _present(value: Tensor | None, gradient: Tensor | None) -> list[tuple[Tensor
 
 
 def _dense_gradient(
+    gradient_TVp: Tensor,
     logits_TVp: Tensor,
     softmax: Softmax,
     logp_sum_T: Tensor,
     entropy_term: tuple[Tensor, Tensor] | None,
     request: Request,
-) -> Tensor:
-    """-p_v * (sum of log-prob gradients + g_H (log p_v + H)) / temperature; 0 in padding columns."""
+) -> None:
+    """-p_v * (sum of log-prob gradients + g_H (log p_v + H)) / temperature, 0 in padding columns, into `gradient_TVp`."""
     valid = request.shard.valid
-    gradient_TVp = torch.empty(logits_TVp.shape, dtype=softmax.max_T.dtype, device=logits_TVp.device)
     gradient_TVp[:, valid:] = 0
     logp_TV = torch.sub(logits_TVp[:, :valid], softmax.max_T[:, None], out=gradient_TVp[:, :valid])
     _divide(logp_TV, request.temperature)
     logp_TV.sub_(softmax.log_sum_T[:, None])
     if entropy_term is None:
         logp_TV.exp_().mul_((-logp_sum_T / request.temperature)[:, None])
-        return gradient_TVp
+        return
     entropy_T, entropy_grad_T = entropy_term
     p_TV = logp_TV.exp()
     logp_TV.clamp_(min=VANISHED).add_(entropy_T[:, None]).mul_(entropy_grad_T[:, None]).add_(logp_sum_T[:, None])
     logp_TV.mul_(p_TV).div_(-request.temperature)
-    return gradient_TVp
 
 
 def _divide(x_TV: Tensor, temperature: float) -> None:
