@@ -15,9 +15,9 @@ What each row computes:
 
 Bars are for an H200 (4.8 TB/s: one read of the logits takes 0.52 ms, two reads and a write 1.56 ms). A figure is the
 median over repeats of the GPU's time, launches queued behind a wait as in a step whose queue is full, with logits
-restored before each; errors are those of some rows against float64. Libraries that are not installed are told and left
-out (pip install liger-kernel cut-cross-entropy). Without CUDA a small case of torch's arithmetic runs on the CPU, and no
-bar applies.
+restored before each; errors are those of some rows against float64. Libraries that are not installed are told and
+left out (pip install liger-kernel cut-cross-entropy). Without CUDA a small case of torch's arithmetic runs on the CPU,
+and no bar applies.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _timed(
             work.copy_(master)
         torch.cuda.synchronize()
         # A step's queue is full; on an idle GPU the first launches would be timed instead.
-        torch.cuda._sleep(QUEUE_CYCLES)
+        torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         events: list[torch.cuda.Event] = []

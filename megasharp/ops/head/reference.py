@@ -83,7 +83,7 @@ def _dense_gradient(
     entropy_term: tuple[Tensor, Tensor] | None,
     request: Request,
 ) -> None:
-    """-p_v * (sum of log-prob gradients + g_H (log p_v + H)) / temperature, 0 in padding columns, into `gradient_TVp`."""
+    """Into `gradient_TVp`: -p_v * (sum of log-prob gradients + g_H (log p_v + H)) / temperature; 0 in padding."""
     valid = request.shard.valid
     gradient_TVp[:, valid:] = 0
     logp_TV = torch.sub(logits_TVp[:, :valid], softmax.max_T[:, None], out=gradient_TVp[:, :valid])
