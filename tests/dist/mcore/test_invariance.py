@@ -1,4 +1,4 @@
-"""Loss, gradient norm and weights after two steps do not depend on TP, PP, DP, packing or micro-batch size."""
+"""Loss, gradient norm and weights after two steps do not depend on TP, PP, DP, CP, packing or micro-batch size."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CASES = (
 )
 REFERENCE_CUT = Cut(LARGE, share_prompts=False)
 CUTS = (Cut(SMALL, True), Cut(MIDDLE, True), Cut(MIDDLE, False), Cut(LARGE, True))
-WORLDS = {1: ("tp1",), 2: ("tp2", "pp2", "dp2"), 4: ("tp2pp2", "tp2dp2")}
+WORLDS = {1: ("tp1",), 2: ("tp2", "pp2", "dp2", "cp2"), 4: ("tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2")}
 Run = tuple[Case, str, Cut]
 
 

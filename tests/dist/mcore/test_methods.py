@@ -1,4 +1,4 @@
-"""Every method with hooks around the update, on real ranks: the same loss, gradient and figures at TP2, PP2 and DP2."""
+"""Every method with hooks around the update, on real ranks: the same loss, gradient and figures at TP2, PP2, DP2, CP2."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def alone(folder: str) -> list[StepStats]:
     return run_ranks(1, steps, folder, "tp1")[0]
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2"])
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2", "cp2"])
 def test_ranks_do_not_change_a_method(folder: str, alone: list[StepStats], layout: str) -> None:
     split = run_ranks(2, steps, folder, layout, timeout_s=300.0)[0]
     for names, got, expected in zip(cases(), split, alone, strict=True):
