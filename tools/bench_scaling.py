@@ -42,6 +42,8 @@ CPU = torch.device("cpu")
 # By how much a slope may be above that of the FLOPs: small matrices are slow, and so are those that leave the caches.
 ROOM = 0.15
 PROMPT = 16
+# Of the responses whose number changes.
+LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +137,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), max(arguments.lengths))
+        bench = Bench(Path(folder), max(LENGTH, *arguments.lengths))
         by_length = [bench.point(length, 16, arguments.repeats) for length in arguments.lengths]
-        by_count = [bench.point(128, count, arguments.repeats) for count in arguments.counts]
+        by_count = [bench.point(LENGTH, count, arguments.repeats) for count in arguments.counts]
     figures = []
     for name, points in (("length", by_length), ("count", by_count)):
         for point in points:

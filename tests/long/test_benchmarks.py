@@ -1,0 +1,65 @@
+"""The benchmarks run where there is no GPU, and say of what needs one that it was not measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.long
+
+REPOSITORY = Path(__file__).parents[2]
+SMALL_STEP = "--model quickstart --dtype float32 --tokens 256 --prompt 8 --response 24 --steps 2 --annotate"
+DRAWN_STEP = (
+    "--model qwen3-1.7b --random-init --layers 1 --tokens 32 --prompt 8 --response 24 --micro-batches 1 --steps 1"
+)
+
+
+def run(results: Path, tool: str, arguments: str) -> dict[str, float | None]:
+    """The figures by name."""
+    command = [sys.executable, f"tools/{tool}.py", *arguments.split()]
+    environment = {**os.environ, "BENCH_RESULTS": str(results), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (path,) = results.glob(f"{tool}-*.json")
+    record = json.loads(path.read_text())
+    assert record["benchmark"] == tool and record["versions"]["torch"]
+    return {figure["name"]: figure["value"] for figure in record["figures"]}
+
+
+@pytest.mark.parametrize("arguments", [SMALL_STEP, DRAWN_STEP], ids=["read", "drawn"])
+def test_a_steps_stages_add_up(tmp_path: Path, arguments: str) -> None:
+    found = run(tmp_path, "bench_step", arguments)
+    parts = [found[name] or 0.0 for name in ("forward", "backward", "gradient_sync", "optimizer")]
+    assert 0 < sum(parts) < (found["update"] or 0.0) < (found["step"] or 0.0)
+    assert found["MFU"] is None and found["peak memory"] is None
+    assert ("annotate" in found) == ("--annotate" in arguments)
+
+
+def test_weights_reach_another_process(tmp_path: Path) -> None:
+    found = run(tmp_path, "bench_sync", "--model quickstart --repeats 2")
+    assert (found["sync by handles"] or 0) > 0 and found["sync by NCCL between GPUs"] is None
+
+
+def test_slopes(tmp_path: Path) -> None:
+    found = run(tmp_path, "bench_scaling", "--lengths 8 32 --counts 4 16 --repeats 1")
+    assert 0.4 < (found["slope of FLOPs with length"] or 0) < 1.2 and found[
+        "slope of FLOPs with count"
+    ] == pytest.approx(1)
+    assert {"slope of sampling with length", "slope of update with count"} <= found.keys()
+
+
+def test_without_a_gpu_the_whole_check_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    done = subprocess.run(
+        [sys.executable, "tools/check_gpu.py"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr == "check_gpu: torch finds no GPU on this machine\n"
