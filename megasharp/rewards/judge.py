@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from megasharp.errors import one_line
+from megasharp.signals import Stopped
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
 Verifier = Callable[[str, TaskAnswer], Verdict]
@@ -58,9 +59,14 @@ class DirectJudge:
 
 
 def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
-    """The verifier's verdict; ERROR with reward 0 and the exception's name and text where it raised one."""
+    """The verifier's verdict; ERROR with reward 0 and the exception's name and text where it raised one.
+
+    A signal that ends the command is no verdict: its `Stopped` passes through.
+    """
     try:
         return verifier(text, answer)
+    except Stopped:
+        raise
     # A user's function may call sys.exit, which is no wish of the trainer's.
     except (Exception, SystemExit) as error:
         return Verdict(Outcome.ERROR, 0.0, detail=f"{type(error).__name__}: {one_line(error)}")

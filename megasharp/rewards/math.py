@@ -6,7 +6,9 @@ least six digits also for what rounds to it. The library's own limit of time is 
 a worker fights with its parent's: it is off, and `math_bounds` and whoever runs the verifier bound the time.
 
 Conventions of the data sets that are not mathematics: a unit, a degree sign or a percent sign that only one of the two
-has is left out; so is a base; the interval (1,2) and the pair (1,2) are the same answer, and so is the list 1, 2.
+has is left out; so is a base; the interval (1,2) and the pair (1,2) are the same answer, and so is the list 1, 2. A
+capital is its small letter, as math-verify has it, unless an answer uses both (`math_case`); `i` is the imaginary unit
+where the other answer is a number that is not real.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from sympy.core.function import AppliedUndef
 
 from megasharp.rewards.extraction import last_box, last_stated
 from megasharp.rewards.math_bounds import MAX_LENGTH, beyond
+from megasharp.rewards.math_case import stand_ins, with_stand_ins, without_stand_ins
 from megasharp.rewards.math_text import in_base, is_row, is_words, plain, without_percent, without_unit, words
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
@@ -99,9 +102,12 @@ def canonical(text: str) -> str:
     text = plain(text)
     if is_words(text):
         return words(text)
-    parsed = None if beyond(text) or in_base(text) or is_row(text) else _parse(without_unit(text)[0])
+    value = without_unit(text)[0]
+    capitals = stand_ins(value)
+    unread = beyond(text) or in_base(text) or is_row(text)
+    parsed = None if unread else _parse(with_stand_ins(value, capitals))
     try:
-        return _short(text) if parsed is None else _name(parsed)
+        return _short(text) if parsed is None else without_stand_ins(_name(parsed), capitals)
     except ValueError:  # Python prints no integer of more than 4,300 digits
         return _short(text)
 
@@ -190,12 +196,25 @@ def _parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:
 
 
 def _equal(gold_text: str, given_text: str) -> bool:
+    capitals = stand_ins(gold_text, given_text)
+    gold_text, given_text = with_stand_ins(gold_text, capitals), with_stand_ins(given_text, capitals)
     gold, given = _parse(gold_text), _parse(given_text)
     if gold is None or given is None or not _answers(gold, given):
         return _same_text(gold_text, given_text)
+    gold, given = _complex_beside(gold, given), _complex_beside(given, gold)
     if math_verify.verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True, raise_on_error=True):
         return True
     return _rounds(gold_text, given) or _rounds(given_text, gold)
+
+
+def _complex_beside(
+    expression: sympy.Basic | sympy.MatrixBase, other: sympy.Basic | sympy.MatrixBase
+) -> sympy.Basic | sympy.MatrixBase:
+    """The expression with `i` as the imaginary unit where the other is a number that is not real: `2i` by sqrt(-4)."""
+    letters = {each: sympy.I for each in expression.free_symbols if str(each) == "i"}
+    if not letters or not isinstance(other, sympy.Expr) or other.free_symbols or other.doit().is_real is not False:
+        return expression
+    return expression.xreplace(letters)
 
 
 def _answers(gold: sympy.Basic, given: sympy.Basic) -> bool:

@@ -28,8 +28,16 @@ from megasharp.types import Outcome
         ("<think>2+2</think><answer>4</answer>", "box", False),
         ("", "box", False),
         ("", "tags", False),
+        ("Sure. <think>2+2</think><answer>4</answer>", "tags", False),
+        ("\n<think>2+2</think><answer>4</answer>", "tags", True),
+        # open-r1's pattern has it so too.
+        ("<think></think><answer>4</answer>", "tags", True),
+        ("<think>2+2</think><answer>\u200b</answer>", "tags", False),
+        ("<think>2+2</think><answer> \u2060\ufeff\u3164\ufe0f</answer>", "tags", False),
+        ("<think>2+2</think><answer>\u200b4</answer>", "tags", True),
+        ("\\boxed{\u200b}", "box", False),
     ],
-    ids=range(16),
+    ids=range(23),
 )
 def test_the_form(text: str, form: Form, kept: bool) -> None:
     verdict = verify(text, FormAnswer(form))

@@ -42,6 +42,23 @@ def judge(gold: str, given: str) -> Outcome:
         (r"\emptyset", r"\{0\}", WRONG),
         ("7", "8", WRONG),
         ("-1", "1", WRONG),
+        # Case. The library reads capitals as small letters, and `K-k` as zero.
+        ("K-k", "k-K", WRONG),
+        ("K-k", "0", WRONG),
+        ("K-k", "-k+K", CORRECT),
+        ("K+k", "2k", WRONG),
+        ("2k", "K+k", WRONG),
+        ("K+k", "k+K", CORRECT),
+        ("aA", "a^2", WRONG),
+        ("aA", "Aa", CORRECT),
+        (r"\Delta-\delta", r"\delta-\Delta", WRONG),
+        (r"\frac{R_1-r_1}{2}", r"\frac{r_1-R_1}{2}", WRONG),
+        (r"\frac{R^2-r^2}{R-r}", "R+r", CORRECT),
+        ("x", "X", CORRECT),
+        ("2K", "2k", CORRECT),
+        ("2i", r"\sqrt{-4}", CORRECT),
+        (r"\sqrt{-4}", "2i", CORRECT),
+        (r"\sqrt{-4}", "-2i", WRONG),
         # Thousands. The library reads `1\,000` as 1 times 0, and `1 234` as 235.
         ("1000", "1,000", CORRECT),
         ("1000000", "1{,}000{,}000", CORRECT),
@@ -177,7 +194,6 @@ DEPARTURES = [
     (r"\text{no solution}", r"\emptyset"),
     ("2^{30000}", "4^{15000}"),
     ("x=2", "2x=4"),
-    ("2i", r"\sqrt{-4}"),
 ]
 
 
@@ -365,6 +381,10 @@ def test_what_sympy_cannot_do_is_an_error_of_the_verifier() -> None:
 )
 def test_equal_answers_have_one_canonical_text(one: str, other: str) -> None:
     assert canonical(one) == canonical(other)
+
+
+def test_letters_of_both_cases_stay_apart_in_the_canonical_text() -> None:
+    assert canonical("K-k") == canonical("-k+K") == "-k + K"
 
 
 def test_correct_answers_are_one_and_no_wrong_one_is_that_one() -> None:
