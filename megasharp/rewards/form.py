@@ -3,8 +3,8 @@ r"""The form of a response alone: whether it thinks and answers in tags, or puts
 DeepSeek-R1 (2501.12948, section 2.2.2) rewards `<think>...</think>` beside accuracy, TinyZero answer tags. The paper
 gives no pattern; open-r1's `format_reward` is `^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$`: nothing stands
 before the thinking, which may be empty, as in the responses of models whose thinking is switched off. Unlike it, line
-breaks are free here and an answer must be seen: white space and characters without a shape (a zero-width space) are none.
-What is in the tags is not judged; that responses come close to the length limit is the method `soft_overlong`.
+breaks are free here and an answer must be seen: white space and characters without a shape (a zero-width space) are
+none. What is in the tags is not judged; that responses come close to the length limit is the method `soft_overlong`.
 """
 
 from __future__ import annotations

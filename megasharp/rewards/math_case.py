@@ -10,29 +10,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_STAND_INS = tuple(
-    [
-        "xi",
-        "zeta",
-        "tau",
-        "psi",
-        "chi",
-        "omega",
-        "sigma",
-        "kappa",
-        "iota",
-        "upsilon",
-        "rho",
-        "nu",
-        "mu",
-        "eta",
-        "theta",
-        "phi",
-        "lambda",
-        "delta",
-        "beta",
-        "alpha",
-    ]
+_STAND_INS = (
+    "xi",
+    "zeta",
+    "tau",
+    "psi",
+    "chi",
+    "omega",
+    "sigma",
+    "kappa",
+    "iota",
+    "upsilon",
+    "rho",
+    "nu",
+    "mu",
+    "eta",
+    "theta",
+    "phi",
+    "lambda",
+    "delta",
+    "beta",
+    "alpha",
 )
 # What is no symbol comes first: text, an exponent's E. Then commands, of which some are Greek capitals, then letters.
 _SYMBOL = re.compile(
