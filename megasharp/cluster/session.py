@@ -145,10 +145,12 @@ class RaySession:
         """What was given back a moment ago is reported as free a moment later."""
         deadline = time.monotonic() + _NEWS_S
         while True:
+            # One look for both questions: between two, what is missing may come back.
+            nodes = self.nodes()
             try:
-                return check_capacity(layout, self.nodes())
+                return check_capacity(layout, nodes)
             except UserError as error:
-                if all(_idle(node) for node in self.nodes()):
+                if all(_idle(node) for node in nodes):
                     raise
                 if time.monotonic() > deadline:
                     # Whoever holds the rest, another run or one that was killed, gives it back one day.

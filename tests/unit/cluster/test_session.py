@@ -19,3 +19,12 @@ def test_too_few_places(monkeypatch: pytest.MonkeyPatch, cpus: float, free: floa
     with pytest.raises(UserError, match="Ray cannot place this run: it needs 2 CPUs free on one node") as raised:
         session.reserve(make_layout(Needs(1, 1, 1, 1, "disaggregated")))
     assert raised.type is kind
+
+
+def test_what_comes_back_while_one_looks_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier run's slots: at the first look they are taken, at every later one free."""
+    looks = iter([0.0])
+    monkeypatch.setattr(RaySession, "nodes", lambda _: [NodeCapacity("a", 2.0, next(looks, 2.0))])
+    monkeypatch.setattr(module, "reserve", lambda layout, limit_s: "reserved")
+    session = RaySession.__new__(RaySession)
+    assert session.reserve(make_layout(Needs(1, 1, 1, 1, "disaggregated"))) == "reserved"
