@@ -29,7 +29,7 @@ LONG = (
 )
 _WAIT_S = 240.0
 # What a row of metrics tells of the clock and the machine.
-_OTHERWISE = ("time", "mem/", "gpu/", "rollout/tokens_per_second")
+_OTHERWISE = ("time", "update/", "mem/", "gpu/", "rollout/tokens_per_second")
 
 _PICKLED = ("common.pt", ".metadata")
 

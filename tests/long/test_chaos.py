@@ -29,7 +29,7 @@ OPTIONS = [
     *("data.prompts_per_step=8", "eval.suites=[]", "eval.every=0", "log.tensorboard=false", "deterministic=true"),
 ]
 # What the time decides, and what attempts have of their own.
-OF_THE_CLOCK = ("time", "mem/", "gpu/", "rollout/tokens_per_second")
+OF_THE_CLOCK = ("time", "update/", "mem/", "gpu/", "rollout/tokens_per_second")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 

@@ -299,7 +299,7 @@ def follow_the_reference(rank: int, world: int, root: Path, sequences: list[Sequ
         learner.step(learner.annotate(batch, method.annotation), method)
         seen += [logp("ref_logp_T"), logp("old_logp_T")]
         assert own._reference is not None
-        return [*seen, sum(tensor.numel() for tensor in own._reference)]
+        return [*seen, sum(tensor.numel() for tensor in own._reference._held)]
 
 
 def test_the_reference_is_the_frozen_model_until_a_reset(root: Path) -> None:
