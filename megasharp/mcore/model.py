@@ -67,11 +67,17 @@ class Fp8:
 
 
 # What megasharp sets itself, from the checkpoint, the layout and the run's own keys; and what would need another model.
-_OWN_DDP = {"use_distributed_optimizer", "grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather"}
+_OWN_DDP = {"use_distributed_optimizer", "grad_reduce_in_fp32"}
 _OWN_OPTIMIZER = {
     "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
     "use_distributed_optimizer", "bf16", "fp16", "params_dtype",
 }  # fmt: skip
+# Keys of Megatron's for which there is one of ours, or whose part was never seen to work.
+_INSTEAD = {
+    "overlap_grad_reduce": "set policy.overlap",
+    "overlap_param_gather": "set policy.overlap",
+    "optimizer_cpu_offload": "Megatron's own could not be built here; policy.offload frees memory between phases",
+}
 _OTHER_MODELS = ("moe_", "num_moe", "mtp_", "multi_latent", "experimental_attention")
 
 
@@ -86,6 +92,8 @@ def sort_options(options: Options) -> PassThrough:
         rooms = [room for room, names in known.items() if key in names]
         if not rooms:
             raise UserError(f"policy.megatron.{key}: the installed megatron-core has no such option")
+        if key in _INSTEAD:
+            raise UserError(f"policy.megatron.{key}: {_INSTEAD[key]}")
         if key in _OWN_DDP | _OWN_OPTIMIZER | _own_model_settings():
             raise UserError(f"policy.megatron.{key}: megasharp sets this itself, from the checkpoint or the run's keys")
         if key.startswith(_OTHER_MODELS):
