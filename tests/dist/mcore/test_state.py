@@ -69,6 +69,8 @@ RESUMES = (
     (FP32, "pp2", "tp2"),
     (FP32, "dp2", "dp2"),
     (FP32, "pp2", "pp2"),
+    (FP32, "cp2", "tp1"),
+    (FP32, "tp1", "cp2"),
     (LORA, "tp1", "tp1"),
     (LORA, "tp1", "tp2"),
     (LORA, "dp2", "dp2"),
