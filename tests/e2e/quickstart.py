@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from nursery import Nursery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = "examples/quickstart/run.yaml"
@@ -22,8 +25,9 @@ SMALL = (
 class Command:
     """Runs `megasharp` in processes of its own, from the repository, with run folders below one folder."""
 
-    def __init__(self, runs: Path) -> None:
+    def __init__(self, runs: Path, nursery: Nursery) -> None:
         self.runs = runs
+        self._nursery = nursery
 
     def start(
         self,
@@ -51,10 +55,12 @@ class Command:
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Run to the end; returns standard output, or standard error where `code` is not 0."""
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == code, f"exit {process.returncode}, expected {code}\n{out}\n{err}"
-        return err if code else out
+        with tempfile.TemporaryDirectory(prefix="streams-") as folder:
+            streams = [Path(folder) / name for name in ("out", "error")]
+            ended = self._nursery.run(arguments, REPOSITORY, *streams, timeout_s=300)
+            out, error = [path.read_text() for path in streams]
+        assert ended == code, f"exit {ended}, expected {code}\n{out}\n{error}"
+        return error if code else out
 
     def rows(self, name: str) -> list[dict[str, float]]:
         """metrics.jsonl of a run, training rows only."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from matrix import DLC, LONG, Cell, Found, run, table
+from nursery import Nursery
 from quickstart import Command
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -41,5 +42,5 @@ def found() -> Iterator[list[Found]]:
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_stopped_and_resumed_is_the_whole_run(tmp_path: Path, found: list[Found], cell: Cell) -> None:
-    found.append(run(Command(tmp_path / "runs"), cell))
+    found.append(run(Command(tmp_path / "runs", Nursery()), cell))
     assert found[-1].holds, table(found[-1:])
