@@ -67,4 +67,6 @@ def _policy(checked: Checked) -> LearnerSettings:
         transformer_engine=config.policy.transformer_engine if fp8 is None else True,
         fp8=fp8,
         overlap=config.policy.overlap,
+        optimizer_offload=config.policy.optimizer_offload,
+        recompute_modules=tuple(config.policy.recompute_modules),
     )

@@ -48,14 +48,25 @@ class Adam(torch.optim.Optimizer):
         return loss
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        beta1, beta2 = group["betas"]
-        lr, step = group["lr"], group["step"]
         for p in params:
             if not self.state[p]:
                 self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         gradients = [p.grad for p in params if p.grad is not None]
         moments = [self.state[p]["exp_avg"] for p in params]
         squares = [self.state[p]["exp_avg_sq"] for p in params]
+        self._apply(group, params, gradients, moments, squares)
+
+    def _apply(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        gradients: list[Tensor],
+        moments: list[Tensor],
+        squares: list[Tensor],
+    ) -> None:
+        """The update itself; the group's step count is that of this step."""
+        beta1, beta2 = group["betas"]
+        lr, step = group["lr"], group["step"]
         if params[0].is_cuda:
             self._update_fused(group, params, gradients, moments, squares)
             return

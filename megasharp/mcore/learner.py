@@ -36,6 +36,7 @@ from megasharp.mcore.forward import MicroResult, Passes, token_inputs
 from megasharp.mcore.head import HeadForm, HeadRequest, HeadSettings
 from megasharp.mcore.layer_spec import Wanted, uses_transformer_engine
 from megasharp.mcore.model import (
+    CORE_ATTENTION,
     Fp8,
     Options,
     build_chunks,
@@ -73,6 +74,7 @@ class LearnerSettings:
     figures tell of; None leaves them out. `lora`: train adapters on frozen weights, or all weights where it is None.
     `drawn`: begin with random weights of the model that `folder` describes. `head`: `mcore/head.py` has both forms.
     `transformer_engine` and `overlap`: `mcore/layer_spec.py` and `mcore/overlap.py` say what `auto` takes.
+    `optimizer_offload`: Adam's state in host memory (`mcore/streamed_adam.py`). `recompute_modules`: of `selective`.
     """
 
     folder: str
@@ -93,6 +95,8 @@ class LearnerSettings:
     transformer_engine: Wanted = "auto"
     fp8: Fp8 | None = None
     overlap: Wanted = "auto"
+    optimizer_offload: bool = False
+    recompute_modules: tuple[str, ...] = (CORE_ATTENTION,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +136,7 @@ class RankLearner:
                     options.model,
                     settings.deterministic,
                     settings.fp8,
+                    settings.recompute_modules,
                 )
                 engine = uses_transformer_engine(settings.transformer_engine, device)
                 self._chunks = build_chunks(
@@ -154,7 +159,11 @@ class RankLearner:
             self._timers = StageTimers(device)
             config.timers = self._timers
             self._optimizer, self._scheduler = build_optimizer(
-                self._ddp, settings.optimizer, settings.dtype, options.optimizer
+                self._ddp,
+                settings.optimizer,
+                settings.dtype,
+                options.optimizer,
+                on_host=device if settings.optimizer_offload else None,
             )
             self._passes = Passes(
                 self._ddp,

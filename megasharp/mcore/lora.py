@@ -144,7 +144,9 @@ def attach(model: GPTModel, lora: LoraSettings, arch: Architecture, place: Place
             whole = torch.empty(shape) if module.weight.is_meta else initial_values(name, seed, *shape)
             columns = whole.chunk(tp, dim=1)[place.tp] if module.split[0] == 1 else whole
             module.adapt(target, lora, rows, columns)
-    if model.pre_process and model.config.recompute_granularity == "full":
+    config = model.config
+    again = config.recompute_granularity
+    if model.pre_process and (again == "full" or again == "selective" and "mlp" in config.recompute_modules):
         model.embedding.register_forward_hook(_ask_for_gradients)
 
 

@@ -76,8 +76,12 @@ _OWN_OPTIMIZER = {
 _INSTEAD = {
     "overlap_grad_reduce": "set policy.overlap",
     "overlap_param_gather": "set policy.overlap",
-    "optimizer_cpu_offload": "Megatron's own could not be built here; policy.offload frees memory between phases",
+    "optimizer_cpu_offload": "set policy.optimizer_offload",
+    "optimizer_offload_fraction": "set policy.optimizer_offload, which holds all of it on the host",
+    "recompute_modules": "set policy.recompute_modules",
 }
+# What Megatron recomputes under `selective` unless it is told otherwise.
+CORE_ATTENTION = "core_attn"
 _OTHER_MODELS = ("moe_", "num_moe", "mtp_", "multi_latent", "experimental_attention")
 
 
@@ -129,13 +133,16 @@ def transformer_config(
     options: Options,
     deterministic: bool = False,
     fp8: Fp8 | None = None,
+    recompute_modules: Sequence[str] = (CORE_ATTENTION,),
 ) -> TransformerConfig:
     """Megatron's configuration of this architecture; `options` are the model's part of `sort_options`."""
-    own = {**_settings(arch, layout, dtype, recompute), **_fp8_settings(fp8)}
+    own = {**_settings(arch, layout, dtype, recompute, recompute_modules), **_fp8_settings(fp8)}
     return TransformerConfig(**own, **options, deterministic_mode=deterministic)
 
 
-def _settings(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str) -> dict[str, object]:
+def _settings(
+    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, modules: Sequence[str] = ()
+) -> dict[str, object]:
     """What megasharp itself decides of the model's configuration.
 
     Losses come with global denominators, so Megatron must neither average over micro-batches nor over data-parallel
@@ -175,7 +182,7 @@ def _settings(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, re
         "bias_dropout_fusion": False,
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
-        **_recompute_settings(recompute),
+        **_recompute_settings(recompute, modules),
     }
 
 
@@ -183,10 +190,13 @@ def _fp8_settings(fp8: Fp8 | None) -> dict[str, object]:
     return {} if fp8 is None else {"fp8": fp8.format, "fp8_recipe": fp8.recipe}
 
 
-def _recompute_settings(recompute: str) -> dict[str, object]:
+def _recompute_settings(recompute: str, modules: Sequence[str]) -> dict[str, object]:
     if recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return {"recompute_granularity": "selective"} if recompute == "selective" else {}
+    # Megatron may add to the list that it is given.
+    return (
+        {"recompute_granularity": "selective", "recompute_modules": list(modules)} if recompute == "selective" else {}
+    )
 
 
 def build_chunks(

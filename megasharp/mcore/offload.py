@@ -16,6 +16,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from megasharp.mcore.optimizer import parts
+from megasharp.mcore.streamed_adam import StreamedAdam
 
 Kind = Literal["weights", "gradients", "optimizer"]
 
@@ -89,7 +90,8 @@ class Offloader:
             return [parameter.data for chunk in self._chunks for parameter in chunk.module.parameters()]
         if kind == "gradients":
             return [buffer.grad_data for chunk in self._chunks for buffer in chunk.buffers]
-        inner = [part.optimizer for part in parts(self._optimizer) if part.optimizer is not None]
+        found = [part.optimizer for part in parts(self._optimizer) if part.optimizer is not None]
+        inner = [one for one in found if not isinstance(one, StreamedAdam)]
         moments = [t for o in inner for s in o.state.values() for t in s.values() if torch.is_tensor(t)]
         mains = [p.data for o in inner for group in o.param_groups for p in group["params"]]
         weights = {t.untyped_storage().data_ptr() for t in self._tensors("weights")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megasharp.mcore.buckets import keep_bucket_padding
+from megasharp.mcore.held_on_host import HeldOnHost, hold_on_host, without_gradients
 from megasharp.mcore.model import Options
 
 
@@ -42,9 +44,13 @@ class Stepped:
 
 
 def build_optimizer(
-    chunks: Sequence[DistributedDataParallel], settings: OptimizerSettings, dtype: torch.dtype, options: Options
+    chunks: Sequence[DistributedDataParallel],
+    settings: OptimizerSettings,
+    dtype: torch.dtype,
+    options: Options,
+    on_host: torch.device | None = None,
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """The optimizer over this rank's parameters, and its schedule."""
+    """The optimizer over this rank's parameters, and its schedule. `on_host`: the device whose steps it streams to."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
@@ -59,9 +65,12 @@ def build_optimizer(
         params_dtype=dtype,
         **options,
     )
-    optimizer = get_megatron_optimizer(config, list(chunks))
-    for part in parts(optimizer):
-        keep_bucket_padding(part)
+    with nullcontext() if on_host is None else without_gradients(chunks):
+        optimizer = get_megatron_optimizer(config, list(chunks))
+        for part in parts(optimizer):
+            keep_bucket_padding(part)
+            if on_host is not None:
+                hold_on_host(part, on_host)
     scheduler = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -107,7 +116,8 @@ def guarded_step(
         return Stepped(False, norm, lr, spike=True)
     if clip_grad > 0.0:
         for part in parts(optimizer):
-            clip_grad_by_total_norm_fp32(part.get_parameters(), clip_grad, norm)
+            held = isinstance(part, HeldOnHost)
+            clip_grad_by_total_norm_fp32(part.get_parameters(), clip_grad, norm, use_decoupled_grad=held)
     optimizer.step_with_ready_grads()
     scheduler.step(increment=1)
     return Stepped(True, norm, lr)

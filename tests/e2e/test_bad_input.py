@@ -167,7 +167,7 @@ def test_missing_run_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("{lr: 1.0}", "megasharp sets this itself"),
         ("{hidden_size: 4}", "megasharp sets this itself"),
         ("{overlap_grad_reduce: true}", "set policy.overlap"),
-        ("{optimizer_cpu_offload: true}", "policy.offload frees memory between phases"),
+        ("{optimizer_cpu_offload: true}", "set policy.optimizer_offload"),
         ("{num_moe_experts: 4}", "another model"),
         ("{attention_softmax_in_fp32: maybe}", "valid boolean"),
     ],

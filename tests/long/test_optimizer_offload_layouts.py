@@ -1,0 +1,29 @@
+"""The optimizer's state in host memory under every kind of parallelism: the numbers of a learner without."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+DIST = Path(__file__).parents[1] / "dist"
+sys.path[:0] = [str(DIST), str(DIST / "mcore")]
+
+from test_optimizer_offload import check  # noqa: E402
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        ("tp1", ("bfloat16", "lora")),
+        ("tp2", ("bfloat16",)),
+        ("pp2", ("bfloat16", "float32")),
+        ("dp2", ("bfloat16", "float32", "lora")),
+        ("tp2dp2", ("bfloat16",)),
+    ],
+)
+def test_layouts(layout: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    check(layout, names, tmp_path)
