@@ -47,7 +47,7 @@ from megasharp.mcore.rank import POLICY, Rank
 from megasharp.metrics.tokens import Diagnostics
 from megasharp.plan.formulas import forward_flops_per_token
 from megasharp.plan.hardware import GPUS
-from megasharp.serving.bucket import flattened
+from megasharp.sync.bucket_memory import bucket_memory
 from megasharp.sync.buckets import buckets
 from megasharp.types import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
 from megasharp.types import Sequence as TrainSequence
@@ -210,8 +210,9 @@ def step(
 
 def export(learner: RankLearner) -> None:
     """All weights in flat buckets on the device, one after another."""
-    for bucket in buckets(learner.export_weights(), BUCKET_MB):
-        flattened(bucket)
+    with bucket_memory(learner.device, BUCKET_MB) as room:
+        for bucket in buckets(learner.export_weights(everywhere=True), BUCKET_MB):
+            room.filled(bucket, bucket[0][1].dtype)
 
 
 def waited(device: torch.device) -> None:

@@ -1,55 +1,56 @@
-"""How fast weights reach an engine on the same GPU, beside a plain copy of as many bytes there.
+"""How fast weights reach an engine, beside a plain copy of as many bytes on the same device.
 
-    python tools/bench_sync.py --model qwen3-8b             # one GPU; weights are drawn
-    python tools/bench_sync.py --model quickstart           # a CPU: handles of /dev/shm instead of CUDA's
+    python tools/bench_sync.py --model qwen3-8b               # one GPU; with two and more NCCL too; weights are drawn
+    python tools/bench_sync.py --model qwen3-1.7b --layers 4  # a CPU: handles of /dev/shm instead of CUDA's, gloo
 
-The learner's side is what a run does for co-located engines (`sync/ipc_rank.py`): its stage's weights as Hugging Face
-tensors, in flat buckets, handles of their memory to another process. The other process stands in for an engine: it
-opens each handle as SGLang does, and copies every tensor to where its weights lie. HTTP and SGLang's own loading of
-weights are not in the figures. In `verify` every tensor's SHA-256 is computed on both sides, which only a CPU can.
+The learner's side is what a run does (`sync/ipc_rank.py`, `sync/broadcast_rank.py`); its parameters lie in one buffer,
+as the distributed optimizer has them. Another process stands in for an engine (`stand_in_engine.py`) and reads lent
+memory with the engines' own code. HTTP and SGLang's part are not in the figures.
+
+Seconds are from before the first byte until the device of both sides is done, medians after a run that does not count.
+`first`: everything is told. `later`: the engine is only told to copy. `moved`: the learner's memory was emptied and
+filled since, as `policy.offload` does it, so handles are made and opened anew. With verify every tensor's checksum is
+computed on both sides.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import json
-import multiprocessing
 import os
-import pickle
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import cast
 
 import torch
 import torch.distributed as dist
 from results import Figure, report
+from stand_in_engine import StandIn
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
-from torch.multiprocessing import reductions
 
 from megasharp.convert.hf_folder import read_config
-from megasharp.convert.shards import expected_hf_shapes
+from megasharp.convert.shards import TensorView, expected_hf_shapes
 from megasharp.convert.weight_files import CONFIG_FILE
 from megasharp.mcore.first_weights import first_weights
 from megasharp.mcore.model import build_chunks, transformer_config
 from megasharp.mcore.parallel import Place, device_of_rank, initialize, meet, megatron_device
-from megasharp.mcore.weights import export_stage
-from megasharp.serving.bucket import checksum, new_stamp, parse_header, unflattened
-from megasharp.serving.client.api import EngineApi, Refused
-from megasharp.sync.ipc_rank import SharePlan, share
+from megasharp.mcore.weights import export_stage, weight_views
+from megasharp.serving.bucket import Header, new_stamp
+from megasharp.sync.broadcast_rank import GroupPlan, SendPlan, join, leave, send
+from megasharp.sync.ipc_rank import share
+from megasharp.sync.parts import RankPart
+from megasharp.sync.seats import SharePlan
 from megasharp.types import ParallelLayout, as_dtype
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BAR = 70.0
 _LIMIT_S = 300.0
+_BROADCASTS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,93 +64,64 @@ class Setting:
     repeats: int
 
 
-class Part:
-    """One rank's weights without an optimizer; satisfies `RankPart`."""
+class Gathering:
+    """One rank's weights without an optimizer, for those who take whole tensors; satisfies `RankPart`."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
         with megatron_device(device), first_weights(folder, drawn=True) as source:
             self.place: Place = initialize(ParallelLayout(), seed=0)
-            self._family, self._architecture = source.family, source.architecture
+            self.family, self.architecture = source.family, source.architecture
             config = transformer_config(source.architecture, ParallelLayout(), dtype, "none", {})
-            self._chunks = build_chunks(config, source.architecture, self.place)
-            for chunk in self._chunks:
+            self.chunks = build_chunks(config, source.architecture, self.place)
+            for chunk in self.chunks:
                 chunk.to(device)
-            source.fill(self._chunks, self.place)
+            source.fill(self.chunks, self.place)
 
     def export_weights(self, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
         """All weights, as a run's learner gives them."""
-        return export_stage(self._chunks, self._family, self._architecture, self.place, everywhere)
+        return export_stage(self.chunks, self.family, self.architecture, self.place, everywhere)
 
 
-class Receiver:
-    """The other process, as `share` calls an engine."""
+class Lending:
+    """The same weights in one buffer; satisfies `LendingPart`. `weights_stay`: what engines are told of it."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, part: Gathering) -> None:
+        self._part = part
+        self.place, self.device, self.weights_stay = part.place, part.device, True
+        self._moves = 0
+        parameters = self._parameters()
+        sizes = [parameter.numel() for parameter in parameters]
+        with torch.no_grad():
+            self._buffer = torch.cat([parameter.reshape(-1) for parameter in parameters])
+        for parameter, flat in zip(parameters, self._buffer.split_with_sizes(sizes), strict=True):
+            parameter.data = flat.view(parameter.shape)
 
-    def load_handles(self, payloads: list[str], limit: float) -> Refused | None:
-        """Hand the bucket over; returns when its tensors are copied."""
-        self._connection.send(payloads[0])
-        if not self._connection.poll(limit):
-            return Refused("no answer")
-        answer = self._connection.recv()
-        return None if answer is None else Refused(answer)
+    def export_weights(self, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """All weights, as whole tensors."""
+        return self._part.export_weights(everywhere)
 
-    def verify(self) -> dict[str, str]:
-        """The checksums of what it holds."""
-        self._connection.send(None)
-        return cast(dict[str, str], self._connection.recv())
+    def weight_views(self) -> list[TensorView] | None:
+        """Where they lie."""
+        return weight_views(self._part.chunks, self._part.family, self._part.architecture, self.place)
 
-    def end(self) -> None:
-        """Have it end."""
-        self._connection.send("")
+    def weights_state(self) -> tuple[int, ...]:
+        """Changes with `move`."""
+        return (self._moves, *(parameter.data_ptr() for parameter in self._parameters()))
 
+    def move(self) -> None:
+        """Give the memory back and take it again, as `mcore/offload.py` does on a GPU."""
+        self._moves += 1
+        if self.device.type == "cuda":
+            storage = self._buffer.untyped_storage()
+            size, content = storage.nbytes(), self._buffer.cpu()
+            storage.resize_(0)
+            torch.cuda.empty_cache()
+            storage.resize_(size)
+            self._buffer.copy_(content)
 
-def receive(connection: Connection, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str) -> None:
-    """The other process: hold weights, open what comes, copy it."""
-    torch.set_num_threads(1)
-    held = {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
-    with devices_by_uuid():
-        while True:
-            message = connection.recv()
-            if message == "":
-                return
-            if message is None:
-                connection.send({name: checksum(tensor) for name, tensor in held.items()})
-                continue
-            try:
-                copy_bucket(message, held)
-            except Exception as error:
-                connection.send(repr(error))
-            else:
-                connection.send(None)
-
-
-def copy_bucket(payload: str, held: dict[str, Tensor]) -> None:
-    """Open the bucket's memory and copy its tensors."""
-    named = dict(pickle.load(io.BytesIO(base64.b64decode(payload))))
-    header = parse_header(bytes(named["header"].tolist()))
-    for name, tensor in unflattened(header.tensors, named["flat"]):
-        held[name].copy_(tensor)
-    if named["flat"].is_cuda:
-        torch.cuda.synchronize()
-
-
-@contextmanager
-def devices_by_uuid() -> Iterator[None]:
-    """Handles name a GPU by its UUID, as SGLang reads them; torch wants this process's number of it."""
-    rebuild = reductions.rebuild_cuda_tensor
-
-    def by_number(*arguments: object) -> Tensor:
-        numbers = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
-        return cast(Tensor, rebuild(*[numbers.get(str(each), each) for each in arguments]))  # type: ignore[no-untyped-call]
-
-    reductions.rebuild_cuda_tensor = by_number
-    try:
-        yield
-    finally:
-        reductions.rebuild_cuda_tensor = rebuild
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for chunk in self._part.chunks for parameter in chunk.parameters()]
 
 
 def main() -> None:
@@ -163,45 +135,111 @@ def main() -> None:
         _, family, architecture = read_config(folder)
         shapes = {name: tuple(shape) for name, shape in expected_hf_shapes(family, architecture).items()}
         dtype = as_dtype(setting.dtype)
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=receive, args=(theirs, shapes, dtype, str(device)), daemon=True)
-        process.start()
-        measure(setting, Part(folder, dtype, device), Receiver(ours), device)
-        process.join(_LIMIT_S)
+        part = Gathering(folder, dtype, device)
+    size = sum(tensor.nbytes for _, tensor in part.export_weights())
+    plain = median_s(plain_copy(size, device), setting.repeats, device)
+    figures = [Figure("plain copy on the device", size / plain / 1e9, "GB/s", better="higher", repeats=setting.repeats)]
+    with closing(StandIn(shapes, dtype, device)) as engine:
+        buckets = Sharing(setting, engine, part, device)
+        figures += told("buckets", buckets.seconds(), size, plain, None)
+        figures += verified("buckets", buckets.verified(), setting)
+    lending = Lending(part)
+    with closing(StandIn(shapes, dtype, device)) as engine:
+        lent = Sharing(setting, engine, lending, device)
+        first = lent.first()
+        # The bar is for GPUs: a CPU has one kind of memory, and others use it too.
+        bar = BAR if device.type == "cuda" else None
+        figures += told("lent, later", lent.seconds(), size, plain, bar)
+        figures += [Figure("lent, first", first, "s", note="everything is told")]
+        figures += told("lent, moved", lent.moved(lending), size, plain, bar)
+        figures += verified("lent", lent.verified(), setting)
+    figures += broadcast(setting, lending, shapes, size)
+    shown = {name: getattr(setting, name) for name in Setting.__slots__} | {"bytes": size, "load": os.getloadavg()[0]}
+    report("bench_sync", figures, shown)
     dist.destroy_process_group()
 
 
-def measure(setting: Setting, part: Part, receiver: Receiver, device: torch.device) -> None:
-    """The table and its JSON."""
-    size = sum(tensor.nbytes for _, tensor in part.export_weights())
-
-    def push(verify: bool = False) -> None:
-        stamp = new_stamp(1, None)
-        engines = ((0, cast(EngineApi, receiver)),)
-        plan = SharePlan(stamp, "", as_dtype(setting.dtype), setting.bucket_mb, verify, engines, 1, _LIMIT_S)
-        sent = share(part, plan)
-        assert sent is not None and sent.good, sent
-        if verify:
-            assert receiver.verify() == sent.digests, "what arrived is not what was sent"
-
-    push(verify=True)
-    pushed = median_s(push, setting.repeats, device)
-    verified = median_s(lambda: push(verify=True), max(1, setting.repeats // 3), device)
-    receiver.end()
-    copied = median_s(plain_copy(size, device), setting.repeats, device)
-    ratio = 100.0 * copied / pushed
-    figures = [
-        Figure("plain copy on the device", size / copied / 1e9, "GB/s", better="higher", repeats=setting.repeats),
-        Figure("sync by handles", size / pushed / 1e9, "GB/s", better="higher", repeats=setting.repeats),
-        # The bar is for GPUs, where handles are of memory that exists; on a CPU the kernel makes new pages for them.
-        Figure("of the plain copy", ratio, "%", BAR if device.type == "cuda" else None, "higher", setting.repeats),
-        Figure("seconds a sync", pushed, "s", repeats=setting.repeats),
-        Figure("seconds a sync with verify", verified, "s", repeats=max(1, setting.repeats // 3)),
-        Figure("sync by NCCL between GPUs", None, "GB/s", better="higher", note="needs two GPUs and SGLang"),
+def told(name: str, seconds: list[float], size: int, plain: float, bar: float | None) -> list[Figure]:
+    """The figures of one way."""
+    middle, repeats = statistics.median(seconds), len(seconds)
+    return [
+        Figure(name, middle, "s", repeats=repeats),
+        Figure(name, size / middle / 1e9, "GB/s", better="higher", repeats=repeats),
+        Figure(f"{name}, of the plain copy", 100.0 * plain / middle, "%", bar, "higher", repeats),
     ]
-    shown = {name: getattr(setting, name) for name in Setting.__slots__} | {"bytes": size}
-    report("bench_sync", figures, shown)
+
+
+def verified(name: str, seconds: list[float], setting: Setting) -> list[Figure]:
+    """The figure of a push whose checksums are compared."""
+    return [Figure(f"{name}, with verify", statistics.median(seconds), "s", repeats=len(seconds))]
+
+
+class Sharing:
+    """Pushes of one part to one engine on the same device."""
+
+    def __init__(self, setting: Setting, engine: StandIn, part: RankPart, device: torch.device) -> None:
+        self._setting, self._engine, self._part, self._device = setting, engine, part, device
+
+    def push(self, verify: bool = False) -> None:
+        """One push, from the ranks' side to its end."""
+        setting, engines = self._setting, ((0, self._engine.api),)
+        stamp, dtype = new_stamp(1, None), as_dtype(setting.dtype)
+        plan = SharePlan(stamp, "", dtype, setting.bucket_mb, verify, engines, 1, _LIMIT_S)
+        sent = share(self._part, plan)
+        assert sent is not None and sent.good, sent
+        self._engine.end_push(Header(stamp))
+        if verify:
+            assert self._engine.checksums() == sent.digests, "what arrived is not what was sent"
+
+    def first(self) -> float:
+        """Seconds of the first push, once, to an engine that has its weights."""
+        self._engine.checksums()
+        return timed(self.push, self._device)
+
+    def seconds(self) -> list[float]:
+        """Of pushes like the last one."""
+        return all_s(self.push, self._setting.repeats, self._device)
+
+    def verified(self) -> list[float]:
+        """Of pushes whose checksums are compared."""
+        return all_s(lambda: self.push(verify=True), max(1, self._setting.repeats // 3), self._device)
+
+    def moved(self, part: Lending) -> list[float]:
+        """Of pushes after each of which memory goes elsewhere; moving it does not count."""
+        seconds = []
+        part.weights_stay = False
+        for _ in range(self._setting.repeats + 1):
+            part.move()
+            seconds.append(timed(self.push, self._device))
+        return seconds[1:]
+
+
+def broadcast(setting: Setting, part: RankPart, shapes: dict[str, tuple[int, ...]], size: int) -> list[Figure]:
+    """To an engine on another device: a second GPU, or on a CPU the same one."""
+    backend = _BROADCASTS[part.device.type]
+    name = f"broadcast by {backend}"
+    if part.device.type == "cuda" and torch.cuda.device_count() < 2:
+        return [Figure(name, None, "GB/s", better="higher", note="needs two GPUs")]
+    there = device_of_rank(part.device, 1)
+    with closing(StandIn(shapes, as_dtype(setting.dtype), there)) as engine:
+        plan = GroupPlan(0, "bench", backend, "127.0.0.1", ((0, engine.api),), 1, _LIMIT_S, _LIMIT_S)
+        joined = join(part, plan)
+        assert joined is not None and joined.good, joined
+
+        def push(verify: bool = False) -> None:
+            stamp, dtype = new_stamp(1, None), as_dtype(setting.dtype)
+            sent = send(part, plan, SendPlan(stamp, "", dtype, setting.bucket_mb, verify))
+            assert sent is not None and sent.good, sent
+            if verify:
+                assert engine.checksums() == sent.digests, "what arrived is not what was sent"
+
+        push(verify=True)
+        seconds = median_s(push, setting.repeats, part.device)
+        leave(part, plan.name)
+    return [
+        Figure(name, seconds, "s", repeats=setting.repeats),
+        Figure(name, size / seconds / 1e9, "GB/s", better="higher", repeats=setting.repeats),
+    ]
 
 
 def plain_copy(size: int, device: torch.device) -> Callable[[], object]:
@@ -221,17 +259,28 @@ def plain_copy(size: int, device: torch.device) -> Callable[[], object]:
 
 
 def median_s(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Seconds of `work` until the device has done it; one more time first, which does not count."""
-    seconds = []
-    for _ in range(repeats + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:])
+    """The median of `all_s`."""
+    return statistics.median(all_s(work, repeats, device))
+
+
+def all_s(work: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
+    """Seconds of `work`, after one time that does not count."""
+    return [timed(work, device) for _ in range(repeats + 1)][1:]
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds until the device has done `work`."""
+    synchronize(device)
+    began = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - began
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what was asked of the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def describe(setting: Setting, folder: Path) -> Path:

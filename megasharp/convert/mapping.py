@@ -8,7 +8,7 @@ copies bytes, so a round trip is bit-exact in every dtype. Layouts: Megatron-cor
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,19 @@ class Shard:
         assert total % self.count == 0, f"{total} items in {self.count} parts"
         length = total // self.count
         return self.rank * length, length
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A contiguous part of a whole tensor as it lies in a rank's parameter: from index `start` on in dimension `dim`.
+
+    `number` says which of the rule's Hugging Face tensors; all other dimensions are whole.
+    """
+
+    number: int
+    dim: int
+    start: int
+    values: Tensor
 
 
 def always(_: Architecture) -> bool:
@@ -81,6 +94,13 @@ class Rule(ABC):
         The result may share memory with `shards`.
         """
 
+    @abstractmethod
+    def views(self, parameter: Tensor, arch: Architecture, part: Shard) -> Iterator[View]:
+        """What of the whole tensors lies in one rank's contiguous parameter, as views of its memory.
+
+        The views of all ranks together hold every element of a tensor once, or on every rank where it is replicated.
+        """
+
 
 class Replicated(Rule):
     """The same tensor on every rank: norms."""
@@ -93,6 +113,10 @@ class Replicated(Rule):
     def merge(self, shards: Sequence[Tensor], arch: Architecture) -> tuple[Tensor, ...]:
         """The first rank's tensor."""
         return (shards[0].contiguous(),)
+
+    def views(self, parameter: Tensor, arch: Architecture, part: Shard) -> Iterator[View]:
+        """All of it."""
+        yield View(0, 0, 0, parameter)
 
 
 class VocabularySplit(Rule):
@@ -111,6 +135,13 @@ class VocabularySplit(Rule):
         """All real rows; padding is dropped."""
         return (_joined(shards, dim=0)[: arch.vocab],)
 
+    def views(self, parameter: Tensor, arch: Architecture, part: Shard) -> Iterator[View]:
+        """The real rows; a rank whose rows are all padding has none."""
+        first, length = part.rows_of(padded_vocab(arch.vocab, part.count, part.vocab_multiple))
+        real = max(0, min(length, arch.vocab - first))
+        if real:
+            yield View(0, 0, first, parameter[:real])
+
 
 class ColumnSplit(Rule):
     """Input columns split over ranks: the second linear map of attention and of the MLP."""
@@ -123,6 +154,10 @@ class ColumnSplit(Rule):
     def merge(self, shards: Sequence[Tensor], arch: Architecture) -> tuple[Tensor, ...]:
         """All columns, in rank order."""
         return (_joined(shards, dim=1),)
+
+    def views(self, parameter: Tensor, arch: Architecture, part: Shard) -> Iterator[View]:
+        """This rank's columns."""
+        yield View(0, 1, part.rank * parameter.shape[1], parameter)
 
 
 class FusedQKV(Rule):
@@ -145,6 +180,15 @@ class FusedQKV(Rule):
         blocks = fused.split_with_sizes([query_rows, arch.head_dim, arch.head_dim], dim=1)
         return tuple(block.flatten(0, 1).contiguous() for block in blocks)
 
+    def views(self, parameter: Tensor, arch: Architecture, part: Shard) -> Iterator[View]:
+        """Each group's query, key and value rows: only within a group are they contiguous."""
+        first, groups = part.rows_of(arch.kv_heads)
+        query_rows = arch.heads // arch.kv_heads * arch.head_dim
+        rows = (query_rows, arch.head_dim, arch.head_dim)
+        for group, fused in enumerate(parameter.chunk(groups, dim=0), start=first):
+            for number, values in enumerate(fused.split_with_sizes(rows, dim=0)):
+                yield View(number, 0, group * rows[number], values)
+
 
 class GatedMLP(Rule):
     """Gate and up rows in one parameter: every rank holds its gate rows, then its up rows."""
@@ -159,6 +203,11 @@ class GatedMLP(Rule):
         """All gate rows, and all up rows."""
         halves = [shard.chunk(2, dim=0) for shard in shards]
         return tuple(_joined(parts, dim=0) for parts in zip(*halves, strict=True))
+
+    def views(self, parameter: Tensor, arch: Architecture, part: Shard) -> Iterator[View]:
+        """This rank's gate rows, and its up rows."""
+        for number, values in enumerate(parameter.chunk(2, dim=0)):
+            yield View(number, 0, part.rank * values.shape[0], values)
 
 
 def _by_group(rows: Tensor, arch: Architecture) -> Tensor:

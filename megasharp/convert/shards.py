@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +11,19 @@ from torch import Tensor
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.convert.mapping import Rule, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """A contiguous part of the whole Hugging Face tensor `name` in the memory of a rank's parameter.
+
+    Its values begin at index `start` in dimension `dim`; all other dimensions are whole.
+    """
+
+    name: str
+    dim: int
+    start: int
+    values: Tensor
 
 
 class TensorReader(Protocol):
@@ -59,6 +73,18 @@ def hf_tensors(family: Family, arch: Architecture, name: str, shards: Sequence[T
     for tensor, shape in zip(merged, rule.shapes, strict=True):
         assert tuple(tensor.shape) == arch.shape(shape), f"{name}: {tuple(tensor.shape)}"
     return [(hf_name.format(layer=layer), tensor) for hf_name, tensor in zip(rule.hf, merged, strict=True)]
+
+
+def hf_views(family: Family, arch: Architecture, name: str, parameter: Tensor, part: Shard) -> Iterator[TensorView]:
+    """What of Hugging Face tensors lies in one rank's contiguous Megatron parameter `name` (global layer number).
+
+    A tied model's `output_layer.weight` gives nothing. Raises KeyError where the model has no such parameter.
+    """
+    rule, layer = family.rule_for(arch, name)
+    if rule.exported:
+        names = [hf_name.format(layer=layer) for hf_name in rule.hf]
+        for view in rule.views(parameter, arch, part):
+            yield TensorView(names[view.number], view.dim, view.start, view.values)
 
 
 def expected_hf_shapes(family: Family, arch: Architecture) -> dict[str, tuple[int, ...]]:

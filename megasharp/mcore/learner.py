@@ -29,6 +29,7 @@ from megasharp.algos.gate import DEFAULT_QUANTILE
 from megasharp.algos.recipe import MiniBatchStats, Recipe
 from megasharp.convert.lora import LoraSettings, record_adapters
 from megasharp.convert.rope import rotary_frequencies
+from megasharp.convert.shards import TensorView
 from megasharp.files import FileHash
 from megasharp.mcore.background import ShardWriting
 from megasharp.mcore.first_weights import first_weights
@@ -50,7 +51,7 @@ from megasharp.mcore.parallel import Place, megatron_device
 from megasharp.mcore.reference import Reference
 from megasharp.mcore.state import load_model, load_state, save_model, save_state
 from megasharp.mcore.timing import StageTimers
-from megasharp.mcore.weights import export_stage
+from megasharp.mcore.weights import export_stage, weight_views
 from megasharp.metrics.tokens import Diagnostics, token_metrics
 from megasharp.ops.head import HeadOutput
 from megasharp.types import (
@@ -264,6 +265,26 @@ class RankLearner:
             if item is None:
                 return
             yield item
+
+    @property
+    def weights_stay(self) -> bool:
+        """Whether `offload` leaves the weights where they are."""
+        return "weights" not in self._settings.offload
+
+    def weights_state(self) -> tuple[int, ...]:
+        """Differs whenever the weights' memory may have moved: emptied and filled again, or another parameter's."""
+        places = (parameter.data_ptr() for chunk in self._chunks for parameter in chunk.parameters())
+        return (self._offloader.count, *places)
+
+    def weight_views(self) -> list[TensorView] | None:
+        """This rank's weights as parts of Hugging Face tensors in the parameters' own memory.
+
+        None where they do not lie there (adapters), or where the model has other stages.
+        """
+        if not (self._place.first_stage and self._place.last_stage):
+            return None
+        with self._on_device():
+            return weight_views(self._chunks, self._family, self._arch, self._place)
 
     def begin_save(self, folder: Path, copy: bool) -> None:
         """Begin to write this rank's shards; with `copy` training may go on meanwhile. Ends with `finish_saves`."""

@@ -18,6 +18,9 @@ from torch import Tensor
 from megasharp.mcore.optimizer import parts
 from megasharp.mcore.streamed_adam import StreamedAdam
 
+# NaN, in every type of float.
+_GONE = 0xFF
+
 Kind = Literal["weights", "gradients", "optimizer"]
 
 
@@ -35,22 +38,30 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
+def _is_lent(storage: torch.UntypedStorage) -> bool:
+    """Whether it lies in shared memory, which torch can empty but not fill again."""
+    return storage.device.type == "cpu" and storage.is_shared()
+
+
 class Offloader:
     """Empties and refills the storages of one rank's learner; the two must alternate.
 
     What a GPU gives up lies in page-locked memory, which the bus reaches several times as fast; it is kept for the next
-    time, because to lock pages takes longer than to fill them.
+    time, because to lock pages takes longer than to fill them. `count`: how often something was emptied. CPU memory
+    that was lent to engines (`serving/lending.py`) has a fixed size: it is overwritten, which frees nothing.
     """
 
     def __init__(self, chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
         self._chunks = chunks
         self._optimizer = optimizer
+        self.count = 0
         self._held: list[_Held] = []
         self._locked: list[Tensor] = []
 
     def offload(self, kinds: Iterable[Kind]) -> int:
         """Empty the storages of `kinds`; returns the bytes freed. Gradients are not kept: a step starts from zero."""
         assert not self._held, "already offloaded"
+        self.count += 1
         seen: set[int] = set()
         for kind in kinds:
             for tensor in self._tensors(kind):
@@ -62,13 +73,17 @@ class Offloader:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         for held in self._held:
-            held.storage.resize_(0)
+            if _is_lent(held.storage):
+                _bytes(held.storage).fill_(_GONE)
+            else:
+                held.storage.resize_(0)
         return sum(held.size for held in self._held)
 
     def onload(self) -> None:
         """Refill everything that `offload` emptied; gradients come back as zeros."""
         for held in self._held:
-            held.storage.resize_(held.size)
+            if not _is_lent(held.storage):
+                held.storage.resize_(held.size)
             if held.content is None:
                 _bytes(held.storage).zero_()
             else:

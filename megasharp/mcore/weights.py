@@ -15,7 +15,8 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.lora import is_adapter
-from megasharp.convert.shards import hf_tensors, megatron_tensor
+from megasharp.convert.mapping import Shard
+from megasharp.convert.shards import TensorView, hf_tensors, hf_views, megatron_tensor
 from megasharp.mcore.layer_spec import local_name
 from megasharp.mcore.lora import adapted_weights
 from megasharp.mcore.parallel import Place
@@ -54,7 +55,7 @@ def export_stage(
     Adapters are merged into the weights that leave; those of the model stay.
 
     Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.
-    Everywhere, all ranks must and do.
+    Everywhere, all ranks must and do, and may get the parameters' own memory.
     """
     if not place.first_copy and not everywhere:
         return
@@ -63,10 +64,29 @@ def export_stage(
     for name, parameter in global_parameters(chunks):
         if is_adapter(name):
             continue
-        value = adapted[parameter].merged_weight() if parameter in adapted else _apart(parameter)
+        if parameter in adapted:
+            value = adapted[parameter].merged_weight()
+        else:
+            value = parameter.detach() if everywhere else _apart(parameter)
         shards = _gather_shards(value, parameter, group)
         if place.exports or everywhere:
             yield from hf_tensors(family, arch, name, shards)
+
+
+def weight_views(
+    chunks: Sequence[GPTModel], family: Family, arch: Architecture, place: Place
+) -> list[TensorView] | None:
+    """This rank's weights as parts of Hugging Face tensors in the parameters' own memory.
+
+    None where they do not lie there: adapters are merged into what leaves.
+    """
+    part = Shard(place.tp, parallel_state.get_tensor_model_parallel_world_size())
+    views: list[TensorView] = []
+    for name, parameter in global_parameters(chunks):
+        if is_adapter(name):
+            return None
+        views += hf_views(family, arch, name, parameter.detach(), part)
+    return views
 
 
 def _apart(parameter: torch.nn.Parameter) -> Tensor:

@@ -31,6 +31,8 @@ from megasharp.files import private
 ALIGNMENT = 64
 # The header of a push that travels as a Hugging Face folder: a file in it, with every tensor of the push.
 FOLDER_HEADER = "megasharp.json"
+# Of a tied model a spare copy of its embedding, which is sent where the trainer has it, and which engines leave out.
+TIED_HEAD = "lm_head.weight"
 _LENGTH_BYTES = 8
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -103,23 +105,13 @@ def laid_out(tensors: Named, digests: Sequence[str] | None = None) -> tuple[Entr
     return tuple(entries)
 
 
-def flattened(tensors: Named) -> tuple[tuple[Entry, ...], Tensor]:
-    """The tensors as one uint8 tensor on their device, and where each lies in it. What lies between is undefined."""
-    entries = laid_out(tensors)
-    flat = torch.empty(flat_size(entries), dtype=torch.uint8, device=tensors[0][1].device if tensors else None)
-    # Each tensor is read once, whatever its strides, and nothing is written twice.
-    for entry, (_, tensor) in zip(entries, tensors, strict=True):
-        flat[entry.offset : entry.offset + entry.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-    return entries, flat
-
-
 def flat_size(entries: Sequence[Entry]) -> int:
-    """Bytes of the tensor that `flattened` gives."""
+    """Bytes of the flat tensor, uint8, in which they lie."""
     return entries[-1].offset + _rounded(entries[-1].nbytes) if entries else 0
 
 
 def unflattened(entries: Sequence[Entry], data: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Undo `flattened`: views of `data`, uint8 [bytes].
+    """The tensors, as views of `data`, uint8 [bytes].
 
     Raises ValueError where the bytes end too soon, and for a tensor whose checksum differs.
     """
@@ -169,6 +161,18 @@ def read_bucket(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield from unflattened(header.tensors, data[start:])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of an entry's name for it. Raises ValueError for a name that is none."""
+    if name not in _DTYPES:
+        raise ValueError(f"no weights are of dtype {name}")
+    return _DTYPES[name]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """An entry's name for a dtype."""
+    return str(dtype).removeprefix("torch.")
 
 
 def checksum(tensor: Tensor) -> str:

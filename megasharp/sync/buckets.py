@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from megasharp.protocols import MEMORY_PREFIX, NamedTensors, WeightSource
-from megasharp.serving.bucket import checksum
+from megasharp.serving.bucket import TIED_HEAD, checksum
 
 Bucket = list[tuple[str, Tensor]]
 _MIB = 1 << 20
-_TIED_HEAD = "lm_head.weight"
 
 
 class Digests:
@@ -83,7 +82,7 @@ def difference(sent: dict[str, str], ranks: Sequence[dict[str, str]]) -> str | N
         return "it answered no checksums"
     for name, digest in sent.items():
         for number, held in enumerate(ranks):
-            if name not in held and not name.endswith(_TIED_HEAD):
+            if name not in held and not name.endswith(TIED_HEAD):
                 return f"rank {number} holds no tensor {name}"
             if held.get(name, digest) != digest:
                 return f"tensor {name} on rank {number} is not what was sent: its SHA-256 differs"

@@ -10,9 +10,10 @@ import torch
 from megasharp.protocols import WeightSource
 from megasharp.serving.bucket import new_stamp
 from megasharp.sync.buckets import Digests
-from megasharp.sync.ipc_rank import SharePlan, share
+from megasharp.sync.ipc_rank import share
 from megasharp.sync.parts import only, ranked
 from megasharp.sync.receivers import Receivers
+from megasharp.sync.seats import SharePlan
 from megasharp.sync.settings import SyncSettings
 
 

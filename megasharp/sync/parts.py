@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from megasharp.convert.shards import TensorView
 from megasharp.protocols import MEMORY_PREFIX, WeightSource
 
 Answer = TypeVar("Answer")
@@ -34,6 +35,24 @@ class RankPart(Protocol):
 
     def export_weights(self, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
         """This stage's whole tensors, on the rank that exports or on every one; all of the stage iterate to the end."""
+        ...
+
+
+@runtime_checkable
+class LendingPart(RankPart, Protocol):
+    """A part whose weights others on the machine can read where they lie."""
+
+    @property
+    def weights_stay(self) -> bool:
+        """Whether the weights' memory stays where it is between pushes, as far as is known."""
+        ...
+
+    def weights_state(self) -> Hashable:
+        """Something that differs whenever the weights' memory may have moved."""
+        ...
+
+    def weight_views(self) -> list[TensorView] | None:
+        """All that this rank holds of the whole model, in the parameters' memory; None where it does not lie there."""
         ...
 
 

@@ -64,8 +64,20 @@ def scale(part: RankLearner, factor: float) -> None:
 
 
 def interrupt(ranks: OneRank, learner: str, at: int, deed: Callable[[], None]) -> None:
-    """The learner's next export does `deed` before its tensor number `at`; later exports do not."""
-    _interrupt(ranks._rank.learners[learner], at, deed)
+    """The learner's next push does `deed`: before tensor number `at` of its export, or before its weights are lent."""
+    part = ranks._rank.learners[learner]
+    look, export = part.weights_state, part.export_weights
+
+    def once() -> None:
+        part.weights_state, part.export_weights = look, export  # type: ignore[method-assign]
+        deed()
+
+    def looked() -> tuple[int, ...]:
+        once()
+        return look()
+
+    _interrupt(part, at, once)
+    part.weights_state = looked  # type: ignore[method-assign]
 
 
 def die_at(part: RankLearner, rank: int, at: int) -> None:

@@ -100,7 +100,7 @@ READ = {
     "sglang.srt.managers.load_snapshot": "shm_path_for",
     "sglang.srt.models.registry": "SGLANG_EXTERNAL_MODEL_PACKAGE EntryClass",
     "sglang.srt.platforms": "sglang.srt.platforms SGLANG_PLATFORM",
-    "sglang.srt.runtime_context": "tp_size kernel",
+    "sglang.srt.runtime_context": "tp_size tp_rank tp_group kernel",
     "sglang.srt.layers.attention.flashattention_backend": "forward_metadata scheduler_metadata",
 }
 # Of ServerArgs, beside those in the tables of `config.py`.

@@ -170,9 +170,10 @@ class EngineApi:
         """Load a file of `megasharp.serving.bucket` that the engine's machine can read, on each of its `ranks`."""
         return self._load([_payload([("file", AsBytes(str(path)))])] * ranks, None, limit)
 
-    def load_handles(self, payloads: Sequence[str], limit: float) -> Refused | None:
-        """Load a bucket from memory that its sender shares: for each rank a pickle of its header and a handle."""
-        return self._load(payloads, None, limit)
+    def load_lent(self, ranks: Sequence[Sequence[tuple[str, str]]], limit: float) -> Refused | None:
+        """Load weights from memory that their sender lends: texts for each rank, named as `engine.receive` has it."""
+        told = [_payload([(kind, AsBytes(text)) for kind, text in texts]) for texts in ranks]
+        return self._load(told, None, limit)
 
     def announce(self, header: str, ranks: int, limit: float, version: int | None = None) -> Refused | None:
         """Say by its header what the next broadcast brings; one without tensors closes the push.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from megasharp.protocols import MEMORY_PREFIX
+from megasharp.serving.borrowing import Goal
 from megasharp.serving.bucket import checksum
 from megasharp.serving.engine.seams import (
     LlamaForCausalLM,
@@ -60,6 +61,18 @@ class Slot:
                 part = torch.cat(part.split(self.size)[:: self.copies])
         return part[: self.rows].cpu()
 
+    def goal(self) -> Goal:
+        """Where on this rank its part of the whole tensor lies."""
+        part = self.parameter.detach()[self.start : self.start + self.size]
+        if self.cut is None:
+            return Goal(part, 0, 0, self.shape)
+        number = get_parallel().tp_rank // self.copies
+        if self.cut == 1:
+            return Goal(part, 1, number * part.shape[1], self.shape)
+        first = number * self.size
+        real = max(0, min(self.size, self.rows - first))
+        return Goal(part[:real], 0, first, self.shape, part[real:] if real < self.size else None)
+
 
 def slots_of(model: nn.Module) -> dict[str, Slot]:
     """Every tensor that an update of `model` may name, by that name, the memory's under their prefix.
@@ -71,6 +84,11 @@ def slots_of(model: nn.Module) -> dict[str, Slot]:
     if memory is not None:
         slots |= {slot.name: slot for slot in _slots(memory, MEMORY_PREFIX)}
     return slots
+
+
+def goals_of(model: nn.Module) -> dict[str, Goal]:
+    """Where an update of `model` is to lie on this rank, by the checkpoint's names. Raises ValueError as `slots_of`."""
+    return {name: slot.goal() for name, slot in slots_of(model).items()}
 
 
 def checksums(model: nn.Module) -> dict[str, str]:

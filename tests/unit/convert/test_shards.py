@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
-from megasharp.convert.mapping import padded_vocab
-from megasharp.convert.shards import expected_hf_shapes, hf_tensors, megatron_tensor
+from megasharp.convert.mapping import Shard, padded_vocab
+from megasharp.convert.shards import expected_hf_shapes, hf_tensors, hf_views, megatron_tensor
 
 LLAMA_LAYER = [
     "input_layernorm.weight",
@@ -102,6 +102,29 @@ def test_round_trip_is_bit_exact(make_model, family: str, tp: int, tied: bool, d
     assert merged.keys() == expected.keys() == expected_hf_shapes(reader.family, reader.arch).keys()
     assert all(same_bits(merged[name], expected[name]) for name in expected)
     assert all(tensor.is_contiguous() for tensor in merged.values())
+
+
+@pytest.mark.parametrize("family", LAYER_NAMES)
+@pytest.mark.parametrize(("tp", "tied"), [(1, False), (2, True), (4, False)])
+def test_views_of_all_ranks_make_up_every_tensor_once(make_model, family: str, tp: int, tied: bool) -> None:
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4} if tp == 4 else {}
+    reader = StateDict(make_model(family, tie_word_embeddings=tied, **sizes))
+    whole = {name: torch.full_like(tensor, float("nan")) for name, tensor in reader.tensors.items()}
+    seen = {name: torch.zeros_like(tensor) for name, tensor in reader.tensors.items()}
+    for name in megatron_names(family, layers=3):
+        for rank, shard in enumerate(reader.shards(name, tp)):
+            for view in hf_views(reader.family, reader.arch, name, shard, Shard(rank, tp)):
+                assert view.values.is_contiguous()
+                assert view.values.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr()
+                where = (view.dim, view.start, view.values.shape[view.dim])
+                whole[view.name].narrow(*where).copy_(view.values)
+                seen[view.name].narrow(*where).add_(1)
+    for name, tensor in reader.tensors.items():
+        if tied and name == "lm_head.weight":
+            assert torch.count_nonzero(seen[name]) == 0
+            continue
+        assert torch.equal(whole[name], tensor), name
+        assert set(seen[name].unique().tolist()) == ({float(tp)} if tensor.ndim == 1 and "norm" in name else {1.0})
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -15,8 +15,8 @@ from megasharp.errors import RunFailed
 from megasharp.serving.client.api import EngineApi, EngineFailed, EngineSlow, Refused
 from megasharp.sync import broadcast_rank
 from megasharp.sync.fleet import FleetSync
-from megasharp.sync.ipc_rank import SharePlan
 from megasharp.sync.posting import Failure, Posts
+from megasharp.sync.seats import SharePlan
 from tests.unit.serving.conftest import Make
 from tests.unit.sync.conftest import weights
 

@@ -1,0 +1,85 @@
+"""Which engines' ranks sit on which learner rank's device, and telling each of them something of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from megasharp.serving.bucket import Stamp
+from megasharp.serving.client.api import EngineApi, Refused
+from megasharp.sync.posting import Failure, Posts
+
+# What `EngineApi.load_lent` takes for one rank.
+Texts = list[tuple[str, str]]
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class SharePlan:
+    """How one network is shared; `prefix` goes before every name.
+
+    Rank `t` of the engine at place `e` of `engines` is on the device of learner rank `(e * tp + t) % world`: engines
+    lie beside the learner's ranks in order. Such a place of an engine's rank, counted through, is its seat.
+    """
+
+    stamp: Stamp
+    prefix: str
+    dtype: torch.dtype
+    bucket_mb: int
+    verify: bool
+    engines: tuple[tuple[int, EngineApi], ...]
+    tp: int
+    limit_s: float
+
+    def seats(self, rank: int, world: int) -> list[int]:
+        """The seats that are on this learner rank's device."""
+        return [seat for seat in range(self.tp * len(self.engines)) if seat % world == rank]
+
+    def engine_at(self, seat: int) -> EngineApi:
+        """Whose rank sits there."""
+        return self.engines[seat // self.tp][1]
+
+
+def tell(plan: SharePlan, texts: Mapping[int, Texts], numbers: Collection[int]) -> dict[int, Failure]:
+    """Post every seat's texts to the engines of these numbers; returns, on every rank, those that failed.
+
+    `texts` are those for the seats of this rank. When it returns, no engine reads what it was told of any more.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    gathered: list[Mapping[int, Texts]] | None = [{} for _ in range(world)] if rank == 0 else None
+    if world == 1:
+        gathered = [texts]
+    else:
+        dist.gather_object(texts, gathered)
+    failures: dict[int, Failure] = {}
+    if gathered is not None:
+        by_seat = {seat: told for each in gathered for seat, told in each.items()}
+        first = {number: place * plan.tp for place, (number, _) in enumerate(plan.engines)}
+
+        def load(number: int, api: EngineApi) -> Refused | None:
+            return api.load_lent([by_seat[first[number] + each] for each in range(plan.tp)], plan.limit_s)
+
+        asked = [engine for engine in plan.engines if engine[0] in numbers]
+        failures = Posts(asked, load).failures(plan.limit_s, plan.limit_s)
+    return from_first(failures)
+
+
+def from_first(value: _Value) -> _Value:
+    """Rank 0's value, on every rank; all wait for it."""
+    if dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def on_all(value: bool) -> bool:
+    """Whether it is so on every rank."""
+    found: list[bool] = [value] * dist.get_world_size()
+    if len(found) > 1:
+        dist.all_gather_object(found, value)
+    return all(found)
