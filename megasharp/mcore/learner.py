@@ -274,7 +274,7 @@ class RankLearner:
     def weights_state(self) -> tuple[int, ...]:
         """Differs whenever the weights' memory may have moved: emptied and filled again, or another parameter's."""
         places = (parameter.data_ptr() for chunk in self._chunks for parameter in chunk.parameters())
-        return (self._offloader.count, *places)
+        return (self._offloader.moves, *places)
 
     def weight_views(self) -> list[TensorView] | None:
         """This rank's weights as parts of Hugging Face tensors in the parameters' own memory.

@@ -6,7 +6,7 @@ storage in place frees its memory while every view stays valid for the time afte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,21 +47,21 @@ class Offloader:
     """Empties and refills the storages of one rank's learner; the two must alternate.
 
     What a GPU gives up lies in page-locked memory, which the bus reaches several times as fast; it is kept for the next
-    time, because to lock pages takes longer than to fill them. `count`: how often something was emptied. CPU memory
+    time, because to lock pages takes longer than to fill them. `moves`: how often weights were emptied. CPU memory
     that was lent to engines (`serving/lending.py`) has a fixed size: it is overwritten, which frees nothing.
     """
 
     def __init__(self, chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
         self._chunks = chunks
         self._optimizer = optimizer
-        self.count = 0
+        self.moves = 0
         self._held: list[_Held] = []
         self._locked: list[Tensor] = []
 
-    def offload(self, kinds: Iterable[Kind]) -> int:
+    def offload(self, kinds: Collection[Kind]) -> int:
         """Empty the storages of `kinds`; returns the bytes freed. Gradients are not kept: a step starts from zero."""
         assert not self._held, "already offloaded"
-        self.count += 1
+        self.moves += "weights" in kinds
         seen: set[int] = set()
         for kind in kinds:
             for tensor in self._tensors(kind):
@@ -77,6 +77,9 @@ class Offloader:
                 _bytes(held.storage).fill_(_GONE)
             else:
                 held.storage.resize_(0)
+        if torch.cuda.is_available():
+            # To the device, and so to whoever else is on it: torch would keep it for this process.
+            torch.cuda.empty_cache()
         return sum(held.size for held in self._held)
 
     def onload(self) -> None:
