@@ -44,11 +44,14 @@ def train(
 
         raise typer.Exit(train_again(config, overrides or [], runs, resume, allow_change or [], retries))
     from megasharp.build.check import check
+    from megasharp.build.devices import leave_gpus_alone
     from megasharp.build.layout import describe
     from megasharp.config.core import dump_yaml
     from megasharp.config.run import load_run
 
-    checked = check(load_run(config, overrides or []), str(config))
+    run = load_run(config, overrides or [])
+    leave_gpus_alone(run)
+    checked = check(run, str(config))
     if dry_run:
         typer.echo(dump_yaml(checked.config) + "\n" + describe(checked))
         return

@@ -133,7 +133,8 @@ def measure(trainer: str, setting: Setting) -> float:
     """Median seconds per step of one fresh process, warm-up left out."""
     command = [sys.executable, __file__, "--only", trainer, "--steps", str(setting.steps)]
     command += ["--threads", str(setting.threads)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    # A machine's GPUs are for neither.
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     if setting.threads:
         environment["OMP_NUM_THREADS"] = str(setting.threads)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -12,7 +12,8 @@ learner's half of a sync (the engines' half: tools/bench_sync.py).
 
 MFU = model FLOPs / (seconds of forward, backward, gradient sync and optimizer) / (GPUs x dense bf16 peak of the data
 sheet). Model FLOPs are 3 x (2 N + 4 L q s) a token (2204.02311, appendix B): N weights that are multiplied, L layers, q
-query size, s the mean number of positions attended to; nothing is added for what is computed twice.
+query size, s the mean number of positions attended to; nothing is added for what is computed twice, and with
+`--head chunked` the output layer counts for the rows of responses alone, which it multiplies.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from megasharp.batching.pack import pack
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.weight_files import CONFIG_FILE
+from megasharp.mcore.head import HeadForm
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.optimizer import OptimizerSettings
 from megasharp.mcore.parallel import device_of_rank, meet
@@ -72,6 +74,7 @@ class Setting:
     topn: int
     annotate: bool
     recompute: str
+    head: HeadForm
     tp: int
     pp: int
     cp: int
@@ -145,6 +148,7 @@ def learner_settings(setting: Setting, folder: Path, world: int, recipe: Recipe)
         options=setting.options,
         diagnostics=Diagnostics(setting.topn, 8),
         drawn=setting.random_init,
+        head=setting.head,
     )
 
 
@@ -228,12 +232,15 @@ def over_ranks(seconds: dict[str, float]) -> dict[str, float]:
     return {name: max(each.get(name, 0.0) for each in found) for name in dict.fromkeys(n for f in found for n in f)}
 
 
-def model_flops(architecture: Architecture, batch: StepBatch) -> float:
+def model_flops(architecture: Architecture, batch: StepBatch, head: HeadForm) -> float:
     """Forward and backward passes of all rows that are computed for a token, as the module's docstring has it."""
     total = 0.0
     for micro in (micro for mini in batch.mini_batches for share in mini.per_rank for micro in share):
-        for length, context in runs(micro):
-            total += 3.0 * length * forward_flops_per_token(architecture, context)
+        rows = runs(micro)
+        total += sum(3.0 * length * forward_flops_per_token(architecture, context) for length, context in rows)
+        if head == "chunked":
+            without = sum(length for length, _ in rows) - micro.rows_T.numel()
+            total -= 6.0 * architecture.vocab * architecture.hidden * without
     return total
 
 
@@ -257,11 +264,11 @@ def tell(
     peak: int | None,
 ) -> None:
     """The table and its JSON: figures of the step that took the median time."""
-    # Of one step, so that the parts add up to the whole.
+    # Of one step, so that the parts belong together; over several ranks each is that of the slowest.
     medians = sorted(rows, key=lambda row: row["step"])[(len(rows) - 1) // 2]
     micros = [micro for mini in batch.mini_batches for share in mini.per_rank for micro in share]
     tokens = sum(length for micro in micros for length, _ in runs(micro))
-    flops = model_flops(architecture, batch)
+    flops = model_flops(architecture, batch, setting.head)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
     known = next((sheet for name, sheet in GPUS.items() if name in gpu.lower()), None)
     mfu = None if known is None else 100.0 * flops / medians["update"] / (known.flops * world)
@@ -300,6 +307,7 @@ def arguments() -> Setting:
     parser.add_argument("--topn", type=int, default=3)
     parser.add_argument("--annotate", action="store_true", help="with the pass for old log-probs")
     parser.add_argument("--recompute", default="none", choices=["none", "selective", "full"])
+    parser.add_argument("--head", default="logits", choices=["logits", "chunked"])
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--cp", type=int, default=1)

@@ -22,6 +22,16 @@ def device_of(config: RunConfig) -> Device:
     return "cuda" if here or asks_for_gpus(config) else "cpu"
 
 
+def leave_gpus_alone(config: RunConfig) -> None:
+    """Hide this machine's GPUs from this process and those that it starts, for a run that computes on CPUs.
+
+    Call it before anything has asked torch for GPUs: the answer to the first question stays. Megatron on a CPU, and
+    whatever else looks for itself, then finds the machine that it was tested on.
+    """
+    if device_of(config) == "cpu":
+        os.environ[_VISIBLE] = ""
+
+
 def asks_for_gpus(config: RunConfig) -> bool:
     """Whether the file itself says so, whatever the machine that reads it has."""
     return config.policy.device == "cuda" or (config.policy.device == "auto" and config.cluster.gpus_per_node > 0)

@@ -9,6 +9,7 @@ by itself, in a backward pass say, is on neither until it meets another.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -169,6 +170,9 @@ def pretended_cuda() -> Iterator[torch.device]:
     with ExitStack() as stack:
         for owner, name, value in list(_routes()):
             stack.enter_context(mock.patch.object(owner, name, value))
+        # The suite hides the machine's own.
+        stack.enter_context(mock.patch.dict(os.environ))
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         stack.enter_context(_Operations(notes))
         stack.enter_context(_Calls(notes))
         yield GPU
