@@ -146,7 +146,7 @@ def attach(model: GPTModel, lora: LoraSettings, arch: Architecture, place: Place
             module.adapt(target, lora, rows, columns)
     config = model.config
     again = config.recompute_granularity
-    if model.pre_process and (again == "full" or again == "selective" and "mlp" in config.recompute_modules):
+    if model.pre_process and (again == "full" or (again == "selective" and "mlp" in config.recompute_modules)):
         model.embedding.register_forward_hook(_ask_for_gradients)
 
 
