@@ -86,6 +86,8 @@ def check(config: RunConfig, where: str) -> Checked:
             f"{architecture.vocab} tokens; lower it"
         )
     memory = _check_memory(config, recipes, architecture, where)
+    if memory is not None:
+        check_precision(config, memory.architecture, where)
     if config.rollout.engine == "sglang":
         check_context(config, architecture.max_positions, where)
         for network in (architecture, *((memory.architecture,) if memory else ())):

@@ -192,6 +192,8 @@ def _request(
             micro_batch_tokens=config.policy.micro_batch_tokens,
             recompute=config.policy.recompute,
             offload=tuple(config.policy.offload),
+            recompute_modules=tuple(config.policy.recompute_modules),
+            optimizer_offload=config.policy.optimizer_offload,
         ),
         batch=_batch(config, where, options),
         passes=passes,

@@ -13,14 +13,33 @@ _FP8_MULTIPLE = 16
 
 def check_precision(config: RunConfig, architecture: Architecture, where: str) -> None:
     """Raise UserError, in one line, for what this model, device or Python cannot do."""
-    if config.policy.fp8 is not None:
-        _check_fp8(config, architecture, f"{where}: policy.fp8={config.policy.fp8}")
-    if config.policy.fp8 is not None or config.policy.transformer_engine is True:
+    policy = config.policy
+    _check_unused(config, where)
+    if policy.fp8 is not None:
+        _check_fp8(config, architecture, f"{where}: policy.fp8={policy.fp8}")
+    elif policy.transformer_engine is True and device_of(config) != "cuda":
+        raise UserError(f"{where}: policy.transformer_engine=true needs a GPU; on a CPU leave it at auto, or set false")
+    if policy.fp8 is not None or policy.transformer_engine is True:
         # Imported here: Megatron takes seconds to import.
         from megasharp.mcore.layer_spec import require_transformer_engine
 
-        key = "transformer_engine=true" if config.policy.fp8 is None else f"fp8={config.policy.fp8}"
-        require_transformer_engine(f"{where}: policy.{key}")
+        key = "transformer_engine=true" if policy.fp8 is None else f"fp8={policy.fp8}"
+        remedy = "leave policy.transformer_engine at auto" if policy.fp8 is None else "leave policy.fp8 null"
+        require_transformer_engine(f"{where}: policy.{key}", remedy)
+
+
+def _check_unused(config: RunConfig, where: str) -> None:
+    """Keys that were changed and that nothing would read."""
+    policy, fields = config.policy, type(config.policy).model_fields
+    if policy.fp8 is None and policy.fp8_recipe != fields["fp8_recipe"].default:
+        raise UserError(f"{where}: policy.fp8_recipe has no effect while policy.fp8 is null; set policy.fp8 too")
+    if policy.recompute != "selective" and policy.recompute_modules != fields["recompute_modules"].default:
+        raise UserError(
+            f"{where}: policy.recompute_modules has no effect with policy.recompute={policy.recompute}; set "
+            "policy.recompute=selective too"
+        )
+    if policy.recompute == "selective" and not policy.recompute_modules:
+        raise UserError(f"{where}: policy.recompute_modules is empty; name one, or set policy.recompute=none")
 
 
 def _check_fp8(config: RunConfig, architecture: Architecture, key: str) -> None:
@@ -35,7 +54,8 @@ def _check_fp8(config: RunConfig, architecture: Architecture, key: str) -> None:
     sizes = {"hidden": architecture.hidden, "query, key and value": joined, "ffn": architecture.ffn}
     for name, size in sizes.items():
         if size % (policy.tp * _FP8_MULTIPLE):
+            model = architecture.folder or config.model.path
             raise UserError(
-                f"{key}: the model's {name} size {size} over tp {policy.tp} is no multiple of {_FP8_MULTIPLE}; lower "
-                "policy.tp or leave policy.fp8 null"
+                f"{key}: the {name} size {size} of {model} over tp {policy.tp} is no multiple of {_FP8_MULTIPLE}; "
+                "lower policy.tp or leave policy.fp8 null"
             )

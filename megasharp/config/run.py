@@ -69,9 +69,10 @@ class PolicyConfig(Section):
     `transformer_engine`: layers of NVIDIA's modules; auto takes them on GPUs where they are installed. `fp8`: they
     multiply in 8 bits, with scales as `fp8_recipe` says. `overlap`: data-parallel ranks exchange gradients and weights
     while they compute; auto on GPUs with more than one of them.
-    `recompute_modules`: what `recompute: selective` computes twice; Megatron's names. `optimizer_offload`: main weights
-    and moments (12 bytes a parameter) lie in page-locked host memory and pass through the GPU in each step; `offload`
-    only frees the GPU while engines sample.
+    `recompute_modules`: what `recompute: selective` computes twice, by Megatron's names; its other ones are of other
+    models, but for `layernorm`, which asks for Transformer Engine, whose layers have no norms of their own to save.
+    `optimizer_offload`: main weights and moments (12 bytes a parameter) lie in page-locked host memory and pass through
+    the GPU in each step; `offload` only frees the GPU while engines sample.
     """
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -82,7 +83,7 @@ class PolicyConfig(Section):
     cp: int = Field(default=1, ge=1)
     micro_batch_tokens: int = Field(default=8192, ge=1)
     recompute: Literal["none", "selective", "full"] = "none"
-    recompute_modules: list[Literal["core_attn", "layernorm", "mlp"]] = ["core_attn"]
+    recompute_modules: list[Literal["core_attn", "mlp"]] = ["core_attn"]
     head: Literal["logits", "chunked"] = "logits"
     transformer_engine: Literal["auto"] | bool = "auto"
     fp8: Literal["hybrid", "e4m3"] | None = None

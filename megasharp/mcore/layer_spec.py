@@ -50,16 +50,16 @@ def uses_transformer_engine(wanted: Wanted, device: torch.device) -> bool:
     if wanted == "auto":
         return device.type == "cuda" and transformer_engine_is_there()
     if wanted:
-        require_transformer_engine("policy.transformer_engine=true")
+        require_transformer_engine("policy.transformer_engine=true", "leave it at auto")
     return wanted
 
 
-def require_transformer_engine(key: str) -> None:
-    """Raise UserError, in one line that begins with `key`, where Transformer Engine is not installed."""
+def require_transformer_engine(key: str, otherwise: str) -> None:
+    """Raise UserError, in one line from `key` to what to do `otherwise`, where Transformer Engine is not installed."""
     if not transformer_engine_is_there():
         raise UserError(
             f"{key} needs Transformer Engine, which this Python has not: pip install transformer-engine[pytorch], or "
-            "leave out policy.fp8 and policy.transformer_engine"
+            f"{otherwise}"
         )
 
 

@@ -29,11 +29,6 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ALIGNED = 64
 
 
-def staging_bytes(parameters: int) -> int:
-    """GPU memory that a step takes for `parameters` of one rank's shard: main weight and two moments in float32."""
-    return 12 * SLOTS * min(PIECE, parameters)
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """Elements `first` to `last` of a parameter (its number), which lie from `offset` on in their piece."""

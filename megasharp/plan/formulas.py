@@ -16,6 +16,9 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import LoraSettings, input_size, rows_of
 
 Recompute = Literal["none", "selective", "full"]
+# Of `selective`, by Megatron's names: core_attn, mlp.
+Modules = tuple[str, ...]
+CORE_ATTENTION: Modules = ("core_attn",)
 
 _FP32 = 4
 # Runs of one block have lengths within a factor of two and are padded to the longest: evenly spread, by 4/3.
@@ -39,6 +42,14 @@ def optimizer_bytes(parameters: int, width: int, shards: int) -> float:
     return (2 * _FP32 + (_FP32 if width < _FP32 else 0)) * parameters / shards
 
 
+def staging_bytes(parameters: int) -> int:
+    """What a step of an optimizer whose state is on the host takes of the GPU, for `parameters` of a rank's shard.
+
+    Three pieces of 8 Mi numbers at most, each with main weights and two moments in float32 (`mcore/streamed_adam.py`).
+    """
+    return 3 * _FP32 * 3 * min(8 * 2**20, parameters)
+
+
 def adapter_parameters(arch: Architecture, lora: LoraSettings, tp: int) -> int:
     """Numbers of one layer's adapters on one of `tp` ranks (LoRA, 2106.09685, section 4.1): r (inputs + outputs) a map.
 
@@ -56,7 +67,14 @@ def adapter_parameters(arch: Architecture, lora: LoraSettings, tp: int) -> int:
 
 
 def layer_bytes_per_token(
-    arch: Architecture, tp: int, width: int, recompute: Recompute, *, fused_norms: bool, padded: float = PADDED_RUNS
+    arch: Architecture,
+    tp: int,
+    width: int,
+    recompute: Recompute,
+    modules: Modules = CORE_ATTENTION,
+    *,
+    fused_norms: bool,
+    padded: float = PADDED_RUNS,
 ) -> float:
     """What autograd keeps of one token in one layer, on one of `tp` ranks with sequence parallelism.
 
@@ -68,7 +86,8 @@ def layer_bytes_per_token(
         MLP                   gate and up in one tensor, gate's activation, up (a copy), their product: 5 f
         attention, none       gathered queries, keys and values, each with all heads, and the output: 4 q, padded;
                               the output in packed order: q; logsumexp: 4 bytes a head
-        attention, selective  inputs of the recomputed part: q, and the joined projection (q + 2 k); packed output: q
+        core_attn             inputs of the recomputed part: q, and the joined projection (q + 2 k); packed output: q
+        mlp                   nothing of the MLP's own; its input is the norm's output, which is counted
         query and key norms   their inputs: the queries' copy q, and the joined projection (q + 2 k) for the keys
         full                  the layer's input: h
 
@@ -81,8 +100,9 @@ def layer_bytes_per_token(
     if recompute == "full":
         return width * h / tp
     joined, copied = q + 2 * arch.kv_size, q if arch.kv_heads > tp else 0
-    total: float = 2 * (_norm_bytes(h, width, fused_norms) + width * h) + width * (5 * f + q)
-    if recompute == "none":
+    again = modules if recompute == "selective" else ()
+    total: float = 2 * (_norm_bytes(h, width, fused_norms) + width * h) + width * ((0 if "mlp" in again else 5 * f) + q)
+    if "core_attn" not in again:
         total += (4 * width * q + _FP32 * arch.heads) * padded
         inputs = joined + copied
     else:
@@ -244,13 +264,18 @@ def packing_flops(arch: Architecture) -> Flops:
     return Flops(forward_flops_per_token(arch, 0.0), attention)
 
 
-def recompute_share(arch: Architecture, context: float, recompute: Recompute) -> float:
+def recompute_share(
+    arch: Architecture, context: float, recompute: Recompute, modules: Modules = CORE_ATTENTION
+) -> float:
     """Forward work done a second time, as a share of one forward pass."""
     if recompute == "none":
         return 0.0
     if recompute == "full":
         return 1.0
-    return arch.num_layers * _attention_flops(arch) * context / forward_flops_per_token(arch, context)
+    work = _attention_flops(arch) * context if "core_attn" in modules else 0.0
+    # Three maps between hidden and ffn, and 2 FLOPs for each of their weights.
+    work += 6.0 * arch.hidden * arch.ffn if "mlp" in modules else 0.0
+    return arch.num_layers * work / forward_flops_per_token(arch, context)
 
 
 def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:

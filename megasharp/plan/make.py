@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megasharp.plan.engines import engine_memory
 from megasharp.plan.formulas import bubble_share
-from megasharp.plan.memory import host_bytes, left_while_sampling, stage_memory, with_engine
+from megasharp.plan.memory import host_bytes, left_while_sampling, ranks_of_node, stage_memory, with_engine
 from megasharp.plan.problems import find_problems, needed_gpus
 from megasharp.plan.request import Request
 from megasharp.plan.result import Plan
@@ -33,8 +33,8 @@ def make_plan(request: Request) -> Plan:
     bubble = bubble_share(split.pp, split.vpp, rows.micro_batches)
     host = host_bytes(found, request)
     gpus = needed_gpus(request)
-    ranks = min(request.machines.gpus_per_node or split.world, split.world)
-    times = step_times(request, rows, engine, host // ranks)
+    ranks, held = ranks_of_node(request), max(stage.optimizer_on_host for stage in found)
+    times = step_times(request, rows, engine, host // ranks, held)
     seconds = step_seconds(request, times)
     save = checkpoint(request)
     networks = [network for network in (request.policy, request.memory) if network is not None]
@@ -54,6 +54,6 @@ def make_plan(request: Request) -> Plan:
         step_seconds=seconds,
         tokens_per_second_per_gpu=tokens_per_second_per_gpu(request, gpus, seconds),
         checkpoint=save,
-        host=host,
+        host=host + ranks * held,
         problems=find_problems(request, found, engine, rows, bubble, save),
     )

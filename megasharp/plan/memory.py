@@ -17,6 +17,7 @@ from megasharp.plan.formulas import (
     layer_bytes_per_token,
     logits_bytes,
     optimizer_bytes,
+    staging_bytes,
 )
 from megasharp.plan.request import Network, Request
 from megasharp.plan.result import EngineMemory, StageMemory
@@ -56,28 +57,49 @@ def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Sta
         trained=policy.trained,
         weights=width * policy.parameters,
         gradients=gradient_bytes(policy.trained),
-        optimizer=int(optimizer_bytes(policy.trained, width, shards)),
+        optimizer=0 if request.optimizer_on_host else int(optimizer_bytes(policy.trained, width, shards)),
         activations=activations[split.recompute],
         activations_by=activations,
         logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
         reference=width * policy.trained if request.passes.reference else 0,
         memory_parameters=memory.parameters if memory else 0,
-        memory_network=_static(memory.parameters, width, shards) if memory else 0,
+        memory_network=_static(request, memory.parameters) if memory else 0,
         memory_step=memory_step,
         reserved=RESERVED if request.machines.gpu else 0,
         totals={},
         must_offload=(),
+        optimizer_on_host=_held_on_host(request, policy, memory),
+        staging=_staging(request, policy, memory),
     )
     return replace(stage, totals=_learning(request, stage, rows))
 
 
-def _static(parameters: int, width: int, shards: int) -> int:
-    return width * parameters + gradient_bytes(parameters) + int(optimizer_bytes(parameters, width, shards))
+def _static(request: Request, parameters: int) -> int:
+    optimizer = (
+        0 if request.optimizer_on_host else int(optimizer_bytes(parameters, request.width, request.split.shards))
+    )
+    return request.width * parameters + gradient_bytes(parameters) + optimizer
+
+
+def _trained(policy: Stage, memory: Stage | None) -> tuple[int, ...]:
+    return (policy.trained, memory.parameters) if memory else (policy.trained,)
+
+
+def _held_on_host(request: Request, policy: Stage, memory: Stage | None) -> int:
+    if not request.optimizer_on_host:
+        return 0
+    return sum(int(optimizer_bytes(count, request.width, request.split.shards)) for count in _trained(policy, memory))
+
+
+def _staging(request: Request, policy: Stage, memory: Stage | None) -> int:
+    if not request.optimizer_on_host:
+        return 0
+    return max(staging_bytes(count // request.split.shards) for count in _trained(policy, memory))
 
 
 def _learning(request: Request, stage: StageMemory, rows: Rows) -> dict[str, int]:
     kept = stage.static + stage.reference + stage.memory_network + stage.reserved
-    totals = {TRAINING: kept + max(stage.activations + stage.logits, stage.memory_step)}
+    totals = {TRAINING: kept + max(stage.activations + stage.logits, stage.memory_step, stage.staging)}
     if request.passes.old_logp or request.passes.reference:
         # What is trained is kept in a second copy while the reference is in its place.
         totals[ANNOTATION] = kept + stage.reference + _one_layer(request, request.policy, rows) + stage.logits
@@ -100,7 +122,8 @@ def _activations(
 ) -> int:
     split, arch = request.split, network.architecture
     fused = request.machines.gpu is not None
-    per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, fused_norms=fused)
+    modules = split.recompute_modules
+    per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, modules, fused_norms=fused)
     held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * stage.layers * per_token
     final_norm = 2 * request.width * arch.hidden / split.tp if number == split.pp - 1 else 0
     total = int(_tokens(request, rows) * (held + final_norm))
@@ -122,7 +145,7 @@ def left_while_sampling(stage: StageMemory, request: Request, offload: Iterable[
     memory = {
         "weights": width * count,
         "gradients": gradient_bytes(count),
-        "optimizer": int(optimizer_bytes(count, width, request.split.shards)),
+        "optimizer": 0 if request.optimizer_on_host else int(optimizer_bytes(count, width, request.split.shards)),
     }
     kept = sum(parts[name] + memory[name] for name in parts if name not in offload)
     return kept + stage.reference + stage.reserved
@@ -154,8 +177,12 @@ def host_bytes(found: Iterable[StageMemory], request: Request) -> int:
     largest = max(
         left_while_sampling(stage, request, ()) - left_while_sampling(stage, request, copied) for stage in found
     )
-    ranks = min(request.machines.gpus_per_node or request.split.world, request.split.world)
-    return largest * ranks
+    return largest * ranks_of_node(request)
+
+
+def ranks_of_node(request: Request) -> int:
+    """The policy's ranks on one node, at most."""
+    return min(request.machines.gpus_per_node or request.split.world, request.split.world)
 
 
 def _kind(number: int, pp: int) -> Literal["first", "middle", "last", "only"]:

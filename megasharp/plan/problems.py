@@ -131,9 +131,10 @@ def _way_out(request: Request, phase: str, found: Sequence[StageMemory], engine:
         return "offload more, or raise rollout.tp"
     if phase == HANDOVER:
         return "raise policy.tp, policy.dp or rollout.tp"
+    host = "" if request.split.optimizer_offload else ", or set policy.optimizer_offload=true"
     if request.split.recompute != "full":
-        return "set policy.recompute=full, lower policy.micro_batch_tokens, or raise policy.tp or dp"
-    return "lower policy.micro_batch_tokens, or raise policy.tp, pp or dp"
+        return f"set policy.recompute=full, lower policy.micro_batch_tokens, or raise policy.tp or dp{host}"
+    return f"lower policy.micro_batch_tokens, or raise policy.tp, pp or dp{host}"
 
 
 def _engines(request: Request, engine: EngineMemory | None) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.convert.lora import LoraSettings
-from megasharp.plan.formulas import Lengths, Recompute
+from megasharp.plan.formulas import CORE_ATTENTION, Lengths, Modules, Recompute
 from megasharp.plan.hardware import Gpu
 from megasharp.types import ParallelLayout
 
@@ -23,11 +23,16 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split(ParallelLayout):
-    """A layout, and how its ranks save memory. `offload` leaves the GPU while engines sample."""
+    """A layout, and how its ranks save memory. `offload` leaves the GPU while engines sample.
+
+    `recompute_modules` are those of `selective`. `optimizer_offload`: the optimizer's state is always on the host.
+    """
 
     micro_batch_tokens: int
     recompute: Recompute
     offload: tuple[str, ...]
+    recompute_modules: Modules = CORE_ATTENTION
+    optimizer_offload: bool = False
 
     @property
     def layout(self) -> ParallelLayout:
@@ -117,6 +122,11 @@ class Request:
     engines: Engines | None
     machines: Machines
     rates: Rates
+
+    @property
+    def optimizer_on_host(self) -> bool:
+        """Whether it is somewhere else than the weights."""
+        return self.split.optimizer_offload and self.machines.gpu is not None
 
     @property
     def offloaded(self) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ class StageMemory:
     would be under each setting of recompute. `memory_network` is all that the memory network keeps (weights, gradients,
     optimizer); `memory_step` what its own micro-batch adds. `reserved` is assumed for CUDA, NCCL and fragmentation.
     `totals`: by phase. `must_offload`: the least that has to leave the GPU while co-located engines sample; None where
-    all of it is too little.
+    all of it is too little. `optimizer_on_host`: of policy and memory network, where it is not on the GPU, which a step
+    then needs `staging` for.
     """
 
     stage: int
@@ -36,6 +37,8 @@ class StageMemory:
     reserved: int
     totals: Mapping[str, int]
     must_offload: tuple[str, ...] | None
+    optimizer_on_host: int = 0
+    staging: int = 0
 
     @property
     def static(self) -> int:

@@ -25,13 +25,18 @@ from megasharp.plan.shares import Rows
 _HOST_LINK = 50e9
 
 
-def step_times(request: Request, rows: Rows, engine: EngineMemory | None, offloaded: int) -> list[StageTime]:
-    """Every part of a step; `offloaded`: bytes a rank copies to its host and back."""
+def step_times(
+    request: Request, rows: Rows, engine: EngineMemory | None, offloaded: int, held: int = 0
+) -> list[StageTime]:
+    """Every part of a step; bytes of a rank: `offloaded` to its host and back, `held` there, and read for an update."""
     gpu = request.machines.gpu
     if gpu is None:
         return []
     times = [_rollout(request, gpu, engine)] if engine is not None else []
     times += _passes(request, gpu, rows)
+    if held:
+        how = "its state from the host and back at the same time, 50 GB/s a GPU"
+        times.append(StageTime("optimizer", request.batch.mini_batches * held / _HOST_LINK, how))
     if request.engines is not None:
         times.append(_sync(request, gpu, request.engines))
         if offloaded:
@@ -124,7 +129,8 @@ def _work(request: Request, network: Network) -> float:
     Frozen weights need no gradients of their own, which is half of the backward pass.
     """
     arch = network.architecture
-    share = recompute_share(arch, mean_context(arch, request.batch.lengths), request.split.recompute)
+    context, split = mean_context(arch, request.batch.lengths), request.split
+    share = recompute_share(arch, context, split.recompute, split.recompute_modules)
     frozen = request.lora is not None and network is request.policy
     return (2.0 if frozen else 3.0) + share
 

@@ -127,7 +127,17 @@ def _splits(request: Request, gpus: int) -> Iterator[Split]:
             continue
         for budget, recompute in product(sorted(budgets), get_args(Recompute)):
             dp = gpus // (tp * pp * cp)
-            yield Split(dp, tp, pp, cp, micro_batch_tokens=budget, recompute=recompute, offload=_OFFLOAD)
+            yield dataclasses.replace(
+                request.split,
+                dp=dp,
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                vpp=1,
+                micro_batch_tokens=budget,
+                recompute=recompute,
+                offload=_OFFLOAD,
+            )
 
 
 def _engines(request: Request, gpus: int) -> Iterator[Engines | None]:

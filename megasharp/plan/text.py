@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from megasharp.plan.formulas import Lengths
 from megasharp.plan.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING
-from megasharp.plan.request import Request
+from megasharp.plan.request import Request, Split
 from megasharp.plan.result import EngineMemory, Plan, StageMemory
 from megasharp.plan.shares import run_text
 from megasharp.plan.suggest import Suggestion, Value
@@ -73,7 +73,8 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         "layout",
         f"{where}; policy dp {split.dp} x tp {split.tp} x pp {split.pp}"
         + (f" (vpp {split.vpp})" if split.vpp > 1 else "")
-        + f" x cp {split.cp}, recompute {split.recompute}, offload {_offload(request)}",
+        + f" x cp {split.cp}, recompute {_recompute(split)}, offload {_offload(request)}"
+        + (", the optimizer's state on the host" if request.optimizer_on_host else ""),
     )
     lengths = batch.lengths
     yield from _wrapped(
@@ -92,6 +93,10 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
     yield from _wrapped(
         "checked", f"Megatron's own model of every stage ({split.pp}), built without memory: the same parameters"
     )
+
+
+def _recompute(split: Split) -> str:
+    return f"selective ({', '.join(split.recompute_modules)})" if split.recompute == "selective" else split.recompute
 
 
 def _offload(request: Request) -> str:
@@ -176,7 +181,9 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Ro
     if request.memory is not None:
         yield "parameters of the memory network", lambda stage: f"{stage.memory_parameters:,}"
         yield "its weights, gradients, optimizer", size("memory_network")
-    yield f"activations (recompute {request.split.recompute})", size("activations")
+    if request.optimizer_on_host:
+        yield "  on the host instead", size("optimizer_on_host")
+    yield f"activations (recompute {_recompute(request.split)})", size("activations")
     for setting in (name for name in plan.stages[0].activations_by if name != request.split.recompute):
         yield f"  with recompute {setting} instead", _activations(setting, unit[0])
     yield "logits head", size("logits")

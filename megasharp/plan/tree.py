@@ -125,6 +125,8 @@ def _stage(request: Request, plan: Plan, stage: StageMemory) -> Tree:
         "weights_bytes": stage.weights,
         "gradients_bytes": stage.gradients,
         "optimizer_bytes": stage.optimizer,
+        "optimizer_on_host_bytes": stage.optimizer_on_host,
+        "optimizer_staging_bytes": stage.staging,
         "reference_bytes": stage.reference,
         "memory_network_parameters": stage.memory_parameters,
         "memory_network_bytes": stage.memory_network,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,12 +32,14 @@ def architecture(layers: int, qk_norm: bool) -> Architecture:
     )  # fmt: skip
 
 
-def kept(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, tokens: int) -> int:
+def kept(
+    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, tokens: int, modules: Sequence[str]
+) -> int:
     """Bytes of all storages that autograd keeps after a forward pass, weights left out, each counted once."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
     with megatron_device(CPU):
         place = initialize(layout, 1, gloo=False)
-        (model,) = build_chunks(transformer_config(arch, layout, dtype, recompute, {}), arch, place)
+        (model,) = build_chunks(transformer_config(arch, layout, dtype, recompute, {}, recompute_modules=modules), arch, place)
         for parameter in model.parameters():
             torch.nn.init.ones_(parameter)
         known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -61,17 +64,25 @@ def kept(arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompu
     return total
 
 
+def cases(every: bool) -> list[tuple[str, tuple[str, ...], int]]:
+    """Recompute, its modules, and tp; without `every` the modules that are recomputed by default."""
+    found = [(recompute, ("core_attn",), tp) for recompute in ("none", "selective", "full") for tp in (1, 2)]
+    others = [("mlp",), ("core_attn", "mlp")] if every else []
+    return found + [("selective", modules, 1) for modules in others]
+
+
 def main() -> None:
     tokens, results = 256, {}
     for qk_norm in (True, False):
         for dtype in ("bfloat16", "float32"):
-            for recompute in ("none", "selective", "full"):
-                for tp in (1, 2):
-                    sizes = [
-                        kept(architecture(layers, qk_norm), ParallelLayout(tp=tp), as_dtype(dtype), recompute, tokens)
-                        for layers in (2, 3)
-                    ]
-                    results[f"{qk_norm} {dtype} {recompute} {tp}"] = (sizes[1] - sizes[0]) / tokens
+            for recompute, modules, tp in cases(qk_norm):
+                layout = ParallelLayout(tp=tp)
+                sizes = [
+                    kept(architecture(layers, qk_norm), layout, as_dtype(dtype), recompute, tokens, modules)
+                    for layers in (2, 3)
+                ]
+                key = f"{qk_norm} {dtype} {recompute} {','.join(modules)} {tp}"
+                results[key] = (sizes[1] - sizes[0]) / tokens
     json.dump(results, sys.stdout)
 
 

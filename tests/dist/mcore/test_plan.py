@@ -86,10 +86,11 @@ def test_models_are_built_where_there_is_a_gpu_too() -> None:
 def test_a_layer_keeps_what_the_formula_says() -> None:
     """Within a thousandth (exactly, but for rounding), with the norms of a CPU, and one run, so that no block is padded."""
     measured = json.loads(run("-m", "tests.dist.mcore.layer_memory"))
-    assert len(measured) == 24
+    assert len(measured) == 28
     for case, size in measured.items():
-        qk_norm, dtype, recompute, tp = case.split()
+        qk_norm, dtype, recompute, modules, tp = case.split()
         arch = architecture(2, qk_norm == "True")
         width = 2 if dtype == "bfloat16" else 4
-        planned = layer_bytes_per_token(arch, int(tp), width, recompute, fused_norms=False, padded=1.0)
+        again = tuple(modules.split(","))
+        planned = layer_bytes_per_token(arch, int(tp), width, recompute, again, fused_norms=False, padded=1.0)
         assert size == pytest.approx(planned, rel=1e-3), case

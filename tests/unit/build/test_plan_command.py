@@ -51,6 +51,8 @@ def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> No
         "ranks": 32,
         "micro_batch_tokens": 20480,
         "recompute": "full",
+        "recompute_modules": ["core_attn"],
+        "optimizer_offload": False,
         "offload": ["weights", "gradients", "optimizer"],
         "offloaded": ["weights", "gradients", "optimizer"],
     }

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from megasharp.mcore.adam import Adam
 from megasharp.mcore.cpu import on_cpu
-from megasharp.mcore.streamed_adam import StreamedAdam, cut, staging_bytes
+from megasharp.mcore.streamed_adam import PIECE, SLOTS, StreamedAdam, cut
+from megasharp.plan.formulas import staging_bytes
 
 CPU = torch.device("cpu")
 # Two groups, which differ in weight decay; a shard may be empty, smaller than a piece, or several of them.
@@ -40,9 +41,10 @@ def test_every_element_is_in_one_piece(groups: list[list[int]], size: int) -> No
     assert int(seen.sum()) == sum(counts)
 
 
-def test_what_a_step_takes_does_not_grow_with_the_model() -> None:
-    assert staging_bytes(8_000_000_000) == staging_bytes(100_000_000) == 12 * 3 * 8 * 2**20
-    assert staging_bytes(1000) == 36_000
+def test_what_a_step_takes_is_planned() -> None:
+    """It does not grow with the model."""
+    assert staging_bytes(8_000_000_000) == staging_bytes(100_000_000) == 12 * SLOTS * PIECE
+    assert staging_bytes(1000) == 12_000 * SLOTS
 
 
 @dataclass
