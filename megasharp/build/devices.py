@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -42,23 +43,15 @@ def sampling_device(wanted: Device | None = None) -> torch.device:
     return torch.device("cpu" if wanted == "cpu" or not torch.cuda.is_available() else "cuda:0")
 
 
-def visible_gpus() -> list[int]:
-    """The numbers, as the driver counts them, of the GPUs that this process may use.
-
-    Raises:
-        UserError: it is told of them in another way than by numbers.
-    """
-    text = os.environ.get(_VISIBLE)
-    if text is None:
-        return list(range(torch.cuda.device_count()))
-    try:
-        return [int(number) for number in text.split(",") if number]
-    except ValueError:
-        raise UserError(f"{_VISIBLE}={text}: give GPUs by their numbers, as nvidia-smi counts them") from None
+def visible_gpus() -> list[str]:
+    """What CUDA calls the GPUs that this process may use: the driver's numbers or, where it was told so, UUIDs."""
+    text, count = os.environ.get(_VISIBLE), torch.cuda.device_count()
+    # CUDA reads no further than to the first name that it does not know.
+    return [str(number) for number in range(count)] if text is None else [n.strip() for n in text.split(",")][:count]
 
 
-def gpus_here(config: RunConfig) -> list[int]:
-    """The GPUs of this machine that a run without a cluster may use, by the driver's numbers.
+def gpus_here(config: RunConfig) -> list[str]:
+    """The GPUs of this machine that a run without a cluster may use, by CUDA's names.
 
     Raises:
         UserError: there are none, or fewer than `cluster.gpus_per_node` says.
@@ -71,3 +64,30 @@ def gpus_here(config: RunConfig) -> list[int]:
     if wanted > len(gpus):
         raise UserError(f"cluster.gpus_per_node={wanted}, but this machine has {len(gpus)} GPU(s); lower it")
     return gpus[:wanted] if wanted else gpus
+
+
+def check_enough(config: RunConfig, gpus: Sequence[str]) -> None:
+    """Refuse ranks and engines that want more than these GPUs of one machine. Raises UserError, naming the keys."""
+    policy, rollout = config.policy, config.rollout
+    ranks = policy.dp * policy.tp * policy.pp * policy.cp
+    engines = rollout.engines * rollout.tp if rollout.engine == "sglang" else 0
+    shared = config.cluster.placement == "colocated"
+    needed = max(ranks, engines) if shared else ranks + engines
+    sizes = f"policy.dp x tp x pp x cp = {ranks}" + (f", rollout.engines x tp = {engines}" if engines else "")
+    if needed > len(gpus):
+        how = f", {config.cluster.placement}" if engines else ""
+        raise UserError(
+            f"{sizes}{how}: {needed} GPUs, but without cluster.backend=ray the run has the {len(gpus)} of this machine "
+            "that it may use; lower these"
+        )
+
+
+def check_names(config: RunConfig, gpus: Sequence[str]) -> None:
+    """Refuse UUIDs for engines of several ranks: SGLang 0.5.21's own all-reduce reads the names as numbers."""
+    rollout = config.rollout
+    unnumbered = next((name for name in gpus if not name.isdecimal()), None)
+    if rollout.engine == "sglang" and rollout.tp > 1 and unnumbered is not None:
+        raise UserError(
+            f"rollout.tp={rollout.tp}: SGLang wants {_VISIBLE} as numbers, as nvidia-smi counts GPUs, and it has "
+            f"{unnumbered}; set it so, or rollout.tp=1"
+        )

@@ -159,17 +159,20 @@ def cluster_layout(config: RunConfig, gpus: int | None = None) -> Layout:
     return make_layout(needs, cluster.cpus_per_slot)
 
 
-def engines_on_a_node(config: RunConfig, where: str) -> int:
-    """How many engines an evaluation starts: all that a node's GPUs hold. Raises UserError where they hold none."""
+def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) -> int:
+    """How many engines an evaluation starts: all that a node's GPUs hold. Raises UserError where they hold none.
+
+    `gpus`: how many it has, where that is known; else what the file says.
+    """
     if device_of(config) != "cuda":
         return config.rollout.engines
-    count = config.cluster.gpus_per_node // config.rollout.tp
-    if count == 0:
+    there, key = config.cluster.gpus_per_node if gpus is None else gpus, f"rollout.tp={config.rollout.tp}"
+    if there < config.rollout.tp:
+        named = "this machine's GPUs" if gpus is not None else "cluster.gpus_per_node"
         raise UserError(
-            f"{where}: rollout.tp={config.rollout.tp} is more than cluster.gpus_per_node="
-            f"{config.cluster.gpus_per_node}, so a node holds no engine for an evaluation; lower rollout.tp"
+            f"{where}: {key} is more than {named}={there}, so a node holds no engine for an evaluation; lower it"
         )
-    return count
+    return there // config.rollout.tp
 
 
 def fleet_settings(config: RunConfig, model: ModelFolder, memory: ModelFolder | None, logs: Path) -> FleetSettings:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from megasharp.build.devices import device_of
+from megasharp.build.devices import check_names, gpus_here
 from megasharp.build.engines import check_context, check_window, engines_on_a_node, fleet_settings
 from megasharp.config.run import RunConfig
 from megasharp.convert.hf_folder import HFReader
@@ -43,8 +43,7 @@ def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Itera
     """
     if config.rollout.engine != "sglang":
         raise UserError(f"{where}: rollout.engine={config.rollout.engine} starts no engines; leave out --engines")
-    count = engines_on_a_node(config, where)
-    settings = _settings(config, folder, logs, count)
+    settings = evaluation_settings(config, where, folder, logs)
     with HFReader(folder) as reader:
         check_context(config, reader.architecture.max_positions, where)
         check_window(config, reader.architecture.smallest_window, where)
@@ -59,11 +58,11 @@ def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Itera
             fleet.close()
 
 
-def _settings(config: RunConfig, folder: Path, logs: Path, count: int) -> FleetSettings:
-    """On this machine alone, and nobody else wants its GPUs."""
-    settings = fleet_settings(config, model_folder(folder), None, logs)
-    settings = dataclasses.replace(settings, sleep=False, engines=count)
-    if device_of(config) != "cuda":
-        return settings
-    tp = config.rollout.tp
-    return dataclasses.replace(settings, gpus=[range(engine * tp, (engine + 1) * tp) for engine in range(count)])
+def evaluation_settings(config: RunConfig, where: str, folder: Path, logs: Path) -> FleetSettings:
+    """On this machine alone, on all of its GPUs that this process may use."""
+    settings, tp = fleet_settings(config, model_folder(folder), None, logs), config.rollout.tp
+    gpus = gpus_here(config) if settings.device == "cuda" else []
+    check_names(config, gpus)
+    count = engines_on_a_node(config, where, len(gpus))
+    each = [gpus[engine * tp : (engine + 1) * tp] for engine in range(count)] if gpus else ()
+    return dataclasses.replace(settings, sleep=False, engines=count, gpus=each)

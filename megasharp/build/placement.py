@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from megasharp.build.check import Checked
-from megasharp.build.devices import device_of, gpus_here
+from megasharp.build.devices import check_enough, check_names, device_of, gpus_here
 from megasharp.build.engines import cluster_layout
 from megasharp.build.threads import cpu_threads
 from megasharp.mcore.learner import LearnerSettings
@@ -73,9 +73,11 @@ class LocalPlacement:
 
     def __init__(self, checked: Checked) -> None:
         self._checked = checked
-        self._engine_gpus: list[list[int]] = []
+        self._engine_gpus: list[list[str]] = []
         if device_of(checked.config) == "cuda":
             gpus = gpus_here(checked.config)
+            check_enough(checked.config, gpus)
+            check_names(checked.config, gpus)
             layout = cluster_layout(checked.config, len(gpus))
             self._engine_gpus = [[gpus[slot] for slot in layout.of_engine(i)] for i in range(layout.engines)]
 

@@ -22,7 +22,7 @@ class Seat:
     """Where a slot is: the node's address in the cluster, and its GPU there (None on a CPU)."""
 
     node: str
-    gpu: int | None = None
+    gpu: str | None = None
 
 
 class Slots:
@@ -109,21 +109,19 @@ def _seats(layout: Layout, groups: Sequence[Any], deadline: float) -> list[Seat]
     return [Seat(addresses[nodes[group][index]], gpu) for (group, index), gpu in zip(places, gpus, strict=True)]
 
 
-def _gpus(layout: Layout, groups: Sequence[Any], deadline: float) -> list[int]:
+def _gpus(layout: Layout, groups: Sequence[Any], deadline: float) -> list[str]:
     """Ask in every slot: an engine's process needs the GPUs of slots that its actor does not sit in."""
     import ray
 
     ask = ray.remote(_gpu_here)
     refs = [ask.options(**_options(layout, groups, slot)).remote() for slot in range(len(layout.slots))]
     try:
-        names = ray.get(refs, timeout=max(1.0, deadline - time.monotonic()))
-        return [int(name) for name in names]
+        names: list[str] = ray.get(refs, timeout=max(1.0, deadline - time.monotonic()))
     except ray.exceptions.GetTimeoutError as error:
         raise RunFailed("Ray's nodes did not say in time which GPUs they gave us; look at `ray status`") from error
-    except ValueError as error:
-        raise UserError(
-            "Ray names its GPUs by UUID; start its nodes with CUDA_VISIBLE_DEVICES unset or as numbers"
-        ) from error
+    if not all(name.isdecimal() for name in names):
+        raise UserError("Ray names its GPUs by UUID; start its nodes with CUDA_VISIBLE_DEVICES unset or as numbers")
+    return names
 
 
 def _gpu_here() -> str:

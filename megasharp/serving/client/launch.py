@@ -73,7 +73,8 @@ _THE_USERS = tuple(_DID_NOT_START + reason for _, reason in _REASONS if reason !
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What to start. `python` is the engines' Python; `gpus[i]` the GPUs that engine `i` sees, none on a CPU.
+    """What to start. `python` is the engines' Python; `gpus[i]` CUDA's names of the GPUs that engine `i` sees, none
+    on a CPU.
 
     `sleep`: engines can give their device's memory to the learner and take it back.
 
@@ -92,7 +93,7 @@ class FleetSettings:
     deterministic: bool = False
     sleep: bool = False
     sglang: Mapping[str, object] = field(default_factory=dict)
-    gpus: Sequence[Sequence[int]] = ()
+    gpus: Sequence[Sequence[str]] = ()
     start_limit_s: float = 600.0
     command: Sequence[str] = ("-m", ENGINE_MODULE)
 
@@ -256,7 +257,7 @@ def environment(
         kept["OMP_NUM_THREADS"] = "1"
         kept["CUDA_VISIBLE_DEVICES"] = ""
     elif settings.gpus:
-        kept["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, settings.gpus[index]))
+        kept["CUDA_VISIBLE_DEVICES"] = ",".join(settings.gpus[index])
     return kept
 
 
