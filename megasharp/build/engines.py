@@ -170,7 +170,8 @@ def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) ->
     if there < config.rollout.tp:
         named = "this machine's GPUs" if gpus is not None else "cluster.gpus_per_node"
         raise UserError(
-            f"{where}: {key} is more than {named}={there}, so a node holds no engine for an evaluation; lower rollout.tp"
+            f"{where}: {key} is more than {named}={there}, so a node holds no engine for an evaluation; "
+            "lower rollout.tp"
         )
     return there // config.rollout.tp
 
