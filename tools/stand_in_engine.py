@@ -18,7 +18,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from megasharp.serving.borrowing import Borrower, Goal
-from megasharp.serving.bucket import Entry, Header, checksum, parse_header, unflattened
+from megasharp.serving.bucket import Entry, Header, parse_header, unflattened
+from megasharp.serving.checksum import checksum
 from megasharp.serving.client.api import EngineApi, GroupSeat, Refused
 from megasharp.serving.lending import parse_loan, parse_memory
 
@@ -122,6 +123,11 @@ class StandIn:
         self._process = context.Process(target=serve, args=(theirs, dict(shapes), dtype, device), daemon=True)
         self._process.start()
         theirs.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Its process."""
+        return self._process.pid
 
     @property
     def api(self) -> EngineApi:

@@ -3,11 +3,11 @@
 Every bucket has a header, JSON:
 
     {"version": 12, "memory_version": 3, "push": "5be1f0c9", "tensors": [{"name": "lm_head.weight", "dtype": "float32",
-     "shape": [22, 128], "offset": 0, "nbytes": 11264, "sha256": "9f86..."}]}
+     "shape": [22, 128], "offset": 0, "nbytes": 11264, "checksum": "9f86..."}]}
 
 `version` is the policy version that the tensors belong to, `memory_version` the memory network's, null in a push that
 carries none of its weights. `push` names the attempt: buckets of different attempts never add up to one version.
-`offset` counts from the first tensor's byte, in multiples of 64; `sha256` is there only where the sender was asked.
+`offset` counts from the first tensor's byte, in multiples of 64; `checksum` is there only where the sender was asked.
 
 A file holds 8 bytes, little-endian, with the length of the header; the header; zeros up to a multiple of 64; the
 tensors' bytes. Trainer and engine both use this module, so it imports torch and nothing else.
@@ -15,7 +15,6 @@ tensors' bytes. Trainer and engine both use this module, so it imports torch and
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 
 from megasharp.files import private
+from megasharp.serving.checksum import checksum
 
 ALIGNMENT = 64
 # The header of a push that travels as a Hugging Face folder: a file in it, with every tensor of the push.
@@ -51,7 +51,7 @@ class Entry:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
-    sha256: str | None = None
+    checksum: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def parse_header(text: str | bytes) -> Header:
 
 
 def laid_out(tensors: Named, digests: Sequence[str] | None = None) -> tuple[Entry, ...]:
-    """Where the tensors lie, one after another; `digests` are their SHA-256, if they are to be compared."""
+    """Where the tensors lie, one after another; `digests` are their checksums, if they are to be compared."""
     entries, offset = [], 0
     for number, (name, tensor) in enumerate(tensors):
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -119,7 +119,7 @@ def unflattened(entries: Sequence[Entry], data: Tensor) -> Iterator[tuple[str, T
         raw = data[entry.offset : entry.offset + entry.nbytes]
         if raw.numel() != entry.nbytes:
             raise ValueError(f"the bytes end inside tensor {entry.name}")
-        if entry.sha256 is not None and checksum(raw) != entry.sha256:
+        if entry.checksum is not None and checksum(raw) != entry.checksum:
             raise ValueError(f"tensor {entry.name} does not have the checksum that was sent with it")
         yield entry.name, raw.view(_DTYPES[entry.dtype]).view(entry.shape)
 
@@ -175,11 +175,6 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def checksum(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes, in hexadecimal."""
-    return hashlib.sha256(_bytes_of(tensor).cpu().numpy().data).hexdigest()
-
-
 def _bytes_of(tensor: Tensor) -> Tensor:
     """The tensor's bytes, uint8 [nbytes]; the same memory where it is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -187,8 +182,8 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def _described(entry: Entry) -> dict[str, Any]:
     fields = asdict(entry)
-    if entry.sha256 is None:
-        del fields["sha256"]
+    if entry.checksum is None:
+        del fields["checksum"]
     return fields
 
 

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from megasharp.protocols import MEMORY_PREFIX, NamedTensors, WeightSource
-from megasharp.serving.bucket import TIED_HEAD, checksum
+from megasharp.serving.bucket import TIED_HEAD
+from megasharp.serving.checksum import checksum
 
 Bucket = list[tuple[str, Tensor]]
 _MIB = 1 << 20
 
 
 class Digests:
-    """SHA-256 of every tensor that a push sends, by its name; of none where they are not wanted."""
+    """Checksums of every tensor that a push sends, by its name; of none where they are not wanted."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted
@@ -85,5 +86,5 @@ def difference(sent: dict[str, str], ranks: Sequence[dict[str, str]]) -> str | N
             if name not in held and not name.endswith(TIED_HEAD):
                 return f"rank {number} holds no tensor {name}"
             if held.get(name, digest) != digest:
-                return f"tensor {name} on rank {number} is not what was sent: its SHA-256 differs"
+                return f"tensor {name} on rank {number} is not what was sent: its checksum differs"
     return None

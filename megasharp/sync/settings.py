@@ -15,7 +15,7 @@ PUSH_FOLDER = "megasharp-push-"
 
 @dataclass(frozen=True, slots=True)
 class SyncSettings:
-    """How weights are pushed. With `verify` every push ends with a comparison of SHA-256 checksums of every tensor.
+    """How weights are pushed. With `verify` every push ends with a comparison of checksums of every tensor.
 
     `bucket_mb` (MiB) bounds what is in flight at once. `folder` is where the transport writes: null for /dev/shm, and
     required for disk. `in_flight` is what becomes of running requests: `retract` computes their cache again with the

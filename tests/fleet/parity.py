@@ -17,7 +17,8 @@ import torch
 from engines import VOCABULARY, Engine, closed_form, errors, make_model, running, tensors_of
 from transformers import PreTrainedModel
 
-from megasharp.serving.bucket import Stamp, checksum, new_stamp, write_bucket
+from megasharp.serving.bucket import Stamp, new_stamp, write_bucket
+from megasharp.serving.checksum import checksum
 
 Errors = dict[str, float]
 TOLERANCES = {

@@ -8,7 +8,7 @@ import pytest
 from engines import errors, make_model, running, tensors_of
 
 from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
-from megasharp.serving.bucket import checksum
+from megasharp.serving.checksum import checksum
 
 pytestmark = pytest.mark.long
 

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from megasharp.ops.uniform import seeds_to_int64
 from megasharp.rollout.inprocess.sampling import Logits
 from megasharp.rollout.inprocess.sampling import draw as draw_inprocess
-from megasharp.serving.bucket import checksum, write_bucket
+from megasharp.serving.bucket import write_bucket
+from megasharp.serving.checksum import checksum
 from megasharp.types import SamplingParams
 
 pytestmark = pytest.mark.long

@@ -15,7 +15,7 @@ from megasharp.mcore.rank import MEMORY, POLICY
 from megasharp.protocols import WeightSource
 from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import RanksLearner
-from megasharp.serving.bucket import checksum
+from megasharp.serving.checksum import checksum
 from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -18,16 +18,22 @@ import pytest
 from learners import CPU, FOLDERS, REPOSITORY, die_at, interrupt, learner_settings, scale
 
 from megasharp.errors import RankDied, UserError
+from megasharp.mcore.offload import Kind
 from megasharp.mcore.rank import MEMORY, POLICY
 from megasharp.protocols import WeightSource
 from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import Ranks, RanksLearner
 from megasharp.ranks.processes import ProcessRanks
-from megasharp.serving.bucket import Stamp, checksum, write_bucket
+from megasharp.serving.bucket import Stamp, write_bucket
+from megasharp.serving.checksum import checksum
+from megasharp.serving.client.api import EngineApi, Refused
 from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
+from megasharp.serving.client.sleep import Sleeper
+from megasharp.serving.lending import parse_loan
 from megasharp.sync.fleet import FleetSync, make_transport
+from megasharp.sync.phases import Colocated
 from megasharp.sync.receivers import Receivers
 from megasharp.sync.settings import SyncSettings
 from megasharp.types import GenerateRequest, ParallelLayout, SamplingParams
@@ -43,7 +49,7 @@ LIMIT_S = 8.0
 
 
 @contextmanager
-def running(folder: Path, engines: int = 2, tp: int = 1) -> Iterator[tuple[Fleet, list[str]]]:
+def running(folder: Path, engines: int = 2, tp: int = 1, sleep: bool = False) -> Iterator[tuple[Fleet, list[str]]]:
     settings = FleetSettings(
         python=REPOSITORY / ".venv-fleet" / "bin" / "python",
         model=FOLDERS[POLICY],
@@ -51,6 +57,7 @@ def running(folder: Path, engines: int = 2, tp: int = 1) -> Iterator[tuple[Fleet
         log_folder=folder / "logs",
         engines=engines,
         tp=tp,
+        sleep=sleep,
         sglang={"max_total_tokens": 4096, "max_running_requests": 16},
         start_limit_s=300.0,
     )
@@ -63,8 +70,8 @@ def running(folder: Path, engines: int = 2, tp: int = 1) -> Iterator[tuple[Fleet
 
 
 @contextmanager
-def ranks_of(folder: Path, layout: str) -> Iterator[Ranks]:
-    settings = learner_settings(LAYOUTS[layout])
+def ranks_of(folder: Path, layout: str, offload: tuple[Kind, ...] = ()) -> Iterator[Ranks]:
+    settings = {name: replace(own, offload=offload) for name, own in learner_settings(LAYOUTS[layout]).items()}
     ranks: Ranks = OneRank(settings, CPU) if layout == "one" else ProcessRanks(settings, CPU, folder / "ranks")
     try:
         yield ranks
@@ -270,6 +277,58 @@ def test_what_an_engine_holds_is_compared(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(UserError, match=r"no engine is left .*engine 0 is dead \(broadcast of weights: "):
             pushing.push(policy, memory)
         assert time.monotonic() - began < 60
+
+
+def loans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What engines are told from now on, one letter a call: a loan with pieces, with handles, or bare; or a bucket."""
+    told: list[str] = []
+    load = EngineApi.load_lent
+
+    def noted(api: EngineApi, ranks: Sequence[Sequence[tuple[str, str]]], limit: float) -> Refused | None:
+        kind, text = ranks[0][0]
+        loan = parse_loan(text) if kind == "loan" else None
+        told.append("b" if loan is None else "p" if loan.pieces else "h" if loan.memory.handles else "-")
+        return load(api, ranks, limit)
+
+    monkeypatch.setattr(EngineApi, "load_lent", noted)
+    return told
+
+
+def test_weights_are_lent_to_an_engine_of_two_ranks_that_sleeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner's memory is spoiled while the engine samples; what it holds after each push is the oracle's."""
+    told = loans(monkeypatch)
+    everything: tuple[Kind, ...] = ("weights", "gradients", "optimizer")
+    with running(tmp_path, engines=1, tp=2, sleep=True) as (fleet, _):
+        memory_version = -1
+        for offload, want in ((everything, ["p", "p", *"hhhh"]), ((), ["p", "p", *"----"])):
+            with ranks_of(tmp_path, "one", offload) as ranks:
+                policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
+                sleeper = Sleeper(fleet.members)
+                sleeper.sleep()
+                phases = Colocated([policy, memory], sleeper)
+                pushing = syncing(fleet, tmp_path, "ipc", memory_version)
+                for _ in range(3):
+                    phases.training()
+                    policy.apply(scale, 1.02)
+                    memory.apply(scale, 0.98)
+                    expected = hashed(policy) | hashed(memory, "memory.")
+                    phases.handover()
+                    version = pushing.push(policy, memory)
+                    assert held(fleet) == [expected] * 2
+                    phases.sampling()
+                    samples(fleet, version)
+                    assert held(fleet) == [expected] * 2
+                memory_version = pushing.memory_version
+            assert told == want
+            told.clear()
+        with ranks_of(tmp_path, "tp2") as ranks:
+            # Rows of the vocabulary are cut elsewhere than the engine cuts them.
+            policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
+            pushing = syncing(fleet, tmp_path, "ipc", memory_version, verify=True)
+            pushing.push(policy, memory)
+            assert held(fleet) == [hashed(policy) | hashed(memory, "memory.")] * 2
 
 
 def test_an_older_memory_network_is_refused(fleet: Fleet, versions: dict[str, int], tmp_path: Path) -> None:

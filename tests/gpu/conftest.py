@@ -1,4 +1,4 @@
-"""Makes the oracle of the head's tests importable here too."""
+"""Makes the oracle of the head's tests importable here too, and the benchmarks' stand-in for an engine."""
 
 from __future__ import annotations
 
@@ -6,3 +6,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "ops"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))

@@ -215,7 +215,7 @@ class EngineApi:
         return self._do("/update_weights_from_distributed", body, limit)
 
     def checksums(self, limit: float) -> list[dict[str, str]] | Refused:
-        """SHA-256 of every whole tensor by its name, as each rank has it."""
+        """A checksum of every whole tensor by its name, as each rank has it."""
         answer = self._call("POST", "/weights_checker", {"action": "checksum"}, limit)
         if answer.status == 400:
             return Refused(_message(answer))

@@ -6,7 +6,7 @@
 4. `WeightUpdater.update_weights_from_tensor`: a refusal of ours becomes (False, reason) instead of the engine's end.
    `WeightUpdater.receive_weights_from_distributed`: refuses tensors that were not announced.
 5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version, and weights that do not fit.
-6. `WeightChecker._compute_checksum`: SHA-256 of whole tensors under their checkpoint's names. SGLang's own hashes its
+6. `WeightChecker._compute_checksum`: checksums of whole tensors under their checkpoint's names. SGLang's own hashes its
    fused, cut tensors, with a hash of its own, and needs CUDA.
 7. The names of shared memory (`shared.py`).
 

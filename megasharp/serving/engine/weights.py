@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from megasharp.protocols import MEMORY_PREFIX
 from megasharp.serving.borrowing import Goal
-from megasharp.serving.bucket import checksum
+from megasharp.serving.checksum import checksum
 from megasharp.serving.engine.seams import (
     LlamaForCausalLM,
     MergedColumnParallelLinear,
@@ -53,13 +53,13 @@ class Slot:
         return (self.rows, *rest)
 
     def whole(self) -> Tensor:
-        """The whole tensor on the CPU; every rank must call it in the same order."""
+        """The whole tensor; every rank must call it in the same order."""
         part = self.parameter.detach()[self.start : self.start + self.size].contiguous()
         if self.cut is not None and get_parallel().tp_size > 1:
             part = tensor_model_parallel_all_gather(part, dim=self.cut)
             if self.copies > 1:
                 part = torch.cat(part.split(self.size)[:: self.copies])
-        return part[: self.rows].cpu()
+        return part[: self.rows]
 
     def goal(self) -> Goal:
         """Where on this rank its part of the whole tensor lies."""
@@ -92,7 +92,7 @@ def goals_of(model: nn.Module) -> dict[str, Goal]:
 
 
 def checksums(model: nn.Module) -> dict[str, str]:
-    """SHA-256 of every tensor's bytes by its name, as `megasharp.serving.bucket.checksum` gives it for what was sent.
+    """Checksums of every whole tensor by its name, as `megasharp.serving.checksum` gives them for what was sent.
 
     Equal only where the sender sent the engine's own dtype. Every rank must call it.
     """

@@ -4,8 +4,9 @@ Its tokens are a function of prompt and seed, and its log-probs name the engine 
 said by the config's `sglang` table, or later by POST /standin, as {"<path>": "<deed>"}: `die` ends the process, `hang`
 never answers, `fail` answers 500, `refuse` answers 400 with success=false, `lie` answers 200 with success=false;
 {"delay": seconds} slows sampling, {"version": "7"} is what /model_info then claims,
-{"corrupt": {"<tensor>": "<sha256>"}} what /weights_checker does. GET /standin says what it holds.
-Of the standard library only, so that it starts at once; it reads bucket files by their description, not by our code.
+{"corrupt": {"<tensor>": "<checksum>"}} what /weights_checker does. GET /standin says what it holds.
+Of the standard library (and NumPy once it has weights), so that it starts at once; it reads bucket files by their
+description, not by our code.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ class Handler(BaseHTTPRequestHandler):
             for name, entry in json.loads(raw[8 : 8 + length]).items():
                 if name != "__metadata__":
                     start, end = (8 + length + offset for offset in entry["data_offsets"])
-                    self.state.loaded[name] = hashlib.sha256(raw[start:end]).hexdigest()
+                    self.state.loaded[name] = checksum(raw[start:end])
         self.state.version = body["weight_version"]
         return 200, {"success": True, "message": "Success"}
 
@@ -219,8 +220,20 @@ def text_in(payload: str) -> tuple[str, str]:
     return kind, bytes(list(raw)).decode()
 
 
+def checksum(raw: bytes) -> str:
+    """As `megasharp.serving.checksum` describes it."""
+    import numpy as np
+
+    x = np.frombuffer(raw + bytes(-len(raw) % 8), dtype="<u8").copy()
+    x += np.arange(1, len(x) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for bits, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(bits))) * np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return f"{(len(raw) + int(x.sum(dtype=np.uint64))) % 2**64:016x}"
+
+
 def read(path: Path) -> dict[str, str]:
-    """The SHA-256 of every tensor's bytes in a bucket file."""
+    """The checksum of every tensor's bytes in a bucket file."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     start = -(-(8 + length) // 64) * 64
@@ -228,8 +241,8 @@ def read(path: Path) -> dict[str, str]:
     found = {}
     for entry in entries:
         begin = start + entry["offset"]
-        found[entry["name"]] = hashlib.sha256(raw[begin : begin + entry["nbytes"]]).hexdigest()
-        assert entry.get("sha256", found[entry["name"]]) == found[entry["name"]]
+        found[entry["name"]] = checksum(raw[begin : begin + entry["nbytes"]])
+        assert entry.get("checksum", found[entry["name"]]) == found[entry["name"]]
     return found
 
 

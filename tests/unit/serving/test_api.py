@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from megasharp.serving.bucket import Header, Stamp, checksum, laid_out, write_bucket
+from megasharp.serving.bucket import Header, Stamp, laid_out, write_bucket
+from megasharp.serving.checksum import checksum
 from megasharp.serving.client.api import EngineApi, EngineFailed, EngineSlow, GroupSeat, Refused
 from megasharp.types import GenerateRequest, SamplingParams
 from tests.unit.serving.standin import Handler, Server, State

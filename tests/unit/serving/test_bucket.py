@@ -12,7 +12,6 @@ from megasharp.serving.bucket import (
     ALIGNMENT,
     Header,
     Stamp,
-    checksum,
     flat_size,
     laid_out,
     new_stamp,
@@ -22,6 +21,7 @@ from megasharp.serving.bucket import (
     unflattened,
     write_bucket,
 )
+from megasharp.serving.checksum import checksum
 
 TENSORS = [
     ("a.weight", torch.arange(6, dtype=torch.float32).reshape(2, 3)),
@@ -94,7 +94,7 @@ def test_layout_is_as_described(tmp_path: Path) -> None:
     start = -(-(8 + length) // 64) * 64
     first, scalar = header["tensors"][:2]
     assert (first["dtype"], first["shape"], first["offset"], first["nbytes"]) == ("float32", [2, 3], 0, 24)
-    assert first["sha256"] == checksum(TENSORS[0][1])
+    assert first["checksum"] == checksum(TENSORS[0][1])
     assert raw[start : start + 24] == b"".join(value.to_bytes(4, "little") for value in FLOATS_AS_BITS)
     assert scalar["offset"] == ALIGNMENT
 

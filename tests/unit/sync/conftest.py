@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megasharp.serving.bucket import checksum
+from megasharp.serving.checksum import checksum
 from megasharp.sync.fleet import FleetSync, make_transport
 from megasharp.sync.settings import SyncSettings
 from tests.unit.serving.conftest import StandIns

@@ -17,7 +17,8 @@ from torch._C._distributed_c10d import HashStore
 
 from megasharp.convert.shards import TensorView
 from megasharp.serving.borrowing import Borrower, Goal
-from megasharp.serving.bucket import Header, checksum, flat_size, laid_out, new_stamp, parse_header, unflattened
+from megasharp.serving.bucket import Header, flat_size, laid_out, new_stamp, parse_header, unflattened
+from megasharp.serving.checksum import checksum
 from megasharp.serving.client.api import EngineApi, EngineFailed, Refused
 from megasharp.serving.lending import (
     NOT_HELD,
