@@ -66,13 +66,23 @@ def gpus_here(config: RunConfig) -> list[str]:
     return gpus[:wanted] if wanted else gpus
 
 
+def gpus_needed(config: RunConfig) -> int:
+    """How many ranks and engines take, without a cluster."""
+    ranks, engines = _ranks_and_engines(config)
+    return max(ranks, engines) if config.cluster.placement == "colocated" else ranks + engines
+
+
+def _ranks_and_engines(config: RunConfig) -> tuple[int, int]:
+    """GPUs of the policy's ranks, and of the engines' ranks."""
+    policy, rollout = config.policy, config.rollout
+    engines = rollout.engines * rollout.tp if rollout.engine == "sglang" else 0
+    return policy.dp * policy.tp * policy.pp * policy.cp, engines
+
+
 def check_enough(config: RunConfig, gpus: Sequence[str]) -> None:
     """Refuse ranks and engines that want more than these GPUs of one machine. Raises UserError, naming the keys."""
-    policy, rollout = config.policy, config.rollout
-    ranks = policy.dp * policy.tp * policy.pp * policy.cp
-    engines = rollout.engines * rollout.tp if rollout.engine == "sglang" else 0
-    shared = config.cluster.placement == "colocated"
-    needed = max(ranks, engines) if shared else ranks + engines
+    ranks, engines = _ranks_and_engines(config)
+    needed = gpus_needed(config)
     sizes = f"policy.dp x tp x pp x cp = {ranks}" + (f", rollout.engines x tp = {engines}" if engines else "")
     if needed > len(gpus):
         how = f", {config.cluster.placement}" if engines else ""

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from megasharp.build.devices import device_of, gpus_needed
 from megasharp.build.engines import engine_python
 from megasharp.build.plan import Options, ask
 from megasharp.config.paths import REPOSITORY, find
@@ -55,13 +56,21 @@ def _patient(config: RunConfig, runs: Path, where: str) -> Patient:
     if config.rollout.engine == "sglang":
         folders.append(str(engine_python(config)))
     return Patient(
-        gpus_per_node=config.cluster.gpus_per_node,
+        gpus_per_node=_gpus_of_a_node(config),
         folders=tuple(str(find(folder)) for folder in folders),
         run=runs / config.name,
         checkpoint=make_plan(ask(config, where, Options()).request).checkpoint.size,
         constraints=_constraints(),
+        transformer_engine=config.policy.transformer_engine,
         place=_place(),
     )
+
+
+def _gpus_of_a_node(config: RunConfig) -> int:
+    """As many as the file says or, where it leaves the number to the machine, as the run needs there at least."""
+    if device_of(config) == "cpu":
+        return 0
+    return config.cluster.gpus_per_node or gpus_needed(config)
 
 
 def _constraints() -> str:

@@ -35,10 +35,20 @@ def gpu_count(node: Node, wanted: int) -> Finding:
         return Finding(
             "FAIL",
             "gpus",
-            f"{there} GPU(s) are here, cluster.gpus_per_node={wanted}; ask Slurm for them (--gpus-per-node={wanted}), "
-            "or take the node out: a GPU that fell off the bus is missing until the node is rebooted",
+            f"{there} GPU(s) are here, the run wants {wanted} (cluster.gpus_per_node or, without it, its ranks and "
+            f"engines); ask Slurm for them (--gpus-per-node={wanted}), or take the node out: a GPU that fell off the "
+            "bus is missing until the node is rebooted",
         )
     return Finding("ok", "gpus", f"{there} x {names}, driver {node.driver}")
+
+
+def torchs_gpus(version: str, found: int, there: int, wanted: int) -> Finding | None:
+    """Whether torch finds what the driver has; nothing to say where there is nothing to find."""
+    if found < wanted or (there and not found):
+        level: Level = "FAIL" if wanted else "note"
+        remedy = "set CUDA_VISIBLE_DEVICES right, or install a torch that is built for CUDA (pip install torch)"
+        return Finding(level, "torch", f"{version} finds {found} GPU(s) of the {there} that are here; {remedy}")
+    return Finding("ok", "torch", f"{version} finds {found} GPU(s)") if found else None
 
 
 def driver(node: Node) -> Finding:
@@ -139,19 +149,34 @@ def _not_imported(package: str, failure: str) -> Finding:
     )
 
 
-def fused_paths(transformer_engine: bool, nvidia_apex: bool, on_gpu: bool) -> list[Finding]:
-    """Which computations are fused, and why. The first two: whether Megatron can import optimizers from there."""
+def fused_paths(transformer_engine: bool, nvidia_apex: bool, on_gpu: bool, layers: bool) -> list[Finding]:
+    """Which computations are fused, and why.
+
+    The first two: whether Megatron can import optimizers from there. `layers`: whether those of the model are
+    Transformer Engine's.
+    """
     if transformer_engine or nvidia_apex:
         whose = "Transformer Engine's" if transformer_engine else "apex's"
         adam = f"{whose} fused one, because it is installed and can be imported"
     else:
-        adam = "torch's grouped operations, because neither Transformer Engine's nor NVIDIA apex's can be imported"
+        ours = "torch's fused kernel" if on_gpu else "torch's grouped operations"
+        adam = f"{ours}, because neither Transformer Engine's nor NVIDIA apex's can be imported"
     where = "" if on_gpu else " (no GPU is used)"
+    norms = (
+        "Transformer Engine's, with the linear maps behind them (policy.transformer_engine)"
+        if layers
+        else "torch's rms_norm, because the layers are Megatron's local ones"
+    )
+    attention = (
+        "torch's variable-length flash kernels in bfloat16, its scaled-dot-product attention in float32"
+        if on_gpu
+        else "our packed attention in torch, because responses share their prompt's keys"
+    )
     return [
         Finding("ok", "fused", f"Adam: {adam}{where}"),
-        Finding("ok", "fused", "norms: torch's rms_norm, because packed rows go through Megatron's local layers"),
+        Finding("ok", "fused", f"norms: {norms}"),
         Finding("ok", "fused", "gradient accumulation: not fused; the model sets gradient_accumulation_fusion=False"),
-        Finding("ok", "fused", "attention: our packed attention in torch, because responses share their prompt's keys"),
+        Finding("ok", "fused", f"attention: {attention}"),
     ]
 
 

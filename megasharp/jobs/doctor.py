@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from megasharp.errors import UserError, one_line
 from megasharp.jobs import checks, network
@@ -51,6 +54,7 @@ class Patient:
     run: Path | None = None
     checkpoint: int = 0
     constraints: str = ""
+    transformer_engine: Literal["auto"] | bool = "auto"
     place: Place = Place()
 
 
@@ -91,6 +95,9 @@ def _gpus(wanted: int) -> Iterator[Finding]:
         yield Finding("FAIL" if wanted else "note", "gpus", str(error))
         return
     yield checks.gpu_count(node, wanted)
+    seen = checks.torchs_gpus(torch.__version__, torch.cuda.device_count(), len(node.gpus), wanted)
+    if seen is not None:
+        yield seen
     yield checks.driver(node)
     for gpu in node.gpus:
         yield from checks.gpu_state(gpu)
@@ -109,7 +116,9 @@ def _software(patient: Patient) -> Iterator[Finding]:
     engine = _import_failure("transformer_engine.pytorch.optimizers") if there else ""
     if engine:
         yield checks.transformer_engine(engine)
-    yield from checks.fused_paths(there and not engine, ours and not apex, patient.gpus_per_node > 0)
+    on_gpu, layers = patient.gpus_per_node > 0, patient.transformer_engine
+    layers = there and (on_gpu if layers == "auto" else layers)
+    yield from checks.fused_paths(there and not engine, ours and not apex, on_gpu, layers)
 
 
 def _import_failure(module: str) -> str:

@@ -20,7 +20,7 @@ def failed(finding: Finding, *words: str) -> bool:
 
 def test_a_missing_gpu_fails() -> None:
     assert checks.gpu_count(NODE, 8) == Finding("ok", "gpus", "8 x NVIDIA H200, driver 580.95.05")
-    assert failed(checks.gpu_count(replace(NODE, gpus=(GPU,) * 7), 8), "7 GPU(s)", "cluster.gpus_per_node=8")
+    assert failed(checks.gpu_count(replace(NODE, gpus=(GPU,) * 7), 8), "7 GPU(s)", "wants 8 (cluster.gpus_per_node")
 
 
 @pytest.mark.parametrize(("version", "level"), [("580.65", "ok"), ("575.57.08", "FAIL"), ("unknown", "FAIL")])
@@ -73,9 +73,25 @@ def test_fused_optimizers_that_cannot_be_imported_are_no_fused_ones() -> None:
 
 
 def test_which_adam_is_fused_and_why() -> None:
-    assert "Transformer Engine's" in checks.fused_paths(True, True, True)[0].text
-    assert "apex's fused" in checks.fused_paths(False, True, True)[0].text
-    assert "neither" in checks.fused_paths(False, False, False)[0].text
+    assert "Transformer Engine's" in checks.fused_paths(True, True, True, False)[0].text
+    assert "apex's fused" in checks.fused_paths(False, True, True, False)[0].text
+    on_cpu, on_gpu = (checks.fused_paths(False, False, gpu, False) for gpu in (False, True))
+    assert "torch's grouped operations, because neither" in on_cpu[0].text
+    assert "torch's fused kernel, because neither" in on_gpu[0].text
+    assert "flash" in on_gpu[-1].text and "flash" not in on_cpu[-1].text
+
+
+def test_whose_norms_a_models_layers_have() -> None:
+    assert "norms: torch's" in checks.fused_paths(True, False, True, False)[1].text
+    assert "norms: Transformer Engine's" in checks.fused_paths(True, False, True, True)[1].text
+
+
+def test_a_torch_that_does_not_see_the_gpus() -> None:
+    assert failed(checks.torchs_gpus("2.13.0+cpu", 0, 8, 8), "2.13.0+cpu finds 0 GPU(s) of the 8", "built for CUDA")
+    assert failed(checks.torchs_gpus("2.13.0", 2, 8, 8), "CUDA_VISIBLE_DEVICES")
+    assert checks.torchs_gpus("2.13.0+cpu", 0, 1, 0).level == "note"
+    assert checks.torchs_gpus("2.13.0", 1, 8, 1).level == "ok"
+    assert checks.torchs_gpus("2.13.0+cpu", 0, 0, 0) is None
 
 
 def test_two_checkpoints_must_fit() -> None:

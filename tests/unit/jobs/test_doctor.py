@@ -10,12 +10,15 @@ import pytest
 import torch
 from standin_nvml import StandinNvml
 
+from megasharp.build import doctor as build
 from megasharp.build.doctor import doctor_on_all_nodes
 from megasharp.errors import UserError
 from megasharp.jobs import doctor
 from megasharp.jobs.all_reduce import measure
 from megasharp.jobs.checks import Finding
 from megasharp.jobs.doctor import Patient, Place, examine, report
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_every_line_names_the_node_and_a_failure_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +86,26 @@ def test_missing_gpus_fail_where_the_run_wants_some(tmp_path: Path, monkeypatch:
     found = {finding.check: finding for finding in examine(Patient(gpus_per_node=8))}
     assert found["gpus"] == Finding("FAIL", "gpus", "NVML does not start")
     assert found["all-reduce"].level == "note"
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ([], 0),
+        (["policy.device=cuda"], 1),
+        (["policy.device=cuda", "policy.cp=2"], 2),
+        (["cluster.gpus_per_node=8"], 8),
+        (["policy.device=cpu", "cluster.gpus_per_node=8"], 0),
+    ],
+)
+def test_what_a_run_wants_of_a_node_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: list[str], wanted: int
+) -> None:
+    """Without `cluster.gpus_per_node` too: `train` refuses such a run where there is no GPU."""
+    asked: list[Patient] = []
+    monkeypatch.setattr(build, "examine", lambda patient: asked.append(patient) or ())
+    build.doctor(REPOSITORY / "examples" / "quickstart" / "run.yaml", keys, tmp_path, print)
+    assert [patient.gpus_per_node for patient in asked] == [wanted]
 
 
 def test_a_lost_gpu_is_a_finding_and_the_other_checks_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
