@@ -61,7 +61,7 @@ def _patient(config: RunConfig, runs: Path, where: str) -> Patient:
         run=runs / config.name,
         checkpoint=make_plan(ask(config, where, Options()).request).checkpoint.size,
         constraints=_constraints(),
-        transformer_engine=config.policy.transformer_engine,
+        transformer_engine=config.policy.transformer_engine if config.policy.fp8 is None else True,
         place=_place(),
     )
 

@@ -25,7 +25,7 @@ from megasharp.scratch import Scratch
 
 # Those whose versions change numbers, or whether it runs at all.
 _PACKAGES = ("torch", "megatron-core", "transformers", "ray", "numpy", "safetensors")
-_PACKAGES_ON_GPUS = ("transformer-engine", "nvidia-ml-py")
+_PACKAGES_ON_GPUS = ("nvidia-ml-py",)
 # An import of a library with kernels; on a cold shared disk it takes a minute.
 _IMPORT_LIMIT_S = 300.0
 # Bytes per second. 8 x H100 in a node: about 480 GB/s in a published log of NVIDIA's benchmarks. A node's network of
@@ -106,9 +106,11 @@ def _gpus(wanted: int) -> Iterator[Finding]:
 
 
 def _software(patient: Patient) -> Iterator[Finding]:
-    names = (*_PACKAGES, *(_PACKAGES_ON_GPUS if patient.gpus_per_node else ()))
-    yield from checks.versions({name: _version(name) for name in names}, checks.tested_versions(patient.constraints))
     summary, there = _summary("apex"), util.find_spec("transformer_engine") is not None
+    names = (*_PACKAGES, *(_PACKAGES_ON_GPUS if patient.gpus_per_node else ()))
+    # Without it layers are Megatron's local ones, unless the run file insists.
+    names += ("transformer-engine",) if patient.gpus_per_node and (there or patient.transformer_engine is True) else ()
+    yield from checks.versions({name: _version(name) for name in names}, checks.tested_versions(patient.constraints))
     modules = [] if summary is None else _modules("apex")
     ours = "optimizers" in modules
     apex = _import_failure("apex.optimizers") if ours else ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import sys
+from importlib import util
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -123,6 +125,19 @@ def test_a_lost_gpu_is_a_finding_and_the_other_checks_are_made(tmp_path: Path, m
 def test_ranks_use_what_the_run_does_not_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rank 0 of 1 failed .*: (Attribute|Runtime|Assertion)Error: .*(?i:cuda)"):
         measure(tmp_path / "meeting", 0, 1, 1, "cuda", {})
+
+
+@pytest.mark.skipif(util.find_spec("transformer_engine") is not None, reason="has Transformer Engine")
+def test_transformer_engine_is_missed_where_the_run_insists(tmp_path: Path) -> None:
+    """`auto` trains without."""
+
+    def missed(wanted: bool | Literal["auto"]) -> bool:
+        (tmp_path / "file").touch()
+        found = examine(Patient(gpus_per_node=1, transformer_engine=wanted, run=tmp_path / "file" / "a"))
+        return any(each.level == "FAIL" and "transformer-engine is not installed" in each.text for each in found)
+
+    assert missed(True)
+    assert not missed("auto") and not missed(False)
 
 
 def test_nodes_are_those_of_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
