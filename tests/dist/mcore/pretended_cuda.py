@@ -80,7 +80,7 @@ class _Operations(TorchDispatchMode):
         if not devices:
             devices = {note for tensor in inputs if (note := self._notes.of(tensor)) is not None}
         results = func(*args, **kwargs)
-        if name == "aten::copy_" or GPU not in devices and _CPU not in devices:
+        if name == "aten::copy_" or (GPU not in devices and _CPU not in devices):
             return results
         for tensor in _tensors(results):
             if self._notes.of(tensor) is None:

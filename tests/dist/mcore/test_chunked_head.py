@@ -1,4 +1,4 @@
-"""A learner whose head never holds a micro-batch's logits: losses, gradient norms, figures and weights as with logits."""
+"""A learner whose head never holds a micro-batch's logits: losses, norms, figures and weights are those with logits."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "mcore"))
 
-import stand_in_flash  # noqa: E402
-from plain_attention import inputs, segments_of, visible, written_out  # noqa: E402
+import stand_in_flash
+from plain_attention import inputs, segments_of, visible, written_out
 
-from megasharp.mcore.attention import attend  # noqa: E402
-from megasharp.mcore.context import ContextCut, GroupExchange  # noqa: E402
-from megasharp.mcore.packed import packed_rows  # noqa: E402
-from megasharp.mcore.share import TokenCut, whole_head  # noqa: E402
-from megasharp.ops.head import HeadOutput  # noqa: E402
+from megasharp.mcore.attention import attend
+from megasharp.mcore.context import ContextCut, GroupExchange
+from megasharp.mcore.packed import packed_rows
+from megasharp.mcore.share import TokenCut, whole_head
+from megasharp.ops.head import HeadOutput
 
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (6, -1)]
 ROWS = 32
@@ -80,7 +80,14 @@ def vars_of(head: HeadOutput) -> tuple[Tensor | None, ...]:
 
 def test_every_rank_has_the_heads_results_and_the_gradients_of_its_own() -> None:
     for rank, (whole, of_logp, of_entropy) in enumerate(run_ranks(2, joined_head)):
-        expected = (-VALUES, 2 * VALUES, torch.stack([-VALUES, -2 * VALUES], 1), IDS, (VALUES > 0.25).float(), 3 * VALUES)
+        expected = (
+            -VALUES,
+            2 * VALUES,
+            torch.stack([-VALUES, -2 * VALUES], 1),
+            IDS,
+            (VALUES > 0.25).float(),
+            3 * VALUES,
+        )
         for got, values in zip(vars_of(whole), expected, strict=True):
             assert got is not None and torch.equal(got, values) and got.dtype == values.dtype
         own = torch.tensor(OWN[rank])

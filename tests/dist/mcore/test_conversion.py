@@ -26,7 +26,7 @@ QKV = "decoder.layers.self_attention.linear_qkv.weight"
 
 
 def loaded_parameters(rank: int, world: int, pairs: list[tuple[Path, Path]]) -> int:
-    """Every parameter of the Megatron folder equals the one filled from the Hugging Face folder; returns their number."""
+    """Every parameter of the Megatron folder equals the one filled from the other folder; returns their number."""
     compared = 0
     for source, converted in pairs:
         for layout_name in LOADED_AT[world]:

@@ -1,4 +1,4 @@
-"""Every method with hooks around the update, on real ranks: the same loss, gradient and figures at TP2, PP2, DP2, CP2."""
+"""Every method with hooks around the update, on real ranks: loss, gradient and figures are one rank's."""
 
 from __future__ import annotations
 

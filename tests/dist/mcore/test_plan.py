@@ -84,7 +84,7 @@ def test_models_are_built_where_there_is_a_gpu_too() -> None:
 
 
 def test_a_layer_keeps_what_the_formula_says() -> None:
-    """Within a thousandth (exactly, but for rounding), with the norms of a CPU, and one run, so that no block is padded."""
+    """Within a thousandth (but for rounding), with the norms of a CPU, and one run, so that no block is padded."""
     measured = json.loads(run("-m", "tests.dist.mcore.layer_memory"))
     assert len(measured) == 28
     for case, size in measured.items():

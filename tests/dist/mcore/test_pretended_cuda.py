@@ -14,9 +14,9 @@ from pretended_cuda import GPU, MixedDevices, all_on, pretended_cuda
 from megasharp.build.parts import make_engine
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.lora import LoraSettings
-from megasharp.metrics.tokens import Diagnostics
 from megasharp.mcore.learner import LearnerSettings
 from megasharp.mcore.rank import POLICY
+from megasharp.metrics.tokens import Diagnostics
 from megasharp.protocols import MEMORY_PREFIX
 from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import RanksLearner
@@ -54,7 +54,9 @@ def test_the_stand_in_finds_what_was_not_moved() -> None:
     assert not there.is_cuda
 
 
-def steps(folder: str, methods: tuple[str, ...], device: torch.device) -> tuple[list[StepStats], dict[str, torch.Tensor]]:
+def steps(
+    folder: str, methods: tuple[str, ...], device: torch.device
+) -> tuple[list[StepStats], dict[str, torch.Tensor]]:
     chosen, layout = recipe(methods), ParallelLayout()
     own = settings(folder, layout, chosen.needs, diagnostics=Diagnostics(3, 4))
     with learner_on(own, device) as learner:
@@ -86,7 +88,13 @@ def test_weights_come_and_go(tmp_path: Path) -> None:
     """Adapters, offload, the reference in its place on the host, and shards that a CPU wrote."""
     folder = save_model(tmp_path, "qwen3-tied")
     chosen, layout = recipe(("grpo", "kl")), ParallelLayout()
-    own = settings(folder, layout, chosen.needs, offload=("weights", "gradients", "optimizer"), lora=LoraSettings(4, 8.0, ("qkv", "fc2")))
+    own = settings(
+        folder,
+        layout,
+        chosen.needs,
+        offload=("weights", "gradients", "optimizer"),
+        lora=LoraSettings(4, 8.0, ("qkv", "fc2")),
+    )
     batch = packed(ragged_sequences(), layout)
     (tmp_path / "state").mkdir()
     (tmp_path / "reference").mkdir()

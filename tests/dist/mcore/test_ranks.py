@@ -208,7 +208,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(folder: str, tmp_path: Path, mo
 
 
 def test_a_users_mistake_arrives_as_such(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no-such-folder .* it does not exist"):
+    with pytest.raises(UserError, match=r"no-such-folder .* it does not exist"):
         ProcessRanks(values(str(tmp_path / "no-such-folder"), "tp2"), CPU, tmp_path / "logs")
     assert children() == []
 

@@ -1,4 +1,4 @@
-"""Interleaved pipeline stages (policy.vpp): the same training as one rank's, and checkpoints that know nothing of them."""
+"""Interleaved pipeline stages (policy.vpp): one rank's training, and checkpoints that know nothing of them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from launch import run_ranks
@@ -24,7 +25,6 @@ from megasharp.algos.base import Needs, OldLogp
 from megasharp.convert.lora import LoraSettings
 from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.model import Fp8
-from megasharp.ranks.learner import RanksLearner
 from megasharp.types import MicroBatch
 
 MODELS = ("qwen3-tied", "qwen2")

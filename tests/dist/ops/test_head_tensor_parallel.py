@@ -80,9 +80,7 @@ CASES = {
 }
 
 
-def compute(
-    case: Case, logits_TVp: Tensor, shard: VocabShard, kernels: Kernels = "torch"
-) -> tuple[HeadOutput, Tensor]:
+def compute(case: Case, logits_TVp: Tensor, shard: VocabShard, kernels: Kernels = "torch") -> tuple[HeadOutput, Tensor]:
     leaf_TVp = logits_TVp.clone().requires_grad_()
     head = token_head(
         leaf_TVp,
