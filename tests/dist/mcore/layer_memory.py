@@ -39,7 +39,8 @@ def kept(
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
     with megatron_device(CPU):
         place = initialize(layout, 1, gloo=False)
-        (model,) = build_chunks(transformer_config(arch, layout, dtype, recompute, {}, recompute_modules=modules), arch, place)
+        config = transformer_config(arch, layout, dtype, recompute, {}, recompute_modules=modules)
+        (model,) = build_chunks(config, arch, place)
         for parameter in model.parameters():
             torch.nn.init.ones_(parameter)
         known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
