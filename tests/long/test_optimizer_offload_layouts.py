@@ -10,7 +10,9 @@ import pytest
 DIST = Path(__file__).parents[1] / "dist"
 sys.path[:0] = [str(DIST), str(DIST / "mcore")]
 
+import torch  # noqa: E402
 from test_optimizer_offload import check  # noqa: E402
+from test_optimizer_offload_places import check_places  # noqa: E402
 
 pytestmark = pytest.mark.long
 
@@ -27,3 +29,7 @@ pytestmark = pytest.mark.long
 )
 def test_layouts(layout: str, names: tuple[str, ...], tmp_path: Path) -> None:
     check(layout, names, tmp_path)
+
+
+def test_where_everything_is_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_places(tmp_path, torch.float32, monkeypatch)

@@ -148,6 +148,26 @@ class _Calls(TorchFunctionMode):
         return (here if wanted is None else GPU if _is_gpu(wanted) else _CPU), dtype, copy
 
 
+class Runtime:
+    """CUDA's locking of host memory: which addresses are locked, and with how many bytes; `refuses` all."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.refuses = False
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if not self.refuses:
+            self.locked[address] = size
+        return 2 * self.refuses
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+
+RUNTIME = Runtime()
+
+
 def _routes() -> Iterator[tuple[Any, str, Any]]:
     for owner, name, value in cpu._routes():
         # Matrix products on the CPU have a faster way there; on a GPU they are torch's own.
@@ -157,6 +177,7 @@ def _routes() -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "current_device", lambda: 0
     yield torch.cuda, "is_available", lambda: True
     yield torch.cuda, "device_count", lambda: 1
+    yield torch.cuda, "cudart", lambda: RUNTIME
     yield torch.cuda, "set_device", lambda device: None
     yield torch.nn.Module, "cuda", lambda self, device=None: self.to(GPU)
     yield launch, "why_not", lambda logits_TVp, topn: "there is no GPU that could run them"
