@@ -1,8 +1,11 @@
 """`deterministic: true` in a process that computes: the same numbers from the same start, bit for bit.
 
-torch then takes deterministic kernels, and raises where it has none; Megatron, told by `deterministic_mode` of its own
-configuration, looks rows of the embedding up by indexing, whose gradient does not depend on the order of additions. On
-a CPU a process computes on one thread (`build/threads.py`), because sums depend on how many there are.
+torch then takes deterministic kernels, and raises where it has none. Its flash attention's backward, which otherwise
+adds up queries' gradients as tiles happen to end, takes another algorithm (`_flash_attention_backward` in torch's
+attention_backward.cu asks for this very setting; with `warn_only` it would only warn). Our own kernels have no atomic
+additions. Megatron, told by `deterministic_mode` of its own configuration, looks rows of the embedding up by indexing,
+whose gradient does not depend on the order of additions. On a CPU a process computes on one thread
+(`build/threads.py`), because sums depend on how many there are.
 """
 
 from __future__ import annotations

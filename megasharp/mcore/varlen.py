@@ -8,6 +8,9 @@ keys and values are not repeated for their query heads.
 Backward gathers again instead of keeping the gathered keys and values for every layer, and sums the gradients of a
 prompt's keys and values over the responses that saw it in float32.
 
+With deterministic algorithms torch's backward fixes the order of its additions, at the price of memory and time, and
+`index_add_`, by which gradients are summed, has an implementation of its own (`tests/gpu/test_determinism.py`).
+
 The operators of `aten` are called, and not `torch.nn.attention.varlen.varlen_attn`: its arguments have changed from
 release to release (2.10 `is_causal`, later `window_size`, then `enable_gqa`), those of the operators below it have
 only grown behind the ones used here.

@@ -31,7 +31,8 @@ pytestmark = pytest.mark.long
 
 SMALL_STEP = "--model quickstart --dtype float32 --tokens 256 --prompt 8 --response 24 --steps 2 --annotate"
 DRAWN_STEP = (
-    "--model qwen3-1.7b --random-init --layers 1 --tokens 32 --prompt 8 --response 24 --micro-batches 1 --steps 1"
+    "--model qwen3-1.7b --random-init --layers 1 --tokens 32 --prompt 8 --response 24 --micro-batches 1 --steps 1 "
+    "--optimizer-offload --recompute selective --recompute-modules mlp"
 )
 
 

@@ -99,9 +99,8 @@ def check_places(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
             freed = {kind: own._offloader.offload((kind,)) for kind in ("optimizer",)}
             own._offloader.onload()
         with learner_of(values(folder, True, dtype), gpu) as (learner, own):
-            adam, chunks = adam_of(own), own._ddp
+            adam, chunks, apply = adam_of(own), own._ddp, StreamedAdam._apply
             where: list[set[torch.device]] = []
-            apply = StreamedAdam._apply
 
             def seen(self: StreamedAdam, group: dict[str, Any], *tensors: list[Tensor]) -> None:
                 where.append({tensor.device for each in tensors for tensor in each})
@@ -137,7 +136,7 @@ def check_places(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
             assert run(own, learner, (3,)) == after
             (plain,) = parts(own._optimizer)
             assert all_on(GPU, (t for state in plain.optimizer.state.values() for t in state.values()))
-        del adam, apply, held, own, learner, mains
+        del adam, held, own, learner, mains
         gc.collect()
         assert RUNTIME.locked == {}
 
