@@ -1,7 +1,7 @@
 """Megatron's distributed optimizer with its state in host memory (`policy.optimizer_offload`).
 
-What Megatron saves, loads and reduces stays its own; three of its methods take gradients to be where main weights are,
-and are replaced. Its own `optimizer_cpu_offload` steps on the CPU with copies of its own.
+What Megatron saves, loads and reduces stays its own; methods that expect gradients beside
+main weights are replaced. Its own `optimizer_cpu_offload` steps on the CPU with copies of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class HeldOnHost(DistributedOptimizer):  # type: ignore[misc]
             for p in self.get_parameters()
             if param_is_not_shared(p) and param_is_not_tensor_parallel_duplicate(p, group)
         ]
+
+    def get_grads_for_grad_norm(self, grad_norm_group: str | None = None) -> list[Tensor]:
+        """The same by its name in Megatron 0.19; groups of their own are multi-token prediction's, which is refused."""
+        return self.get_main_grads_for_grad_norm() if grad_norm_group is None else []
 
     def _copy_main_params_to_model_params(self) -> None:
         """Nothing: the step has written the weights while their copies were on the GPU."""
