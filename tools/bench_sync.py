@@ -8,6 +8,7 @@ as the distributed optimizer has them. Another process stands in for an engine (
 memory with the engines' own code. HTTP and SGLang's part are not in the figures.
 
 Seconds are from before the first byte until the device of both sides is done, medians after a run that does not count.
+The plain copy is timed before each push, so that what else the machine does meets both.
 `first`: everything is told. `later`: the engine is only told to copy. `moved`: the learner's memory was emptied and
 filled since, as `policy.offload` does it, so handles are made and opened anew. With verify every tensor's checksum is
 computed on both sides.
@@ -137,11 +138,10 @@ def main() -> None:
         dtype = as_dtype(setting.dtype)
         part = Gathering(folder, dtype, device)
     size = sum(tensor.nbytes for _, tensor in part.export_weights())
-    plain = median_s(plain_copy(size, device), setting.repeats, device)
-    figures = [Figure("plain copy on the device", size / plain / 1e9, "GB/s", better="higher", repeats=setting.repeats)]
+    plain = plain_copy(size, device)
     with closing(StandIn(shapes, dtype, device)) as engine:
         buckets = Sharing(setting, engine, part, device)
-        figures += told("buckets", buckets.seconds(), size, plain, None)
+        figures = told("buckets", beside(plain, buckets.push, setting.repeats, device), size, None)
         figures += verified("buckets", buckets.verified(), setting)
     lending = Lending(part)
     with closing(StandIn(shapes, dtype, device)) as engine:
@@ -149,9 +149,10 @@ def main() -> None:
         first = lent.first()
         # The bar is for GPUs: a CPU has one kind of memory, and others use it too.
         bar = BAR if device.type == "cuda" else None
-        figures += told("lent, later", lent.seconds(), size, plain, bar)
+        figures += told("lent, later", beside(plain, lent.push, setting.repeats, device), size, bar)
         figures += [Figure("lent, first", first, "s", note="everything is told")]
-        figures += told("lent, moved", lent.moved(lending), size, plain, bar)
+        lending.weights_stay = False
+        figures += told("lent, moved", beside(plain, lent.push, setting.repeats, device, lending.move), size, bar)
         figures += verified("lent", lent.verified(), setting)
     figures += broadcast(setting, lending, shapes, size)
     shown = {name: getattr(setting, name) for name in Setting.__slots__} | {"bytes": size, "load": os.getloadavg()[0]}
@@ -159,13 +160,15 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def told(name: str, seconds: list[float], size: int, plain: float, bar: float | None) -> list[Figure]:
-    """The figures of one way."""
-    middle, repeats = statistics.median(seconds), len(seconds)
+def told(name: str, seconds: list[tuple[float, float]], size: int, bar: float | None) -> list[Figure]:
+    """The figures of one way, from seconds of a plain copy and of a push."""
+    repeats = len(seconds)
+    plain, pushed = (statistics.median(each) for each in zip(*seconds, strict=True))
     return [
-        Figure(name, middle, "s", repeats=repeats),
-        Figure(name, size / middle / 1e9, "GB/s", better="higher", repeats=repeats),
-        Figure(f"{name}, of the plain copy", 100.0 * plain / middle, "%", bar, "higher", repeats),
+        Figure(name, pushed, "s", repeats=repeats),
+        Figure(name, size / pushed / 1e9, "GB/s", better="higher", repeats=repeats),
+        Figure(f"{name}: a plain copy meanwhile", size / plain / 1e9, "GB/s", better="higher", repeats=repeats),
+        Figure(f"{name}: of the plain copy", 100.0 * plain / pushed, "%", bar, "higher", repeats),
     ]
 
 
@@ -196,22 +199,9 @@ class Sharing:
         self._engine.checksums()
         return timed(self.push, self._device)
 
-    def seconds(self) -> list[float]:
-        """Of pushes like the last one."""
-        return all_s(self.push, self._setting.repeats, self._device)
-
     def verified(self) -> list[float]:
         """Of pushes whose checksums are compared."""
         return all_s(lambda: self.push(verify=True), max(1, self._setting.repeats // 3), self._device)
-
-    def moved(self, part: Lending) -> list[float]:
-        """Of pushes after each of which memory goes elsewhere; moving it does not count."""
-        seconds = []
-        part.weights_stay = False
-        for _ in range(self._setting.repeats + 1):
-            part.move()
-            seconds.append(timed(self.push, self._device))
-        return seconds[1:]
 
 
 def broadcast(setting: Setting, part: RankPart, shapes: dict[str, tuple[int, ...]], size: int) -> list[Figure]:
@@ -234,7 +224,7 @@ def broadcast(setting: Setting, part: RankPart, shapes: dict[str, tuple[int, ...
                 assert engine.checksums() == sent.digests, "what arrived is not what was sent"
 
         push(verify=True)
-        seconds = median_s(push, setting.repeats, part.device)
+        seconds = statistics.median(all_s(push, setting.repeats, part.device))
         leave(part, plan.name)
     return [
         Figure(name, seconds, "s", repeats=setting.repeats),
@@ -258,9 +248,19 @@ def plain_copy(size: int, device: torch.device) -> Callable[[], object]:
     return copy
 
 
-def median_s(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """The median of `all_s`."""
-    return statistics.median(all_s(work, repeats, device))
+def beside(
+    plain: Callable[[], object],
+    push: Callable[[], object],
+    repeats: int,
+    device: torch.device,
+    before: Callable[[], object] = lambda: None,
+) -> list[tuple[float, float]]:
+    """Seconds of the plain copy and of a push, in turn, after one time that does not count; `before` is not timed."""
+    seconds = []
+    for _ in range(repeats + 1):
+        before()
+        seconds.append((timed(plain, device), timed(push, device)))
+    return seconds[1:]
 
 
 def all_s(work: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
@@ -287,6 +287,10 @@ def describe(setting: Setting, folder: Path) -> Path:
     """A folder with the model's config.json."""
     named = REPOSITORY / "examples" / "quickstart" / "base" if setting.model == "quickstart" else Path(setting.model)
     found = named if (named / CONFIG_FILE).is_file() else REPOSITORY / "configs" / "model" / setting.model
+    if not (found / CONFIG_FILE).is_file():
+        raise SystemExit(
+            f"bench_sync: --model {setting.model} is no folder with {CONFIG_FILE}, nor one of configs/model"
+        )
     config = json.loads((found / CONFIG_FILE).read_text())
     if setting.layers is not None:
         config |= {"num_hidden_layers": setting.layers}

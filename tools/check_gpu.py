@@ -66,7 +66,7 @@ def checks(out: Path, steps: int) -> list[Check]:
         Check("batching", tool("bench_batching"), 300),
         Check("step", tool("bench_step", "--model", "qwen3-4b", "--random-init", *less_memory()), 400),
         Check("step-8b", tool("bench_step", "--model", "qwen3-8b", "--random-init", *held_on_host()), 500),
-        Check("sync", tool("bench_sync", "--model", "qwen3-8b"), 300),
+        Check("sync", tool("bench_sync", "--model", "qwen3-8b"), 600),
     ]
 
 

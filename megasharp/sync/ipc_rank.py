@@ -35,8 +35,9 @@ def share(part: RankPart, plan: SharePlan) -> Sent | None:
         _share_buckets(part, plan, left, sent, digests)
     elif plan.verify:
         # What they copied, as it would have been sent: the stage's source is the first rank, for there is one stage.
-        for item in in_dtype(prefixed(part.export_weights(), plan.prefix), plan.dtype):
-            digests.of([item])
+        for item in in_dtype(prefixed(part.export_weights(everywhere=True), plan.prefix), plan.dtype):
+            if dist.get_rank() == 0:
+                digests.of([item])
     sent.digests = digests.by_name
     return sent if dist.get_rank() == 0 else None
 

@@ -24,7 +24,7 @@ from megasharp.protocols import WeightSource
 from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import Ranks, RanksLearner
 from megasharp.ranks.processes import ProcessRanks
-from megasharp.serving.bucket import Stamp, write_bucket
+from megasharp.serving.bucket import Header, Stamp, laid_out, new_stamp, write_bucket
 from megasharp.serving.checksum import checksum
 from megasharp.serving.client.api import EngineApi, Refused
 from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
@@ -327,8 +327,16 @@ def test_weights_are_lent_to_an_engine_of_two_ranks_that_sleeps(
             # Rows of the vocabulary are cut elsewhere than the engine cuts them.
             policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
             pushing = syncing(fleet, tmp_path, "ipc", memory_version, verify=True)
-            pushing.push(policy, memory)
+            version = pushing.push(policy, memory)
             assert held(fleet) == [hashed(policy) | hashed(memory, "memory.")] * 2
+            norm = laid_out([item for item in policy.export_weights() if item[0] == "model.norm.weight"])
+        # What rank 1 alone refuses is refused, though SGLang answers for rank 0.
+        api = fleet.members.all[0].process.api
+        good = [("announced", Header(new_stamp(version + 1, None), norm).to_json())]
+        assert api.begin_update() is None
+        answer = api.load_lent([good, [("loan", "{}")]], 60.0)
+        assert answer is not None and "no description of lent weights" in answer.message
+        assert api.end_update(60.0) is None
 
 
 def test_an_older_memory_network_is_refused(fleet: Fleet, versions: dict[str, int], tmp_path: Path) -> None:
