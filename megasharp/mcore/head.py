@@ -104,7 +104,9 @@ def evaluate(
         return HeadResult(head, shard, x_TX.detach().__getitem__)
     weight_VpH = _output_weight(_inner(model))
     shard = _shard(weight_VpH.shape[0], settings.vocab)
-    head = chunked_token_head(x_TX, weight_VpH, share.targets_T, shard, **asked)
+    head = chunked_token_head(
+        x_TX, weight_VpH, share.targets_T, shard, **asked, weight_grad_VpH=_gradient_buffer(weight_VpH)
+    )
     hidden_TH, fixed_VpH = x_TX.detach(), weight_VpH.detach()
     return HeadResult(head, shard, lambda rows_R: hidden_TH[rows_R] @ fixed_VpH.t())
 
@@ -120,6 +122,12 @@ def _output_weight(gpt: GPTModel) -> Tensor:
     tied: bool = gpt.share_embeddings_and_output_weights
     weight: Tensor = gpt.shared_embedding_or_output_weight() if tied else gpt.output_layer.weight
     return weight
+
+
+def _gradient_buffer(weight_VpH: Tensor) -> Tensor | None:
+    """Where Megatron adds up this weight's gradient, if that is in float32; else None."""
+    buffer: Tensor | None = getattr(weight_VpH, "main_grad", None)
+    return buffer if buffer is not None and buffer.dtype == torch.float32 else None
 
 
 def _shard(columns: int, vocab: int) -> VocabShard:

@@ -32,6 +32,8 @@ from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart,
 
 # Of a vocabulary of 152k in bfloat16 they are 311 MB of logits.
 CHUNK_TOKENS = 1024
+# Rows of the weight whose gradient by a chunk is there at a time, before it is added.
+_BLOCK_ROWS = 16_384
 
 
 class _ChunkedContext(FunctionCtx):
@@ -40,6 +42,7 @@ class _ChunkedContext(FunctionCtx):
     request: Request
     kernels: Kernels
     chunk_tokens: int
+    weight_grad_VpH: Tensor | None
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -56,6 +59,7 @@ def chunked_token_head(
     topn: int = 0,
     chunk_tokens: int = CHUNK_TOKENS,
     kernels: Kernels = "auto",
+    weight_grad_VpH: Tensor | None = None,
 ) -> HeadOutput:
     """`token_head` of the logits hidden @ weight^T, computed `chunk_tokens` tokens at a time.
 
@@ -64,21 +68,28 @@ def chunked_token_head(
 
     The gradient by the hidden states is that of this shard's columns: with a group, THE CALLER SUMS IT OVER THE GROUP
     (Megatron's `gather_from_sequence_parallel_region` or `copy_to_tensor_model_parallel_region` before the call does).
-    The gradient by the weight is this rank's own. Chunks are added up in float32, in one buffer of the weight's size
-    where there are several chunks, and rounded to the weight's dtype once; a weight that is tied to an embedding gets
-    both gradients by autograd's own sum, and a frozen one costs nothing.
+    The gradient by the weight is this rank's own; a frozen weight costs nothing. Chunks are added up in
+    `weight_grad_VpH`, a float32 buffer of the weight's size that the caller holds (Megatron's `main_grad`): backward
+    adds to what is in it, and autograd is given zeros. Without it, in a buffer of backward's own where there are
+    several chunks, which is rounded to the weight's dtype once. What else the weight is used for (a tied embedding)
+    adds to either by autograd's own sum.
 
-    Raises ValueError as `token_head` does, and for `chunk_tokens` below 1.
+    Raises ValueError as `token_head` does, for `chunk_tokens` below 1, and for a `weight_grad_VpH` that is not float32
+    (float64 for a float64 weight) or has another shape.
     """
     request = Request(shard, temperature, entropy, entropy_gradient, topn)
     check_request(request)
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
+    if weight_grad_VpH is not None and not _holds_sums(weight_grad_VpH, weight_VpH):
+        raise ValueError(f"weight_grad_VpH must be float32 of shape {tuple(weight_VpH.shape)}")
     assert hidden_TH.shape[1] == weight_VpH.shape[1] and target_T.shape == hidden_TH.shape[:1], "[T, H], [Vp, H], [T]"
     assert 0 <= shard.valid <= weight_VpH.shape[0], "a shard has no more vocabulary than rows"
     outputs = cast(
         Outputs,
-        _ChunkedHead.apply(hidden_TH, weight_VpH, target_T, request, chunk_tokens, kernels),  # type: ignore[no-untyped-call]
+        _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+            hidden_TH, weight_VpH, target_T, request, chunk_tokens, kernels, weight_grad_VpH
+        ),
     )
     return HeadOutput(*outputs)
 
@@ -93,6 +104,7 @@ class _ChunkedHead(torch.autograd.Function):
         request: Request,
         chunk_tokens: int,
         kernels: Kernels,
+        weight_grad_VpH: Tensor | None,
     ) -> Outputs:
         check = TargetCheck(target_T)
         parts = []
@@ -103,6 +115,7 @@ class _ChunkedHead(torch.autograd.Function):
         joined = join_over_group(_side_by_side(parts), target_T, check, request)
         softmax = joined.softmax
         ctx.request, ctx.kernels, ctx.chunk_tokens = request, kernels, chunk_tokens
+        ctx.weight_grad_VpH = weight_grad_VpH
         statistics = (softmax.max_T, softmax.log_sum_T, softmax.entropy_T, softmax.topn_id_TN)
         ctx.save_for_backward(*cast(tuple[Tensor, ...], (hidden_TH, weight_VpH, target_T, *statistics)))
         ctx.set_materialize_grads(False)
@@ -116,14 +129,15 @@ class _ChunkedHead(torch.autograd.Function):
         entropy_grad_T: Tensor | None,
         topn_grad_TN: Tensor | None,
         *_: None,
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         refuse_second_derivative()
         hidden_TH, weight_VpH, target_T, max_T, log_sum_T, entropy_T, topn_id_TN = ctx.saved_tensors
         softmax = Softmax(max_T, log_sum_T, entropy_T, topn_id_TN)
         incoming = Incoming(logp_grad_T, entropy_grad_T, topn_grad_TN)
         chunks = _chunks(len(target_T), ctx.chunk_tokens)
         hidden_grad_TH = torch.empty_like(hidden_TH) if ctx.needs_input_grad[0] else None
-        weight_grad = _WeightGradient(weight_VpH, len(chunks)) if ctx.needs_input_grad[1] else None
+        needed = ctx.needs_input_grad[1]
+        weight_grad = _WeightGradient(weight_VpH, len(chunks), ctx.weight_grad_VpH) if needed else None
         for begin, end in chunks:
             hidden_CH = hidden_TH[begin:end]
             gradient_CVp, arithmetic = _logits(hidden_CH, weight_VpH, ctx.request, ctx.kernels)
@@ -134,18 +148,18 @@ class _ChunkedHead(torch.autograd.Function):
             if weight_grad is not None:
                 weight_grad.add(gradient_CVp, hidden_CH)
             del gradient_CVp
-        return hidden_grad_TH, None if weight_grad is None else weight_grad.total(), None, None, None, None
+        return hidden_grad_TH, None if weight_grad is None else weight_grad.total(), None, None, None, None, None
 
 
 class _WeightGradient:
-    """The sum over chunks of gradient^T @ hidden."""
+    """The sum over chunks of gradient^T @ hidden, in the caller's buffer or one of its own."""
 
-    def __init__(self, weight_VpH: Tensor, chunks: int) -> None:
-        self._weight = weight_VpH
-        self._whole = chunks == 1
+    def __init__(self, weight_VpH: Tensor, chunks: int, into_VpH: Tensor | None) -> None:
+        self._weight, self._into = weight_VpH, into_VpH
         # In bfloat16 a sum of many chunks would lose what a chunk adds.
         dtype = torch.promote_types(weight_VpH.dtype, torch.float32)
-        self._sum = None if self._whole else torch.zeros_like(weight_VpH, dtype=dtype)
+        own = into_VpH is None and chunks > 1
+        self._sum = torch.zeros_like(weight_VpH, dtype=dtype) if own else into_VpH
 
     def add(self, gradient_CVp: Tensor, hidden_CH: Tensor) -> None:
         if self._sum is None:
@@ -153,11 +167,21 @@ class _WeightGradient:
         elif self._sum.dtype == gradient_CVp.dtype:
             self._sum.addmm_(gradient_CVp.t(), hidden_CH)
         else:
-            self._sum.add_(gradient_CVp.t() @ hidden_CH)
+            for begin in range(0, len(self._sum), _BLOCK_ROWS):
+                rows = slice(begin, begin + _BLOCK_ROWS)
+                self._sum[rows].add_(gradient_CVp[:, rows].t() @ hidden_CH)
 
     def total(self) -> Tensor:
+        """What autograd is given: zeros where the caller has the sum already."""
+        if self._into is not None:
+            return torch.zeros_like(self._weight)
         assert self._sum is not None
         return self._sum.to(self._weight.dtype)
+
+
+def _holds_sums(buffer_VpH: Tensor, weight_VpH: Tensor) -> bool:
+    dtype = torch.promote_types(weight_VpH.dtype, torch.float32)
+    return buffer_VpH.dtype == dtype and buffer_VpH.shape == weight_VpH.shape
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> Sequence[tuple[int, int]]:

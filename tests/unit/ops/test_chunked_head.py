@@ -11,6 +11,7 @@ from head_cases import loss, oracle
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megasharp.ops import chunked_head
 from megasharp.ops.chunked_head import chunked_token_head
 from megasharp.ops.head import HeadOutput, VocabShard, token_head
 
@@ -109,6 +110,33 @@ def test_chunks_of_bfloat16_are_added_in_float32() -> None:
     head_of(many, all_of_them, chunk_tokens=1).logp_T.sum().backward()
     assert one[1].grad is not None
     torch.testing.assert_close(all_of_them[1].grad, 512 * one[1].grad)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_rows"), [(torch.float32, 16_384), (torch.bfloat16, 16_384), (torch.bfloat16, 5)]
+)
+@pytest.mark.parametrize("chunk_tokens", [2, 7])
+def test_the_callers_buffer_gets_the_weights_gradient(
+    dtype: torch.dtype, block_rows: int, chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On top of what is in it, and autograd is left with nothing to add."""
+    monkeypatch.setattr(chunked_head, "_BLOCK_ROWS", block_rows)
+    inputs = random_inputs()
+    buffer_VpH = torch.full((PADDED, HIDDEN), 2.0)
+    leaves, plain = inputs.leaves(dtype), inputs.leaves(dtype)
+    loss(head_of(inputs, leaves, chunk_tokens=chunk_tokens, weight_grad_VpH=buffer_VpH)).backward()
+    loss(head_of(inputs, plain, chunk_tokens=chunk_tokens)).backward()
+    assert plain[1].grad is not None and leaves[1].grad is not None and not leaves[1].grad.any()
+    assert torch.equal(leaves[0].grad, plain[0].grad)
+    difference = (buffer_VpH - 2.0 - plain[1].grad).abs()
+    assert (difference <= 8 * torch.finfo(dtype).eps * (plain[1].grad.abs() + 1)).all()
+
+
+def test_a_buffer_that_cannot_hold_the_sum_is_refused() -> None:
+    inputs = random_inputs()
+    for buffer_VpH in (torch.zeros(PADDED, HIDDEN, dtype=torch.bfloat16), torch.zeros(VOCABULARY, HIDDEN)):
+        with pytest.raises(ValueError, match="weight_grad_VpH must be float32 of shape"):
+            head_of(inputs, inputs.leaves(torch.float32), weight_grad_VpH=buffer_VpH)
 
 
 class _Largest(TorchDispatchMode):
