@@ -74,7 +74,7 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         f"{where}; policy dp {split.dp} x tp {split.tp} x pp {split.pp}"
         + (f" (vpp {split.vpp})" if split.vpp > 1 else "")
         + f" x cp {split.cp}, recompute {_recompute(split)}, offload {_offload(request)}"
-        + (", the optimizer's state on the host" if request.optimizer_on_host else ""),
+        + ("; the optimizer's state on the host" if request.optimizer_on_host else ""),
     )
     lengths = batch.lengths
     yield from _wrapped(
@@ -183,7 +183,7 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Ro
         yield "its weights, gradients, optimizer", size("memory_network")
     if request.optimizer_on_host:
         yield "  on the host instead", size("optimizer_on_host")
-    yield f"activations (recompute {_recompute(request.split)})", size("activations")
+    yield f"activations (recompute {request.split.recompute})", size("activations")
     for setting in (name for name in plan.stages[0].activations_by if name != request.split.recompute):
         yield f"  with recompute {setting} instead", _activations(setting, unit[0])
     yield "logits head", size("logits")
