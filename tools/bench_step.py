@@ -308,7 +308,8 @@ def tell(
         "world": world,
         **{f"megatron.{key}": value for key, value in setting.options.items()},
     }
-    report("bench_step", figures, shown)
+    ranks = f" {world} ranks" if world > 1 else ""
+    report("bench_step", figures, shown, subject=Path(setting.model).name + ranks)
 
 
 def arguments() -> Setting:

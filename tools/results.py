@@ -125,15 +125,18 @@ def report(
     settings: Mapping[str, Setting],
     packages: Sequence[str] = (),
     folder: Path = FOLDER,
+    subject: str = "",
 ) -> Path:
     """Print the table and write the JSON file; returns its path.
+
+    What is measured of several things names the one, so that one's figures do not replace another's.
 
     `settings` are the sizes that the figures belong to: all that is needed to measure them again.
     """
     where = machine(packages)
     print(table(figures, where))
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{benchmark}-{_slug()}.json"
+    path = folder / f"{'-'.join(filter(None, (benchmark, _slug(subject), _slug(_device()))))}.json"
     record = {
         "benchmark": benchmark,
         **asdict(where),
@@ -152,9 +155,12 @@ def _cpu() -> str:
     return platform.machine()
 
 
-def _slug() -> str:
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def _device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
 
 def _commit() -> str:

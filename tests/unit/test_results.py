@@ -46,3 +46,10 @@ def test_a_report_is_a_table_and_the_same_as_json(
     assert record["device"] in printed[0] and f"torch {torch.__version__}" in printed[1]
     assert printed[3].split() == ["planning", "0.125", "s", "<=", "0.1", "NO", "5"]
     assert printed[4].split() == ["forward", "not", "measured", "ms", "<=", "0.65", "needs", "a", "GPU"]
+
+
+def test_one_subjects_figures_do_not_replace_anothers(results: ModuleType, tmp_path: Path) -> None:
+    figures = [results.Figure("step", 1.0, "s")]
+    paths = {results.report("bench_step", figures, {}, (), tmp_path, subject=name) for name in ("Qwen3 4B", "qwen3-8b")}
+    assert {path.name.removeprefix("bench_step-").split("-")[1] for path in paths} == {"4b", "8b"}
+    assert all(path.is_file() for path in paths)
