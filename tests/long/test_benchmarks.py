@@ -87,7 +87,8 @@ def test_flops_are_those_of_torchs_counter(monkeypatch: pytest.MonkeyPatch, head
 
 def test_weights_reach_another_process(tmp_path: Path) -> None:
     found = run(tmp_path, "bench_sync", "--model quickstart --repeats 2")
-    assert (found["sync by handles"] or 0) > 0 and found["sync by NCCL between GPUs"] is None
+    for name in ("buckets", "lent, later", "lent, first", "lent, moved", "lent, with verify", "broadcast by gloo"):
+        assert (found[name] or 0) > 0, name
 
 
 def test_slopes(tmp_path: Path) -> None:
