@@ -90,7 +90,8 @@ class Adam(torch.optim.Optimizer):
         moments: list[Tensor],
         squares: list[Tensor],
     ) -> None:
-        step = torch.tensor(float(group["step"]), device=params[0].device)
+        # Filled on the GPU: a number copied there would wait for all that came before.
+        step = torch.full((), float(group["step"]), device=params[0].device)
         update = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
         update(
             params,

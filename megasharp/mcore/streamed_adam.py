@@ -139,9 +139,10 @@ class StreamedAdam(Adam):
         self._streams = self._streams or (torch.cuda.Stream(), torch.cuda.Stream())  # type: ignore[no-untyped-call]
         incoming, outgoing = self._streams
         current = torch.cuda.current_stream()
-        incoming.wait_stream(current)
         most = max((piece.size for piece in self._pieces), default=0)
         slots = [torch.empty(3, most, dtype=torch.float32, device=self._device) for _ in self._pieces[:SLOTS]]
+        # After the slots: under deterministic algorithms torch fills them first, on the current stream.
+        incoming.wait_stream(current)
         free: list[torch.cuda.Event | None] = [None] * len(slots)
         for number, piece in enumerate(self._pieces):
             slot = number % SLOTS
