@@ -132,4 +132,4 @@ def _gradient_buffer(weight_VpH: Tensor) -> Tensor | None:
 
 def _shard(columns: int, vocab: int) -> VocabShard:
     start = parallel_state.get_tensor_model_parallel_rank() * columns
-    return VocabShard(start, max(0, min(columns, vocab - start)), tensor_group())
+    return VocabShard(start, max(0, min(columns, vocab - start)), tensor_group(), vocab)

@@ -84,6 +84,12 @@ def _global_max(max_T: Tensor, shard: VocabShard) -> tuple[Tensor, int]:
     end = shard.start + shard.valid
     if shard.group is None:
         return max_T, end
+    if shard.vocabulary is not None:
+        # No tokens on one rank means none on any rank of the group.
+        if max_T.numel():
+            max_T = max_T.clone()
+            dist.all_reduce(max_T, dist.ReduceOp.MAX, shard.group)
+        return max_T, shard.vocabulary
     # float64 holds both a float32 logit and a token id exactly.
     packed = torch.cat([max_T.double(), max_T.new_full((1,), end, dtype=torch.float64)])
     dist.all_reduce(packed, dist.ReduceOp.MAX, shard.group)

@@ -33,7 +33,8 @@ class VocabShard:
     """Which part of the vocabulary this rank's logits cover.
 
     `start`: global id of column 0. `valid`: how many columns, counted from the first, are vocabulary; those
-    after are padding. `group`: the ranks that share the vocabulary, None when this rank holds all of it.
+    after are padding. `group`: the ranks that share the vocabulary, None when this rank holds all of it. `vocabulary`:
+    the size of the whole, for all ranks of the group or for none; where it is None, a GPU waits to have it read back.
 
     Example, 10 tokens padded to 12 over two ranks: `VocabShard(0, 6, group)` and `VocabShard(6, 4, group)`.
     """
@@ -41,6 +42,7 @@ class VocabShard:
     start: int
     valid: int
     group: dist.ProcessGroup | None
+    vocabulary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

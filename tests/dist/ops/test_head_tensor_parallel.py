@@ -131,7 +131,9 @@ def shard_of(case: Case, group: dist.ProcessGroup) -> tuple[Tensor, VocabShard]:
     padding = case.logits_TV.new_full((tokens, case.padded - vocabulary), 5e4)
     logits_TVp = torch.cat([case.logits_TV, padding], dim=1)[:, rank * columns : (rank + 1) * columns]
     valid = min(max(vocabulary - rank * columns, 0), columns)
-    return logits_TVp, VocabShard(rank * columns, valid, group)
+    # Some callers know the vocabulary's size, others have the group find it.
+    known = case.logits_TV.shape[1] if dist.get_world_size(group) > 2 else None
+    return logits_TVp, VocabShard(rank * columns, valid, group, known)
 
 
 def my_group(tp: int) -> dist.ProcessGroup:
