@@ -86,6 +86,8 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
     notes += changed
     if config.data.stages:
         notes.append(f"data.stages: planned for the largest limit, {config.data.largest_response} tokens a response")
+    if config.policy.fp8:
+        notes.append("policy.fp8: predicted as in bfloat16, times too")
     before = [recipe.annotation for recipe in recipes.all]
     passes = Passes(
         methods=tuple(config.recipe.methods),
@@ -194,6 +196,7 @@ def _request(
             offload=tuple(config.policy.offload),
             recompute_modules=tuple(config.policy.recompute_modules),
             optimizer_offload=config.policy.optimizer_offload,
+            head=config.policy.head,
         ),
         batch=_batch(config, where, options),
         passes=passes,

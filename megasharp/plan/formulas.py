@@ -14,6 +14,7 @@ from typing import Literal
 from megasharp.batching.flops import Flops
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import LoraSettings, input_size, rows_of
+from megasharp.ops.chunked_head import CHUNK_TOKENS
 
 Recompute = Literal["none", "selective", "full"]
 # Of `selective`, by Megatron's names: core_attn, mlp.
@@ -137,14 +138,26 @@ def in_flight(stage: int, pp: int, vpp: int, micro_batches: int) -> float:
     return min(2 * (pp - stage - 1) + (vpp - 1) * pp + 1, vpp * micro_batches) / vpp
 
 
-def logits_bytes(tokens: float, columns: int, width: int, entropy: bool) -> float:
+def logits_bytes(tokens: float, columns: int, width: int, entropy: bool, kernels: bool) -> float:
     """Most that the head holds at once: `tokens` rows of `columns` = vocab / tp logits.
 
-    From `ops/head/reference.py` and the learner: the logits and their rows of responses, `width` each; the shifted
-    float32 copy, and with the entropy its exponential. Backward needs no more: the rows, a float32 gradient (with the
-    gradient of the entropy one more), its copy in `width`. Counted as if every row predicted. Measured: 1 % more.
+    The logits and their rows of responses, `width` each, which is all with `kernels` (Triton's): backward writes over
+    the rows and spreads them out again. In torch (`ops/head/reference.py`) also the shifted float32 copy, and with the
+    entropy its exponential; backward needs no more: the rows, a float32 gradient (with the gradient of the entropy one
+    more), its copy in `width`. Counted as if every row predicted. Measured in torch: 1 % more.
     """
-    return tokens * columns * (2 * width + _FP32 * (2 if entropy else 1))
+    return tokens * columns * (2 * width + (0 if kernels else _FP32 * (2 if entropy else 1)))
+
+
+def chunked_logits_bytes(tokens: float, columns: int, hidden: int, width: int, entropy: bool, kernels: bool) -> float:
+    """The same where logits are computed `CHUNK_TOKENS` tokens at a time (`ops/chunked_head.py`).
+
+    Hidden states of the rows that predict and their gradient, a chunk's logits, and, once they are gone, what autograd
+    is given as the weight's gradient, which is in Megatron's buffer by then.
+    """
+    chunk = min(tokens, CHUNK_TOKENS)
+    logits = logits_bytes(chunk, columns, width, entropy, kernels) - chunk * columns * width
+    return 2 * tokens * hidden * width + max(logits, columns * hidden * width)
 
 
 # ---- engines ------------------------------------------------------------------------------------------------------

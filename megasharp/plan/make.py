@@ -34,7 +34,8 @@ def make_plan(request: Request) -> Plan:
     host = host_bytes(found, request)
     gpus = needed_gpus(request)
     ranks, held = ranks_of_node(request), max(stage.optimizer_on_host for stage in found)
-    times = step_times(request, rows, engine, host // ranks, held)
+    reference = max(stage.reference_on_host for stage in found)
+    times = step_times(request, rows, engine, host // ranks, held, reference)
     seconds = step_seconds(request, times)
     save = checkpoint(request)
     networks = [network for network in (request.policy, request.memory) if network is not None]
@@ -54,6 +55,6 @@ def make_plan(request: Request) -> Plan:
         step_seconds=seconds,
         tokens_per_second_per_gpu=tokens_per_second_per_gpu(request, gpus, seconds),
         checkpoint=save,
-        host=host + ranks * held,
+        host=host + ranks * (held + reference),
         problems=find_problems(request, found, engine, rows, bubble, save),
     )

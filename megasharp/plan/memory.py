@@ -1,7 +1,7 @@
 """The memory of one rank of each pipeline stage, by part and by phase of a step.
 
-Phases are those of `sync/phases.py`. The reference (of what is trained) is not offloaded, and while it computes, the
-policy's own is kept in a second copy: both are what `mcore/learner.py` does.
+Phases are those of `sync/phases.py`. The reference (of what is trained) lies in the host's memory and changes places
+with the policy's own weights while it computes, one parameter at a time (`mcore/reference.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from megasharp.plan.formulas import (
     Recompute,
+    chunked_logits_bytes,
     gradient_bytes,
     in_flight,
     layer_bytes_per_token,
@@ -61,7 +62,7 @@ def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Sta
         activations=activations[split.recompute],
         activations_by=activations,
         logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
-        reference=width * policy.trained if request.passes.reference else 0,
+        reference=_reference(request, policy) if request.machines.gpu is None else 0,
         memory_parameters=memory.parameters if memory else 0,
         memory_network=_static(request, memory.parameters) if memory else 0,
         memory_step=memory_step,
@@ -70,8 +71,13 @@ def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Sta
         must_offload=(),
         optimizer_on_host=_held_on_host(request, policy, memory),
         staging=_staging(request, policy, memory),
+        reference_on_host=0 if request.machines.gpu is None else _reference(request, policy),
     )
     return replace(stage, totals=_learning(request, stage, rows))
+
+
+def _reference(request: Request, policy: Stage) -> int:
+    return request.width * policy.trained if request.passes.reference else 0
 
 
 def _static(request: Request, parameters: int) -> int:
@@ -101,8 +107,7 @@ def _learning(request: Request, stage: StageMemory, rows: Rows) -> dict[str, int
     kept = stage.static + stage.reference + stage.memory_network + stage.reserved
     totals = {TRAINING: kept + max(stage.activations + stage.logits, stage.memory_step, stage.staging)}
     if request.passes.old_logp or request.passes.reference:
-        # What is trained is kept in a second copy while the reference is in its place.
-        totals[ANNOTATION] = kept + stage.reference + _one_layer(request, request.policy, rows) + stage.logits
+        totals[ANNOTATION] = kept + _one_layer(request, request.policy, rows) + stage.logits
     return totals
 
 
@@ -132,9 +137,11 @@ def _activations(
 
 
 def _logits(request: Request, network: Network, rows: Rows, entropy: bool) -> int:
-    split = request.split
-    columns = -(-network.architecture.vocab // split.tp)
-    return int(logits_bytes(rows.largest / split.cp, columns, request.width, entropy))
+    split, arch = request.split, network.architecture
+    columns, tokens, kernels = -(-arch.vocab // split.tp), _tokens(request, rows), request.machines.gpu is not None
+    if split.head == "chunked":
+        return int(chunked_logits_bytes(tokens, columns, arch.hidden, request.width, entropy, kernels))
+    return int(logits_bytes(tokens, columns, request.width, entropy, kernels))
 
 
 def left_while_sampling(stage: StageMemory, request: Request, offload: Iterable[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
@@ -26,6 +27,7 @@ class Split(ParallelLayout):
     """A layout, and how its ranks save memory. `offload` leaves the GPU while engines sample.
 
     `recompute_modules` are those of `selective`. `optimizer_offload`: the optimizer's state is always on the host.
+    `head`: whether logits are there all at once or by chunks.
     """
 
     micro_batch_tokens: int
@@ -33,6 +35,7 @@ class Split(ParallelLayout):
     offload: tuple[str, ...]
     recompute_modules: Modules = CORE_ATTENTION
     optimizer_offload: bool = False
+    head: Literal["logits", "chunked"] = "logits"
 
     @property
     def layout(self) -> ParallelLayout:

@@ -16,7 +16,7 @@ class StageMemory:
     optimizer); `memory_step` what its own micro-batch adds. `reserved` is assumed for CUDA, NCCL and fragmentation.
     `totals`: by phase. `must_offload`: the least that has to leave the GPU while co-located engines sample; None where
     all of it is too little. `optimizer_on_host`: of policy and memory network, where it is not on the GPU, which a step
-    then needs `staging` for.
+    then needs `staging` for. `reference_on_host`: the reference's, beside a GPU.
     """
 
     stage: int
@@ -39,6 +39,7 @@ class StageMemory:
     must_offload: tuple[str, ...] | None
     optimizer_on_host: int = 0
     staging: int = 0
+    reference_on_host: int = 0
 
     @property
     def static(self) -> int:

@@ -26,14 +26,20 @@ _HOST_LINK = 50e9
 
 
 def step_times(
-    request: Request, rows: Rows, engine: EngineMemory | None, offloaded: int, held: int = 0
+    request: Request, rows: Rows, engine: EngineMemory | None, offloaded: int, held: int = 0, reference: int = 0
 ) -> list[StageTime]:
-    """Every part of a step; bytes of a rank: `offloaded` to its host and back, `held` there, and read for an update."""
+    """Every part of a step; bytes of a rank: `offloaded` to its host and back, `held` there, and read for an update,
+    and those of the `reference`, which is there and changes places with the weights twice.
+    """
     gpu = request.machines.gpu
     if gpu is None:
         return []
     times = [_rollout(request, gpu, engine)] if engine is not None else []
     times += _passes(request, gpu, rows)
+    if reference:
+        # There and back, one after the other (`mcore/reference.py`).
+        how = "changes places with the weights and back, 50 GB/s a GPU"
+        times.append(StageTime("reference", 4 * reference / _HOST_LINK, how))
     if held:
         how = "its state from the host and back at the same time, 50 GB/s a GPU"
         times.append(StageTime("optimizer", request.batch.mini_batches * held / _HOST_LINK, how))

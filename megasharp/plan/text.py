@@ -74,7 +74,8 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         f"{where}; policy dp {split.dp} x tp {split.tp} x pp {split.pp}"
         + (f" (vpp {split.vpp})" if split.vpp > 1 else "")
         + f" x cp {split.cp}, recompute {_recompute(split)}, offload {_offload(request)}"
-        + ("; the optimizer's state on the host" if request.optimizer_on_host else ""),
+        + ("; the optimizer's state on the host" if request.optimizer_on_host else "")
+        + ("; logits by chunks" if split.head == "chunked" else ""),
     )
     lengths = batch.lengths
     yield from _wrapped(
@@ -177,7 +178,9 @@ def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Ro
     for name in ("weights", "gradients", "optimizer"):
         yield name, size(name)
     if request.passes.reference:
-        yield "reference", size("reference")
+        beside_gpu = request.machines.gpu is not None
+        label = "reference, on the host" if beside_gpu else "reference"
+        yield label, size("reference_on_host" if beside_gpu else "reference")
     if request.memory is not None:
         yield "parameters of the memory network", lambda stage: f"{stage.memory_parameters:,}"
         yield "its weights, gradients, optimizer", size("memory_network")

@@ -128,6 +128,7 @@ def _stage(request: Request, plan: Plan, stage: StageMemory) -> Tree:
         "optimizer_on_host_bytes": stage.optimizer_on_host,
         "optimizer_staging_bytes": stage.staging,
         "reference_bytes": stage.reference,
+        "reference_on_host_bytes": stage.reference_on_host,
         "memory_network_parameters": stage.memory_parameters,
         "memory_network_bytes": stage.memory_network,
         "activations_bytes": stage.activations,

@@ -352,14 +352,25 @@ def test_sglangs_default_fraction_reserves_what_sglang_does(
     )
 
 
-def test_a_reference_stays_on_the_gpu_and_is_swapped_in(tmp_path: Path) -> None:
-    without, with_it = (
-        planned(tmp_path, "qwen3-32b", f"recipe.methods={methods}").stages[0] for methods in ("[grpo]", "[grpo, kl]")
-    )
-    assert with_it.reference == with_it.weights and without.reference == 0
-    assert with_it.totals["sampling"] - without.totals["sampling"] == with_it.weights
+def test_a_reference_lies_on_the_host_and_changes_places(tmp_path: Path) -> None:
+    plans = [planned(tmp_path, "qwen3-32b", f"recipe.methods={methods}") for methods in ("[grpo]", "[grpo, kl]")]
+    without, with_it = (plan.stages[0] for plan in plans)
+    assert (with_it.reference, with_it.reference_on_host, without.reference_on_host) == (0, with_it.weights, 0)
+    assert with_it.totals["sampling"] == without.totals["sampling"]
+    assert plans[1].host - plans[0].host == 8 * with_it.weights
     assert "annotation" not in without.totals
-    assert with_it.totals["annotation"] > with_it.static + 2 * with_it.weights
+    assert with_it.totals["annotation"] < with_it.totals["training"]
+    (seconds,) = [time.seconds for time in plans[1].times if time.name == "reference"]
+    assert seconds == pytest.approx(4 * with_it.weights / 50e9)
+
+
+def test_chunks_of_logits_take_less(tmp_path: Path) -> None:
+    """A shard of the vocabulary has 18,992 columns; what autograd is given for its weight is the most."""
+    whole, chunks = (planned(tmp_path, "qwen3-32b", f"policy.head={head}").stages[0] for head in ("logits", "chunked"))
+    rows = planned(tmp_path, "qwen3-32b").micro_batch_rows
+    assert whole.logits == 2 * 2 * rows * 18_992
+    assert chunks.logits == 2 * 2 * rows * 5120 + 2 * 18_992 * 5120
+    assert whole.totals["training"] - chunks.totals["training"] == whole.logits - chunks.logits
 
 
 def test_engines_of_their_own_have_gpus_of_their_own(tmp_path: Path) -> None:
@@ -397,7 +408,8 @@ def test_adapters_alone_have_gradients_moments_and_a_reference(tmp_path: Path) -
     (stage,) = lora.stages
     adapters = 64 * 16 * ((3 * 5120 + (8192 + 2 * 1024) // 8) + (25600 // 8 + 5120))
     assert stage.trained == adapters == stage.parameters - full.stages[0].parameters
-    assert (stage.gradients, stage.optimizer, stage.reference) == (4 * adapters, 12 * adapters, 2 * adapters)
+    assert (stage.gradients, stage.optimizer, stage.reference) == (4 * adapters, 12 * adapters, 0)
+    assert stage.reference_on_host == 2 * adapters
     times = [{time.name: time.seconds for time in plan.times} for plan in (full, lora)]
     assert (times[1]["update"] or 0.0) / (times[0]["update"] or 1.0) == pytest.approx(3 / 4)
     assert lora.checkpoint.size < full.checkpoint.size / 3

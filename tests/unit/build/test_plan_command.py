@@ -53,6 +53,7 @@ def test_the_command_checks_the_real_model_and_prints_json(tmp_path: Path) -> No
         "recompute": "full",
         "recompute_modules": ["core_attn"],
         "optimizer_offload": False,
+        "head": "logits",
         "offload": ["weights", "gradients", "optimizer"],
         "offloaded": ["weights", "gradients", "optimizer"],
     }

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.lora import LoraSettings, trained_parameters
+from megasharp.ops.chunked_head import CHUNK_TOKENS, chunked_token_head
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.plan import formulas
 from megasharp.plan.formulas import Lengths
@@ -199,5 +200,22 @@ def test_the_head_holds_as_much_at_once_as_the_formula_says(dtype: torch.dtype, 
 
     with _Peak() as peak:
         loss().backward()  # type: ignore[no-untyped-call]
-    planned = formulas.logits_bytes(tokens, vocab, dtype.itemsize, entropy)
+    planned = formulas.logits_bytes(tokens, vocab, dtype.itemsize, entropy, kernels=False)
     assert 1.0 <= peak.most / planned < 1.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("vocab", [1024, 16_384])
+def test_the_chunked_head_holds_as_much_at_once_as_the_formula_says(dtype: torch.dtype, vocab: int) -> None:
+    """Once the chunk's logits are the most, once the weight's gradient; hidden states are copied as a learner does."""
+    tokens, hidden = 2 * CHUNK_TOKENS + 100, 256
+    given = torch.randn(tokens, hidden, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocab, hidden, dtype=dtype, requires_grad=True)
+    buffer, target = torch.zeros(vocab, hidden), torch.zeros(tokens, dtype=torch.int64)
+    with _Peak() as peak:
+        rows = given.index_select(0, torch.arange(tokens))
+        shard = VocabShard(0, vocab, None)
+        head = chunked_token_head(rows, weight, target, shard, entropy=True, topn=3, weight_grad_VpH=buffer)
+        head.logp_T.sum().backward()  # type: ignore[no-untyped-call]
+    planned = formulas.chunked_logits_bytes(tokens, vocab, hidden, dtype.itemsize, entropy=True, kernels=False)
+    assert 0.9 < peak.most / planned < 1.1, peak.most / planned
