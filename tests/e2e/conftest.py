@@ -14,9 +14,9 @@ from nursery import Nursery
 from quickstart import Command
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """What commands are forked from."""
+    """What commands are forked from; gone with the file, whose neighbours may count their processes."""
     with Nursery() as nursery:
         yield nursery
 
