@@ -1,6 +1,6 @@
 """All that waits for a GPU, in one command: tests, the quickstart beside a CPU's, and every benchmark.
 
-    python tools/check_gpu.py                       # at most an hour, the sum of its limits; not yet timed
+    python tools/check_gpu.py                       # the limits add up to 66 minutes; not yet timed
     python tools/check_gpu.py --only step sync      # some of it
     python tools/check_gpu.py --list
 

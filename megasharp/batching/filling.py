@@ -76,12 +76,10 @@ class _Filling:
 
     def take(self, group: int, rest: list[int]) -> bool:
         """Place a group's responses, which come longest first; False where micro-batches ran out."""
-        sizes = self.sizes
+        sizes, rest = self.sizes, list(rest)
+        tokens = sizes.prompt_tokens[group] + sum([sizes.tokens[i] for i in rest])
+        flops = sizes.prompt_flops[group] + sum([sizes.flops[i] for i in rest])
         while rest:
-            tokens, flops = sizes.prompt_tokens[group], sizes.prompt_flops[group]
-            for i in rest:
-                tokens += sizes.tokens[i]
-                flops += sizes.flops[i]
             at = self._room_for(tokens, flops)
             if at is not None:
                 self._put(at, rest)
@@ -92,9 +90,12 @@ class _Filling:
                     return False
                 self._open()
                 chosen = self._part(group, rest)
-            self._put(-1, chosen)
-            taken = set(chosen)
-            rest = [i for i in rest if i not in taken]
+            responses = [rest[place] for place in chosen]
+            self._put(-1, responses)
+            tokens -= sum([sizes.tokens[i] for i in responses])
+            flops -= sum([sizes.flops[i] for i in responses])
+            for place in reversed(chosen):
+                del rest[place]
         return True
 
     def _open(self) -> None:
@@ -114,20 +115,28 @@ class _Filling:
         return self._capacity.holds(draft.tokens + tokens, draft.flops + flops)
 
     def _part(self, group: int, rest: list[int]) -> list[int]:
-        """What should go into the emptiest micro-batch: the longest responses first that fit, with their prompt."""
+        """What should go into the emptiest micro-batch, as places in `rest`: the longest responses first that fit.
+
+        Of one group the longer response has the more FLOPs too, so what is too large for the room comes first.
+        """
         sizes, capacity, draft = self.sizes, self._capacity, self.drafts[self._rooms[-1][1]]
         if draft.members and len(rest) == 1:
             return []
         tokens = draft.tokens + sizes.prompt_tokens[group]
         flops = draft.flops + sizes.prompt_flops[group]
-        chosen = []
-        for i in rest:
-            if capacity.holds(tokens + sizes.tokens[i], flops + sizes.flops[i]):
-                chosen.append(i)
-                tokens += sizes.tokens[i]
-                flops += sizes.flops[i]
+        chosen: list[int] = []
+        at = 0
+        while True:
+            at = bisect_left(rest, tokens - capacity.tokens, at, key=lambda i: -sizes.tokens[i])
+            at = bisect_left(rest, flops - capacity.flops, at, key=lambda i: -sizes.flops[i])
+            if at == len(rest):
+                break
+            chosen.append(at)
+            tokens += sizes.tokens[rest[at]]
+            flops += sizes.flops[rest[at]]
+            at += 1
         if not draft.members:
-            return chosen or rest[:1]
+            return chosen or [0]
         return chosen if tokens - draft.tokens >= 2 * sizes.prompt_tokens[group] else []
 
     def _put(self, at: int, responses: Sequence[int]) -> None:

@@ -25,8 +25,8 @@ def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]
     3. Neighbours by FLOPs go to different ranks, paired by differences; so ranks are even, and their k-th micro-batches
        cost alike.
     4. What is left of the largest rank's excess is exchanged, response by response.
-    5. Where ranks are still uneven (a rank has a few responses only), 2 to 4 again with groups taken apart; what makes
-       the largest rank smaller stays.
+    5. Where ranks are still uneven (a rank has a few responses only), 2 to 4 again within the token budget alone, with
+       groups whole and taken apart; what makes the largest rank smallest stays.
 
     Nothing is drawn: equal sizes give equal plans.
     """
@@ -36,10 +36,9 @@ def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]
     ranks = _shared_out(_even(sizes, packed, count, budget), count, dp, sizes, budget)
     if imbalance(loads(ranks)) <= _EVEN:
         return ranks
-    apart = spread(sizes, Capacity(budget), count, whole=False)
-    if apart is None:
-        return ranks
-    return min(ranks, _shared_out(apart, count, dp, sizes, budget), key=lambda plan: max(loads(plan)))
+    others = [spread(sizes, Capacity(budget), count, whole=whole) for whole in (True, False)]
+    plans = [ranks, *(_shared_out(drafts, count, dp, sizes, budget) for drafts in others if drafts is not None)]
+    return min(plans, key=lambda plan: max(loads(plan)))
 
 
 def loads(ranks: list[list[Draft]]) -> list[float]:

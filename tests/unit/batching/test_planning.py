@@ -171,3 +171,29 @@ def test_micro_batches_of_one_number_cost_alike(dp: int) -> None:
     assert len(ranks[0]) > 2
     for number in range(len(ranks[0]) - 1):
         assert imbalance([rank[number].flops for rank in ranks]) < 0.25
+
+
+def test_no_rank_has_everything_where_prompts_are_nearly_all_there_is() -> None:
+    """One-token answers to prompts of very different lengths: as even as whole prompts can be, a group to each rank."""
+    rng = random.Random(5)
+    prompts = [rng.randint(50, 500) for _ in range(16)]
+    sizes = measure([i // 16 for i in range(256)], prompts, [1] * 256, FLOPS)
+    ranks = plan(sizes, 16, 32_768, 1)
+    assert imbalance(loads(ranks)) == pytest.approx(imbalance(sizes.prompt_flops))
+
+
+def test_a_group_larger_than_many_micro_batches_is_planned_in_its_size_and_not_its_square() -> None:
+    """Lengths read while one group is cut, counted: each a few times, however many micro-batches there are."""
+    read = 0
+
+    class Counted(list[int]):
+        def __getitem__(self, at: int) -> int:  # type: ignore[override]
+            nonlocal read
+            read += 1
+            return super().__getitem__(at)
+
+    plain = measure([0] * 1024, [10], [600 + i % 7 for i in range(1024)], FLOPS)
+    counted = Sizes(plain.group, plain.prompt_tokens, plain.prompt_flops, Counted(plain.tokens), plain.flops)
+    drafts = fill(counted, Capacity(1000))
+    assert drafts is not None and len(drafts) == 1024
+    assert read < 40 * 1024
