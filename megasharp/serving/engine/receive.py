@@ -9,7 +9,7 @@ unpickles, with its own list of allowed names, is one of four things:
     [("announced", JSON as bytes)]                          the header of what a broadcast brings next
 
 Bytes are uint8 tensors; lent memory is `megasharp.serving.lending`'s. What one rank refuses, all refuse. A version's
-tensors come in any number of buckets, and an announcement without tensors closes it. Headers, loans and files are
+tensors come in any number of buckets; an announcement or a file without any closes it. Headers, loans and files are
 checked whole (versions, every name and shape, checksums) before the first weight changes; a broadcast that was not
 announced is refused. Weights from a folder are checked by the header that lies in it.
 """
@@ -67,8 +67,11 @@ def load_bucket(model: Any, payload: Sequence[tuple[str, Tensor]]) -> None:
     on_all_ranks(lambda: _LOADS[kind](model, *texts))
 
 
-def _close_or_announce(model: Any, text: str) -> None:
-    header = parse_header(text)
+def _announce(model: Any, text: str) -> None:
+    _close_or_expect(model, parse_header(text))
+
+
+def _close_or_expect(model: Any, header: Header) -> None:
     receipt = _accepted(model, header.stamp)
     if known(model):
         _check_names(model, header)
@@ -82,7 +85,10 @@ def _close_or_announce(model: Any, text: str) -> None:
 
 def _load_file(model: Any, path: str) -> None:
     header = read_header(Path(path))
-    _load(model, header, list(read_bucket(Path(path))))
+    if header.tensors:
+        _load(model, header, list(read_bucket(Path(path))))
+    else:
+        _close_or_expect(model, header)
 
 
 def _load_flat(model: Any, text: str, memory: str) -> None:
@@ -119,7 +125,7 @@ _LOADS: dict[str, Callable[..., None]] = {
     "file": _load_file,
     "header": _load_flat,
     "loan": _borrow,
-    "announced": _close_or_announce,
+    "announced": _announce,
 }
 
 
