@@ -11,8 +11,6 @@ from megasharp.batching.sizes import Draft, Sizes
 
 # Rooms are shares of the capacity; what fits exactly must not be missed by rounding.
 _ROUNDING = 1e-9
-# So many responses are gone through faster one by one than by halves.
-_FEW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +92,8 @@ class _Filling:
                 chosen = self._part(group, rest)
             responses = [rest[place] for place in chosen]
             self._put(-1, responses)
+            if len(responses) == len(rest):
+                return True
             tokens -= sum([sizes.tokens[i] for i in responses])
             flops -= sum([sizes.flops[i] for i in responses])
             for place in reversed(chosen):
@@ -124,24 +124,27 @@ class _Filling:
         sizes, capacity, draft = self.sizes, self._capacity, self.drafts[self._rooms[-1][1]]
         if draft.members and len(rest) == 1:
             return []
-        tokens = draft.tokens + sizes.prompt_tokens[group]
-        flops = draft.flops + sizes.prompt_flops[group]
+        tokens, flops, prompt = sizes.tokens, sizes.flops, sizes.prompt_tokens[group]
+        room_tokens = whole_room = capacity.tokens - draft.tokens - prompt
+        room_flops = capacity.flops - draft.flops - sizes.prompt_flops[group]
         chosen: list[int] = []
-        at, end = 0, len(rest)
-        while at < end:
+        at = 0
+        while at < len(rest):
             i = rest[at]
-            if capacity.holds(tokens + sizes.tokens[i], flops + sizes.flops[i]):
-                chosen.append(at)
-                tokens += sizes.tokens[i]
-                flops += sizes.flops[i]
-            elif end - at > _FEW:
-                at = bisect_left(rest, tokens - capacity.tokens, at + 1, key=lambda i: -sizes.tokens[i])
-                at = bisect_left(rest, flops - capacity.flops, at, key=lambda i: -sizes.flops[i])
-                continue
+            if tokens[i] > room_tokens or flops[i] > room_flops:
+                if tokens[rest[-1]] > room_tokens or flops[rest[-1]] > room_flops:
+                    break
+                # A large group must not be gone through for each of its micro-batches.
+                at = bisect_left(rest, -room_tokens, at, key=lambda i: -tokens[i])
+                at = bisect_left(rest, -room_flops, at, key=lambda i: -flops[i])
+                i = rest[at]
+            chosen.append(at)
+            room_tokens -= tokens[i]
+            room_flops -= flops[i]
             at += 1
         if not draft.members:
             return chosen or [0]
-        return chosen if tokens - draft.tokens >= 2 * sizes.prompt_tokens[group] else []
+        return chosen if whole_room - room_tokens >= prompt else []
 
     def _put(self, at: int, responses: Sequence[int]) -> None:
         number = self._rooms.pop(at)[1]
