@@ -36,7 +36,9 @@ def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]
     ranks = _shared_out(_even(sizes, packed, count, budget), count, dp, sizes, budget)
     if imbalance(loads(ranks)) <= _EVEN:
         return ranks
-    others = [spread(sizes, Capacity(budget), count, whole=whole) for whole in (True, False)]
+    # Where no prompt is shared both are the same.
+    ways = (True, False) if len(set(sizes.group)) < len(sizes.group) else (True,)
+    others = [spread(sizes, Capacity(budget), count, whole=whole) for whole in ways]
     plans = [ranks, *(_shared_out(drafts, count, dp, sizes, budget) for drafts in others if drafts is not None)]
     return min(plans, key=lambda plan: max(loads(plan)))
 

@@ -41,7 +41,7 @@ def stage_memory(request: Request, rows: Rows) -> list[StageMemory]:
 
 
 def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Stage | None) -> StageMemory:
-    split, width, shards = request.split, request.width, request.split.shards
+    split, width = request.split, request.width
     last = number == split.pp - 1
     activations: dict[str, int] = {
         setting: _activations(request, request.policy, policy, number, rows, setting) for setting in get_args(Recompute)
@@ -58,7 +58,7 @@ def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Sta
         trained=policy.trained,
         weights=width * policy.parameters,
         gradients=gradient_bytes(policy.trained),
-        optimizer=0 if request.optimizer_on_host else int(optimizer_bytes(policy.trained, width, shards)),
+        optimizer=_optimizer_on_gpu(request, policy.trained),
         activations=activations[split.recompute],
         activations_by=activations,
         logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
@@ -81,10 +81,15 @@ def _reference(request: Request, policy: Stage) -> int:
 
 
 def _static(request: Request, parameters: int) -> int:
-    optimizer = (
-        0 if request.optimizer_on_host else int(optimizer_bytes(parameters, request.width, request.split.shards))
-    )
-    return request.width * parameters + gradient_bytes(parameters) + optimizer
+    return request.width * parameters + gradient_bytes(parameters) + _optimizer_on_gpu(request, parameters)
+
+
+def _optimizer(request: Request, parameters: int) -> int:
+    return int(optimizer_bytes(parameters, request.width, request.split.shards))
+
+
+def _optimizer_on_gpu(request: Request, parameters: int) -> int:
+    return 0 if request.optimizer_on_host else _optimizer(request, parameters)
 
 
 def _trained(policy: Stage, memory: Stage | None) -> tuple[int, ...]:
@@ -94,7 +99,7 @@ def _trained(policy: Stage, memory: Stage | None) -> tuple[int, ...]:
 def _held_on_host(request: Request, policy: Stage, memory: Stage | None) -> int:
     if not request.optimizer_on_host:
         return 0
-    return sum(int(optimizer_bytes(count, request.width, request.split.shards)) for count in _trained(policy, memory))
+    return sum(_optimizer(request, count) for count in _trained(policy, memory))
 
 
 def _staging(request: Request, policy: Stage, memory: Stage | None) -> int:
@@ -152,7 +157,7 @@ def left_while_sampling(stage: StageMemory, request: Request, offload: Iterable[
     memory = {
         "weights": width * count,
         "gradients": gradient_bytes(count),
-        "optimizer": 0 if request.optimizer_on_host else int(optimizer_bytes(count, width, request.split.shards)),
+        "optimizer": _optimizer_on_gpu(request, count),
     }
     kept = sum(parts[name] + memory[name] for name in parts if name not in offload)
     return kept + stage.reference + stage.reserved
