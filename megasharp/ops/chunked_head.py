@@ -156,10 +156,8 @@ class _WeightGradient:
 
     def __init__(self, weight_VpH: Tensor, chunks: int, into_VpH: Tensor | None) -> None:
         self._weight, self._into = weight_VpH, into_VpH
-        # In bfloat16 a sum of many chunks would lose what a chunk adds.
-        dtype = torch.promote_types(weight_VpH.dtype, torch.float32)
         own = into_VpH is None and chunks > 1
-        self._sum = torch.zeros_like(weight_VpH, dtype=dtype) if own else into_VpH
+        self._sum = torch.zeros_like(weight_VpH, dtype=_sum_dtype(weight_VpH)) if own else into_VpH
 
     def add(self, gradient_CVp: Tensor, hidden_CH: Tensor) -> None:
         if self._sum is None:
@@ -180,8 +178,12 @@ class _WeightGradient:
 
 
 def _holds_sums(buffer_VpH: Tensor, weight_VpH: Tensor) -> bool:
-    dtype = torch.promote_types(weight_VpH.dtype, torch.float32)
-    return buffer_VpH.dtype == dtype and buffer_VpH.shape == weight_VpH.shape
+    return buffer_VpH.dtype == _sum_dtype(weight_VpH) and buffer_VpH.shape == weight_VpH.shape
+
+
+def _sum_dtype(weight_VpH: Tensor) -> torch.dtype:
+    """In bfloat16 a sum of many chunks would lose what a chunk adds."""
+    return torch.promote_types(weight_VpH.dtype, torch.float32)
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> Sequence[tuple[int, int]]:
