@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from results import Figure, report
+from results import Figure, report, unusual
 
 from megasharp.batching.flops import Flops
 from megasharp.batching.layout import GPU_ROWS, PackLayout
@@ -268,7 +268,8 @@ def main() -> None:
         "seeds": arguments.seeds,
         **{f"lengths, {name}": text for name, (text, _) in DISTRIBUTIONS.items()},
     }
-    report("bench_batching", rows, settings)
+    subject = unusual(parser, arguments, ("model", "responses", "dp", "budgets", "seeds"))
+    report("bench_batching", rows, settings, subject=subject)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python tools/bench_step.py --model qwen3-4b --random-init --tokens 8192                     # one GPU
     python tools/bench_step.py --model qwen3-8b --random-init --optimizer-offload --recompute full --head chunked
+    python tools/bench_step.py --model qwen3-4b --random-init --fp8 hybrid                      # Transformer Engine
     torchrun --nproc-per-node 8 tools/bench_step.py --model qwen3-8b --random-init --tp 2       # several
     python tools/bench_step.py --model quickstart --dtype float32 --tokens 2048                 # a CPU
 
@@ -13,8 +14,9 @@ learner's half of a sync (the engines' half: tools/bench_sync.py).
 
 MFU = model FLOPs / (seconds of forward, backward, gradient sync and optimizer) / (GPUs x dense bf16 peak of the data
 sheet). Model FLOPs are 3 x (2 N + 4 L q s) a token (2204.02311, appendix B): N weights that are multiplied, L layers, q
-query size, s the mean number of positions attended to; nothing is added for what is computed twice, and with
-`--head chunked` the output layer counts for the rows of responses alone, which it multiplies.
+query size, s the mean number of positions attended to, within a layer's window where it has one; nothing is added for
+what is computed twice, and with `--head chunked` the output layer counts for the rows of responses alone, which it
+multiplies. With FP8 it is a share of the bf16 peak too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +33,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from described import drawn, saved
 from results import Figure, report
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -41,23 +46,26 @@ from megasharp.batching.layout import PackLayout, row_multiple
 from megasharp.batching.pack import pack
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
-from megasharp.convert.weight_files import CONFIG_FILE
+from megasharp.errors import UserError
+from megasharp.mcore import varlen
 from megasharp.mcore.head import HeadForm
+from megasharp.mcore.layer_spec import Wanted, uses_transformer_engine
 from megasharp.mcore.learner import LearnerSettings, RankLearner
+from megasharp.mcore.model import Fp8
 from megasharp.mcore.optimizer import OptimizerSettings
 from megasharp.mcore.parallel import device_of_rank, meet
 from megasharp.mcore.rank import POLICY, Rank
 from megasharp.metrics.tokens import Diagnostics
-from megasharp.plan.formulas import forward_flops_per_token
-from megasharp.plan.hardware import GPUS
+from megasharp.plan.formulas import packing_flops
+from megasharp.plan.hardware import GPUS, Gpu
 from megasharp.sync.bucket_memory import bucket_memory
 from megasharp.sync.buckets import buckets
 from megasharp.types import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
 from megasharp.types import Sequence as TrainSequence
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 MFU_BAR = 40.0
 BUCKET_MB = 512
+WANTED: dict[str, Wanted] = {"auto": "auto", "true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,10 @@ class Setting:
     head: HeadForm
     recompute_modules: tuple[str, ...]
     optimizer_offload: bool
+    transformer_engine: Wanted
+    fp8: str | None
+    fp8_recipe: str
+    overlap: Wanted
     tp: int
     pp: int
     cp: int
@@ -86,7 +98,12 @@ class Setting:
     options: dict[str, int | float | bool | str | None]
 
     def layout(self, world: int) -> ParallelLayout:
-        """The rest of the ranks is data-parallel."""
+        """The rest of the ranks is data-parallel. Raises UserError where they are not a whole number of layouts."""
+        size = self.tp * self.pp * self.cp
+        if world % size:
+            raise UserError(
+                f"--tp x --pp x --cp = {size} does not divide {world} process(es); start them with torchrun"
+            )
         return ParallelLayout(dp=world // (self.tp * self.pp * self.cp), tp=self.tp, pp=self.pp, cp=self.cp)
 
 
@@ -98,7 +115,8 @@ def main() -> None:
     device = device_of_rank(kind, int(os.environ.get("LOCAL_RANK", "0")))
     meet(store, rank, world, device)
     with tempfile.TemporaryDirectory() as name:
-        description = describe(setting, Path(name))
+        model, drew = setting.model, setting.random_init
+        description = drawn(model, setting.layers, Path(name)) if drew else saved(model)
         architecture = read_config(description)[2]
         recipe = build_recipe(("grpo",), {}, reduction=None, constant=float(setting.response), mini_batches=1)
         parts = Rank({POLICY: learner_settings(setting, description, world, recipe)}, device)
@@ -108,7 +126,7 @@ def main() -> None:
         slowest = [over_ranks(row) for row in rows[setting.warm_up :]]
         peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
         if rank == 0:
-            tell(setting, architecture, batch, slowest, world, peak)
+            tell(setting, architecture, batch, slowest, world, peak, modules(setting, architecture, device))
         parts.close()
     dist.destroy_process_group()
 
@@ -119,21 +137,6 @@ def place() -> tuple[int, int, Store]:
         return 0, 1, HashStore()
     store, rank, world = next(rendezvous("env://"))
     return rank, world, PrefixStore("bench_step", store)
-
-
-def describe(setting: Setting, folder: Path) -> Path:
-    """The model's folder; of one to be drawn a folder with its config.json, and as many layers as were asked for."""
-    named = REPOSITORY / "examples" / "quickstart" / "base" if setting.model == "quickstart" else Path(setting.model)
-    if not setting.random_init:
-        return named
-    found = named if (named / CONFIG_FILE).is_file() else REPOSITORY / "configs" / "model" / setting.model
-    config = json.loads((found / CONFIG_FILE).read_text())
-    if setting.layers is not None:
-        config |= {"num_hidden_layers": setting.layers}
-        # Its kinds of layers are read anew from the rest.
-        config.pop("layer_types", None)
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    return folder
 
 
 def learner_settings(setting: Setting, folder: Path, world: int, recipe: Recipe) -> LearnerSettings:
@@ -154,6 +157,9 @@ def learner_settings(setting: Setting, folder: Path, world: int, recipe: Recipe)
         head=setting.head,
         recompute_modules=setting.recompute_modules,
         optimizer_offload=setting.optimizer_offload,
+        transformer_engine=setting.transformer_engine,
+        fp8=None if setting.fp8 is None else Fp8(setting.fp8, setting.fp8_recipe),  # type: ignore[arg-type]
+        overlap=setting.overlap,
     )
 
 
@@ -230,6 +236,24 @@ def waited(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def data_sheet(gpu: str) -> Gpu | None:
+    """The planner's figures of a GPU by its name, which are those of the SXM form."""
+    name = gpu.lower()
+    if any(other in name for other in ("pcie", "nvl", "mig", "gh200")):
+        return None
+    return next((sheet for known, sheet in GPUS.items() if known in name), None)
+
+
+def modules(setting: Setting, architecture: Architecture, device: torch.device) -> dict[str, str]:
+    """Whose layers and which attention were measured."""
+    engine = uses_transformer_engine(setting.transformer_engine, device)
+    query = torch.empty(0, architecture.heads, architecture.head_dim, dtype=as_dtype(setting.dtype), device=device)
+    return {
+        "layers": "Transformer Engine's" if engine else "Megatron's local",
+        "attention": "torch's variable-length kernels" if varlen.supports(query) else "torch's, padded blocks",
+    }
+
+
 def over_ranks(seconds: dict[str, float]) -> dict[str, float]:
     """The slowest rank's, stage by stage."""
     found: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
@@ -239,25 +263,23 @@ def over_ranks(seconds: dict[str, float]) -> dict[str, float]:
 
 def model_flops(architecture: Architecture, batch: StepBatch, head: HeadForm) -> float:
     """Forward and backward passes of all rows that are computed for a token, as the module's docstring has it."""
-    total = 0.0
+    flops, total = packing_flops(architecture), 0.0
     for micro in (micro for mini in batch.mini_batches for share in mini.per_rank for micro in share):
-        rows = runs(micro)
-        total += sum(3.0 * length * forward_flops_per_token(architecture, context) for length, context in rows)
+        before, rows = runs(micro)
+        total += 3.0 * float(flops.of_runs(before, rows).sum())
         if head == "chunked":
-            without = sum(length for length, _ in rows) - micro.rows_T.numel()
+            without = int(rows.sum()) - micro.rows_T.numel()
             total -= 6.0 * architecture.vocab * architecture.hidden * without
     return total
 
 
-def runs(micro: MicroBatch) -> list[tuple[int, float]]:
-    """Lengths of a micro-batch's runs and how many positions their rows attend to on average, the filling left out."""
+def runs(micro: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Of a micro-batch's runs how many rows stand before each and how many it has, the filling left out."""
     segments = micro.segments
-    found = []
-    for length, prefix in zip(segments.length.tolist(), segments.prefix.tolist(), strict=True):
-        before = int(segments.length[prefix]) if prefix >= 0 else 0
-        found.append((length, before + (length + 1) / 2))
+    before = torch.where(segments.prefix >= 0, segments.length[segments.prefix], 0)
     filled = int(micro.tokens_P.numel()) - int(micro.rows_T.max()) - 1
-    return found[:-1] if filled and found[-1][0] == filled else found
+    kept = len(before) - int(bool(filled) and int(segments.length[-1]) == filled)
+    return before[:kept], segments.length[:kept]
 
 
 def tell(
@@ -267,23 +289,28 @@ def tell(
     rows: Sequence[dict[str, float]],
     world: int,
     peak: int | None,
+    shown_modules: dict[str, str],
 ) -> None:
     """The table and its JSON: figures of the step that took the median time."""
     # Of one step, so that the parts belong together; over several ranks each is that of the slowest.
     medians = sorted(rows, key=lambda row: row["step"])[(len(rows) - 1) // 2]
     micros = [micro for mini in batch.mini_batches for share in mini.per_rank for micro in share]
-    tokens = sum(length for micro in micros for length, _ in runs(micro))
+    tokens = sum(int(runs(micro)[1].sum()) for micro in micros)
     flops = model_flops(architecture, batch, setting.head)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-    known = next((sheet for name, sheet in GPUS.items() if name in gpu.lower()), None)
+    known = data_sheet(gpu)
     mfu = None if known is None else 100.0 * flops / medians["update"] / (known.flops * world)
     # Said beside what it changes: the bar of 40 % is for a step without.
     held = "optimizer's state on the host" if setting.optimizer_offload else ""
+    said = [f"{name} {value}" for name, value in shown_modules.items()]
     notes = dict.fromkeys(("update", "optimizer", "step"), held)
     figures = [Figure(name, value, "s", repeats=len(rows), note=notes.get(name, "")) for name, value in medians.items()]
     figures += [
-        Figure("tokens/s per rank, whole step", tokens / medians["step"] / world, "1/s", better="higher"),
-        Figure("tokens/s per rank, update", tokens / medians["update"] / world, "1/s", better="higher"),
+        Figure(f"tokens/s per rank, {name}", tokens / value / world, "1/s", better="higher")
+        for name, value in medians.items()
+        if value
+    ]
+    figures += [
         Figure("FLOPs of the update", flops / 1e12, "TFLOP"),
         Figure("achieved per rank", flops / medians["update"] / world / 1e12, "TFLOP/s", better="higher"),
         Figure(
@@ -292,7 +319,7 @@ def tell(
             "%",
             bar=MFU_BAR,
             better="higher",
-            note="; ".join(filter(None, ["of the dense bf16 peak" if known else "no data sheet", held])),
+            note="; ".join(filter(None, ["of the dense bf16 peak" if known else "no data sheet", held, *said])),
         ),
         Figure(
             "peak memory",
@@ -304,7 +331,7 @@ def tell(
     shown = {
         **{field: getattr(setting, field) for field in Setting.__slots__ if field != "options"},
         "parameters": architecture.parameter_count(),
-        "attention": "torch",
+        **shown_modules,
         "world": world,
         **{f"megatron.{key}": value for key, value in setting.options.items()},
     }
@@ -318,7 +345,7 @@ def arguments() -> Setting:
     parser.add_argument("--model", default="qwen3-4b")
     parser.add_argument("--random-init", action="store_true", help="draw weights instead of reading them")
     parser.add_argument("--layers", type=int, default=None, help="with --random-init: another number of layers")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--tokens", type=int, default=8192, help="budget of a micro-batch")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--response", type=int, default=1792)
@@ -333,6 +360,10 @@ def arguments() -> Setting:
     parser.add_argument(
         "--optimizer-offload", action="store_true", help="its state on the host: 8B on one GPU needs it"
     )
+    parser.add_argument("--transformer-engine", choices=WANTED, default="auto", help="whose layers")
+    parser.add_argument("--overlap", choices=WANTED, default="auto", help="of communication with computing")
+    parser.add_argument("--fp8", choices=["hybrid", "e4m3"], default=None, help="by Transformer Engine")
+    parser.add_argument("--fp8-recipe", choices=["tensorwise", "blockwise"], default="blockwise")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--cp", type=int, default=1)
@@ -340,9 +371,19 @@ def arguments() -> Setting:
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--megatron", type=json.loads, default={}, help="as policy.megatron: '{\"key\": value}'")
     given = vars(parser.parse_args())
-    modules = tuple(given.pop("recompute_modules"))
-    return Setting(options=given.pop("megatron"), recompute_modules=modules, **given)
+    counts = ("tokens", "prompt", "response", "micro_batches", "tp", "pp", "cp", "steps")
+    small = [name for name in counts if given[name] < 1]
+    if small or given["warm_up"] < 0:
+        parser.error(f"--{(small or ['warm_up'])[0].replace('_', '-')} is too small")
+    given["recompute_modules"] = tuple(given["recompute_modules"])
+    # FP8 is Transformer Engine's.
+    given["transformer_engine"] = given["fp8"] is not None or WANTED[given["transformer_engine"]]
+    given["overlap"] = WANTED[given["overlap"]]
+    return Setting(options=given.pop("megatron"), **given)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"bench_step: {error}")

@@ -17,9 +17,9 @@ computed on both sides.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from described import drawn
 from results import Figure, report
 from stand_in_engine import StandIn
 from torch import Tensor
@@ -36,7 +37,7 @@ from torch._C._distributed_c10d import HashStore
 
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.shards import TensorView, expected_hf_shapes
-from megasharp.convert.weight_files import CONFIG_FILE
+from megasharp.errors import UserError
 from megasharp.mcore.first_weights import first_weights
 from megasharp.mcore.model import build_chunks, transformer_config
 from megasharp.mcore.parallel import Place, device_of_rank, initialize, meet, megatron_device
@@ -48,7 +49,6 @@ from megasharp.sync.parts import RankPart
 from megasharp.sync.seats import SharePlan
 from megasharp.types import ParallelLayout, as_dtype
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 BAR = 70.0
 _LIMIT_S = 300.0
 _BROADCASTS = {"cpu": "gloo", "cuda": "nccl"}
@@ -132,7 +132,7 @@ def main() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     meet(HashStore(), 0, 1, device)
     with tempfile.TemporaryDirectory() as name:
-        folder = describe(setting, Path(name))
+        folder = drawn(setting.model, setting.layers, Path(name))
         _, family, architecture = read_config(folder)
         shapes = {name: tuple(shape) for name, shape in expected_hf_shapes(family, architecture).items()}
         dtype = as_dtype(setting.dtype)
@@ -156,7 +156,7 @@ def main() -> None:
         figures += verified("lent", lent.verified(), setting)
     figures += broadcast(setting, lending, shapes, size)
     shown = {name: getattr(setting, name) for name in Setting.__slots__} | {"bytes": size, "load": os.getloadavg()[0]}
-    report("bench_sync", figures, shown)
+    report("bench_sync", figures, shown, subject=Path(setting.model).name)
     dist.destroy_process_group()
 
 
@@ -166,7 +166,7 @@ def told(name: str, seconds: list[tuple[float, float]], size: int, bar: float | 
     plain, pushed = (statistics.median(each) for each in zip(*seconds, strict=True))
     return [
         Figure(name, pushed, "s", repeats=repeats),
-        Figure(name, size / pushed / 1e9, "GB/s", better="higher", repeats=repeats),
+        Figure(f"{name}: rate", size / pushed / 1e9, "GB/s", better="higher", repeats=repeats),
         Figure(f"{name}: a plain copy meanwhile", size / plain / 1e9, "GB/s", better="higher", repeats=repeats),
         Figure(f"{name}: of the plain copy", 100.0 * plain / pushed, "%", bar, "higher", repeats),
     ]
@@ -228,7 +228,7 @@ def broadcast(setting: Setting, part: RankPart, shapes: dict[str, tuple[int, ...
         leave(part, plan.name)
     return [
         Figure(name, seconds, "s", repeats=setting.repeats),
-        Figure(name, size / seconds / 1e9, "GB/s", better="higher", repeats=setting.repeats),
+        Figure(f"{name}: rate", size / seconds / 1e9, "GB/s", better="higher", repeats=setting.repeats),
     ]
 
 
@@ -283,22 +283,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def describe(setting: Setting, folder: Path) -> Path:
-    """A folder with the model's config.json."""
-    named = REPOSITORY / "examples" / "quickstart" / "base" if setting.model == "quickstart" else Path(setting.model)
-    found = named if (named / CONFIG_FILE).is_file() else REPOSITORY / "configs" / "model" / setting.model
-    if not (found / CONFIG_FILE).is_file():
-        raise SystemExit(
-            f"bench_sync: --model {setting.model} is no folder with {CONFIG_FILE}, nor one of configs/model"
-        )
-    config = json.loads((found / CONFIG_FILE).read_text())
-    if setting.layers is not None:
-        config |= {"num_hidden_layers": setting.layers}
-        config.pop("layer_types", None)
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    return folder
-
-
 def arguments() -> Setting:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -307,8 +291,14 @@ def arguments() -> Setting:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--bucket-mb", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=9)
-    return Setting(**vars(parser.parse_args()))
+    given = parser.parse_args()
+    if min(given.bucket_mb, given.repeats) < 1 or (given.layers is not None and given.layers < 1):
+        parser.error("--bucket-mb, --repeats and --layers must be 1 or more")
+    return Setting(**vars(given))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"bench_sync: {error}")

@@ -15,6 +15,7 @@ an estimate. Benchmarks are run as `python tools/bench_<name>.py`, which puts th
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -90,11 +91,11 @@ def machine(packages: Sequence[str] = ()) -> Machine:
 
 
 def device() -> str:
-    """The accelerator's name with how many there are, or the CPU's with how many of its cores this process may use."""
-    if torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        return f"{count} x {torch.cuda.get_device_name()}"
-    return f"{_cpu()}, {len(os.sched_getaffinity(0))} cores"
+    """The accelerators, where there are some, and the CPU, with how many of its cores this process may use."""
+    cpu = f"{_cpu()}, {len(os.sched_getaffinity(0))} cores"
+    if not torch.cuda.is_available():
+        return cpu
+    return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}; {cpu}"
 
 
 def table(figures: Sequence[Figure], where: Machine) -> str:
@@ -117,6 +118,12 @@ def table(figures: Sequence[Figure], where: Machine) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in where.versions.items())
     return "\n".join([f"{where.date}  {where.device}  commit {where.commit}", versions, *lines])
+
+
+def unusual(parser: argparse.ArgumentParser, arguments: argparse.Namespace, among: Sequence[str]) -> str:
+    """Those of `among` that are not the command's defaults, with their values: a `subject` for `report`."""
+    values = {name: getattr(arguments, name) for name in among}
+    return " ".join(f"{name} {value}" for name, value in values.items() if value != parser.get_default(name))
 
 
 def report(

@@ -59,6 +59,40 @@ def exchange(ranks: Sequence[list[Draft]], sizes: Sizes, budget: int) -> None:
             return
 
 
+def swap(ranks: Sequence[list[Draft]]) -> None:
+    """Swap whole micro-batches between the largest rank and small ones while that makes the largest smaller.
+
+    What one response beyond the budget weighs is made up for by emptier micro-batches of its rank. In place.
+    """
+    loads = [sum(draft.flops for draft in rank) for rank in ranks]
+    mean = sum(loads) / len(loads)
+    for _ in range(len(ranks[0]) + 2 * len(ranks)):
+        order = sorted(range(len(ranks)), key=lambda rank: (loads[rank], rank))
+        heavy = order[-1]
+        if loads[heavy] <= mean * (1.0 + TOLERANCE):
+            return
+        for light in order[: min(_PARTNERS, len(ranks) - 1)]:
+            mine, theirs = _pair(ranks[heavy], ranks[light], (loads[heavy] - loads[light]) / 2)
+            moved = ranks[heavy][mine].flops - ranks[light][theirs].flops
+            if moved > 0 and loads[light] + moved < loads[heavy]:
+                ranks[heavy][mine], ranks[light][theirs] = ranks[light][theirs], ranks[heavy][mine]
+                loads[heavy], loads[light] = loads[heavy] - moved, loads[light] + moved
+                break
+        else:
+            return
+
+
+def _pair(heavy: list[Draft], light: list[Draft], wanted: float) -> tuple[int, int]:
+    """The places of a micro-batch of each whose FLOPs differ by about `wanted`."""
+    order = sorted(range(len(light)), key=lambda j: light[j].flops)
+    flops = [light[j].flops for j in order]
+    found = []
+    for i, draft in enumerate(heavy):
+        at = bisect_left(flops, draft.flops - wanted)
+        found += [(abs(draft.flops - flops[k] - wanted), i, order[k]) for k in (at - 1, at) if 0 <= k < len(flops)]
+    return min(found)[1:]
+
+
 # A response with its own FLOPs, and the micro-batch where it is; -1 stands for none.
 _Place = tuple[float, int, Draft]
 

@@ -18,15 +18,13 @@ Transport = Literal["inprocess", "shared_memory", "disk", "gloo", "nccl", "ipc"]
 
 # Which transports an engine in each place can use on each device; the first is what `auto` stands for.
 _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
-    ("cpu", "colocated"): ("shared_memory", "gloo", "disk"),
+    ("cpu", "colocated"): ("shared_memory", "gloo", "ipc", "disk"),
     ("cpu", "disaggregated"): ("gloo", "shared_memory", "disk"),
     ("cuda", "colocated"): ("ipc", "shared_memory", "disk"),
     ("cuda", "disaggregated"): ("nccl", "disk"),
 }
 # A prompt, with what is begun of its response, must be shorter than SGLang's context by more than this.
 _ENGINE_KEEPS = 6
-# These need the driver and every engine on one machine.
-_ONE_MACHINE = ("shared_memory", "ipc")
 
 
 def engine_python(config: RunConfig) -> Path:
@@ -43,8 +41,7 @@ def choose_transport(config: RunConfig, where: str) -> Transport:
         return "inprocess"
     device = device_of(config)
     possible = _TRANSPORTS[device, placement]
-    if config.cluster.nodes > 1:
-        possible = tuple(way for way in possible if way not in _ONE_MACHINE)
+    possible = tuple(way for way in possible if _leads_to_all(way, config))
     if asked == "auto":
         return possible[0]
     found = next((way for way in possible if way == asked), None)
@@ -54,6 +51,26 @@ def choose_transport(config: RunConfig, where: str) -> Transport:
             f"{config.cluster.nodes} node(s); use {', '.join(possible)}, or auto"
         )
     return found
+
+
+def _leads_to_all(way: Transport, config: RunConfig) -> bool:
+    """Whether every engine can be reached: files in memory do not leave the driver's machine, handles not a device."""
+    if way == "shared_memory":
+        return config.cluster.nodes == 1
+    return way != "ipc" or ranks_beside(config) is not None
+
+
+def ranks_beside(config: RunConfig) -> tuple[tuple[int, ...], ...] | None:
+    """The policy rank whose memory each rank of each engine can open: on its GPU, or on a CPU's machine.
+
+    None where there is not one for each. Empty, which stands for the ranks' order, where the run does not fit into its
+    cluster: that is refused in its own words.
+    """
+    try:
+        layout = cluster_layout(config)
+    except UserError:
+        return ()
+    return layout.beside(same_slot=device_of(config) == "cuda")
 
 
 def check_engine_keys(config: RunConfig, where: str) -> None:

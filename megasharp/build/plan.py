@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from megasharp.algos.base import OldLogp
 from megasharp.build.adapters import lora_settings
 from megasharp.build.devices import asks_for_gpus
-from megasharp.build.engines import choose_transport
+from megasharp.build.engines import check_engine_keys, choose_transport
 from megasharp.build.models import memory_path
+from megasharp.build.precision import check_precision_keys
 from megasharp.build.recipes import build_recipes
 from megasharp.config.paths import REPOSITORY, find
 from megasharp.config.run import RunConfig
@@ -84,6 +85,8 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
             )
     config, changed = _fill_nodes(config, where, options) if fill else (_on_nodes(config, options), [])
     notes += changed
+    check_precision_keys(config, policy.architecture, where)
+    check_engine_keys(config, where)
     if config.data.stages:
         notes.append(f"data.stages: planned for the largest limit, {config.data.largest_response} tokens a response")
     if config.policy.fp8:

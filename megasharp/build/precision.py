@@ -11,14 +11,20 @@ from megasharp.errors import UserError
 _FP8_MULTIPLE = 16
 
 
-def check_precision(config: RunConfig, architecture: Architecture, where: str) -> None:
-    """Raise UserError, in one line, for what this model, device or Python cannot do."""
+def check_precision_keys(config: RunConfig, architecture: Architecture, where: str) -> None:
+    """Raise UserError, in one line, for what this model or the run's device cannot do, on whatever machine this is."""
     policy = config.policy
     _check_unused(config, where)
     if policy.fp8 is not None:
         _check_fp8(config, architecture, f"{where}: policy.fp8={policy.fp8}")
     elif policy.transformer_engine is True and device_of(config) != "cuda":
         raise UserError(f"{where}: policy.transformer_engine=true needs a GPU; on a CPU leave it at auto, or set false")
+
+
+def check_precision(config: RunConfig, architecture: Architecture, where: str) -> None:
+    """The same, and for what this Python lacks."""
+    policy = config.policy
+    check_precision_keys(config, architecture, where)
     if policy.fp8 is not None or policy.transformer_engine is True:
         # Imported here: Megatron takes seconds to import.
         from megasharp.mcore.layer_spec import require_transformer_engine
@@ -38,6 +44,8 @@ def _check_unused(config: RunConfig, where: str) -> None:
             f"{where}: policy.recompute_modules has no effect with policy.recompute={policy.recompute}; set "
             "policy.recompute=selective too"
         )
+    if len(set(policy.recompute_modules)) < len(policy.recompute_modules):
+        raise UserError(f"{where}: policy.recompute_modules names one twice")
     if policy.recompute == "selective" and not policy.recompute_modules:
         raise UserError(f"{where}: policy.recompute_modules is empty; name one, or set policy.recompute=none")
 

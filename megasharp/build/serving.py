@@ -10,7 +10,7 @@ import torch
 
 from megasharp.build.check import Checked
 from megasharp.build.devices import device_of, sampling_device
-from megasharp.build.engines import check_room, choose_transport, fleet_settings
+from megasharp.build.engines import check_room, choose_transport, fleet_settings, ranks_beside
 from megasharp.build.parts import make_async_rollouts, make_engine, make_rollouts
 from megasharp.build.placement import Placement
 from megasharp.loop import Phases, Rollouts, Sync
@@ -161,6 +161,7 @@ def _sync_settings(checked: Checked, placement: Placement, folder: Path) -> Sync
         folder=folder / "weights" if transport == "disk" else None,
         host=placement.address,
         limit_s=config.sync.limit_s,
+        beside=ranks_beside(config) or (),
     )
 
 

@@ -72,6 +72,22 @@ class Layout:
         found = {slot.engine[1]: i for i, slot in enumerate(self.slots) if slot.engine and slot.engine[0] == engine}
         return [found[rank] for rank in range(len(found))]
 
+    def beside(self, same_slot: bool) -> tuple[tuple[int, ...], ...] | None:
+        """For every engine, the policy rank that lies beside each of its ranks: in the same slot.
+
+        Without `same_slot` any rank on its node will do where the slot has none. None where an engine's rank has none.
+        """
+        found = [[self._rank_beside(slot, same_slot) for slot in self.of_engine(i)] for i in range(self.engines)]
+        rows = [tuple(rank for rank in row if rank is not None) for row in found]
+        return tuple(rows) if list(map(len, rows)) == list(map(len, found)) else None
+
+    def _rank_beside(self, number: int, same_slot: bool) -> int | None:
+        slot = self.slots[number]
+        if slot.rank is not None or same_slot:
+            return slot.rank
+        near = [other.rank for other in self.slots if other.node == slot.node and other.rank is not None]
+        return near[number % len(near)] if near else None
+
     @property
     def world(self) -> int:
         """How many policy ranks there are."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -142,6 +143,9 @@ def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
         elif first["type"] == "missing":
             reason = "this key is required"
         else:
+            here = {mistake["type"] for other, mistake in zip(paths, mistakes, strict=True) if other == path}
+            if here & {"bool_parsing", "bool_type"} and first["type"] == "literal_error":
+                reason += ", true or false"
             # Of a whole table the message says what is wrong in it.
             shown = "input" in first and key and not isinstance(first["input"], dict)
             reason = f"{reason} (found {first['input']!r})" if shown else reason
@@ -198,8 +202,11 @@ def _nearest(schema: type[BaseModel], location: _Path) -> str:
         )
     if len(tables) != 1:
         return ""
-    known = ", ".join(tables[0].model_fields)
-    return f"; known keys here: {known}" if known else "; this table has no keys"
+    known = list(tables[0].model_fields)
+    if not known:
+        return "; this table has no keys"
+    close = get_close_matches(str(location[-1]), known, 1)
+    return f"{f', nearest is {close[0]}' if close else ''}; known keys here: {', '.join(known)}"
 
 
 def _tables(annotation: Any) -> list[type[BaseModel]]:

@@ -14,6 +14,8 @@ OLDEST_DRIVER = 580
 # What a GPU nobody uses holds: driver and context, below this.
 _IDLE_BYTES = 2 << 30
 _GB = 1e9
+# What pip is asked for where the name alone is too little.
+_REQUIREMENTS = {"transformer-engine": "transformer-engine[pytorch,core_cu13]"}
 
 Level = Literal["ok", "note", "FAIL"]
 
@@ -104,9 +106,8 @@ def versions(installed: Mapping[str, str | None], tested: Mapping[str, str]) -> 
         wanted = tested.get(name)
         plain = version.partition("+")[0] if version else None
         if version is None:
-            found.append(
-                Finding("FAIL", "versions", f"{name} is not installed; pip install -c constraints.txt -e '.[gpu]'")
-            )
+            wanted = _REQUIREMENTS.get(name, name)
+            found.append(Finding("FAIL", "versions", f"{name} is not installed; pip install '{wanted}'"))
         elif wanted is not None and plain != wanted:
             found.append(Finding("note", "versions", f"{name} {version}; tested is {wanted} (constraints.txt)"))
         else:

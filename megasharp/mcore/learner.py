@@ -191,24 +191,17 @@ class RankLearner:
 
     def annotate(self, batch: StepBatch, needs: Needs) -> Annotations | None:
         """Passes before the update, for what `needs` asks; None on ranks that do not report."""
+        shares = [mini.per_rank[self._place.dp] for mini in batch.mini_batches]
+        old = reference = [list[MicroResult]()] * len(shares)
         with self._on_device():
-            annotations = [self._annotate_mini(mini, needs) for mini in batch.mini_batches]
-        return annotations if self._place.reports else None
-
-    def _annotate_mini(self, mini: MiniBatch, needs: Needs) -> list[Annotation]:
-        share = mini.per_rank[self._place.dp]
-        wants_old = needs.old_logp is not OldLogp.NONE or needs.old_entropy
-        old = self._passes.annotate(share) if wants_old else []
-        with self._reference_weights():
-            reference = self._passes.annotate(share) if needs.ref_logp else []
-        return [
-            Annotation(
-                old_logp_T=old[i].logp_T if needs.old_logp is not OldLogp.NONE else None,
-                old_entropy_T=old[i].entropy_T if needs.old_entropy else None,
-                ref_logp_T=reference[i].logp_T if needs.ref_logp else None,
-            )
-            for i in range(max(len(old), len(reference)))
-        ]
+            if needs.old_logp is not OldLogp.NONE or needs.old_entropy:
+                old = [self._passes.annotate(share) for share in shares]
+            if needs.ref_logp:
+                # The weights change places once, whatever the number of mini-batches.
+                with self._reference_weights():
+                    reference = [self._passes.annotate(share) for share in shares]
+        found = [_annotations(*each, needs) for each in zip(old, reference, strict=True)]
+        return found if self._place.reports else None
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats | None:
         """One optimizer step per mini-batch, but not with a gradient norm above the limit.
@@ -314,6 +307,8 @@ class RankLearner:
         Only of what is trained: frozen weights are the reference's too.
         """
         if self._settings.needs.ref_logp:
+            # The former one's memory first: the host may not hold two.
+            self._reference = None
             self._reference = Reference(self._trained())
 
     def begin_save_reference(self, folder: Path) -> None:
@@ -376,6 +371,18 @@ def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:
 def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """By name, over all parts that have it."""
     return {name: math.fsum(part.get(name, 0.0) for part in parts) for name in dict.fromkeys(chain(*parts))}
+
+
+def _annotations(old: Sequence[MicroResult], reference: Sequence[MicroResult], needs: Needs) -> list[Annotation]:
+    """Of a mini-batch's micro-batches; a pass that did not run gave nothing."""
+    return [
+        Annotation(
+            old_logp_T=old[i].logp_T if needs.old_logp is not OldLogp.NONE else None,
+            old_entropy_T=old[i].entropy_T if needs.old_entropy else None,
+            ref_logp_T=reference[i].logp_T if needs.ref_logp else None,
+        )
+        for i in range(max(len(old), len(reference)))
+    ]
 
 
 def _join_steps(stats: Sequence[StepStats]) -> StepStats:

@@ -79,6 +79,22 @@ _INSTEAD = {
     "optimizer_cpu_offload": "set policy.optimizer_offload",
     "optimizer_offload_fraction": "set policy.optimizer_offload, which holds all of it on the host",
     "recompute_modules": "set policy.recompute_modules",
+    "recompute_granularity": "set policy.recompute",
+    "recompute_method": "set policy.recompute",
+    "recompute_num_layers": "set policy.recompute",
+    "tensor_model_parallel_size": "set policy.tp",
+    "pipeline_model_parallel_size": "set policy.pp",
+    "virtual_pipeline_model_parallel_size": "set policy.vpp",
+    "context_parallel_size": "set policy.cp",
+    "fp8": "set policy.fp8",
+    "fp8_recipe": "set policy.fp8_recipe",
+    "deterministic_mode": "set deterministic",
+    "lr": "set policy.optimizer.lr",
+    "weight_decay": "set policy.optimizer.weight_decay",
+    "clip_grad": "set policy.optimizer.clip_grad",
+    "bf16": "set model.dtype",
+    "fp16": "set model.dtype",
+    "params_dtype": "set model.dtype",
 }
 # What Megatron recomputes under `selective` unless it is told otherwise.
 CORE_ATTENTION = "core_attn"

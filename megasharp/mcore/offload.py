@@ -16,6 +16,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from megasharp.mcore.optimizer import parts
+from megasharp.mcore.page_locked import PageLocked
 from megasharp.mcore.streamed_adam import StreamedAdam
 
 # NaN, in every type of float.
@@ -56,7 +57,7 @@ class Offloader:
         self._optimizer = optimizer
         self.moves = 0
         self._held: list[_Held] = []
-        self._locked: list[Tensor] = []
+        self._locked: dict[int, PageLocked] = {}
 
     def offload(self, kinds: Collection[Kind]) -> int:
         """Empty the storages of `kinds`; returns the bytes freed. Gradients are not kept: a step starts from zero."""
@@ -68,7 +69,7 @@ class Offloader:
                 storage = tensor.untyped_storage()
                 if storage.size() and storage.data_ptr() not in seen:
                     seen.add(storage.data_ptr())
-                    content = None if kind == "gradients" else self._copied(storage, len(self._held))
+                    content = None if kind == "gradients" else self._copied(tensor, len(self._held))
                     self._held.append(_Held(storage, storage.size(), content))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -93,15 +94,18 @@ class Offloader:
                 _bytes(held.storage).copy_(held.content, non_blocking=True)
         self._held = []
 
-    def _copied(self, storage: torch.UntypedStorage, number: int) -> Tensor:
-        """The storage's bytes on the host; on a GPU the copy may still be under way."""
-        if storage.device.type == "cpu":
+    def _copied(self, tensor: Tensor, number: int) -> Tensor:
+        """The bytes of a tensor's storage on the host; from a GPU the copy may still be under way."""
+        storage = tensor.untyped_storage()
+        if tensor.device.type == "cpu":
             return _bytes(storage).clone()
-        while len(self._locked) <= number:
-            self._locked.append(torch.empty(0, dtype=torch.uint8))
-        if self._locked[number].numel() != storage.size():
-            self._locked[number] = torch.empty(storage.size(), dtype=torch.uint8, pin_memory=True)
-        return self._locked[number].copy_(_bytes(storage), non_blocking=True)
+        locked = self._locked.pop(number, None)
+        if locked is None or locked.memory.numel() != storage.size():
+            # What is held is let go of first.
+            locked = None
+            locked = PageLocked(storage.size(), torch.uint8, tensor.device, "policy.offload", "list less there")
+        self._locked[number] = locked
+        return locked.memory.copy_(_bytes(storage), non_blocking=True)
 
     def _tensors(self, kind: Kind) -> list[Tensor]:
         if kind == "weights":

@@ -14,24 +14,30 @@ from torch import Tensor
 from megasharp.errors import UserError
 
 
-def page_locked_zeros(size: int, owner: object, device: torch.device, key: str) -> Tensor:
-    """float32 [size] on the host. Its pages are locked as long as `owner` lives, if `device` is a GPU.
+class PageLocked:
+    """`memory`: `size` zeros of `dtype` on the host. Its pages are locked as long as this lives, if `device` is a GPU.
 
     Raises:
-        UserError: the driver will not lock that much; `key` is the setting that asked for it.
+        UserError: the driver will not lock that much; `asker` is what asked for it, `instead` what can be done.
     """
-    memory = torch.zeros(size, dtype=torch.float32)
-    if device.type == "cuda" and size:
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address, count = memory.data_ptr(), memory.numel() * memory.element_size()
-        error = int(runtime.cudaHostRegister(address, count, 0))
-        if error:
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device, asker: str, instead: str) -> None:
+        try:
+            self.memory = torch.zeros(size, dtype=dtype)
+        except RuntimeError as failure:
             raise UserError(
-                f"{key}: {count / 1e9:.1f} GB of host memory could not be page-locked (CUDA error {error}); ask for "
-                f"more memory (sbatch --mem), or set {key}=false"
-            )
-        weakref.finalize(owner, _unlock, runtime, memory)
-    return memory
+                f"{asker}: the host has no {size * dtype.itemsize / 1e9:.1f} GB of memory left for it; ask for more "
+                f"(sbatch --mem), or {instead}"
+            ) from failure
+        if device.type == "cuda" and size:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            error = int(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0))
+            if error:
+                raise UserError(
+                    f"{asker}: {self.memory.nbytes / 1e9:.1f} GB of host memory could not be page-locked (CUDA error "
+                    f"{error}); ask for more memory (sbatch --mem), or {instead}"
+                )
+            weakref.finalize(self, _unlock, runtime, self.memory)
 
 
 def _unlock(runtime: object, memory: Tensor) -> None:

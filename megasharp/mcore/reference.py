@@ -12,14 +12,33 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from megasharp.mcore.page_locked import PageLocked
+
 
 class Reference:
-    """A copy of the parameters' present values, in their dtypes; page-locked where they are on a GPU."""
+    """A copy of the parameters' present values, in their dtypes; page-locked where they are on a GPU.
+
+    Raises:
+        UserError: the host's memory could not be locked.
+    """
 
     @torch.no_grad()
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self._parameters = parameters
-        self._held = [torch.empty(p.shape, dtype=p.dtype, pin_memory=p.is_cuda).copy_(p) for p in parameters]
+        self._locked: list[PageLocked] = []
+        self._held = [torch.empty(0)] * len(parameters)
+        for dtype, device in dict.fromkeys((p.dtype, p.device) for p in parameters):
+            self._hold([i for i, p in enumerate(parameters) if (p.dtype, p.device) == (dtype, device)])
+
+    def _hold(self, alike: Sequence[int]) -> None:
+        """Copies of parameters of one dtype, one after another in one piece of memory."""
+        parameters = [self._parameters[i] for i in alike]
+        sizes = [parameter.numel() for parameter in parameters]
+        instead = "leave out the methods that read a reference"
+        locked = PageLocked(sum(sizes), parameters[0].dtype, parameters[0].device, "the reference policy", instead)
+        self._locked.append(locked)
+        for i, flat, parameter in zip(alike, locked.memory.split_with_sizes(sizes), parameters, strict=True):
+            self._held[i] = flat.view(parameter.shape).copy_(parameter)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from megasharp.mcore.adam import Adam
-from megasharp.mcore.page_locked import page_locked_zeros
+from megasharp.mcore.page_locked import PageLocked
 
 KEY = "policy.optimizer_offload"
 # Elements of a piece, and how many pieces are on the GPU at once: one comes, one is updated, one goes.
@@ -99,8 +99,9 @@ class StreamedAdam(Adam):
         self._starts, total, self._pieces = cut(
             [[p.numel() for p in group["params"]] for group in groups], piece or PIECE
         )
-        self._moments = [page_locked_zeros(total, self, device, KEY) for _ in _MOMENTS]
-        self._mains = page_locked_zeros(total if weights else 0, self, device, KEY)
+        sizes = (total if weights else 0, *(total for _ in _MOMENTS))
+        self._locked = [PageLocked(size, torch.float32, device, KEY, f"set {KEY}=false") for size in sizes]
+        self._mains, *self._moments = (locked.memory for locked in self._locked)
         self._weights = [weights.get(p) for p in self._parameters]
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
         for p, start, weight in zip(self._parameters, self._starts, self._weights, strict=True):

@@ -270,6 +270,15 @@ def _attention_flops(arch: Architecture) -> float:
     return 4.0 * arch.query_size
 
 
+def context_bytes_per_row(arch: Architecture, tp: int, cp: int, width: int) -> float:
+    """What a rank receives in one gather of keys and values of all layers, for each packed row of its micro-batches.
+
+    Of 2 kv_size / tp numbers a layer those of the cp - 1 other ranks' rows, (cp - 1) / cp of all (`mcore/context.py`).
+    Summing their gradients in backward sends as much.
+    """
+    return (cp - 1) / cp * arch.num_layers * 2 * arch.kv_size / tp * width
+
+
 def packing_flops(arch: Architecture) -> Flops:
     """`forward_flops_per_token` for rows whose contexts are known: what batching balances ranks by."""
     layers = Counter(arch.window(layer) for layer in range(arch.num_layers))

@@ -53,7 +53,8 @@ def _machines(request: Request) -> Iterator[Problem]:
             yield _error(f"{key}={tp} does not divide the {room} GPUs of a node; a group would cross nodes")
     needed, there = needed_gpus(request), machines.nodes * room
     if needed > there:
-        yield _error(f"the run needs {needed} GPUs, {machines.nodes} node(s) of {room} have {there}; lower policy.dp")
+        lower = "policy.dp" if split.dp > 1 else "policy.tp, pp or cp"
+        yield _error(f"the run needs {needed} GPUs, {machines.nodes} node(s) of {room} have {there}; lower {lower}")
     elif needed < there:
         yield _warning(f"{there - needed} of {there} GPUs stay idle: raise policy.dp or rollout.engines")
     if engines and engines.colocated and engines.count * engines.tp < split.world:
@@ -63,8 +64,8 @@ def _machines(request: Request) -> Iterator[Problem]:
         )
     if engines and engines.colocated and machines.nodes > 1 and engines.transport == "disk":
         yield _warning(
-            "co-located engines on several nodes get their weights by way of the disk, the only transport of sync that "
-            "reaches them; it needs a shared file system (engines of their own take nccl)"
+            "co-located engines on several nodes get their weights by way of the disk, which needs a shared file "
+            "system; sync.transport=auto hands them over where each of their GPUs has a rank of the policy"
         )
 
 

@@ -11,6 +11,7 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.plan.formulas import (
     bubble_share,
     checkpoint_bytes,
+    context_bytes_per_row,
     decode_seconds,
     forward_flops_per_token,
     mean_context,
@@ -36,6 +37,7 @@ def step_times(
         return []
     times = [_rollout(request, gpu, engine)] if engine is not None else []
     times += _passes(request, gpu, rows)
+    times += _context(request, gpu, rows)
     if reference:
         # There and back, one after the other (`mcore/reference.py`).
         how = "changes places with the weights and back, 50 GB/s a GPU"
@@ -124,6 +126,28 @@ def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
     return times
 
 
+def _context(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
+    """Keys and values between context-parallel ranks: in a forward pass, and for their gradients; nothing overlaps."""
+    split = request.split
+    if split.cp == 1:
+        return []
+    inside = split.tp * split.cp <= request.machines.gpus_per_node
+    link = (gpu.nvlink / 2 if inside else gpu.network) * request.rates.links
+    again = split.recompute == "full" or (split.recompute == "selective" and "core_attn" in split.recompute_modules)
+    update = 3 if again else 2
+    before = int(request.passes.old_logp) + int(request.passes.reference)
+    exchanged = (before + update) * _row_bytes(request, request.policy)
+    if request.memory is not None:
+        exchanged += update * _row_bytes(request, request.memory)
+    working = split.dp * split.pp * (1 - bubble_share(split.pp, split.vpp, rows.micro_batches))
+    how = f"keys and values of every layer over {'NVLink' if inside else 'the network'}"
+    return [StageTime("context", rows.step * exchanged / working / link, how)]
+
+
+def _row_bytes(request: Request, network: Network) -> float:
+    return context_bytes_per_row(network.architecture, request.split.tp, request.split.cp, request.width)
+
+
 def _forward(request: Request, network: Network) -> float:
     arch = network.architecture
     return forward_flops_per_token(arch, mean_context(arch, request.batch.lengths))
@@ -150,6 +174,8 @@ def _sync(request: Request, gpu: Gpu, engines: Engines) -> StageTime:
     size = request.width * sum(counts)
     links = request.rates.links
     match engines.transport:
+        case "ipc" if request.split.pp > 1 and request.machines.nodes > 1:
+            return StageTime("sync", size / (gpu.network * links), "every stage's weights broadcast to all GPUs")
         case "ipc" | "shared_memory":
             return StageTime("sync", size / (gpu.nvlink / 2 * links), "whole weights gathered to each GPU over NVLink")
         case "nccl" | "gloo":

@@ -1,6 +1,7 @@
 """A search over layouts: every one is planned, those that fit are ranked by the predicted seconds of a step.
 
-Predictions that lie within 5 % of each other say nothing: among such layouts the one of fewer pipeline stages is first.
+Predictions that lie within 5 % of each other say nothing: among such layouts the one of fewer context-parallel ranks,
+then of fewer pipeline stages, is first.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
 
     Engines on GPUs of their own keep as many as they have; with `share_out` quarters of all are tried for them.
 
-    By seconds of a step in classes of 5 %, then the simplest first. Context parallel comes last: seconds leave its
-    sends out.
+    By seconds of a step in classes of 5 %, then the simplest first.
 
     Raises UserError where nothing fits, or the run is not on GPUs or has no engines.
     """
@@ -79,8 +79,8 @@ class _Share:
 
 
 def _order(split: Split, seconds: float, fastest: float) -> tuple[float, ...]:
-    """Context parallel comes last, whose sends no seconds count. Within a class of 5 % the simplest comes first."""
-    return split.cp > 1, int(math.log(seconds / fastest) / math.log(_EQUAL)), split.pp, split.cp, seconds
+    """Within a class of 5 % the simplest comes first: no context parallel, then no pipeline."""
+    return int(math.log(seconds / fastest) / math.log(_EQUAL)), split.cp, split.pp, seconds
 
 
 def _plans(request: Request, share_out: bool) -> Iterator[tuple[Request, Plan]]:
@@ -194,6 +194,4 @@ def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
             f"an engine's cache holds {plan.engine.sequences_mean} responses in progress, {plan.engine.at_once} of "
             f"{plan.engine.requests:.0f} at once"
         )
-    if split.cp > 1:
-        reasons.append("what policy.cp sends between GPUs is not in the seconds")
     return tuple(reasons)

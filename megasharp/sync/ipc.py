@@ -1,6 +1,7 @@
 """Weights to engines on the learner's own devices, through handles of its memory: nothing is copied between devices.
 
-Not measured on a GPU; on a CPU the handles are of files in /dev/shm.
+On several nodes too: a handle is made and opened on one device, only its text travels. Not measured on a GPU; on a CPU
+the handles are of files in /dev/shm.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from megasharp.sync.settings import SyncSettings
 
 
 class SharedHandles:
-    """Satisfies `Transport`; both networks must be `RankedSource`s over the same ranks, on the engines' machine."""
+    """Satisfies `Transport`. Both networks must be `RankedSource`s over the same ranks.
+
+    One of these ranks must be beside each rank of each engine.
+    """
 
     def __init__(self, receivers: Receivers, settings: SyncSettings, dtype: torch.dtype) -> None:
         self._receivers = receivers
@@ -44,6 +48,7 @@ class SharedHandles:
                     engines=tuple((number, member.process.api) for number, member in there.items()),
                     tp=self._receivers.tp,
                     limit_s=self._settings.limit_s,
+                    beside=self._settings.beside,
                 )
                 sent = only(part.apply(share, plan))
                 for number, failure in sent.failures.items():

@@ -22,8 +22,8 @@ _Value = TypeVar("_Value")
 class SharePlan:
     """How one network is shared; `prefix` goes before every name.
 
-    Rank `t` of the engine at place `e` of `engines` is on the device of learner rank `(e * tp + t) % world`: engines
-    lie beside the learner's ranks in order. Such a place of an engine's rank, counted through, is its seat.
+    Rank `t` of engine number `n` is on the device of learner rank `beside[n][t]`, or, without a table, of
+    `(n * tp + t) % world`: in order. The ranks of all of `engines`, counted through, are the seats.
     """
 
     stamp: Stamp
@@ -34,10 +34,16 @@ class SharePlan:
     engines: tuple[tuple[int, EngineApi], ...]
     tp: int
     limit_s: float
+    beside: tuple[tuple[int, ...], ...] = ()
 
     def seats(self, rank: int, world: int) -> list[int]:
         """The seats that are on this learner rank's device."""
-        return [seat for seat in range(self.tp * len(self.engines)) if seat % world == rank]
+        return [seat for seat in range(self.tp * len(self.engines)) if self._rank_beside(seat, world) == rank]
+
+    def _rank_beside(self, seat: int, world: int) -> int:
+        # By the engine's number: places of those that are alive change when one is lost.
+        number, place = self.engines[seat // self.tp][0], seat % self.tp
+        return self.beside[number][place] if self.beside else (number * self.tp + place) % world
 
     def engine_at(self, seat: int) -> EngineApi:
         """Whose rank sits there."""

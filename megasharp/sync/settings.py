@@ -22,7 +22,8 @@ class SyncSettings:
     new weights, `in_place` goes on with what they have (later requests never see that). `host` is the address at which
     engines reach the learner's ranks for a broadcast. An engine that needs more than `limit_s` seconds for one call of
     a push is lost: for a bucket, and from disk or for checksums for all weights. A broadcast's group may take `join_s`
-    to form, and an engine `settle_s` to come out of a broadcast that failed.
+    to form, and an engine `settle_s` to come out of a broadcast that failed. `beside`: for each engine the learner's
+    rank on whose device each of its ranks is, for `ipc`; empty where engines lie beside the ranks in order.
     """
 
     transport: TransportName = "shared_memory"
@@ -34,3 +35,4 @@ class SyncSettings:
     limit_s: float = 600.0
     join_s: float = 60.0
     settle_s: float = 20.0
+    beside: tuple[tuple[int, ...], ...] = ()

@@ -164,7 +164,7 @@ def test_missing_run_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     ("option", "reason"),
     [
         ("{bogus: 1}", "no such option"),
-        ("{lr: 1.0}", "megasharp sets this itself"),
+        ("{lr: 1.0}", "policy.megatron.lr: set policy.optimizer.lr"),
         ("{hidden_size: 4}", "megasharp sets this itself"),
         ("{overlap_grad_reduce: true}", "set policy.overlap"),
         ("{optimizer_cpu_offload: true}", "set policy.optimizer_offload"),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_flops_are_those_of_torchs_counter(monkeypatch: pytest.MonkeyPatch, head
     words = "bench_step --model quickstart --dtype float32 --tokens 516 --prompt 65 --response 64 --micro-batches 1"
     monkeypatch.setattr(sys, "argv", [*words.split(), "--head", head])
     setting = bench_step.arguments()
-    folder = bench_step.describe(setting, Path())
+    folder = bench_step.saved(setting.model)
     architecture = read_config(folder)[2]
     recipe = build_recipe(("grpo",), {}, reduction=None, constant=1.0, mini_batches=1)
     batch = bench_step.random_batch(setting, architecture, setting.layout(1))
@@ -88,6 +89,47 @@ def test_flops_are_those_of_torchs_counter(monkeypatch: pytest.MonkeyPatch, head
     counted = sum(work.flop_counts["Global"][product] for product in (torch.ops.aten.mm, torch.ops.aten.addmm_)) - again
     monkeypatch.setattr(formulas, "_attention_flops", lambda _: 0.0)
     assert bench_step.model_flops(architecture, batch, head) == pytest.approx(counted, rel=3e-3)
+
+
+def test_flops_of_a_window_are_those_of_what_is_seen() -> None:
+    """The rows of a prompt of ten tokens and of its response's first 31."""
+    setting = bench_step.Setting(**dict.fromkeys(bench_step.Setting.__slots__))  # type: ignore[arg-type]
+    setting = replace(setting, tokens=64, prompt=10, response=32, micro_batches=1, tp=1, pp=1, cp=1)
+    architecture = read_config(REPOSITORY / "configs" / "model" / "qwen3-1.7b")[2]
+    near = replace(architecture, windows=(8,) * architecture.num_layers)
+    batch = bench_step.random_batch(setting, architecture, setting.layout(1))
+    whole, seen = (bench_step.model_flops(each, batch, "logits") for each in (architecture, near))
+    positions = sum(range(1, 42)), sum(min(row, 8) for row in range(1, 42))
+    per_position = 3 * 4 * architecture.query_size * architecture.num_layers
+    assert whole - seen == pytest.approx((positions[0] - positions[1]) * per_position)
+
+
+def test_whose_peak_is_known() -> None:
+    names = (
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA H200",
+        "NVIDIA H100 PCIe",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    )
+    sheets = [bench_step.data_sheet(name) for name in names]
+    assert [sheet and sheet.name for sheet in sheets] == ["h100", "h200", None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "told"),
+    [
+        ("bench_step", "--model nope", "bench_step: --model nope is no folder with config.json"),
+        ("bench_step", "--model qwen3-9b --random-init", "bench_step: --model qwen3-9b is no folder"),
+        ("bench_step", "--model quickstart --tp 2", "--tp x --pp x --cp = 2 does not divide 1 process(es)"),
+        ("bench_step", "--steps 0", "--steps is too small"),
+        ("bench_sync", "--model qwen3-9b", "bench_sync: --model qwen3-9b is no folder"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(tool: str, arguments: str, told: str) -> None:
+    command = [sys.executable, f"tools/{tool}.py", *arguments.split()]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0 and told in done.stderr.splitlines()[-1]
 
 
 def test_weights_reach_another_process(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ CELLS = (
     Cell("tp1, DLC", KILL, DLC),
     Cell("tp2, DLC", KILL, (*TP2, *DLC)),
     Cell("pp2, DLC", SAVE, (*PP2, *DLC)),
+    Cell("cp2, DLC", KILL, ("policy.cp=2", *DLC)),
     Cell("tp1, resets and a stage", KILL, LONG, steps=8, every=4),
 )
 

@@ -65,6 +65,22 @@ def test_two_nodes_are_examined_and_share_a_ray(submit: Submitting, slurm: Clust
     assert "2 ranks on 2 nodes: bus bandwidth" in examined and "took part as node 1 of 2" in examined
 
 
+def test_engines_on_two_nodes_copy_weights_from_the_ranks_beside_them(submit: Submitting, slurm: Cluster) -> None:
+    """Handles of memory go through the first node to the engine of the second; every push is verified by checksums."""
+    example, python = (
+        REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml",
+        REPOSITORY / ".venv-fleet" / "bin" / "python",
+    )
+    layout = ("cluster.nodes=2", "policy.tp=1", "policy.dp=2", "sync.transport=ipc", f"rollout.python={python}")
+    variables = {"MEGASHARP_INTERFACE": "lo", "MEGASHARP_JOIN_SECONDS": "200"}
+    job = submit("lent", *SMALL, *layout, "steps=2", file=str(example), **variables)
+    done = slurm.ended(job, 500)
+    said = submit.node("lent", job, 0) + submit.node("lent", job, 0, node=1)
+    assert (done.state, done.exit_code) == ("COMPLETED", 0), submit.log("lent", job) + said
+    assert steps(submit, "lent") == [1, 2]
+    assert "colocated, weights by ipc" in said, said
+
+
 def test_a_node_that_is_not_well_begins_nothing(submit: Submitting, slurm: Cluster) -> None:
     job = submit.standin("sick", "waits", "--doctor", "rollout.python=/no/such/python", "rollout.engine=sglang")
     done = slurm.ended(job, 200)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 
 import check_gpu  # noqa: E402
+from results import Figure, Machine, table  # noqa: E402
 
 
 def outs(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Path:
@@ -57,6 +61,50 @@ def test_curves_of_runs_that_are_not_there(tmp_path: Path) -> None:
         "curves compares what quickstart-gpu and quickstart-cpu left in --out; "
         f"quickstart-gpu left nothing in {tmp_path}\n"
     )
+
+
+def test_bars_are_shown_and_missed_ones_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However long the output is after them."""
+    figures = [Figure("slow", 3.0, "ms", 2.0), Figure("fast", 1.0, "ms", 2.0), Figure("told", 9.0, "ms")]
+    text = table(figures, Machine("2026-11-23", "a GPU", {}, "unknown")) + "\n" + "more\n" * 20
+    ended, _ = check_gpu.run(check_gpu.Check("bars", ("-c", f"print({text!r})"), 30.0), tmp_path)
+    shown = capsys.readouterr().out
+    assert ended == "ok, 1 bar(s) missed" and "slow" in shown and "fast" in shown and "told" not in shown
+
+
+def curve(folder: Path, rewards: list[float]) -> None:
+    names = ("policy/loss", "entropy/policy", "policy/grad_norm", "rollout/length_mean", "time/step")
+    rows = [dict.fromkeys(names, 1.0) | {"reward/mean": reward} for reward in rewards]
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("steps", "end", "status", "told"),
+    [
+        (200, 0.24, 0, "apart, 0.03 are allowed"),
+        (200, 0.14, 1, "at most 0.0987 apart, 0.03 are allowed"),
+        (50, 0.19, 0, "at most 0.0534 apart, 0.06 are allowed"),
+        (4, 0.25, 1, "4 step(s) are too few"),
+    ],
+)
+def test_curves_that_are_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, end: float, status: int, told: str
+) -> None:
+    """Rewards that rise from 0.14 to 0.25 on the CPU, and to `end` on the GPU; not at all is a failure."""
+    for device, last in (("cpu", 0.25), ("cuda", end)):
+        curve(tmp_path / f"quickstart_{device}", [0.14 + (last - 0.14) * step / steps for step in range(steps)])
+    assert check_gpu.compare(tmp_path) == status
+    assert told in capsys.readouterr().out
+
+
+def test_a_check_that_takes_too_long_ends_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True)"
+    monkeypatch.setattr(check_gpu, "REPOSITORY", tmp_path)
+    ended, _ = check_gpu.run(check_gpu.Check("slow", ("-c", f"{child}; time.sleep(600)"), 3.0), tmp_path)
+    assert ended == "not done in 3 s"
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int((tmp_path / "slow.log").read_text())).wait(10)
 
 
 @pytest.mark.parametrize(("room", "head"), [(85e9, True), (149e9, False)], ids=["H100", "H200"])

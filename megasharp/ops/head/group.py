@@ -81,7 +81,8 @@ def join_over_group(part: ShardPart, target_T: Tensor, check: TargetCheck, reque
 
 def _global_max(max_T: Tensor, shard: VocabShard) -> tuple[Tensor, int]:
     """Each token's largest logit over the vocabulary, and the size of the vocabulary, in one all-reduce."""
-    end = shard.start + shard.valid
+    # A shard of padding alone begins behind the last id.
+    end = shard.start + shard.valid if shard.valid else 0
     if shard.group is None:
         return max_T, end
     if shard.vocabulary is not None:

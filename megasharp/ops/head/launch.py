@@ -20,7 +20,8 @@ from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart,
 MOST_CANDIDATES = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Columns are int32 in the kernels, tiles beyond the last one included.
-_MOST_COLUMNS = 2**31 - 2**17
+# Splits of a row, each rounded up to tiles, end below 2**31.
+_MOST_COLUMNS = 2**30
 _LOG2E = 1.0 / math.log(2.0)
 
 

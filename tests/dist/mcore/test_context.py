@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from launch import run_ranks
+from policies import CPU, GatheredRanks, packed, ragged_sequences, recipe, save_model, settings
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "mcore"))
@@ -16,11 +19,16 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "mcore"))
 import stand_in_flash
 from plain_attention import inputs, segments_of, visible, written_out
 
+from megasharp.convert.hf_folder import read_config
 from megasharp.mcore.attention import attend
 from megasharp.mcore.context import ContextCut, GroupExchange
 from megasharp.mcore.packed import packed_rows
+from megasharp.mcore.rank import POLICY, Rank
 from megasharp.mcore.share import TokenCut, whole_head
 from megasharp.ops.head import HeadOutput
+from megasharp.plan.formulas import context_bytes_per_row
+from megasharp.ranks.learner import RanksLearner
+from megasharp.types import ParallelLayout
 
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (6, -1)]
 ROWS = 32
@@ -51,6 +59,48 @@ def test_attention_is_the_whole_rows() -> None:
         for got in ways:
             for mine, whole in zip(got, expected, strict=True):
                 torch.testing.assert_close(mine, whole[held], rtol=1e-12, atol=1e-12)
+
+
+def received(rank: int, world: int, folder: str, recompute: str, modules: tuple[str, ...]) -> tuple[int, int]:
+    """Bytes of keys and values (and of their gradients) from the other rank in one step, and the step's packed rows."""
+    layout, chosen = ParallelLayout(cp=world), recipe(("grpo",))
+    own = settings(folder, layout, chosen.needs, recompute=recompute, recompute_modules=modules)
+    learner, counted = RanksLearner(GatheredRanks(Rank({POLICY: own}, CPU))), [0]
+    gather, scatter_sum = GroupExchange.gather, GroupExchange.scatter_sum
+
+    def count(exchange: GroupExchange, method: Callable[[GroupExchange, Tensor], Tensor], rows: Tensor) -> Tensor:
+        result = method(exchange, rows)
+        # The head's results have no heads.
+        if rows.dim() == 3:
+            counted[0] += max(rows.nbytes, result.nbytes) * (world - 1) // world
+        return result
+
+    batch = packed(ragged_sequences(), layout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupExchange, "gather", partialmethod(count, gather))
+        patch.setattr(GroupExchange, "scatter_sum", partialmethod(count, scatter_sum))
+        learner.step(batch, chosen)
+    learner.close()
+    micros = (micro for mini in batch.mini_batches for share in mini.per_rank for micro in share)
+    return counted[0], sum(micro.tokens_P.numel() for micro in micros)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "modules", "times"),
+    [
+        ("none", ("core_attn",), 2),
+        ("full", ("core_attn",), 3),
+        ("selective", ("core_attn",), 3),
+        ("selective", ("mlp",), 2),
+    ],
+)
+def test_bytes_between_ranks_are_the_plans(
+    tmp_path: Path, recompute: str, modules: tuple[str, ...], times: int
+) -> None:
+    folder = save_model(tmp_path, "qwen3-tied")
+    each = context_bytes_per_row(read_config(Path(folder))[2], 1, 2, 4)
+    for count, rows in run_ranks(2, received, folder, recompute, modules):
+        assert count == times * rows * each
 
 
 # Of five tokens the first rank predicts two, the second three.

@@ -29,7 +29,7 @@ from policies import (
 from torch import Tensor
 
 from megasharp.algos.base import Needs
-from megasharp.batching.pack import PackLayout
+from megasharp.batching.layout import PackLayout, row_multiple
 from megasharp.mcore.rank import MEMORY, POLICY, Rank
 from megasharp.ranks.learner import RanksLearner
 from megasharp.ranks.memory import MemoryNetwork
@@ -74,7 +74,8 @@ def train_both(rank: int, world: int, policy: str, memory: str, layout_name: str
         values[MEMORY] = dataclasses.replace(own, folder=memory, needs=Needs(), temperature=1.0, diagnostics=None)
     ranks = GatheredRanks(Rank(values, CPU))
     learner, metrics = RanksLearner(ranks), []
-    network = MemoryNetwork(RanksLearner(ranks, MEMORY), PackLayout(layout.dp, 16, 2, layout.tp, 40.0))
+    cut = PackLayout(layout.dp, 16, 2, row_multiple(layout, "cpu"), 40.0)
+    network = MemoryNetwork(RanksLearner(ranks, MEMORY), cut)
     try:
         batch = packed(ragged_sequences(), layout)
         for step in range(STEPS):
@@ -126,7 +127,7 @@ def test_policy_does_not_notice_the_memory(models: tuple[str, str], alone: Resul
     assert all(torch.equal(without.policy[name], weight) for name, weight in alone.policy.items())
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2"])
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2", "cp2"])
 def test_every_layout_trains_the_same_memory(models: tuple[str, str], alone: Result, layout: str) -> None:
     split = run_ranks(2, train_both, *models, layout, True)[0]
     for got, expected in zip(split.metrics, alone.metrics, strict=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from policies import packed, ragged_sequences, recipe, save_model, settings
-from pretended_cuda import GPU, MixedDevices, all_on, pretended_cuda
+from pretended_cuda import GPU, RUNTIME, MixedDevices, all_on, pretended_cuda
 
 from megasharp.build.parts import make_engine
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.lora import LoraSettings
-from megasharp.mcore.learner import LearnerSettings
+from megasharp.mcore.learner import LearnerSettings, RankLearner
 from megasharp.mcore.rank import POLICY
 from megasharp.metrics.tokens import Diagnostics
 from megasharp.protocols import MEMORY_PREFIX
@@ -112,6 +115,56 @@ def test_weights_come_and_go(tmp_path: Path) -> None:
         found = learner.step(learner.annotate(batch, chosen.annotation), chosen)
     assert found.loss == pytest.approx(expected.loss, rel=1e-4)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+
+
+def held_by(learner: RankLearner) -> tuple[int, int, int]:
+    """Bytes of trained weights, of all that offloading keeps, and of page-locked memory after doing it twice."""
+    trained = sum(weight.nbytes for weight in learner._trained())
+    gradients = sum(buffer.grad_data.nbytes for chunk in learner._ddp for buffer in chunk.buffers)
+    assert sum(RUNTIME.locked.values()) == trained
+    kept = []
+    for _ in range(2):
+        kept.append(learner.offload() - gradients)
+        learner.onload()
+        kept.append(sum(RUNTIME.locked.values()) - trained)
+    assert kept == [kept[0]] * 4
+    # Moments that are gone take no room there.
+    learner.reset_optimizer()
+    fewer = learner.offload() - gradients
+    learner.onload()
+    return trained, kept[0], fewer
+
+
+def test_what_is_held_on_the_host_is_locked_and_no_larger_than_it_is(tmp_path: Path) -> None:
+    """The reference and what offloading keeps; torch's own allocator would round each size up to a power of two."""
+    chosen, layout = recipe(("grpo", "kl")), ParallelLayout()
+    folder = save_model(tmp_path, "qwen3-tied")
+    own = settings(folder, layout, chosen.needs, offload=("weights", "gradients", "optimizer"))
+    batch = packed(ragged_sequences(), layout)
+    with pretended_cuda() as gpu:
+        ranks = OneRank({POLICY: own}, gpu)
+        learner = RanksLearner(ranks)
+        try:
+            learner.step(learner.annotate(batch, chosen.annotation), chosen)
+            ((trained, kept, fewer),) = ranks.apply(POLICY, held_by)
+            assert kept >= 3 * trained > 0 and fewer == kept - 2 * trained
+        finally:
+            learner.close()
+        del learner, ranks
+        gc.collect()
+        assert RUNTIME.locked == {}
+
+
+def test_the_comparison_that_waits_for_a_gpu_can_be_made() -> None:
+    """tests/gpu's of the head's kernels, whose place torch's arithmetic takes here."""
+    tests = Path(__file__).parents[2]
+    sys.path.insert(0, str(tests / "unit" / "ops"))
+    spec = importlib.util.spec_from_file_location("head_on_gpu", tests / "gpu" / "test_head.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pretended_cuda():
+        module.test_equal_to_the_oracle(torch.float32, 3, 1)
 
 
 @pytest.mark.parametrize("mu", [None, 0.3])

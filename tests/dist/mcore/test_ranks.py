@@ -55,14 +55,14 @@ def one_thread_and_no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def children() -> list[psutil.Process]:
-    """Living children of this process, except those that multiprocessing keeps for other tests."""
+    """Living children of this process, except those that multiprocessing and torch keep for other tests."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
             # What the second forks is named like it.
             server = "multiprocessing.forkserver" in command and child.ppid() == os.getpid()
-            kept = server or "multiprocessing.resource_tracker" in command
+            kept = server or "multiprocessing.resource_tracker" in command or "torch_shm_manager" in command
             if not kept and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
     return found

@@ -135,7 +135,8 @@ def test_a_stopped_actor_is_found_on_its_node(
     processes[1].suspend()
     began = time.monotonic()
     with (
-        pytest.raises((RankDied, StageTimeout)),
+        # What is raised inside Ray's compiled wait comes out of it as a SystemError: `train` asks signals.failure().
+        pytest.raises((RankDied, StageTimeout, SystemError)),
         Watchdog(Watched(clock.present, tmp_path, 2, there), Budget(1.0, "guard.stage_timeout_s"), {}),
         clock.stage("update"),
     ):

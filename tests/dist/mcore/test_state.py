@@ -75,6 +75,8 @@ RESUMES = (
     (LORA, "tp1", "tp2"),
     (LORA, "dp2", "dp2"),
     (LORA, "tp2pp2", "tp1"),
+    (LORA, "cp2", "tp1"),
+    (LORA, "tp1", "cp2"),
 )
 Resume = tuple[Case, str, str]
 

@@ -181,12 +181,12 @@ def observe_cases(rank: int, world: int, kernels: Kernels) -> dict[tuple[int, st
     return observed
 
 
-def refusals(rank: int, world: int) -> list[str]:
+def refusals(rank: int, world: int, vocabulary: int, padded: int) -> list[str]:
     """The error of each impossible request; a rank that did not raise would leave the others waiting."""
-    case = random_case(13, 16)
+    case = random_case(vocabulary, padded)
     logits_TVp, shard = shard_of(case, dist.group.WORLD)
     messages = []
-    for target, topn in ((13, 0), (-1, 0), (15, 0), (0, 14)):
+    for target, topn in ((vocabulary, 0), (-1, 0), (padded - 1, 0), (0, vocabulary + 1)):
         target_T = case.target_T.clone()
         target_T[2] = target
         try:
@@ -235,10 +235,12 @@ def test_communication_is_two_reductions_and_one_gather(
         assert rank[tp, "no top-N"].collectives == {"all_reduce": 2}
 
 
-def test_every_rank_refuses_alike() -> None:
-    results = run_ranks(2, refusals)
+@pytest.mark.parametrize(("vocabulary", "padded"), [(13, 16), (5, 12)], ids=["padded", "a shard of padding only"])
+def test_every_rank_refuses_alike(vocabulary: int, padded: int) -> None:
+    results = run_ranks(2, refusals, vocabulary, padded)
     assert results[0] == results[1]
+    told = f"is outside the vocabulary of {vocabulary} tokens"
     assert results[0] == [
-        *(f"target_T[2] = {bad} is outside the vocabulary of 13 tokens" for bad in (13, -1, 15)),
-        "topn = 14 exceeds the vocabulary of 13",
+        *(f"target_T[2] = {bad} {told}" for bad in (vocabulary, -1, padded - 1)),
+        f"topn = {vocabulary + 1} exceeds the vocabulary of {vocabulary}",
     ]

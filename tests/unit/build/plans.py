@@ -26,6 +26,14 @@ def asked(folder: Path, piece: str, *overrides: str, options: Options | None = N
     return ask(load_run(write_run(folder, piece), overrides), "run.yaml", options or Options())
 
 
+def asked_in_process(folder: Path, piece: str, *overrides: str, options: Options) -> Asked:
+    """The same with the engine in the learners' process, beside which keys for other engines are refused."""
+    config = load_run(write_run(folder, piece), overrides)
+    policy = config.policy.model_copy(update={"offload": []})
+    changed = {"rollout": type(config.rollout)(), "policy": policy}
+    return ask(config.model_copy(update=changed), "run.yaml", options)
+
+
 def planned(folder: Path, piece: str, *overrides: str, options: Options | None = None) -> Plan:
     """Its plan."""
     return make_plan(asked(folder, piece, *overrides, options=options).request)

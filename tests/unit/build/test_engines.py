@@ -32,6 +32,7 @@ data: {task: countdown, path: train.jsonl}
 FLEET = "rollout.engine=sglang"
 APART = "cluster.placement=disaggregated"
 GPUS = "cluster.gpus_per_node=8"
+TWO_NODES = ("cluster.backend=ray", "cluster.nodes=2")
 
 
 def config(*overrides: str) -> RunConfig:
@@ -47,6 +48,12 @@ def config(*overrides: str) -> RunConfig:
         ([FLEET, GPUS], "ipc"),
         ([FLEET, APART, GPUS], "nccl"),
         ([FLEET, "cluster.backend=ray", "cluster.nodes=2"], "gloo"),
+        ([FLEET, GPUS, *TWO_NODES, "policy.dp=16", "rollout.engines=16"], "ipc"),
+        ([FLEET, GPUS, *TWO_NODES, "policy.tp=8", "policy.dp=2", "rollout.tp=4", "rollout.engines=3"], "ipc"),
+        # An engine on a GPU without a rank of the policy.
+        ([FLEET, GPUS, *TWO_NODES, "policy.dp=8", "rollout.engines=16"], "disk"),
+        ([FLEET, GPUS, "policy.dp=2", "rollout.engines=3"], "shared_memory"),
+        ([FLEET, "sync.transport=ipc", "rollout.engines=3"], "ipc"),
         ([FLEET, "sync.transport=disk"], "disk"),
         ([FLEET, "sync.transport=gloo"], "gloo"),
         ([FLEET, APART, "sync.transport=shared_memory"], "shared_memory"),
@@ -61,7 +68,8 @@ def test_how_weights_travel(overrides: list[str], transport: str) -> None:
     [
         ["sync.transport=gloo"],
         [FLEET, "sync.transport=inprocess"],
-        [FLEET, "sync.transport=ipc"],
+        [FLEET, GPUS, "rollout.engines=2", "sync.transport=ipc"],
+        [FLEET, *TWO_NODES, "rollout.engines=2", "sync.transport=ipc"],
         [FLEET, "sync.transport=nccl"],
         [FLEET, GPUS, "sync.transport=nccl"],
         [FLEET, APART, GPUS, "sync.transport=ipc"],

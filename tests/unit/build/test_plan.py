@@ -14,7 +14,7 @@ from megasharp.errors import UserError
 from megasharp.plan.make import make_plan
 from megasharp.plan.suggest import suggest
 from megasharp.plan.text import plan_text, suggestions_text
-from tests.unit.build.plans import EXAMPLES, REPOSITORY, asked, planned, texts
+from tests.unit.build.plans import EXAMPLES, REPOSITORY, asked, asked_in_process, planned, texts
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ PROBLEMS = {
     "data.prompts_per_step=63 recipe.mini_batches=2": ("warning", "is not divisible by recipe.mini_batches=2"),
     "data.responses_per_prompt=7 cluster.nodes=3 policy.dp=3": ("warning", "448 responses are not divisible by"),
     "policy.pp=8 policy.tp=1 data.prompts_per_step=8": ("warning", "pipeline ranks idle for"),
-    "cluster.nodes=2 policy.dp=2 rollout.engines=4": ("warning", "by way of the disk"),
+    "cluster.nodes=2 policy.dp=2 rollout.engines=4 sync.transport=disk": ("warning", "by way of the disk"),
     "rollout.sglang.mem_fraction_static=0.12": ("error", "tokens; raise rollout.sglang.mem_fraction_static or"),
     "cluster.nodes=2 cluster.placement=disaggregated rollout.engines=2 rollout.sglang.mem_fraction_static=0.999": (
         "error",
@@ -261,9 +261,7 @@ def test_a_sleeping_engine_leaves_its_graphs_and_its_process(tmp_path: Path) -> 
     """Beside the same learners with the engine in their process, in each phase in which it does not sample."""
     methods = "recipe.methods=[grpo, kl]"
     plan = planned(tmp_path, "qwen3-32b", methods)
-    alone = planned(
-        tmp_path, "qwen3-32b", methods, "rollout.engine=inprocess", "rollout.tp=1", options=Options(gpu="h200")
-    )
+    alone = make_plan(asked_in_process(tmp_path, "qwen3-32b", methods, options=Options(gpu="h200")).request)
     engine, (stage,), (bare,) = plan.engine, plan.stages, alone.stages
     assert engine is not None
     left = 2 * 256 * 2**20 * 2 + 1_000_000_000
@@ -385,6 +383,22 @@ def test_engines_of_their_own_have_gpus_of_their_own(tmp_path: Path) -> None:
     assert in_turn.step_seconds == pytest.approx(sum(seconds.values()))
 
 
+@pytest.mark.parametrize(("tp", "rate"), [(8, 50e9), (4, 450e9)], ids=["over nodes", "in a node"])
+@pytest.mark.parametrize(("recompute", "times"), [("none", 2), ("selective", 3), ("full", 3)])
+def test_context_ranks_wait_for_each_others_keys(
+    tmp_path: Path, tp: int, rate: float, recompute: str, times: int
+) -> None:
+    """64 layers with 8 heads of 128 keys and values over tp: of every row's the other rank has half."""
+    keys = (f"policy.tp={tp}", "policy.pp=1", f"policy.recompute={recompute}", "recipe.methods=[grpo]")
+    alone = planned(tmp_path, "qwen3-32b", *keys, "policy.dp=2")
+    plan = planned(tmp_path, "qwen3-32b", *keys, "policy.dp=2", "policy.cp=2")
+    assert "context" not in {time.name for time in alone.times}
+    seconds = {time.name: time.seconds or 0.0 for time in plan.times}
+    assert "annotate" not in seconds
+    each = 64 * 2 * 8 / tp * 128 * 2 / 2
+    assert seconds["context"] == pytest.approx(times * each * plan.rows / 2 / (rate * 0.8))
+
+
 def test_a_published_run_is_predicted_within_a_third(tmp_path: Path) -> None:
     """NeMo-RL v0.5: Qwen3-32B, 32 H100, 64 x 32 responses of at most 4,096 tokens (3,251 with their prompts), TP4 PP4,
     376 s a step on shared GPUs. Its weights do not go by way of the disk. How large its cache was is not said."""
@@ -434,7 +448,8 @@ def test_suggestions_fit_and_are_ranked(tmp_path: Path) -> None:
 def test_a_later_suggestion_may_be_faster_and_says_so() -> None:
     """Within a class of 5 % the one of fewer stages comes first."""
     file = EXAMPLES / "qwen3-32b-dlc" / "run.yaml"
-    found = suggest(ask(load_run(file), str(file), Options(nodes=4, gpu="h100")).request)
+    config = load_run(file, ["sync.transport=disk"])
+    found = suggest(ask(config, str(file), Options(nodes=4, gpu="h100")).request)
     seconds = [one.plan.step_seconds or 0.0 for one in found]
     assert seconds[0] > seconds[1] > 0.95 * seconds[0]
     assert [one.keys["policy.pp"] for one in found] == [1, 2, 4]
@@ -442,7 +457,7 @@ def test_a_later_suggestion_may_be_faster_and_says_so() -> None:
 
 
 def test_rollouts_in_the_process_leave_the_step_open(tmp_path: Path) -> None:
-    question = asked(tmp_path, "qwen3-32b", "rollout.engine=inprocess", "rollout.tp=1", options=Options(gpu="h200"))
+    question = asked_in_process(tmp_path, "qwen3-32b", options=Options(gpu="h200"))
     plan = make_plan(question.request)
     assert plan.step_seconds is None and plan.tokens_per_second_per_gpu is None
     assert "rollouts by the engine in this process are not predicted" in plan_text(question.request, plan, ())
@@ -456,6 +471,28 @@ def test_nothing_is_suggested_where_nothing_works(tmp_path: Path, overrides: str
     gpu = "h200" if "data" in overrides else "24576"
     with pytest.raises(UserError, match="--suggest found no layout that fits"):
         suggest(asked(tmp_path, "qwen3-32b", overrides, options=Options(gpu=gpu)).request)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("policy.fp8=hybrid", "set model.dtype=bfloat16"),
+        ("policy.transformer_engine=true", "policy.transformer_engine=true needs a GPU"),
+        ("policy.fp8_recipe=tensorwise", "policy.fp8_recipe has no effect"),
+        ("policy.recompute_modules=[mlp]", "policy.recompute_modules has no effect"),
+        ("policy.offload=[optimizer]", "policy.offload is for engines of their own"),
+    ],
+)
+def test_what_training_refuses_is_not_planned(override: str, told: str) -> None:
+    file = EXAMPLES / "quickstart" / "run.yaml"
+    with pytest.raises(UserError, match=told):
+        ask(load_run(file, [override]), str(file), Options())
+
+
+def test_the_number_of_gpus_names_what_can_be_lowered(tmp_path: Path) -> None:
+    told = texts(planned(tmp_path, "qwen3-32b", "policy.cp=64", "policy.dp=1"), "error")
+    assert "lower policy.tp, pp or cp" in told
+    assert "lower policy.dp" in texts(planned(tmp_path, "qwen3-32b", "policy.dp=64"), "error")
 
 
 def test_suggestions_need_gpus() -> None:

@@ -41,6 +41,7 @@ def test_defaults_need_nothing() -> None:
         ({"fp8_recipe": "tensorwise"}, "bfloat16", "no effect while policy.fp8 is null; set policy.fp8 too"),
         ({"recompute_modules": ["mlp"]}, "float32", "no effect with policy.recompute=none; set policy.recompute=sel"),
         ({"recompute": "selective", "recompute_modules": []}, "float32", "is empty; name one"),
+        ({"recompute": "selective", "recompute_modules": ["mlp", "mlp"]}, "float32", "names one twice"),
         ({"fp8": "hybrid", "device": "cuda"}, "bfloat16", "policy.fp8=hybrid needs .* leave policy.fp8 null$"),
         ({"fp8": "hybrid", "device": "cuda"}, "float32", "set model.dtype=bfloat16"),
         ({"fp8": "e4m3", "device": "cpu"}, "bfloat16", "needs a GPU"),

@@ -48,6 +48,17 @@ def placements(needs: Needs) -> Layout | None:
         return None
 
 
+def test_the_ranks_beside_engines() -> None:
+    """A group of three leaves a GPU of each node alone, and engines of one count past it."""
+    layout = make_layout(Needs(world=6, tp=3, engines=6, engine_tp=1, nodes=2, gpus_per_node=4))
+    assert layout.beside(same_slot=True) is None
+    assert layout.beside(same_slot=False) == ((0,), (1,), (2,), (0,), (3,), (4,))
+    layout = make_layout(Needs(world=6, tp=3, engines=2, engine_tp=3, nodes=2, gpus_per_node=4))
+    assert layout.beside(same_slot=True) == ((0, 1, 2), (3, 4, 5))
+    apart = make_layout(Needs(2, 1, 2, 2, "disaggregated", nodes=3, gpus_per_node=3))
+    assert apart.beside(same_slot=False) is None
+
+
 def test_every_layout_keeps_the_rules() -> None:
     """All small shapes: everybody has one seat, groups stay on a node, no node has more slots than GPUs."""
     kinds: tuple[Placement, ...] = ("colocated", "disaggregated")

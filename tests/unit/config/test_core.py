@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
@@ -98,8 +98,14 @@ def test_overrides_of_another_form(item: str) -> None:
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"nmae": "a", "name": "a"}, "run.yaml: nmae: unknown key; known keys here: name, inner, tags"),
-        ({"name": "a", "inner": {"dpeth": 1}}, "run.yaml: inner.dpeth: unknown key; known keys here: depth, rate"),
+        (
+            {"nmae": "a", "name": "a"},
+            "run.yaml: nmae: unknown key, nearest is name; known keys here: name, inner, tags",
+        ),
+        (
+            {"name": "a", "inner": {"dpeth": 1}},
+            "run.yaml: inner.dpeth: unknown key, nearest is depth; known keys here: depth, rate",
+        ),
         ({}, "run.yaml: name: this key is required"),
         ({"name": "a", "inner": {"depth": "3"}}, "run.yaml: inner.depth: .*valid integer.*found '3'"),
         ({"name": "a", "inner": {"depth": True}}, "run.yaml: inner.depth: .*valid integer.*found True"),
@@ -143,6 +149,7 @@ class Unions(Section):
     nothing: Empty = Empty()
     rate: Annotated[float, Field(ge=0.0)] | Ramp = 0.1
     steps: list[Step] = []
+    overlap: Literal["auto"] | bool = "auto"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +163,8 @@ class Unions(Section):
         ("rate={start: 1, end: 2, step: 3}", "f.yaml: rate.step: unknown key; known keys here: start, end"),
         ("rate={begin: 1, end: 2}", "f.yaml: rate.begin: unknown key; known keys here: start, end (and 1 more)"),
         ("steps=[{at: 1}, {et: 2, at: 2}]", "f.yaml: steps.1.et: unknown key; known keys here: at"),
+        ("overlap=maybe", "f.yaml: overlap: Input should be 'auto', true or false (found 'maybe')"),
+        ("overlap=[1]", "f.yaml: overlap: Input should be 'auto', true or false (found [1])"),
         ("steps=[{at: 1}, {at: x}]", "f.yaml: steps.1.at: Input should be a valid integer (found 'x')"),
     ],
 )

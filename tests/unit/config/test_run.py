@@ -65,8 +65,11 @@ def test_something_is_shipped() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("policy.tpp=2", "policy.tpp: unknown key; known keys here: device, dp, tp, pp"),
-        ("recipe.grpo.epsilonn=1", "recipe.grpo.epsilonn: unknown key; known keys here: std, epsilon"),
+        ("policy.tpp=2", "policy.tpp: unknown key, nearest is tp; known keys here: device, dp, tp, pp"),
+        (
+            "recipe.grpo.epsilonn=1",
+            "recipe.grpo.epsilonn: unknown key, nearest is epsilon; known keys here: std, epsilon",
+        ),
         ("name=../outside", "name: String should match pattern"),
         ("steps=0", "steps: .*greater than or equal to 1"),
         ("model.dtype=float16", "model.dtype: .*'float32' or 'bfloat16'"),

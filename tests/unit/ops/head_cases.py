@@ -45,10 +45,11 @@ def oracle(logits_TVp: Tensor, target_T: Tensor, valid: int, temperature: float,
 
 def loss(output: HeadOutput) -> Tensor:
     """A weighted sum with another weight, sign included, for every element that carries a gradient."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=output.logp_T.device)
     for salt, value in enumerate((output.logp_T, output.entropy_T, output.topn_logp_TN)):
         if value is not None and value.requires_grad:
-            weight = torch.cos(torch.arange(value.numel(), dtype=torch.float64) + salt).reshape(value.shape)
+            places = torch.arange(value.numel(), dtype=torch.float64, device=value.device)
+            weight = torch.cos(places + salt).reshape(value.shape)
             total = total + (weight * value.double()).nan_to_num(neginf=0.0).sum()
     return total
 

@@ -82,7 +82,10 @@ def test_dotted_keys_are_tables() -> None:
         ("name: a\nrun: run.yaml\ncases:\n  b: {}\n  b: {set: {x: 1}}\n", "'b' is written twice"),
         ("name: a\nrun: run.yaml\naxes: {x: [1, 1.0000001]}\n", "'x1_s1' would be the name of two runs"),
         ("name: a\nrun: run.yaml\naxes: {x: [{y: 1}]}\n", "cannot be a run's name"),
-        ("name: a\nrun: run.yaml\ncases: {b: {sets: 1}}\n", "cases.b.sets: unknown key; known keys here: include"),
+        (
+            "name: a\nrun: run.yaml\ncases: {b: {sets: 1}}\n",
+            "cases.b.sets: unknown key, nearest is set; known keys here: include",
+        ),
         ("name: a\nrun: run.yaml\nslurm: {time: 1:00:00}\n", "slurm.time: YAML reads this as a number"),
         ("name: a\nrun: run.yaml\nresults: {against: grpo}\ncases: {b: {}}\n", "no case 'grpo'; cases: b"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -215,8 +216,11 @@ def test_posts_sort_failures() -> None:
 
 
 def test_each_rank_serves_the_engines_on_its_device() -> None:
+    """Engine 2 is lost: the third of those that are left is still where engine 3 is."""
     engines = tuple((number, EngineApi("127.0.0.1", number, "")) for number in (0, 1, 3))
     apart: Any = {"stamp": None, "prefix": "", "dtype": torch.float32, "bucket_mb": 1, "verify": False, "limit_s": 1.0}
     plan = SharePlan(**apart, engines=engines, tp=2)
-    assert [plan.seats(rank, 4) for rank in range(4)] == [[0, 4], [1, 5], [2], [3]]
+    assert [plan.seats(rank, 4) for rank in range(4)] == [[0], [1], [2, 4], [3, 5]]
     assert plan.seats(0, 1) == [0, 1, 2, 3, 4, 5]
+    told = dataclasses.replace(plan, beside=((0, 1), (3, 2), (4, 5), (7, 6)))
+    assert [told.seats(rank, 8) for rank in range(8)] == [[0], [1], [3], [2], [], [], [5], [4]]
