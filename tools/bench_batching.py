@@ -247,7 +247,7 @@ def main() -> None:
     if not (MODELS / arguments.model).is_dir():
         parser.error(f"--model {arguments.model}: no folder of configs/model")
     torch.set_num_threads(1)
-    flops = packing_flops(read_config(MODELS / arguments.model)[2])
+    flops = packing_flops(read_config(MODELS / arguments.model)[2], chunked_head=False)
     rows: list[Figure] = []
     for name in DISTRIBUTIONS:
         for shared in (True, False):

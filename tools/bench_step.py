@@ -263,7 +263,7 @@ def over_ranks(seconds: dict[str, float]) -> dict[str, float]:
 
 def model_flops(architecture: Architecture, batch: StepBatch, head: HeadForm) -> float:
     """Forward and backward passes of all rows that are computed for a token, as the module's docstring has it."""
-    flops, total = packing_flops(architecture), 0.0
+    flops, total = packing_flops(architecture, chunked_head=False), 0.0
     for micro in (micro for mini in batch.mini_batches for share in mini.per_rank for micro in share):
         before, rows = runs(micro)
         total += 3.0 * float(flops.of_runs(before, rows).sum())

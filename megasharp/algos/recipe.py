@@ -27,6 +27,7 @@ from megasharp.algos.base import (
 from megasharp.algos.flat import joined, micro_batches, with_advantages
 from megasharp.algos.groups import is_scored, rewards_of
 from megasharp.algos.reduction import token_coefficients
+from megasharp.ops.read_back import means
 from megasharp.types import (
     Denominators,
     Group,
@@ -224,9 +225,9 @@ def training_sequence(group: Group, index: int, advantage: float | None) -> Trai
 
 
 def _means(metrics: TokenMetrics) -> dict[str, Mean]:
-    return {name: _mean(metric.value_T, metric.weight_T) for name, metric in metrics.items()}
+    return means({name: _sums(metric.value_T, metric.weight_T) for name, metric in metrics.items()})
 
 
-def _mean(value_T: Tensor, weight_T: Tensor) -> Mean:
+def _sums(value_T: Tensor, weight_T: Tensor) -> tuple[Tensor, Tensor]:
     masked_T = torch.where(weight_T > 0, value_T * weight_T, torch.zeros_like(weight_T))
-    return Mean(float(masked_T.sum()), float(weight_T.sum()))
+    return masked_T.sum(), weight_T.sum()

@@ -39,4 +39,4 @@ def micro_batch_flops(micro: MicroBatch, flops: Flops) -> float:
     """Estimated FLOPs of a forward pass of one micro-batch, padding included."""
     runs = micro.segments
     before = torch.where(runs.prefix >= 0, runs.length[runs.prefix.clamp(min=0)], 0)
-    return float(flops.of_runs(before, runs.length).sum())
+    return float(flops.of_runs(before, runs.length).sum()) + flops.per_token * micro.targets_T.numel()

@@ -14,16 +14,21 @@ class Flops:
 
     `per_row`: each packed row, whatever it sees. `attention`: pairs (window, FLOPs) of groups of layers, the FLOPs for
     each row and each position that it attends to; a row sees `window` positions at most, its own included (None: all
-    before it). That selective recomputation does attention's part once more is not counted.
+    before it). That selective recomputation does attention's part once more is not counted. `per_token`: each response
+    token, where the output layer computes logits of those alone.
 
     Example: `Flops(2 * 0.5e9, ((None, 4 * 24 * 896),))`, a model of 24 layers with 0.5e9 weights.
     """
 
     per_row: float
     attention: tuple[tuple[int | None, float], ...] = ()
+    per_token: float = 0.0
 
     def of_runs(self, before: Tensor, rows: Tensor) -> Tensor:
-        """FLOPs of runs of `rows` rows that stand behind `before` others each; both int64 of one shape, float64 out."""
+        """FLOPs of runs of `rows` rows that stand behind `before` others each, without their tokens' logits.
+
+        Both int64 of one shape, float64 out.
+        """
         total = self.per_row * rows.to(torch.float64)
         for window, per_position in self.attention:
             total += per_position * _positions(before, rows, window).to(torch.float64)

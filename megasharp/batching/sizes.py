@@ -29,14 +29,15 @@ def measure(group: Sequence[int], prompts: Sequence[int], responses: Sequence[in
     """Sizes from lengths in tokens: `prompts` by group, `responses` by response."""
     prompt = torch.tensor(prompts, dtype=torch.int64)
     before = prompt[torch.tensor(group, dtype=torch.int64)]
+    tokens = torch.tensor(responses, dtype=torch.int64)
     # The last token of a response predicts nothing, so it has no row.
-    rows = (torch.tensor(responses, dtype=torch.int64) - 1).clamp(min=0)
+    rows = (tokens - 1).clamp(min=0)
     return Sizes(
         list(group),
         list(prompts),
         flops.of_runs(torch.zeros_like(prompt), prompt).tolist(),
         list(responses),
-        flops.of_runs(before, rows).tolist(),
+        (flops.of_runs(before, rows) + flops.per_token * tokens).tolist(),
     )
 
 

@@ -104,5 +104,5 @@ def pack_layout(checked: Checked, architecture: Architecture) -> PackLayout:
         row_multiple=row_multiple(checked.layout, torch.device(device_of(config)).type),
         constant=float(config.data.largest_response),
         micro_batch_multiple=checked.layout.micro_batch_multiple,
-        flops=packing_flops(architecture),
+        flops=packing_flops(architecture, config.policy.head == "chunked"),
     )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from megasharp.ops.read_back import means
 from megasharp.ops.segment import segment_mean, segment_sum
-from megasharp.types import Maximum, Mean, Metrics, TokenInputs
+from megasharp.types import Maximum, Metrics, TokenInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,48 +36,56 @@ def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
     """
     assert x.logp_T is not None and x.entropy_T is not None
     assert x.sampler_logp_T is not None and x.policy_logp_T is not None
-    kept = x.mask_T > 0
-    logp_T, entropy_T = x.logp_T.detach()[kept], x.entropy_T.detach()[kept]
-    correct_T = x.correct_T[kept] > 0
-    responses = _Responses(x, kept)
-    engine_gap_T = (x.before_T[kept] - x.policy_logp_T[kept]).abs()
-    return {
-        "entropy/policy": _mean(entropy_T),
-        "entropy/response_mean": responses.mean(entropy_T),
-        "entropy/correct": _mean(entropy_T[correct_T]),
-        "entropy/incorrect": _mean(entropy_T[~correct_T]),
-        "policy/sampler_gap": _mean((logp_T - x.sampler_logp_T[kept]).abs()),
-        "policy/engine_gap": _mean(engine_gap_T),
-        **({"policy/engine_gap_max": Maximum(float(engine_gap_T.max()))} if engine_gap_T.numel() else {}),
-        **_candidate_metrics(x, kept, responses, candidates),
+    kept_K = (x.mask_T > 0).nonzero()[:, 0]
+    logp_K, entropy_K = x.logp_T.detach()[kept_K], x.entropy_T.detach()[kept_K]
+    correct_K = x.correct_T[kept_K] > 0
+    responses = _Responses(x, kept_K)
+    engine_gap_K = (x.before_T[kept_K] - x.policy_logp_T[kept_K]).abs()
+    sums = {
+        "entropy/policy": _sums(entropy_K),
+        "entropy/response_mean": responses.sums(entropy_K),
+        "entropy/correct": _sums(entropy_K, correct_K),
+        "entropy/incorrect": _sums(entropy_K, ~correct_K),
+        "policy/sampler_gap": _sums((logp_K - x.sampler_logp_T[kept_K]).abs()),
+        "policy/engine_gap": _sums(engine_gap_K),
+        **_candidate_sums(x, kept_K, responses, candidates),
     }
+    largest = {"policy/engine_gap_max": Maximum(float(engine_gap_K.max()))} if engine_gap_K.numel() else {}
+    return {**means(sums), **largest}
+
+
+# A total and a weight.
+_Sums = tuple[Tensor, Tensor]
 
 
 class _Responses:
     """Means over a micro-batch's responses, each by its own unmasked tokens; a response without any does not count."""
 
-    def __init__(self, x: TokenInputs, kept: Tensor) -> None:
-        self._seq_T = x.seq_T[kept]
+    def __init__(self, x: TokenInputs, kept_K: Tensor) -> None:
+        self._seq_K = x.seq_T[kept_K]
         self._count = x.num_sequences
-        ones_T = torch.ones_like(self._seq_T, dtype=torch.float64)
-        self._present_S = segment_sum(ones_T, self._seq_T, self._count) > 0
+        ones_K = torch.ones_like(self._seq_K, dtype=torch.float64)
+        self._present_S = segment_sum(ones_K, self._seq_K, self._count) > 0
 
-    def mean(self, value_T: Tensor) -> Mean:
-        """Mean over responses of token means; adds up over micro-batches, because responses are never split."""
-        mean_S = segment_mean(value_T.double(), self._seq_T, self._count)
-        return Mean(float(mean_S[self._present_S].sum()), float(self._present_S.sum()))
+    def sums(self, value_K: Tensor) -> _Sums:
+        """Of responses' means over tokens; adds up over micro-batches, because responses are never split."""
+        mean_S = segment_mean(value_K.double(), self._seq_K, self._count)
+        # Without tokens a response's mean is 0.
+        return mean_S.sum(), self._present_S.sum()
 
 
-def _candidate_metrics(x: TokenInputs, kept: Tensor, responses: _Responses, candidates: int) -> Metrics:
+def _candidate_sums(x: TokenInputs, kept_K: Tensor, responses: _Responses, candidates: int) -> dict[str, _Sums]:
     assert x.logp_T is not None and x.topn_logp_TN is not None and x.is_top1_T is not None
-    topn_logp_TN = x.topn_logp_TN.detach()[kept]
-    lambdas = {f"candidates/lambda_{n + 1}": responses.mean(topn_logp_TN[:, n]) for n in range(candidates)}
+    topn_logp_KN = x.topn_logp_TN.detach()[kept_K]
+    lambdas = {f"candidates/lambda_{n + 1}": responses.sums(topn_logp_KN[:, n]) for n in range(candidates)}
     return {
         **lambdas,
-        "candidates/lambda_sample": responses.mean(x.logp_T.detach()[kept]),
-        "candidates/top1_rate": _mean(x.is_top1_T[kept]),
+        "candidates/lambda_sample": responses.sums(x.logp_T.detach()[kept_K]),
+        "candidates/top1_rate": _sums(x.is_top1_T[kept_K]),
     }
 
 
-def _mean(value_T: Tensor) -> Mean:
-    return Mean(float(value_T.double().sum()), float(value_T.numel()))
+def _sums(value_K: Tensor, counts_K: Tensor | None = None) -> _Sums:
+    """Over all tokens, or over those that count."""
+    counts_K = torch.ones_like(value_K, dtype=torch.bool) if counts_K is None else counts_K
+    return torch.where(counts_K, value_K.double(), 0.0).sum(), counts_K.sum()

@@ -279,11 +279,19 @@ def context_bytes_per_row(arch: Architecture, tp: int, cp: int, width: int) -> f
     return (cp - 1) / cp * arch.num_layers * 2 * arch.kv_size / tp * width
 
 
-def packing_flops(arch: Architecture) -> Flops:
-    """`forward_flops_per_token` for rows whose contexts are known: what batching balances ranks by."""
+def packing_flops(arch: Architecture, chunked_head: bool) -> Flops:
+    """`forward_flops_per_token` for rows whose contexts are known: what batching balances ranks by.
+
+    `policy.head: chunked` computes logits of response tokens only, and once more in backward: with the two products of
+    backward that is 4 / 3 of what a forward pass and the 2 of its backward pass are.
+    """
     layers = Counter(arch.window(layer) for layer in range(arch.num_layers))
     attention = tuple((window, count * _attention_flops(arch)) for window, count in layers.items())
-    return Flops(forward_flops_per_token(arch, 0.0), attention)
+    rows = forward_flops_per_token(arch, 0.0)
+    if not chunked_head:
+        return Flops(rows, attention)
+    logits = 2.0 * arch.vocab * arch.hidden
+    return Flops(rows - logits, attention, per_token=4.0 / 3.0 * logits)
 
 
 def recompute_share(

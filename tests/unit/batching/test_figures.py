@@ -9,6 +9,7 @@ from megasharp.batching.figures import micro_batch_flops, packing_metrics, rank_
 from megasharp.batching.flops import Flops
 from megasharp.batching.layout import PackLayout, row_multiple
 from megasharp.batching.pack import pack
+from megasharp.batching.sizes import measure
 from megasharp.types import ParallelLayout, Sequence
 
 FLOPS = Flops(3.0, ((None, 2.0), (4, 5.0)))
@@ -63,6 +64,15 @@ def test_figures_of_a_packed_step() -> None:
         "batch/imbalance": pytest.approx(large / ((large + small) / 2) - 1),
         "batch/micro_batches": 1.0,
     }
+
+
+def test_what_each_response_token_costs_counts_in_plans_and_figures() -> None:
+    """A long prompt with one token, and a short one with many: even by rows, and not by tokens."""
+    flops = Flops(1.0, per_token=10.0)
+    sequences = [sequence(0, 40, 1), sequence(1, 1, 40), sequence(2, 40, 1), sequence(3, 1, 40)]
+    batch = pack(sequences, PackLayout(2, 100, 1, row_multiple=1, constant=1.0, flops=flops), seed=0)
+    assert rank_flops(batch.mini_batches[0], flops) == [40 + 1 + 39 + 10 * 41] * 2
+    assert measure([0, 1], [40, 1], [1, 40], flops).flops == [10.0, 39 + 10.0 * 40]
 
 
 def test_of_several_mini_batches_the_largest_ranks_add_up() -> None:

@@ -101,8 +101,17 @@ def test_batching_counts_the_same_flops_with_every_rows_own_context(windows: tup
     before, rows = 50, 40
     seen = [[min(before + j, arch.window(layer) or before + j) for layer in range(4)] for j in range(1, rows + 1)]
     expected = sum(formulas.forward_flops_per_token(arch, sum(layers) / 4) for layers in seen)
-    found = formulas.packing_flops(arch).of_runs(torch.tensor([before]), torch.tensor([rows]))
+    found = formulas.packing_flops(arch, False).of_runs(torch.tensor([before]), torch.tensor([rows]))
     assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+def test_batching_counts_the_chunked_heads_logits_by_response_token() -> None:
+    """Of rows the layers alone; of tokens four products of the output layer in place of three, a third of them each."""
+    arch = model("qwen3-1.7b")
+    whole, chunked = formulas.packing_flops(arch, False), formulas.packing_flops(arch, True)
+    assert whole.per_token == 0.0 and whole.attention == chunked.attention
+    assert 3 * (whole.per_row - chunked.per_row) == 3 * 2 * arch.vocab * arch.hidden
+    assert 3 * chunked.per_token == pytest.approx(4 * 2 * arch.vocab * arch.hidden)
 
 
 def test_bubble_and_micro_batches_in_flight_follow_1f1b() -> None:
