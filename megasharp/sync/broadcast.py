@@ -112,8 +112,7 @@ class Broadcast:
         Raises RunFailed where no engine is left, or none is at fault.
         """
         groups, self._groups = self._groups, []
-        there = self._receivers.alive()
-        for member in there:
+        for member in self._receivers.alive():
             failure = sent.failures.get(member.process.index)
             ended = member.process.exit_reason()
             if ended is not None or (failure is not None and failure.kind == "gone"):
@@ -122,7 +121,8 @@ class Broadcast:
             policy.apply(leave, plan.name)
         for member in self._receivers.alive():
             self._have_leave(member, groups, sent)
-        if len(self._receivers.alive()) == len(there):
+        # The fleet's watch may have found who is dead before.
+        if {number for number, _ in groups[0].engines} <= {m.process.index for m in self._receivers.alive()}:
             self._lose_who_failed_alone(sent)
 
     def _have_leave(self, member: Member, groups: list[GroupPlan], sent: Sent) -> None:

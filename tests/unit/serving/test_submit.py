@@ -46,13 +46,13 @@ def test_what_was_begun_counts_for_length_and_vocabulary(make: Make) -> None:
 
 
 def test_aborted_requests_end_with_what_they_have_and_the_others_go_on(make: Make) -> None:
-    stand_ins = make(2, delay=1.5)
+    stand_ins = make(2, delay=4.0)
     requests = prompts(6)
     futures = [stand_ins.fleet.submit(request, SAMPLING) for request in requests]
     time.sleep(0.5)
     began = time.monotonic()
     stand_ins.fleet.abort(futures[:4])
-    assert time.monotonic() - began < 0.8
+    assert time.monotonic() - began < 3.0
     assert [future.done() for future in futures] == [True] * 4 + [False] * 2
     for future in futures[:4]:
         assert [(c.finish_reason, c.tokens.numel()) for c in future.result()] == [(FinishReason.ABORT, 1)] * 3
@@ -71,13 +71,13 @@ def test_an_abort_does_not_overtake_its_request(make: Make) -> None:
 
 
 def test_requests_that_no_engine_has_yet_are_answered_at_once_without_tokens(make: Make) -> None:
-    stand_ins = make(1, delay=1.0, router=RouterSettings(at_once=1))
+    stand_ins = make(1, delay=3.0, router=RouterSettings(at_once=1))
     requests = prompts(4)
     futures = [stand_ins.fleet.submit(request, SAMPLING) for request in requests]
     wait_until(lambda: stand_ins.command(0)["generated"] == [0])
     began = time.monotonic()
     stand_ins.fleet.abort(futures[1:])
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 2.0
     assert [[c.tokens.numel() for c in future.result()] for future in futures[1:]] == [[0, 0, 0]] * 3
     check_all(requests[:1], [futures[0].result(timeout=10)])
     assert stand_ins.command(0)["generated"] == [0], "what was aborted was not sent"

@@ -19,6 +19,7 @@ from megasharp.sync.fleet import FleetSync
 from megasharp.sync.posting import Failure, Posts
 from megasharp.sync.seats import SharePlan
 from tests.unit.serving.conftest import Make
+from tests.unit.serving.test_fleet import wait_until
 from tests.unit.sync.conftest import weights
 
 MakeSync = Callable[..., FleetSync]
@@ -137,6 +138,26 @@ def test_the_push_begins_anew_without_who_fails(
     assert (holds["version"], set(holds["loaded"])) == (str(version), names())
     assert [group.world for group in groups if group.open] == [2, 2]
     assert len(holds["groups"]) == 2, "the old groups were left"
+
+
+def test_a_death_that_the_watch_has_seen_before(
+    make: Make, sync: MakeSync, groups: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins = make(2)
+    failures = Posts.failures
+
+    def late(posts: Posts, limit_s: float, grace_s: float) -> dict[int, Failure]:
+        found = failures(posts, limit_s, grace_s)
+        if found:
+            wait_until(lambda: stand_ins.conditions()[1] == "dead")
+        return found
+
+    monkeypatch.setattr(Posts, "failures", late)
+    stand_ins.command(1, {"/update_weights_from_distributed": "die"})
+    assert sync(stand_ins, "gloo").push(Ranks()) == 0
+    assert stand_ins.conditions() == ["serving", "dead"]
+    holds = stand_ins.command(0)
+    assert (holds["version"], set(holds["loaded"])) == ("0", names())
 
 
 def test_one_that_hangs_is_found(make: Make, sync: MakeSync, groups: list[Group]) -> None:
