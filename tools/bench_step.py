@@ -166,7 +166,7 @@ def learner_settings(setting: Setting, folder: Path, world: int, recipe: Recipe)
 def random_batch(setting: Setting, architecture: Architecture, layout: ParallelLayout) -> StepBatch:
     """Responses of the same length, each with a prompt of its own, that fill `micro_batches` a data-parallel rank."""
     generator = torch.Generator().manual_seed(0)
-    each = max(1, setting.tokens // (setting.prompt + setting.response))
+    each = setting.tokens // (setting.prompt + setting.response)
     length = setting.prompt + setting.response
 
     def sequence(number: int) -> TrainSequence:
@@ -239,7 +239,7 @@ def waited(device: torch.device) -> None:
 def data_sheet(gpu: str) -> Gpu | None:
     """The planner's figures of a GPU by its name, which are those of the SXM form."""
     name = gpu.lower()
-    if any(other in name for other in ("pcie", "nvl", "mig", "gh200")):
+    if any(other in name for other in ("pcie", "nvl", "mig", "gh200", "gb200", "gb300")):
         return None
     return next((sheet for known, sheet in GPUS.items() if known in name), None)
 
@@ -249,7 +249,7 @@ def modules(setting: Setting, architecture: Architecture, device: torch.device) 
     engine = uses_transformer_engine(setting.transformer_engine, device)
     query = torch.empty(0, architecture.heads, architecture.head_dim, dtype=as_dtype(setting.dtype), device=device)
     return {
-        "layers": "Transformer Engine's" if engine else "Megatron's local",
+        "layer_spec": "Transformer Engine's" if engine else "Megatron's local",
         "attention": "torch's variable-length kernels" if varlen.supports(query) else "torch's, padded blocks",
     }
 
@@ -300,26 +300,35 @@ def tell(
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
     known = data_sheet(gpu)
     mfu = None if known is None else 100.0 * flops / medians["update"] / (known.flops * world)
-    # Said beside what it changes: the bar of 40 % is for a step without.
     held = "optimizer's state on the host" if setting.optimizer_offload else ""
-    said = [f"{name} {value}" for name, value in shown_modules.items()]
+    said = [f"{name.replace('_', ' ')} {value}" for name, value in shown_modules.items()]
+    said += [f"recompute {' '.join(recomputed(setting))}", f"head {setting.head}"]
+    said += [] if setting.fp8 is None else [f"FP8 {setting.fp8}"]
+    other = why_no_bar(setting, gpu)
     notes = dict.fromkeys(("update", "optimizer", "step"), held)
     figures = [Figure(name, value, "s", repeats=len(rows), note=notes.get(name, "")) for name, value in medians.items()]
     figures += [
-        Figure(f"tokens/s per rank, {name}", tokens / value / world, "1/s", better="higher")
+        Figure(f"tokens/s per rank, {name}", tokens / value / world, "1/s", better="higher", repeats=len(rows))
         for name, value in medians.items()
         if value
     ]
     figures += [
         Figure("FLOPs of the update", flops / 1e12, "TFLOP"),
-        Figure("achieved per rank", flops / medians["update"] / world / 1e12, "TFLOP/s", better="higher"),
+        Figure(
+            "achieved per rank",
+            flops / medians["update"] / world / 1e12,
+            "TFLOP/s",
+            better="higher",
+            repeats=len(rows),
+        ),
         Figure(
             "MFU",
             mfu,
             "%",
-            bar=MFU_BAR,
+            bar=None if other else MFU_BAR,
             better="higher",
-            note="; ".join(filter(None, ["of the dense bf16 peak" if known else "no data sheet", held, *said])),
+            repeats=len(rows),
+            note="; ".join(filter(None, ["of the dense bf16 peak" if known else "no data sheet", other, held, *said])),
         ),
         Figure(
             "peak memory",
@@ -335,8 +344,45 @@ def tell(
         "world": world,
         **{f"megatron.{key}": value for key, value in setting.options.items()},
     }
-    ranks = f" {world} ranks" if world > 1 else ""
-    report("bench_step", figures, shown, subject=Path(setting.model).name + ranks)
+    report("bench_step", figures, shown, subject=" ".join([Path(setting.model).name, *variant(setting, world)]))
+
+
+def recomputed(setting: Setting) -> tuple[str, ...]:
+    """What is computed a second time, by name."""
+    return setting.recompute, *(setting.recompute_modules if setting.recompute == "selective" else ())
+
+
+def variant(setting: Setting, world: int) -> list[str]:
+    """What changes a step's cost: each has a results file of its own."""
+    cuts = {"tp": setting.tp, "pp": setting.pp, "cp": setting.cp}
+    found = {
+        f"{setting.layers} layers": setting.layers is not None,
+        f"recompute {' '.join(recomputed(setting))}": setting.recompute != "none",
+        f"head {setting.head}": setting.head != "logits",
+        "optimizer on host": setting.optimizer_offload,
+        f"fp8 {setting.fp8} {setting.fp8_recipe}": setting.fp8 is not None,
+        f"transformer engine {setting.transformer_engine}": setting.transformer_engine != "auto" and not setting.fp8,
+        f"overlap {setting.overlap}": setting.overlap != "auto",
+        f"{world} ranks": world > 1,
+        " ".join(f"{name}{size}" for name, size in cuts.items() if size > 1): max(cuts.values()) > 1,
+    }
+    return [text for text, holds in found.items() if holds]
+
+
+def why_no_bar(setting: Setting, gpu: str) -> str:
+    """The bar is for one step: 4B whole, bfloat16, micro-batches of 8,192 tokens, an H200, its state there."""
+    if not gpu.startswith("NVIDIA H200"):
+        return "the bar is for an H200"
+    asked = setting.model, setting.layers, setting.dtype, setting.tokens, setting.fp8, setting.optimizer_offload
+    return "" if asked == ("qwen3-4b", None, "bfloat16", 8192, None, False) else "the bar is for another step"
+
+
+def keys(text: str) -> dict[str, int | float | bool | str | None]:
+    """A JSON object; argparse tells what a ValueError says of another text."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{text} is no object")
+    return value
 
 
 def arguments() -> Setting:
@@ -369,12 +415,18 @@ def arguments() -> Setting:
     parser.add_argument("--cp", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--megatron", type=json.loads, default={}, help="as policy.megatron: '{\"key\": value}'")
+    parser.add_argument("--megatron", type=keys, default={}, help="as policy.megatron: '{\"key\": value}'")
     given = vars(parser.parse_args())
     counts = ("tokens", "prompt", "response", "micro_batches", "tp", "pp", "cp", "steps")
     small = [name for name in counts if given[name] < 1]
     if small or given["warm_up"] < 0:
         parser.error(f"--{(small or ['warm_up'])[0].replace('_', '-')} is too small")
+    if given["layers"] is not None and not given["random_init"]:
+        parser.error("--layers is for --random-init: a saved model has its own")
+    if given["tokens"] < given["prompt"] + given["response"]:
+        parser.error(
+            f"--tokens {given['tokens']} holds no --prompt {given['prompt']} with --response {given['response']}"
+        )
     given["recompute_modules"] = tuple(given["recompute_modules"])
     # FP8 is Transformer Engine's.
     given["transformer_engine"] = given["fp8"] is not None or WANTED[given["transformer_engine"]]

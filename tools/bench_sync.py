@@ -288,7 +288,7 @@ def arguments() -> Setting:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-8b")
     parser.add_argument("--layers", type=int, default=None, help="another number of layers than the model's")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--bucket-mb", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=9)
     given = parser.parse_args()

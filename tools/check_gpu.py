@@ -1,18 +1,20 @@
 """All that waits for a GPU, in one command: tests, the quickstart beside a CPU's, and every benchmark.
 
-    python tools/check_gpu.py                       # the limits add up to 66 minutes; not yet timed
+    python tools/check_gpu.py                       # the limits add up to 66 minutes (73 with Transformer Engine)
     python tools/check_gpu.py --only step sync      # some of it
     python tools/check_gpu.py --list
 
 Each check is a process of its own with a limit, so that one that fails, hangs or runs out of memory leaves the others
-alone. Their output is in `--out`, a new folder for each call where none is given; benchmarks' JSON files are in
-tools/results. The last lines are a table. Exit code 1 where a check failed, 2 without a GPU.
+alone; what it has started ends with it, and with this command. Their output is in `--out`, a new folder for each call
+where none is given; benchmarks' JSON files are in tools/results. The last lines are a table. Exit code 1 where a check
+failed, 2 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -29,6 +32,7 @@ from pathlib import Path
 import torch
 
 from megasharp.mcore.layer_spec import transformer_engine_is_there
+from megasharp.orphans import ended_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _OUTPUT_LINES = 12
@@ -37,6 +41,15 @@ _BAR, _MISSED = re.compile(r"  [<>]= \S+"), re.compile(r"  NO(  |$)")
 # The quickstarts that `curves` compares, and the run of each.
 _QUICKSTARTS = {"quickstart-gpu": "cuda", "quickstart-cpu": "cpu"}
 _FIFTHS = 5
+_FEWEST_STEPS = 50
+_CURVES = (
+    "reward/mean",
+    "policy/loss",
+    "entropy/policy",
+    "policy/grad_norm",
+    "rollout/length_mean",
+    "time/step",
+)
 # The runs draw other responses. Three seeds on a CPU were 0.014 apart at most, and 0.10 lie between the first and the
 # last fifth of `_REWARDS_STEPS` steps.
 _REWARDS_APART = 0.03
@@ -114,6 +127,7 @@ def run(check: Check, out: Path) -> tuple[str, float]:
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
+            preexec_fn=ended_with_parent(),  # noqa: PLW1509
         )
         try:
             code = process.wait(check.limit_s)
@@ -121,10 +135,10 @@ def run(check: Check, out: Path) -> tuple[str, float]:
         except subprocess.TimeoutExpired:
             ended = f"not done in {check.limit_s:g} s"
         finally:
-            if process.poll() is None:
-                # With what it has started, which would keep the GPU.
+            # With what it has started, which would keep the GPU.
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
     print(f"--- {check.name}: {ended}; {log}", flush=True)
     lines = log.read_text(errors="replace").splitlines()
     with_bars = [line for line in lines[:-_OUTPUT_LINES] if _BAR.search(line)]
@@ -143,18 +157,22 @@ def compare(out: Path) -> int:
             return 1
         lines = file.read_text().splitlines()
         curves[device] = [row for row in map(json.loads, lines) if "policy/loss" in row]
-    count = min(map(len, curves.values()))
-    if count < _FIFTHS:
-        print(f"curves are means over fifths of a run: {count} step(s) are too few")
+    gpu, cpu = map(len, curves.values())
+    if gpu != cpu or gpu < _FEWEST_STEPS:
+        print(f"curves are of runs of the same length, {_FEWEST_STEPS} steps or more; these have {gpu} and {cpu}")
         return 1
-    print(f"{count} steps; GPU / CPU")
-    for name in ("reward/mean", "entropy/policy", "policy/grad_norm", "rollout/length_mean", "time/step"):
-        means = [fifths([row[name] for row in curve[:count]]) for curve in curves.values()]
+    print(f"{gpu} steps; GPU / CPU")
+    for name in _CURVES:
+        values = [[row[name] for row in curve] for curve in curves.values()]
+        if not all(value is not None and math.isfinite(value) for each in values for value in each):
+            print(f"{name} is not a finite number in every step")
+            return 1
+        means = [fifths(each) for each in values]
         print(f"{name:<22}" + "   ".join(f"{one:.4g} / {other:.4g}" for one, other in zip(*means, strict=True)))
-    rewards = [fifths([row["reward/mean"] for row in curve[:count]]) for curve in curves.values()]
+    rewards = [fifths([row["reward/mean"] for row in curve]) for curve in curves.values()]
     apart = max(abs(one - other) for one, other in zip(*rewards, strict=True))
     # Means over fewer steps lie further apart by chance.
-    allowed = _REWARDS_APART * max(1.0, _REWARDS_STEPS / count) ** 0.5
+    allowed = _REWARDS_APART * max(1.0, _REWARDS_STEPS / gpu) ** 0.5
     print(f"rewards of a fifth are at most {apart:.3g} apart, {allowed:.3g} are allowed")
     return int(apart > allowed)
 
@@ -171,7 +189,7 @@ def main() -> int:
     # A run folder is never written over.
     new = REPOSITORY / "runs" / f"check_gpu_{datetime.now():%Y-%m-%d_%H%M%S}"
     parser.add_argument("--out", type=Path, default=new)
-    parser.add_argument("--steps", type=int, default=200, help="of the quickstarts, 5 or more")
+    parser.add_argument("--steps", type=int, default=200, help=f"of the quickstarts, {_FEWEST_STEPS} or more")
     parser.add_argument("--only", nargs="+", default=None, help="names of checks")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--compare", type=Path, default=None, help=argparse.SUPPRESS)
@@ -192,6 +210,9 @@ def main() -> int:
 
 def told_of(wanted: Sequence[Check], out: Path) -> int:
     """Run them one after another and print how each ended."""
+    # By an exception, so that the check under way is ended too.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     out.mkdir(parents=True, exist_ok=True)
     ended = {check.name: run(check, out) for check in wanted}
     print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}")

@@ -93,7 +93,8 @@ def push(part: Part, engine: StandIn) -> None:
 
 
 def free() -> int:
-    """Bytes of the GPU that nobody has."""
+    """Bytes of the GPU that nobody has, with what torch keeps for later given back."""
+    torch.cuda.empty_cache()
     torch.cuda.synchronize()
     return torch.cuda.mem_get_info()[0]
 

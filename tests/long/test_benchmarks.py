@@ -104,16 +104,41 @@ def test_flops_of_a_window_are_those_of_what_is_seen() -> None:
     assert whole - seen == pytest.approx((positions[0] - positions[1]) * per_position)
 
 
+def test_the_bar_is_for_one_step_and_each_variant_has_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(words: str) -> bench_step.Setting:
+        monkeypatch.setattr(sys, "argv", ["bench_step", "--random-init", *words.split()])
+        return bench_step.arguments()
+
+    plain, h200 = asked(""), "NVIDIA H200"
+    assert bench_step.why_no_bar(plain, h200) == "" == bench_step.why_no_bar(asked("--recompute selective"), h200)
+    assert bench_step.why_no_bar(plain, "NVIDIA H100 80GB HBM3") == "the bar is for an H200"
+    others = ("--fp8 hybrid", "--layers 2", "--model qwen3-8b", "--tokens 4096", "--optimizer-offload")
+    assert {bench_step.why_no_bar(asked(words), h200) for words in others} == {"the bar is for another step"}
+    more = (
+        "--recompute selective",
+        "--recompute full --head chunked",
+        "--overlap true",
+        "--tp 2",
+        "--layers 3",
+        *others,
+    )
+    found = [
+        tuple(bench_step.variant(asked(words), 1)) for words in more if "--model" not in words and "4096" not in words
+    ]
+    assert len(set(found)) == len(found) and () not in found and bench_step.variant(plain, 1) == []
+
+
 def test_whose_peak_is_known() -> None:
     names = (
         "NVIDIA H100 80GB HBM3",
         "NVIDIA H200",
         "NVIDIA H100 PCIe",
         "NVIDIA GH200 480GB",
+        "NVIDIA GB200",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
     )
     sheets = [bench_step.data_sheet(name) for name in names]
-    assert [sheet and sheet.name for sheet in sheets] == ["h100", "h200", None, None, None]
+    assert [sheet and sheet.name for sheet in sheets] == ["h100", "h200", None, None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +148,10 @@ def test_whose_peak_is_known() -> None:
         ("bench_step", "--model qwen3-9b --random-init", "bench_step: --model qwen3-9b is no folder"),
         ("bench_step", "--model quickstart --tp 2", "--tp x --pp x --cp = 2 does not divide 1 process(es)"),
         ("bench_step", "--steps 0", "--steps is too small"),
+        ("bench_step", "--model quickstart --layers 1", "--layers is for --random-init"),
+        ("bench_step", "--tokens 256", "--tokens 256 holds no --prompt 256 with --response 1792"),
+        ("bench_step", "--megatron [1]", "invalid keys value: '[1]'"),
+        ("bench_sync", "--dtype int8", "invalid choice: 'int8'"),
         ("bench_sync", "--model qwen3-9b", "bench_sync: --model qwen3-9b is no folder"),
     ],
 )

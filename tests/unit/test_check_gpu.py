@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,8 +76,7 @@ def test_bars_are_shown_and_missed_ones_counted(tmp_path: Path, capsys: pytest.C
 
 
 def curve(folder: Path, rewards: list[float]) -> None:
-    names = ("policy/loss", "entropy/policy", "policy/grad_norm", "rollout/length_mean", "time/step")
-    rows = [dict.fromkeys(names, 1.0) | {"reward/mean": reward} for reward in rewards]
+    rows = [dict.fromkeys(check_gpu._CURVES, 1.0) | {"reward/mean": reward} for reward in rewards]
     folder.mkdir()
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -85,7 +87,8 @@ def curve(folder: Path, rewards: list[float]) -> None:
         (200, 0.24, 0, "apart, 0.03 are allowed"),
         (200, 0.14, 1, "at most 0.0987 apart, 0.03 are allowed"),
         (50, 0.19, 0, "at most 0.0534 apart, 0.06 are allowed"),
-        (4, 0.25, 1, "4 step(s) are too few"),
+        (200, math.nan, 1, "reward/mean is not a finite number in every step"),
+        (49, 0.25, 1, "50 steps or more; these have 49 and 49"),
     ],
 )
 def test_curves_that_are_apart(
@@ -96,6 +99,42 @@ def test_curves_that_are_apart(
         curve(tmp_path / f"quickstart_{device}", [0.14 + (last - 0.14) * step / steps for step in range(steps)])
     assert check_gpu.compare(tmp_path) == status
     assert told in capsys.readouterr().out
+
+
+def test_a_run_that_died_on_the_gpu_is_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    curve(tmp_path / "quickstart_cpu", [0.2] * 200)
+    curve(tmp_path / "quickstart_cuda", [0.2] * 60)
+    assert check_gpu.compare(tmp_path) == 1
+    assert "these have 60 and 200" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_check_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    """As where a lent machine's time is over: what still runs would keep the GPU."""
+    call = "check_gpu.told_of([check_gpu.Check('slow', ('-c', 'import time; time.sleep(600)'), 600.0)], Path('logs'))"
+    lines = f"import sys\nsys.path.insert(0, {str(TOOLS)!r})\nimport check_gpu\nfrom pathlib import Path\n{call}"
+    with subprocess.Popen([sys.executable, "-c", lines], cwd=tmp_path) as command:
+        try:
+            started = check_of(command.pid)
+            command.send_signal(number)
+            assert psutil.wait_procs([started], timeout=20)[1] == []
+            ended = command.wait(20)
+        finally:
+            command.kill()
+    assert ended == (-number if number == signal.SIGKILL else 128 + number)
+
+
+def check_of(command: int) -> psutil.Process:
+    """The check that a command has started, once it is one."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(command).children():
+                if "import time; time.sleep(600)" in child.cmdline():
+                    return child
+        time.sleep(0.1)
+    psutil.Process(command).kill()
+    raise AssertionError("no check was started")
 
 
 def test_a_check_that_takes_too_long_ends_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

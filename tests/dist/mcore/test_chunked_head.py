@@ -72,4 +72,5 @@ def test_equal_to_the_form_with_logits(tmp_path: Path, world: int) -> None:
                         atol=1e-5,
                     )
             for name, weight in logits.weights.items():
-                torch.testing.assert_close(chunked.weights[name], weight, rtol=1e-4, atol=1e-5)
+                # Where a gradient is near 0, Adam moves a weight by its rate of 1e-2 times what rounding left of it.
+                torch.testing.assert_close(chunked.weights[name], weight, rtol=1e-4, atol=5e-5)
