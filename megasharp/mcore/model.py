@@ -98,7 +98,12 @@ _INSTEAD = {
 }
 # What Megatron recomputes under `selective` unless it is told otherwise.
 CORE_ATTENTION = "core_attn"
-_OTHER_MODELS = ("moe_", "num_moe", "mtp_", "multi_latent", "experimental_attention")
+_OTHER_MODELS = (
+    "moe_", "num_moe", "mtp_", "multi_latent", "experimental_attention", "dsa_", "linear_", "mamba_", "is_hybrid_model",
+    "heterogeneous_block_specs", "softmax_scale", "softmax_type", "window_", "qk_l2_norm", "attention_output_gate",
+    "rotary_interleaved", "no_rope_freq", "mrope_section", "glu_linear_offset", "activation_func_clamp_value",
+    "layernorm_zero_centered_gamma", "apply_residual_connection_post_layernorm",
+)  # fmt: skip
 
 
 def sort_options(options: Options) -> PassThrough:

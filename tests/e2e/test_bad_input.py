@@ -169,6 +169,8 @@ def test_missing_run_file(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("{overlap_grad_reduce: true}", "set policy.overlap"),
         ("{optimizer_cpu_offload: true}", "set policy.optimizer_offload"),
         ("{num_moe_experts: 4}", "another model"),
+        ("{rotary_interleaved: true}", "another model"),
+        ("{softmax_scale: 0.5}", "another model"),
         ("{attention_softmax_in_fp32: maybe}", "valid boolean"),
     ],
 )
