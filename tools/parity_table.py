@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
-sys.path.insert(0, str(REPOSITORY / "tests" / "fleet"))
+sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("fleet", "support")]
 
 import parity  # noqa: E402 (its folder had to be named first)
 

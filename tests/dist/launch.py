@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -66,7 +67,7 @@ def run_ranks(
     world: int,
     fn: Callable[..., Result],
     *args: Any,
-    timeout_s: float = 120.0,
+    timeout_s: float = 500.0,
 ) -> list[Result]:
     """Call `fn(rank, world, *args)` on `world` processes; return what each returned, by rank.
 
@@ -212,6 +213,8 @@ def _call(folder: Path, rank: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    # What was imported stays: a collection need not look at it.
+    gc.freeze()
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(folder / "store"), job.world),

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import torch
 from quickstart import Command
+from waiting import HANG_S
 
 DLC = ("recipe.methods=[grpo,dlc]", "recipe.dlc={mu: 0.2, memory: {path: examples/quickstart/memory}}")
 # Reference and optimizer are reset before the updates of steps 4 and 7, the responses lengthen after step 5.
@@ -27,7 +28,6 @@ LONG = (
     "data.prompts_per_step=8",
     "policy.optimizer.decay=cosine",
 )
-_WAIT_S = 240.0
 # What a row of metrics tells of the clock and the machine.
 _OTHERWISE = ("time", "update/", "mem/", "gpu/", "rollout/tokens_per_second")
 
@@ -85,7 +85,7 @@ def _stop(process: subprocess.Popen[str], folder: Path, cell: Cell) -> None:
     """SIGKILL as soon as the first checkpoint is there; SIGUSR1 when the step before it is done."""
     rows, manifest = folder / "metrics.jsonl", folder / "checkpoints" / f"step_{cell.every:06d}" / "manifest.json"
     kill = cell.stop is signal.SIGKILL
-    deadline = time.monotonic() + _WAIT_S
+    deadline = time.monotonic() + HANG_S
     while not (manifest.exists() if kill else rows.exists() and rows.read_text().count("\n") >= cell.every - 1):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.01)
@@ -94,7 +94,7 @@ def _stop(process: subprocess.Popen[str], folder: Path, cell: Cell) -> None:
 
 
 def _finish(process: subprocess.Popen[str], code: int) -> None:
-    out, err = process.communicate(timeout=_WAIT_S)
+    out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == code, f"exit {process.returncode}, expected {code}\n{out}\n{err}"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nursery import Nursery
+from waiting import HANG_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 QUICKSTART = "examples/quickstart/run.yaml"
@@ -57,7 +58,7 @@ class Command:
         """Run to the end; returns standard output, or standard error where `code` is not 0."""
         with tempfile.TemporaryDirectory(prefix="streams-") as folder:
             streams = [Path(folder) / name for name in ("out", "error")]
-            ended = self._nursery.run(arguments, REPOSITORY, *streams, timeout_s=300)
+            ended = self._nursery.run(arguments, REPOSITORY, *streams, timeout_s=HANG_S)
             out, error = [path.read_text() for path in streams]
         assert ended == code, f"exit {ended}, expected {code}\n{out}\n{error}"
         return error if code else out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quickstart import Command
+from waiting import HANG_S
 
 # CUDA answers by the variable, as it stands when torch first asks.
 HAS_A_GPU = """
@@ -17,6 +18,6 @@ main()
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(command: Command) -> None:
     arguments = command.train("policy.device=cpu", "name=beside", "steps=1", "eval.probe=0")
     running = command.start(*arguments, environment={"CUDA_VISIBLE_DEVICES": "0"}, program=("-c", HAS_A_GPU))
-    _, error = running.communicate(timeout=300)
+    _, error = running.communicate(timeout=HANG_S)
     assert running.returncode == 0, error
     assert len(command.rows("beside")) == 1

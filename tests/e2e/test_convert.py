@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from quickstart import REPOSITORY, Command
+from waiting import HANG_S
 
 BASE = REPOSITORY / "examples" / "quickstart" / "base"
 ABSENT = ("ray", "sglang", "typer", "rich")
@@ -35,7 +36,7 @@ def slow(self, *arguments):
     add(self, *arguments)
     if len(self.read) == 20:
         Path(sys.argv[4]).touch()
-        time.sleep(600)
+        time.sleep(3600)
 conversion.Digests.add = slow
 run_command(lambda: getattr(conversion, sys.argv[1])(Path(sys.argv[2]), Path(sys.argv[3])))
 """
@@ -47,7 +48,7 @@ def test_verify_tells_a_converted_model_from_another(command: Command, tmp_path:
     same = command.run("convert", "verify", str(BASE), str(megatron), "--tokens", "16")
     assert same.splitlines()[-1] == "equal"
     process = command.start("convert", "verify", str(BASE), str(BASE.parent / "memory"), "--no-logits")
-    other, _ = process.communicate(timeout=120)
+    other, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "embedding: model.embed_tokens.weight: shape (22, 128) in A" in other
     assert other.splitlines()[-1] == "different"
@@ -120,7 +121,7 @@ def test_an_interrupted_conversion_leaves_no_folder(
         wait_for(marker, process)
         (hidden,) = tmp_path.glob(".result.partial-*")
         process.send_signal(number)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     assert not target.exists()
@@ -146,7 +147,7 @@ def convert(function: str, source: Path, target: Path) -> None:
 
 
 def wait_for(marker: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_S
     while not marker.exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)

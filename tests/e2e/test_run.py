@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from quickstart import QUICKSTART, REPOSITORY, Command
+from waiting import HANG_S
 
 from megasharp.checkpoint.attempts import read_attempts
 from megasharp.metrics.writers import read_metrics
@@ -142,7 +143,7 @@ def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(
     ]
 
 
-def _wait_for(path: Path, seconds: float = 120.0) -> None:
+def _wait_for(path: Path, seconds: float = HANG_S) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not appear"
@@ -193,7 +194,7 @@ def test_a_disk_that_fills_up_while_training_goes_on(command: Command) -> None:
     process = command.start(*command.train("steps=500", *often))
     _wait_for(command.runs / "full" / "checkpoints" / "latest")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=HANG_S)
     assert process.returncode == 2, error
     line = error.splitlines()[-1]
     assert "no space left" in line and "this checkpoint was not written" in line

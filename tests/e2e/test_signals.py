@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from quickstart import Command
-
-_LIMIT_S = 120.0
+from waiting import HANG_S, SOON_S, wait_until
 
 Send = Callable[[subprocess.Popen[str], int], None]
 
@@ -27,19 +26,12 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-def wait_until(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    while not ready():
-        assert time.monotonic() < deadline, "the run did not get there"
-        time.sleep(0.02)
-
-
 def stopped(process: subprocess.Popen[str], send: Callable[[], object]) -> tuple[int, str]:
     """Exit code and standard error after a signal; nothing that the run had started is left."""
     family = psutil.Process(process.pid).children(recursive=True)
     send()
-    _, error = process.communicate(timeout=60)
-    assert psutil.wait_procs(family, timeout=5)[1] == []
+    _, error = process.communicate(timeout=HANG_S)
+    assert psutil.wait_procs(family, timeout=SOON_S)[1] == []
     return process.returncode, error
 
 

@@ -9,10 +9,11 @@ import time
 
 import psutil
 from quickstart import Command
+from waiting import HANG_S, SOON_S
 
 from megasharp.checkpoint.attempts import read_attempts
 
-STEPS = 30
+STEPS = 12
 
 
 def test_a_killed_rank_costs_an_attempt(command: Command) -> None:
@@ -20,13 +21,13 @@ def test_a_killed_rank_costs_an_attempt(command: Command) -> None:
     process = command.start(*command.train(*options), "--retries", "2")
     run = command.runs / "a"
     record, latest = run / "logs/attempt_1/rank_1.process", run / "checkpoints/latest"
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + HANG_S
     while not latest.exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
     family = psutil.Process(process.pid).children(recursive=True)
     os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
-    _, error = process.communicate(timeout=240)
+    _, error = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, error
     lines = error.splitlines()
     assert "rank 1 ended with exit code -9" in lines[0]
@@ -35,4 +36,4 @@ def test_a_killed_rank_costs_an_attempt(command: Command) -> None:
     assert [attempt and attempt.exit_code for attempt in attempts.values()] == [1, 0]
     assert attempts[2] is not None and attempts[2].from_step >= 2
     assert [row["step"] for row in command.rows("a")] == list(range(1, STEPS + 1))
-    assert psutil.wait_procs(family, timeout=5)[1] == []
+    assert psutil.wait_procs(family, timeout=SOON_S)[1] == []

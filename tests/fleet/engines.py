@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from waiting import HANG_S
 
 from megasharp.serving.client import child
 
@@ -139,7 +140,7 @@ class Engine:
             request.add_header("Content-Type", "application/json")
             request.data = json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
+            with urllib.request.urlopen(request, timeout=HANG_S) as response:
                 return response.status, _parsed(response.read())
         except urllib.error.HTTPError as error:
             return error.code, _parsed(error.read())
@@ -165,7 +166,7 @@ class Engine:
 
     def flush(self) -> None:
         """Forget cached prefixes, now: with a time limit SGLang would also wait for requests that are paused."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_S
         while self.call("/flush_cache", {})[0] != 200:
             assert time.monotonic() < deadline, "the cache cannot be flushed"
             time.sleep(0.1)

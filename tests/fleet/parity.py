@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from engines import VOCABULARY, Engine, closed_form, errors, make_model, running, tensors_of
 from transformers import PreTrainedModel
+from waiting import HANG_S
 
 from megasharp.serving.bucket import Stamp, new_stamp, write_bucket
 from megasharp.serving.checksum import checksum
@@ -273,7 +274,7 @@ def _pushed_while_it_samples(pair: Pair, mode: str, prompt: list[int], sampling:
     pair.use(40 + pair.version)
     pair.push(flush=mode == "retract")
     pair.engine.do("/continue_generation", {"torch_empty_cache": False})
-    thread.join(timeout=120)
+    thread.join(timeout=HANG_S)
     [answer] = answers
     return answer
 

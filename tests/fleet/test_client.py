@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from waiting import HANG_S, SOON_S
 
 from megasharp.errors import UserError
 from megasharp.serving.client import launch
@@ -78,7 +79,7 @@ def running(folder: Path, memory: bool = False) -> Iterator[tuple[Fleet, list[st
         yield fleet, told
     finally:
         fleet.close()
-    _, left = psutil.wait_procs(family, timeout=10)
+    _, left = psutil.wait_procs(family, timeout=SOON_S)
     assert left == [], "no process is left behind"
 
 
@@ -211,7 +212,7 @@ def test_both_engines_killed_while_idle_and_after(tmp_path: Path) -> None:
     with running(tmp_path) as (fleet, told):
         os.kill(leader(fleet), signal.SIGKILL)
         check_samples(fleet.generate(REQUESTS, SAMPLING), REQUESTS, -1)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S
         while not told and time.monotonic() < deadline:
             time.sleep(0.1)
         assert told[0].startswith("engine 0 is lost: dead (its process was killed by SIGKILL)")
@@ -244,13 +245,13 @@ def test_an_engine_killed_while_its_processes_start(tmp_path: Path) -> None:
         engine = launch.start_one(settings(tmp_path), 0, port.number, "key")
     try:
         first = psutil.Process(engine.pid)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + HANG_S
         while len(children := first.children()) < 2:
             assert time.monotonic() < deadline and engine.exit_reason() is None, engine.tail()
             time.sleep(0.02)
         os.kill(engine.pid, signal.SIGKILL)
         # At once; on a loaded machine the kernel takes its time to give back what they mapped.
-        assert psutil.wait_procs(children, timeout=20)[1] == []
+        assert psutil.wait_procs(children, timeout=SOON_S)[1] == []
     finally:
         engine.kill()
 
@@ -264,7 +265,7 @@ if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     child.brings = server.run_scheduler
     child.start()
-    time.sleep(600)
+    time.sleep(3600)
 """
 
 
@@ -272,7 +273,7 @@ def test_a_spawned_process_ends_with_its_engine_before_it_knows_sglang() -> None
     """As engines with CUDA start theirs."""
     with subprocess.Popen([PYTHON, "-c", SPAWNS]) as engine:
         first = psutil.Process(engine.pid)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         try:
             # Multiprocessing's own process, which counts shared memory, ends by itself.
             while not (spawned := [each for each in first.children() if "spawn_main" in " ".join(each.cmdline())]):
@@ -281,7 +282,7 @@ def test_a_spawned_process_ends_with_its_engine_before_it_knows_sglang() -> None
             time.sleep(2.0)
         finally:
             engine.kill()
-    assert psutil.wait_procs(spawned, timeout=20)[1] == []
+    assert psutil.wait_procs(spawned, timeout=SOON_S)[1] == []
 
 
 def test_nothing_of_an_engine_listens_beyond_the_loopback(tmp_path: Path) -> None:
@@ -313,7 +314,7 @@ def take(port: launch.HeldPort, number: int) -> launch.HeldPort:
 
 def assert_nothing_is_left(folder: Path) -> None:
     """No process that has one of this test's logs open."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while holders(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert holders(folder) == []

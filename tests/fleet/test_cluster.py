@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG_S, SOON_S
 
 from megasharp.cluster.engines import ClusterEngine, launch_on_cluster
 from megasharp.cluster.layout import Needs, make_layout
@@ -36,7 +37,7 @@ def session() -> Iterator[RaySession]:
     with RaySession(SessionSettings(cpus=2, gpus=0)) as session:
         family = [process for process in psutil.Process().children(recursive=True) if process not in others]
         yield session
-    assert psutil.wait_procs(family, timeout=60)[1] == []
+    assert psutil.wait_procs(family, timeout=SOON_S)[1] == []
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def drawn(engine: ClusterEngine) -> list[int]:
     request = urllib.request.Request(f"http://{engine.api.host}:{engine.api.port}/generate", json.dumps(body).encode())
     request.add_header("Authorization", f"Bearer {engine.api.key}")
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=HANG_S) as response:
         return list(json.load(response)["output_ids"])
 
 
@@ -78,8 +79,8 @@ def engine_actors() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if "EngineActor" in process.name()]
 
 
-def wait_for_end(engine: ClusterEngine, limit: float) -> str:
-    deadline = time.monotonic() + limit
+def wait_for_end(engine: ClusterEngine) -> str:
+    deadline = time.monotonic() + SOON_S
     while (reason := engine.exit_reason()) is None:
         assert time.monotonic() < deadline, "the engine's end is not noticed"
         time.sleep(0.1)
@@ -99,15 +100,15 @@ def test_engines_serve_and_a_killed_one_is_noticed(slots: Slots, tmp_path: Path)
     assert [engine.exit_reason() for engine in engines] == [None, None]
 
     leaders[1].send_signal(signal.SIGKILL)
-    assert wait_for_end(engines[1], 5.0) == "its process was killed by SIGKILL"
+    assert wait_for_end(engines[1]) == "its process was killed by SIGKILL"
     assert engines[1].tail() != "(the log is empty)"
     assert engines[0].exit_reason() is None and len(drawn(engines[0])) == 8
 
     # An engine's process does not outlive its actor.
     psutil.Process(leaders[0].ppid()).kill()
-    assert "Ray actor" in wait_for_end(engines[0], 10.0)
+    assert "Ray actor" in wait_for_end(engines[0])
     stop(engines)
-    assert psutil.wait_procs(family, timeout=15)[1] == []
+    assert psutil.wait_procs(family, timeout=SOON_S)[1] == []
 
 
 def test_an_engine_that_does_not_start_is_named_and_all_are_stopped(
@@ -122,4 +123,4 @@ def test_an_engine_that_does_not_start_is_named_and_all_are_stopped(
         UserError, match=rf"engine 0 of 2 did not start on 127\.0\.0\.1: rollout\.python: {tmp_path}/python"
     ):
         launch_on_cluster(replace(broken, python=Path("python")), slots)
-    assert psutil.wait_procs(engine_actors(), timeout=5)[1] == []
+    assert psutil.wait_procs(engine_actors(), timeout=SOON_S)[1] == []

@@ -19,6 +19,7 @@ import torch
 from engines import PYTHON, make_model, tensors_of
 from torch import Tensor
 from transformers import PreTrainedModel
+from waiting import HANG_S
 
 from megasharp.rewards.judge import DirectJudge
 from megasharp.rollout.asynchronous import AsyncRollouts
@@ -275,7 +276,7 @@ def test_the_samples_of_a_prompt_share_its_cache(engines: Engines, monkeypatch: 
 
     monkeypatch.setattr(api, "completions", noting)
     Run(engines, SyncSettings())
-    found = engines[0].submit(GenerateRequest(tuple(range(10, 210)), (1, 2, 3)), SAMPLING).result(timeout=120)
+    found = engines[0].submit(GenerateRequest(tuple(range(10, 210)), (1, 2, 3)), SAMPLING).result(timeout=HANG_S)
     assert len(found) == 3
     assert cached == [199] * 3, "each computes the prompt's last token, whose logits it samples from"
 

@@ -16,6 +16,7 @@ import torch
 from engines import PYTHON, VOCABULARY, closed_form, errors, make_model
 from parity import CASES, SETUPS, TOLERANCES, Errors, Pair, pair_of, prompt_of
 from transformers import PreTrainedModel
+from waiting import HANG_S
 
 from megasharp.ops.uniform import seeds_to_int64
 from megasharp.rollout.inprocess.sampling import Logits
@@ -262,7 +263,7 @@ def test_sleep_while_a_request_is_in_flight(pair: Pair) -> None:
     assert engine.call("/continue_generation", {"torch_empty_cache": False})[0] == 503
     assert engine.call("/resume_memory_occupation", {})[0] == 200
     engine.do("/continue_generation", {"torch_empty_cache": False})
-    thread.join(timeout=120)
+    thread.join(timeout=HANG_S)
     [answer] = answers
     assert answer["meta_info"]["num_retractions"] == 1
     assert_close(errors(answer, prompt, sampling, pair.policy, pair.memory))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from learners import CPU, FOLDERS, REPOSITORY, learner_settings, scale
+from waiting import HANG_S
 
 from megasharp.mcore.rank import MEMORY, POLICY
 from megasharp.protocols import WeightSource
@@ -46,7 +47,7 @@ def lost_while_sampling(fleet: Fleet, index: int, how: signal.Signals) -> list[l
     member, found = fleet.members.all[index], []
     sampling = threading.Thread(target=lambda: found.extend(fleet.generate(REQUESTS, SAMPLING)))
     sampling.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_S
     while not member.requests:
         assert time.monotonic() < deadline
     os.kill(member.process.pid, how)  # type: ignore[attr-defined]
@@ -82,7 +83,7 @@ def test_an_engine_that_came_back_is_like_the_others_and_one_that_hangs_comes_ba
         version = pushing.push(policy, memory)
         for index, deed in enumerate((signal.SIGKILL, signal.SIGSTOP)):
             assert whole(lost_while_sampling(fleet, index, deed), version)
-            deadline = time.monotonic() + 240
+            deadline = time.monotonic() + HANG_S
             while f"engine {index} is back; it serves once it holds the weights that are pushed now" not in told:
                 assert time.monotonic() < deadline, told
                 policy.apply(scale, 1.02)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from waiting import HANG_S
 
 pytestmark = pytest.mark.long
 
@@ -37,8 +38,8 @@ def train(runs: Path, *arguments: str) -> str:
     """The example with these options, to its end; returns what it printed."""
     example = ["train", "examples/fleet_on_cpu/run.yaml", "--runs", str(runs)]
     done = subprocess.run(
-        [sys.executable, "-m", "megasharp.cli", *example, *OPTIONS, *arguments], cwd=REPOSITORY, timeout=500, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        [sys.executable, "-m", "megasharp.cli", *example, *OPTIONS, *arguments], cwd=REPOSITORY, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from waiting import HANG_S
 
 from megasharp.checkpoint.rollouts import read_unfinished
 from megasharp.serving.client.api import _FLUSH_S
@@ -64,14 +65,14 @@ def asked(folder: Path, model: Path, *options: str) -> tuple[str, float]:
     )  # fmt: skip
     rows = folder / "fleet_on_cpu" / "metrics.jsonl"
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + HANG_S
         while not rows.exists() or not rows.read_text():
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
             time.sleep(0.1)
         time.sleep(5)
         began = time.monotonic()
         process.send_signal(signal.SIGUSR1)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=HANG_S)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

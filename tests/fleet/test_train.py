@@ -19,13 +19,13 @@ import pandas as pd
 import psutil
 import pytest
 from transformers import AutoModelForCausalLM
+from waiting import HANG_S, SOON_S
 
 from megasharp.checkpoint.run_folder import open_run
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = "examples/fleet_on_cpu/run.yaml"
 SHORT = ("eval.suites=[]", "eval.with_memory=false", "log.tensorboard=false", "data.prompts_per_step=4")
-_LIMIT_S = 400.0
 # Two float32 programs on one policy; each may be 6e-5 off at a sharp token (test_client.py). Other weights give 1e-2.
 GAP = 3e-4
 
@@ -73,7 +73,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
     """Read the output until a line has `text`; returns what was read."""
     assert process.stdout is not None
     read = ""
-    deadline = time.monotonic() + _LIMIT_S
+    deadline = time.monotonic() + HANG_S
     for line in process.stdout:
         read += line
         if text in line:
@@ -83,7 +83,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 
 
 def wait_until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LIMIT_S
+    deadline = time.monotonic() + HANG_S
     while True:
         with suppress(FileNotFoundError):
             if condition():
@@ -98,13 +98,13 @@ def rows(runs: Path) -> list[dict[str, float]]:
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    output, _ = process.communicate(timeout=_LIMIT_S)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == code, output
     return output
 
 
 def all_gone(family: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=SOON_S)
     return not alive
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from waiting import HANG_S
 
 from megasharp.algos.build import build_recipe
 from megasharp.convert.hf_folder import read_config
@@ -42,7 +43,7 @@ def run(results: Path, tool: str, arguments: str) -> dict[str, float | None]:
     command = [sys.executable, f"tools/{tool}.py", *arguments.split()]
     environment = {**os.environ, "BENCH_RESULTS": str(results), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     (path,) = results.glob(f"{tool}-*.json")
@@ -157,7 +158,7 @@ def test_whose_peak_is_known() -> None:
 )
 def test_mistakes_are_told_in_a_line(tool: str, arguments: str, told: str) -> None:
     command = [sys.executable, f"tools/{tool}.py", *arguments.split()]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode != 0 and told in done.stderr.splitlines()[-1]
 
 

@@ -24,6 +24,6 @@ def test_four_ranks_are_one(layout: str, tmp_path: Path) -> None:
     alone = [(case, "tp1", REFERENCE_CUT) for case in cases]
     (references,) = run_ranks(1, train_all, folders, ragged_sequences(), alone)
     runs = [(case, layout, CUTS[number]) for number, case in enumerate(cases)]
-    results = run_ranks(4, train_all, folders, ragged_sequences(), runs, timeout_s=300.0)[0]
+    results = run_ranks(4, train_all, folders, ragged_sequences(), runs)[0]
     for run, result, reference in zip(runs, results, references, strict=True):
         assert_same(run, result, reference, start_weights(folders[run[0].model]))

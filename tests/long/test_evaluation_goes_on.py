@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.signals import save_kept_from_children
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "examples" / "quickstart" / "base"
-_LIMIT_S = 400.0
 
 pytestmark = pytest.mark.long
 
@@ -43,7 +43,7 @@ def started(out: Path, suite: Path) -> subprocess.Popen[str]:
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Both outputs."""
     try:
-        return process.communicate(timeout=_LIMIT_S)
+        return process.communicate(timeout=HANG_S)
     finally:
         process.kill()
 
@@ -55,7 +55,7 @@ def chunks(out: Path) -> list[Path]:
 def cut_off(out: Path, suite: Path, number: signal.Signals, at_chunks: int) -> tuple[int, str]:
     """Start an evaluation, send it a signal when so many chunks are there; its exit code and what it said last."""
     process = started(out, suite)
-    deadline = time.monotonic() + _LIMIT_S
+    deadline = time.monotonic() + HANG_S
     while len(chunks(out)) < at_chunks and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(number)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from launch import forked_environment
 from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model, settings, weights_of
+from waiting import HANG_S
 
 from megasharp.checkpoint.store import LATEST, CheckpointStore, RunState, Writing
 from megasharp.convert.hashes import tensor_sha256, weights_sha256
@@ -86,7 +87,7 @@ def test_latest_is_whole_after_every_kill(tmp_path: Path) -> None:
         with forked_environment():
             process = context.Process(target=live, args=(tmp_path, model))
             process.start()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + HANG_S
         while newest(tmp_path) == steps[-1]:
             assert process.is_alive() and time.monotonic() < deadline, "a life saves at least once"
             time.sleep(0.01)

@@ -20,6 +20,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
+from waiting import HANG_S
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
 
@@ -296,7 +297,7 @@ def test_a_served_page_refreshes_and_keeps_what_was_chosen(browser: webdriver.Ch
                 "favicon.ico",
             }
             server.send_signal(signal.SIGINT)
-            out, errors = server.communicate(timeout=30)
+            out, errors = server.communicate(timeout=HANG_S)
         finally:
             server.kill()
     assert server.returncode == 130 and errors.count("\n") == 1 and out == "", errors

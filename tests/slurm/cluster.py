@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
-START_S = 60.0
-STOP_S = 30.0
+START_S = 300.0
+STOP_S = 120.0
 
 CONFIGURATION = """\
 ClusterName=test
@@ -162,7 +162,7 @@ class Cluster:
             text=True,
             check=False,
             cwd=cwd,
-            timeout=120,
+            timeout=START_S,
         )
         assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import Cluster, wait_for
+from waiting import SOON_S
 
 pytestmark = pytest.mark.long
 
@@ -42,7 +43,7 @@ def test_it_does_not_outlive_tests_that_are_killed(slurm: Cluster) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
-    _, left = psutil.wait_procs(daemons, timeout=90)
+    _, left = psutil.wait_procs(daemons, timeout=SOON_S)
     assert left == []
     wait_for(lambda: not folder.exists() and not belonging(folder), 30, lambda: str(belonging(folder)))
     assert slurm.call("sinfo", "--noheader"), "the session's own goes on"

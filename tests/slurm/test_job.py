@@ -8,6 +8,7 @@ import psutil
 import pytest
 from cluster import Cluster, wait_for
 from submitting import Submitting
+from waiting import SOON_S
 
 pytestmark = pytest.mark.long
 
@@ -60,7 +61,7 @@ def test_a_cancelled_job_leaves_nothing(submit: Submitting, slurm: Cluster) -> N
     assert left
     slurm.call("scancel", job)
     assert slurm.ended(job, 60).state == "CANCELLED"
-    assert psutil.wait_procs(left, timeout=30)[1] == []
+    assert psutil.wait_procs(left, timeout=SOON_S)[1] == []
 
 
 def test_one_run_has_one_job_at_a_time(submit: Submitting, slurm: Cluster) -> None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from waiting import HANG_S, SOON_S
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -111,13 +112,13 @@ def test_a_run_that_died_on_the_gpu_is_no_curve(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_check_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
     """As where a lent machine's time is over: what still runs would keep the GPU."""
-    call = "check_gpu.told_of([check_gpu.Check('slow', ('-c', 'import time; time.sleep(600)'), 600.0)], Path('logs'))"
+    call = "check_gpu.told_of([check_gpu.Check('slow', ('-c', 'import time; time.sleep(3600)'), 600.0)], Path('logs'))"
     lines = f"import sys\nsys.path.insert(0, {str(TOOLS)!r})\nimport check_gpu\nfrom pathlib import Path\n{call}"
     with subprocess.Popen([sys.executable, "-c", lines], cwd=tmp_path) as command:
         try:
             started = check_of(command.pid)
             command.send_signal(number)
-            assert psutil.wait_procs([started], timeout=20)[1] == []
+            assert psutil.wait_procs([started], timeout=SOON_S)[1] == []
             ended = command.wait(20)
         finally:
             command.kill()
@@ -126,11 +127,11 @@ def test_a_check_ends_with_the_command(tmp_path: Path, number: signal.Signals) -
 
 def check_of(command: int) -> psutil.Process:
     """The check that a command has started, once it is one."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(command).children():
-                if "import time; time.sleep(600)" in child.cmdline():
+                if "import time; time.sleep(3600)" in child.cmdline():
                     return child
         time.sleep(0.1)
     psutil.Process(command).kill()
@@ -140,7 +141,7 @@ def check_of(command: int) -> psutil.Process:
 def test_a_check_that_takes_too_long_ends_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True)"
     monkeypatch.setattr(check_gpu, "REPOSITORY", tmp_path)
-    ended, _ = check_gpu.run(check_gpu.Check("slow", ("-c", f"{child}; time.sleep(600)"), 3.0), tmp_path)
+    ended, _ = check_gpu.run(check_gpu.Check("slow", ("-c", f"{child}; time.sleep(3600)"), 3.0), tmp_path)
     assert ended == "not done in 3 s"
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int((tmp_path / "slow.log").read_text())).wait(10)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from waiting import HANG_S
 
 from megasharp.generators import GeneratorStates, generator_states, restore_generators, seed_generators
 
@@ -55,6 +56,6 @@ def test_the_deterministic_mode_keeps_what_the_user_set() -> None:
     environment = {**os.environ, "NCCL_ALGO": "Tree"}
     done = subprocess.run(
         [sys.executable, "-c", DETERMINISTIC], env=environment, capture_output=True, text=True, check=True,
-        timeout=60, cwd=REPOSITORY,
+        timeout=HANG_S, cwd=REPOSITORY,
     )  # fmt: skip
     assert done.stdout == "True :4096:8 Tree\n"

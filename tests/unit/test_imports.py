@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+from waiting import HANG_S
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "megasharp"
@@ -124,7 +125,7 @@ def test_light_rooms_load_nothing_heavy() -> None:
         f"print(*sorted({{m.split('.')[0] for m in sys.modules}} & {set(HEAVY)!r}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == ""

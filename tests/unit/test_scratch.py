@@ -48,7 +48,7 @@ from megasharp.scratch import Scratch
 made = Scratch(sys.argv[1], Path(sys.argv[2]))
 subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
 print(made.path, flush=True)
-time.sleep(600)
+time.sleep(3600)
 """
 
 

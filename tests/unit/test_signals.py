@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from waiting import HANG_S
 
 from megasharp import signals
 from megasharp.command import run_command
@@ -163,7 +164,7 @@ def test_children_never_get_an_interrupt() -> None:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5); print('whole')"], stdout=-1)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     child.send_signal(signal.SIGINT)
-    assert child.communicate(timeout=60)[0] == b"whole\n"
+    assert child.communicate(timeout=HANG_S)[0] == b"whole\n"
 
 
 def test_a_save_is_asked_for_where_nothing_is_lost() -> None:
@@ -231,7 +232,7 @@ def fail_from_a_thread(error: BaseException) -> threading.Thread:
 def test_what_another_thread_found_interrupts_the_main_thread() -> None:
     with pytest.raises(StageTimeout, match="too long"), signals.failures_heard():
         fail_from_a_thread(StageTimeout("too long"))
-        time.sleep(100)
+        time.sleep(3600)
 
 
 def test_what_another_thread_found_waits_for_what_is_held() -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp import stacks
 from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process, state_of
@@ -24,12 +25,12 @@ from megasharp.ranks import worker
 from megasharp.stacks import write_stacks_on_signal
 
 worker.redirect_output(sys.argv[1])
-threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
 time.sleep(0.1)
 
 def in_c_code():
     write_stacks_on_signal(3, Path(sys.argv[1]))
-    ctypes.PyDLL(None).sleep(100)
+    ctypes.PyDLL(None).sleep(3600)
 
 in_c_code()
 """
@@ -40,7 +41,7 @@ def rank(tmp_path: Path) -> Iterator[tuple[RankProcess, Path]]:
     """A process that says it is rank 3, with its log."""
     log = tmp_path / "rank_3.log"
     process = subprocess.Popen([sys.executable, "-c", RANK, str(log)])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_S
     while (found := read_process(log)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert found is not None
@@ -83,7 +84,7 @@ def test_another_process_by_now_has_the_number(rank: tuple[RankProcess, Path]) -
     end([earlier])
     assert examine_all([rank], 20.0)[0].stacks.count("most recent call first") == 2
     end([process])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while process.state() not in ("Z", "gone") and time.monotonic() < deadline:
         time.sleep(0.02)
     assert process.state() in ("Z", "gone")

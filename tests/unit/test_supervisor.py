@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG_S, SOON_S
 
 from megasharp import signals
 from megasharp.supervisor import Supervisor
@@ -174,7 +175,7 @@ def parent(stand: Stand, pause: float = 0.0, first: str = "") -> subprocess.Pope
 
 
 def wait_for(ready: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_S
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -194,7 +195,7 @@ def test_a_signal_is_the_runs_and_comes_once(tmp_path: Path, number: int, code: 
     # Two that come together may count as one, so that nothing is seen of it below.
     assert os.getpgid(stand.pid()) != process.pid
     (os.killpg if to_group else os.kill)(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=HANG_S)
     assert (process.returncode, said) == (code, "")
     assert stand.heard() == [number] and len(stand.attempts()) == 1
 
@@ -204,7 +205,7 @@ def test_a_save_is_asked_for_once_the_run_can_hear_it(tmp_path: Path) -> None:
     process = parent(stand)
     wait_for((stand.root / "logs/attempt_1/young").exists)
     os.kill(process.pid, signal.SIGUSR1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 75 and stand.heard() == [signal.SIGUSR1]
 
 
@@ -214,28 +215,28 @@ def test_a_save_that_was_asked_for_before_the_supervisor_listens(tmp_path: Path)
     with signals.save_kept_from_children():
         process = parent(stand, first="os.kill(os.getpid(), signal.SIGUSR1)")
     wait_for(lambda: list(stand.root.glob("logs/attempt_1/heard")) or process.poll() is not None)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 75 and stand.heard() == [signal.SIGUSR1]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_a_signal_between_two_attempts_is_the_end(tmp_path: Path, number: int, code: int) -> None:
     stand = Stand(tmp_path / "run", FAILS, DONE)
-    process = parent(stand, pause=60.0)
+    process = parent(stand, pause=3600.0)
     assert process.stderr is not None
     process.stderr.readline()
     os.kill(process.pid, number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == code and len(stand.attempts()) == 1
 
 
 def test_a_run_that_fails_after_it_was_asked_to_save_is_not_started_again(tmp_path: Path) -> None:
     body = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(1)); signal.pthread_sigmask(signal.SIG_UNBLOCK, {10})"
-    stand = Stand(tmp_path / "run", f"{body}; (logs / 'ready').touch(); time.sleep(60)", DONE)
+    stand = Stand(tmp_path / "run", f"{body}; (logs / 'ready').touch(); time.sleep(3600)", DONE)
     process = parent(stand)
     wait_for((stand.root / "logs/attempt_1/ready").exists)
     os.kill(process.pid, signal.SIGUSR1)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == 75 and "continue with --resume" in said and len(stand.attempts()) == 1
 
 
@@ -269,7 +270,7 @@ def test_a_stopped_run_hears_a_signal(tmp_path: Path) -> None:
     wait_for((stand.root / "logs/attempt_1/ready").exists)
     os.kill(stand.pid(), signal.SIGSTOP)
     os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 143 and stand.heard() == [signal.SIGTERM]
 
 
@@ -280,7 +281,7 @@ def test_the_run_ends_with_its_supervisor(tmp_path: Path) -> None:
     child = psutil.Process(stand.pid())
     process.kill()
     process.communicate()
-    assert psutil.wait_procs([child], timeout=10)[1] == []
+    assert psutil.wait_procs([child], timeout=SOON_S)[1] == []
 
 
 def test_it_imports_nothing_that_takes_long() -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.stacks import Report
 from megasharp.watchdog import STACKS_FILE, verdict
@@ -43,7 +44,11 @@ def driver(body: str, logs: Path, ranks: int = 0) -> tuple[int, str, str, float]
     script = DRIVER.replace("BODY", body.replace("\n", "\n        "))
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", script, str(logs), str(ranks)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", script, str(logs), str(ranks)],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr, time.monotonic() - began
 
@@ -70,7 +75,7 @@ def test_a_main_thread_that_stays_in_c_code_is_not_waited_for(tmp_path: Path) ->
 
 def test_a_main_thread_that_keeps_the_interpreters_lock_too(tmp_path: Path) -> None:
     """No thread of Python's runs: faulthandler's timer shows the stacks and ends the process."""
-    body = "with clock.stage('update'):\n    time.sleep(0.6)\n    ctypes.PyDLL(None).sleep(100)"
+    body = "with clock.stage('update'):\n    time.sleep(0.6)\n    ctypes.PyDLL(None).sleep(3600)"
     code, _, err, seconds = driver(body, tmp_path)
     assert code == 1 and "Timeout" in err and "Current thread" not in err and "Thread" in err
     assert seconds < 60
@@ -87,7 +92,7 @@ def test_a_watchdog_that_fails_leaves_the_end_to_the_timer(tmp_path: Path) -> No
 
 
 def test_a_drop_of_the_error_does_not_let_the_run_go_on(tmp_path: Path) -> None:
-    body = "try:\n    with clock.stage('update'):\n        time.sleep(100)\nexcept Exception:\n    pass"
+    body = "try:\n    with clock.stage('update'):\n        time.sleep(3600)\nexcept Exception:\n    pass"
     code, _, err, _ = driver(body, tmp_path)
     assert code == 1 and err.startswith(LINE)
 
@@ -100,12 +105,12 @@ def test_stages_within_their_budgets_and_stages_without_one(tmp_path: Path) -> N
 
 
 def test_what_lies_between_stages_is_watched(tmp_path: Path) -> None:
-    code, _, err, _ = driver("time.sleep(100)", tmp_path)
+    code, _, err, _ = driver("time.sleep(3600)", tmp_path)
     assert code == 1 and "stage other has run" in err
 
 
 def test_ranks_that_never_started_are_named(tmp_path: Path) -> None:
-    _, _, err, _ = driver("time.sleep(100)", tmp_path, ranks=2)
+    _, _, err, _ = driver("time.sleep(3600)", tmp_path, ranks=2)
     assert "rank 0 has not started; rank 1 has not started; stacks of all processes: " in err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,6 +255,8 @@ def learner_on(values: LearnerSettings) -> Iterator[tuple[RanksLearner, RankLear
         yield learner, rank.learners[POLICY]
     finally:
         learner.close()
+        # Cycles hold its groups, and each group of gloo's keeps three threads.
+        gc.collect()
 
 
 def save(learner: RanksLearner | RankLearner, folder: Path) -> None:

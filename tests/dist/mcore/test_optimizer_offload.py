@@ -131,7 +131,7 @@ def test_every_number_is_that_of_a_learner_without(layout: str, names: tuple[str
 def check(layout: str, names: Sequence[str], root: Path) -> None:
     """These cases in this layout, bit for bit."""
     folder = save_model(root, "qwen3-tied")
-    for rank in run_ranks(LAYOUTS[layout].world, on_rank, folder, layout, names, root, timeout_s=300.0):
+    for rank in run_ranks(LAYOUTS[layout].world, on_rank, folder, layout, names, root):
         assert rank.keys() == set(names)
         for name, both in rank.items():
             plain, held = both[False], both[True]

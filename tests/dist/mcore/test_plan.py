@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.lora import LoraSettings
@@ -29,7 +30,7 @@ def run(*command: str, question: bytes = b"") -> str:
         capture_output=True,
         input=question,
         check=False,
-        timeout=300,
+        timeout=HANG_S,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from policies import CPU, LAYOUTS, by_sequence, packed, ragged_sequences, recipe, save, save_model, settings, weights_of
 from torch import Tensor
+from waiting import HANG_S, SOON_S
 
 from megasharp import signals
 from megasharp.errors import StageTimeout, UserError
@@ -151,13 +152,14 @@ def test_an_end_of_file_in_a_call_is_an_error(folder: str, tmp_path: Path) -> No
 def test_ranks_that_do_not_end_share_one_time_limit(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_SHUTDOWN_S", 3.0)
+    monkeypatch.setattr(processes, "_SHUTDOWN_S", 5.0)
     ranks = ProcessRanks(values(folder, "tp2pp2"), CPU, tmp_path / "logs")
     for process in ranks._processes:
         os.kill(process.pid or 0, signal.SIGSTOP)
     began = time.monotonic()
     ranks.close()
-    assert 3.0 <= time.monotonic() - began < 6.0
+    # One after the other, four would take 20.
+    assert 5.0 <= time.monotonic() - began < 15.0
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -175,7 +177,7 @@ def test_killed_rank_is_named_at_once(folder: str, tmp_path: Path, victim: int) 
     died = time.monotonic()
     killer.join()
     ranks.close()
-    assert time.monotonic() - died < 10
+    assert time.monotonic() - died < SOON_S
     assert children() == []
 
 
@@ -196,7 +198,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(folder: str, tmp_path: Path, mo
     ):
         ranks.call(POLICY, "step", batch, recipe())
     ranks.close()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < SOON_S
     line = f"{signals.failure()}"
     assert line.startswith("stage update has run for more than 1 s (guard.stage_timeout_s): rank 1 is stopped (state T")
     text = (logs / STACKS_FILE).read_text()
@@ -244,7 +246,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("end", ["killed", "raises"])
 def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> None:
     script = tmp_path / "driver.py"
-    then = "time.sleep(600)" if end == "killed" else "raise RuntimeError('the driver has a bug')"
+    then = "time.sleep(3600)" if end == "killed" else "raise RuntimeError('the driver has a bug')"
     script.write_text(DRIVER.format(path=sys.path, folder=folder, logs=str(tmp_path / "logs"), then=then))
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -256,8 +258,8 @@ def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> N
             assert len(ranks) >= 2
             if end == "killed":
                 driver.kill()
-            driver.wait(timeout=30)
-            _, alive = psutil.wait_procs(ranks, timeout=10)
+            driver.wait(timeout=HANG_S)
+            _, alive = psutil.wait_procs(ranks, timeout=SOON_S)
             assert alive == []
         finally:
             driver.kill()

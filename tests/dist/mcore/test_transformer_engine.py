@@ -13,6 +13,7 @@ import torch
 from policies import make_model, save_model
 from torch import Tensor
 from transformer_engine_program import MODELS, STEPS, Trained
+from waiting import HANG_S
 
 if TYPE_CHECKING:
     Results = dict[int, list[dict[str, dict[bool, Trained]]]]
@@ -31,7 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     path = os.pathsep.join([str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, str(PROGRAM), str(folder), str(folder / "results")]
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=300
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: Results = torch.load(folder / "results", weights_only=False)

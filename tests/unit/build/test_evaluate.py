@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.build.evaluate import Asked, evaluate_source
 from megasharp.build.measured import Measured, check_measurable, measured
@@ -21,7 +22,6 @@ from megasharp.files import held
 from megasharp.signals import save_kept_from_children
 
 BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
-_LIMIT_S = 400.0
 
 
 def started(out: Path, samples: int, *more: str) -> subprocess.Popen[str]:
@@ -39,7 +39,7 @@ def started(out: Path, samples: int, *more: str) -> subprocess.Popen[str]:
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Both outputs."""
     try:
-        return process.communicate(timeout=_LIMIT_S)
+        return process.communicate(timeout=HANG_S)
     finally:
         process.kill()
 

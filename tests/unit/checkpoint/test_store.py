@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.checkpoint.manifest import FileEntry, describe_files
 from megasharp.checkpoint.store import CheckpointStore, RunState, read_state
@@ -336,7 +337,7 @@ def test_full_disk_for_real(tmp_path: Path) -> None:
 
     done = subprocess.run(
         [sys.executable, "-B", "-c", LIMITED, str(tmp_path)],
-        capture_output=True, text=True, check=True, preexec_fn=limit, timeout=60, cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, check=True, preexec_fn=limit, timeout=HANG_S, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     assert "no space left on the disk" in done.stdout and len(done.stdout.splitlines()) == 1
     assert CheckpointStore(tmp_path, 3, None).steps() == [1]

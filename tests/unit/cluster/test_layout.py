@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.cluster.capacity import NodeCapacity, check_capacity
 from megasharp.cluster.layout import Layout, Needs, Placement, Slot, make_layout
@@ -145,5 +146,5 @@ def test_this_room_can_be_read_without_ray(tmp_path: Path) -> None:
 
     script = "import sys, megasharp.cluster.layout, megasharp.cluster.capacity, megasharp.cluster.session as s\n"
     script += "s.SessionSettings(); print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert done.stdout.strip() == "False"

@@ -5,19 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG_S, wait_until
 
 from megasharp.cluster import reaper
 
 TOLD = "megasharp: Ray's raylet ended, and with it this run; continue with --resume\n"
 # What takes a second may take this long where ten other processes want the same core.
-_LOADED_S = 60.0
 
 
 @pytest.fixture
@@ -56,9 +55,9 @@ def test_only_a_server_that_ended_first_is_told(
                 server.kill()
         if told:
             wait_until(lambda: watched(process) == 1)
-        _, said = process.communicate(timeout=_LOADED_S)
+        _, said = process.communicate(timeout=HANG_S)
     assert said == told
-    assert all(server.wait(_LOADED_S) is not None for server in servers), "all are ended"
+    assert all(server.wait(HANG_S) is not None for server in servers), "all are ended"
     assert not folder.exists()
 
 
@@ -69,10 +68,3 @@ def watched(process: subprocess.Popen[str]) -> int:
         with suppress(FileNotFoundError):
             kinds.append(descriptor.readlink().name)
     return sum("pidfd" in kind for kind in kinds)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LOADED_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

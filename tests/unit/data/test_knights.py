@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.data.knights import Statement, is_true, make_puzzle, prompt_text, puzzle_text, read_records, solutions
 from megasharp.errors import UserError
@@ -113,7 +114,7 @@ def test_a_bad_line_is_named(change: dict[str, object], message: str, tmp_path: 
 
 def test_the_tool_writes_files_that_can_be_read_with_no_puzzle_in_two(tmp_path: Path) -> None:
     command = [sys.executable, str(REPOSITORY / "tools" / "make_knights_data.py"), "--out", str(tmp_path)]
-    subprocess.run([*command, "--people", "3", "4", "--train", "100"], check=True, cwd=REPOSITORY, timeout=300)
+    subprocess.run([*command, "--people", "3", "4", "--train", "100"], check=True, cwd=REPOSITORY, timeout=HANG_S)
     files = [read_records(tmp_path / f"{split}.jsonl") for split in ("train", "dev", "test")]
     assert [len(file) for file in files] == [100, 128, 256]
     seen = [record.puzzle.statements for file in files for record in file]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.jobs.job import Job, Resources, Software, render
 
@@ -53,7 +54,7 @@ def run(folder: Path, job: Job, code: int, **more: str) -> tuple[int, str]:
         **more,
     }
     done = subprocess.run(
-        ["bash", "-c", render(job)], env=variables, capture_output=True, text=True, check=False, timeout=60
+        ["bash", "-c", render(job)], env=variables, capture_output=True, text=True, check=False, timeout=HANG_S
     )
     return done.returncode, done.stdout + done.stderr
 

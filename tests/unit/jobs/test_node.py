@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG_S, wait_until
 
-_LIMIT_S = 60.0
 # Says that it is there, and by which signal it was ended.
 _LISTENS = """
 import pathlib, signal, sys, time
@@ -23,7 +22,7 @@ for number in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(number, heard)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 pathlib.Path(sys.argv[1], "listens").touch()
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -37,16 +36,9 @@ def started(folder: Path, *command: str) -> subprocess.Popen[str]:
     )
 
 
-def until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def ended(node: subprocess.Popen[str]) -> int:
     try:
-        return node.wait(_LIMIT_S)
+        return node.wait(HANG_S)
     finally:
         node.kill()
 
@@ -61,7 +53,7 @@ def test_the_commands_end_is_the_nodes_and_stands_in_a_file(tmp_path: Path, prog
 
 def test_the_file_becomes_usr1_and_usr1_itself_ends_nobody(tmp_path: Path) -> None:
     node = started(tmp_path, "-c", _LISTENS, str(tmp_path))
-    until((tmp_path / "listens").exists)
+    wait_until((tmp_path / "listens").exists)
     node.send_signal(signal.SIGUSR1)
     time.sleep(1.0)
     assert node.poll() is None
@@ -72,7 +64,7 @@ def test_the_file_becomes_usr1_and_usr1_itself_ends_nobody(tmp_path: Path) -> No
 def test_usr1_waits_until_the_command_can_hear_it(tmp_path: Path) -> None:
     begun = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'begun').touch(); time.sleep(2.0)\n"
     node = started(tmp_path, "-c", begun + _LISTENS, str(tmp_path))
-    until((tmp_path / "begun").exists)
+    wait_until((tmp_path / "begun").exists)
     (tmp_path / "time_is_up").touch()
     assert ended(node) == 75
 
@@ -86,7 +78,7 @@ def test_nothing_is_started_when_time_is_up_before(tmp_path: Path) -> None:
 
 def test_sigterm_is_passed_on(tmp_path: Path) -> None:
     node = started(tmp_path, "-c", _LISTENS, str(tmp_path))
-    until((tmp_path / "listens").exists)
+    wait_until((tmp_path / "listens").exists)
     node.terminate()
     assert ended(node) == 143
 
@@ -127,7 +119,7 @@ def test_who_is_missing_is_the_first_nodes_to_say(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's promise to a child is Linux's")
 def test_a_node_that_is_killed_leaves_no_ray(tmp_path: Path) -> None:
     ray = tmp_path / "ray"
-    ray.write_text(f"#!/bin/bash\necho $$ >{tmp_path / 'pid'}\nexec sleep 60\n")
+    ray.write_text(f"#!/bin/bash\necho $$ >{tmp_path / 'pid'}\nexec sleep 3600\n")
     ray.chmod(0o755)
     # Only Ray is started with this Python, and is this script instead.
     program = f"""
@@ -139,19 +131,19 @@ node = ray_node.RayNode("first", Interface("lo", "127.0.0.1"), 1e9)
 sys.executable = {str(ray)!r}
 node.lead()
 import time
-time.sleep(60)
+time.sleep(3600)
 """
     node = subprocess.Popen([sys.executable, "-c", program])
-    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     left = psutil.Process(int((tmp_path / "pid").read_text()))
     node.kill()
     node.wait()
-    until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_time_that_is_up_ends_the_wait_for_nodes_and_the_job_is_queued_again(tmp_path: Path) -> None:
     node = joining(tmp_path, 0)
-    until((tmp_path / "head").exists)
+    wait_until((tmp_path / "head").exists)
     (tmp_path / "time_is_up").touch()
     assert ended(node) == 75 and (tmp_path / "exit_code").read_text() == "75\n"
     assert node.stderr is not None and "time is nearly up and not all nodes have joined" in node.stderr.read()
@@ -161,11 +153,10 @@ def test_time_that_is_up_ends_the_wait_for_nodes_and_the_job_is_queued_again(tmp
 def test_a_signal_ends_the_wait_for_nodes_and_is_the_exit_code(tmp_path: Path, number: int, file: str | None) -> None:
     node = joining(tmp_path, number)
     # The follower waits for a file of the first node's, and says nothing; USR1 is the last that it sets.
-    until((tmp_path / file).exists if file else lambda: _ignores(node.pid, signal.SIGUSR1))
+    wait_until((tmp_path / file).exists if file else lambda: _ignores(node.pid, signal.SIGUSR1))
     time.sleep(1.0)
     node.terminate()
-    asked = time.monotonic()
-    assert ended(node) == 143 and time.monotonic() - asked < 30.0
+    assert ended(node) == 143
     assert node.stderr is not None
     assert "megasharp: stopped by SIGTERM; the command was not started" in node.stderr.read()
     assert [path.read_text() for path in tmp_path.glob("exit_code")] == (["143\n"] if number == 0 else [])

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from standin_nvml import StandinNvml
+from waiting import HANG_S
 
 from megasharp.errors import UserError
 from megasharp.jobs import telemetry
@@ -60,7 +61,7 @@ def test_energy_of_a_step_is_the_counters_difference_and_goes_by_its_tokens() ->
 
 
 def next_figures(found: Telemetry, tokens: float) -> dict[str, float]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while not (figures := found.take(tokens)):
         assert time.monotonic() < deadline
         time.sleep(0.001)

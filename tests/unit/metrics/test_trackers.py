@@ -11,11 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
+from waiting import wait_until
 from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from megasharp.errors import UserError
@@ -202,13 +203,6 @@ def test_a_new_run_of_the_same_name_is_another_one_there(root: Path) -> None:
     assert Record.model_validate_json((root / "trackers/mlflow.json").read_text()).id not in first
 
 
-def until(ready: Callable[[], object], limit: float = 60.0) -> None:
-    deadline = time.monotonic() + limit
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_without_a_login_there_is_one_line_and_the_run_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(root))
@@ -222,7 +216,7 @@ def test_without_a_login_there_is_one_line_and_the_run_goes_on(root: Path, monke
         trackers.look()
         return bool(told)
 
-    until(written)
+    wait_until(written)
     trackers.look()
     trackers.close(10.0)
     (line,) = told
@@ -274,7 +268,7 @@ def test_the_rows_of_a_killed_run_arrive(root: Path) -> None:
         "root = Path(sys.argv[1]); log = MetricLog(root, tensorboard=False, resumed_step=None)\n"
         "trackers = Trackers({'mlflow': 'project'}, root, root, print)\n"
         "[log.write(step, {'reward/mean': step}) for step in range(1, 6)]\n"
-        "print(trackers._processes[0].process.pid, flush=True); time.sleep(600)\n"
+        "print(trackers._processes[0].process.pid, flush=True); time.sleep(3600)\n"
     )
     run = subprocess.Popen([sys.executable, "-c", program, str(root)], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
@@ -282,7 +276,7 @@ def test_the_rows_of_a_killed_run_arrive(root: Path) -> None:
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     run.stdout.close()
-    until(lambda: not Path(f"/proc/{follower}").exists(), LIMIT_S + 30)
+    wait_until(lambda: not Path(f"/proc/{follower}").exists())
     record = Record.model_validate_json((root / "trackers/mlflow.json").read_text())
     assert mlflow_points(record.id, "reward/mean") == [(step, float(step)) for step in range(1, 6)]
 

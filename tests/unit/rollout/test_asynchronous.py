@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import pytest
+from waiting import HANG_S, wait_until
 
 from megasharp.errors import UserError
 from megasharp.rewards.judge import DirectJudge
@@ -102,13 +103,6 @@ def versions_of(completion: Completion) -> list[int]:
     assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
     assert spans[-1].end == completion.tokens.numel()
     return [span.version for span in spans for _ in range(span.start, span.end)]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -240,11 +234,11 @@ class Held(StandInEngine):
     def _wait(self, prompt: int) -> float:
         with self._changed:
             if prompt not in self._steps:
-                assert self._changed.wait_for(lambda: min(self._steps.values()) > 1, timeout=60)
+                assert self._changed.wait_for(lambda: min(self._steps.values()) > 1, timeout=HANG_S)
                 return 0.0
             self._steps[prompt] += 1
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: self._steps[prompt] == 1 or self._aborted, timeout=60)
+            assert self._changed.wait_for(lambda: self._steps[prompt] == 1 or self._aborted, timeout=HANG_S)
         return 0.0
 
 

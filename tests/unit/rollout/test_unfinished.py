@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from waiting import wait_until
 
 from megasharp import signals
 from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
@@ -40,7 +41,6 @@ from tests.unit.rollout.test_asynchronous import (
     pending,
     right,
     rollouts,
-    wait_until,
 )
 
 LOGP = torch.tensor([-0.1, -1.0 / 3.0, -1e-30], dtype=torch.float32)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 from run_folders import Folder, steps
+from waiting import HANG_S
 
 from megasharp.build.runs import compare, find_run, show, show_list
 from megasharp.checkpoint.attempts import AttemptRecord
@@ -384,7 +385,7 @@ def test_runs_are_found_by_path_and_by_name_and_listed(tmp_path: Path) -> None:
 
 def test_a_screen_waits_for_no_torch_and_no_matplotlib() -> None:
     script = "import sys, megasharp.build.runs; print({'torch', 'matplotlib', 'numpy'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert done.stdout.strip() == "set()"
 
 

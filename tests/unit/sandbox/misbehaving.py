@@ -43,6 +43,14 @@ def _orphan(path: str) -> int:
     return os.getpid()
 
 
+def _meet(folder: str) -> int:
+    """Wait until two are there at once."""
+    Path(folder, str(os.getpid())).touch()
+    while (there := sum(1 for _ in Path(folder).iterdir())) < 2:
+        time.sleep(0.01)
+    return there
+
+
 def _die(_: str) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -73,6 +81,7 @@ ACTIONS = {
     "threads": _threads,
     "blocked": lambda _: sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
     "sleep": lambda seconds: time.sleep(float(seconds)),
+    "meet": _meet,
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": _hang,
     "child": _leave_a_child,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from programs_to_judge import response
+from waiting import HANG_S
 
 from megasharp.rewards.code import CodeAnswer, StdinTest
 from megasharp.sandbox import cgroup, code
@@ -65,14 +66,16 @@ def test_what_the_processes_of_a_program_take_together_is_limited(
 
 
 def test_what_a_killed_owner_left_the_next_start_removes(folders: tuple[Path, ...]) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False, timeout=120)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False, timeout=HANG_S
+    )
     assert killed.returncode == -signal.SIGKILL
     sleeper, *left = killed.stdout.split()
     assert all(Path(each).exists() for each in left)
     opened = open_folders(tuple(folder.parent for folder in folders))
     try:
         assert not any(Path(each).exists() for each in left) and all(each.exists() for each in folders)
-        deadline = time.monotonic() + 30.0
+        deadline = time.monotonic() + HANG_S
         while Path("/proc", sleeper, "exe").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not Path("/proc", sleeper, "exe").exists(), "its processes are ended"

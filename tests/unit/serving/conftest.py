@@ -37,7 +37,7 @@ class StandIns:
         request = urllib.request.Request(
             f"http://{server.host}:{server.port}/standin", body, {"Authorization": f"Bearer {server.key}"}
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 

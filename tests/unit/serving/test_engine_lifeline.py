@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import HANG_S
 
 # As `server.py` does it: spawned children import this module to find their function.
 ENGINE = """
@@ -26,7 +27,7 @@ if __name__ == "__mp_main__":
         time.sleep(0.01)
     lifeline.end_with_parent()
     # SGLang's imports, in which the parent may end.
-    time.sleep(600)
+    time.sleep(3600)
 
 def child():
     pass
@@ -36,7 +37,7 @@ if __name__ == "__main__":
     lifeline.publish()
     lifeline.end_with_parent()
     multiprocessing.get_context("spawn").Process(target=child).start()
-    time.sleep(600)
+    time.sleep(3600)
 """
 
 
@@ -52,7 +53,7 @@ def test_children_end_with_their_parent(tmp_path: Path, when: str) -> None:
         assert child.is_running()
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
-        child.wait(timeout=10)
+        child.wait(timeout=HANG_S)
     finally:
         if child.is_running():
             child.kill()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
+from waiting import wait_until
 
 from megasharp.errors import RunFailed, UserError
 from megasharp.serving.client.router import RouterSettings
@@ -151,10 +151,8 @@ def test_engines_that_refuse_every_prompt_are_a_mistake_of_the_setup(make: Make)
 
 
 def test_a_prompt_over_its_time_limit_keeps_what_it_has(make: Make) -> None:
-    stand_ins = make(1, delay=60.0, router=RouterSettings(request_limit=0.5))
-    started = time.monotonic()
+    stand_ins = make(1, delay=3600.0, router=RouterSettings(request_limit=0.5))
     found = stand_ins.fleet.generate(prompts(1, samples=2), SAMPLING)
-    assert time.monotonic() - started < 10
     assert [(c.finish_reason, c.tokens.numel()) for c in found[0]] == [(FinishReason.ABORT, 1)] * 2
     assert len(stand_ins.command(0)["aborted"]) == 2
     assert stand_ins.conditions() == ["serving"]
@@ -202,13 +200,11 @@ def test_an_engine_killed_while_idle(make: Make) -> None:
 
 
 def test_all_engines_lost(make: Make) -> None:
-    stand_ins = make(2, delay=30.0)
+    stand_ins = make(2, delay=3600.0)
     for member in stand_ins.fleet.members.all:
         threading.Timer(0.3, os.kill, (member.process.pid, signal.SIGKILL)).start()
-    started = time.monotonic()
     with pytest.raises(RunFailed) as raised:
         stand_ins.fleet.generate(prompts(5), SAMPLING)
-    assert time.monotonic() - started < 10
     text = str(raised.value)
     assert "no engine is left to sample with" in text
     for index in (0, 1):
@@ -254,10 +250,3 @@ def test_a_closed_fleet(make: Make) -> None:
         stand_ins.fleet.generate(prompts(1), SAMPLING)
     with pytest.raises(RuntimeError, match="closed"):
         stand_ins.fleet.updating(1).__enter__()
-
-
-def wait_until(condition: Callable[[], bool], limit: float = 10.0) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.05)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.errors import RunFailed, UserError
 from megasharp.serving.client import launch as module
@@ -98,7 +99,7 @@ def test_the_whole_group_goes(tmp_path: Path) -> None:
     """A stand-in whose child does not listen to its leader."""
     engine = launch(settings(tmp_path, 1, start="children"))[0]
     os.kill(engine.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANG_S
     while engine.exit_reason() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert engine.exit_reason() == "its process was killed by SIGKILL"
@@ -116,7 +117,7 @@ def test_engines_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "from megasharp.serving.client.launch import launch\n"
         "from tests.unit.serving.conftest import settings\n"
         f"engines = launch(settings(Path({str(tmp_path)!r}), 2))\n"
-        "print(*(engine.pid for engine in engines), flush=True)\ntime.sleep(600)\n"
+        "print(*(engine.pid for engine in engines), flush=True)\ntime.sleep(3600)\n"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
@@ -127,7 +128,7 @@ def test_engines_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert all(map(running, pids))
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANG_S
     while any(map(running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(running, pids))
@@ -203,7 +204,7 @@ def test_an_engine_is_not_judged_by_what_those_before_it_wrote(tmp_path: Path) -
     started = replace(settings(tmp_path, 1), log_folder=tmp_path)
     (tmp_path / "engine_0.log").write_text(f"MemoryError\nERROR: {module._NO_PORT} ('127.0.0.1', 40001)\n")
     starting = LocalStarter(started).begin(0)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_S
     while (engine := starting.answered()) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert engine is not None

@@ -68,7 +68,7 @@ def end(number, frame):
     sys.exit(143)
 signal.signal(signal.SIGTERM, end)
 (pathlib.Path(sys.argv[1]) / "pid").write_text(str(os.getpid()))
-time.sleep(60)
+time.sleep(3600)
 """
 
 

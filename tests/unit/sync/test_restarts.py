@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from waiting import HANG_S, wait_until
 
 from megasharp.errors import UserError
 from megasharp.serving.client.local_start import LocalStarter
@@ -24,19 +25,12 @@ MakeSync = Callable[..., FleetSync]
 def lose(stand_ins: StandIns, index: int, how: signal.Signals = signal.SIGKILL) -> None:
     member = stand_ins.fleet.members.all[index]
     os.kill(stand_ins.command(index)["pid"], how)
-    until(lambda: not member.health.alive)
-
-
-def until(ready: Callable[[], object], limit: float = 20.0) -> None:
-    deadline = time.monotonic() + limit
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not member.health.alive)
 
 
 def push_until(stand_ins: StandIns, pushing: FleetSync, line: str) -> int:
     """Push again and again until a line begins so; returns the last version."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + HANG_S
     while True:
         version = pushing.push(source(pushing.version + 1))
         if any(told.startswith(line) for told in stand_ins.told):
@@ -85,7 +79,7 @@ def test_between_its_return_and_the_push_it_gets_nothing(make: Make, sync: MakeS
         restarts.look()
         return stand_ins.conditions()[1] != "dead"
 
-    until(looked)
+    wait_until(looked)
     time.sleep(1.0)
     assert stand_ins.conditions() == ["serving", "stale"], "probes change nothing"
     stand_ins.fleet.generate(REQUESTS, SAMPLING)
@@ -141,7 +135,7 @@ def test_a_push_of_one_network_of_two_lets_nobody_in(make: Make, sync: MakeSync)
     lose(stand_ins, 1)
     pushing.push(source(1), memory(1))
     (starting,) = stand_ins.fleet._restarts._starting.values()  # type: ignore[union-attr]
-    until(starting.answered)
+    wait_until(starting.answered)
     pushing.push(source(2))
     assert stand_ins.conditions() == ["serving", "dead"]
     pushing.push(source(3), memory(2))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.data.sets import SETS
 from megasharp.data.sets.load import load_set
@@ -64,7 +65,7 @@ def repositories(tmp_path: Path) -> Path:
 def run(cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", **variables}
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=240
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=HANG_S
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.data.sets import SETS
 from megasharp.data.sets.base import Part, Source
@@ -188,7 +189,7 @@ def test_without_a_hub_one_line_says_how_to_go_on(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HOME": str(tmp_path)}
     environment.pop("HF_HUB_OFFLINE", None)
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("megasharp:")]
