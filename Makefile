@@ -13,8 +13,7 @@ FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/serving/engine/constraints.txt
 
-.PHONY: quickstart fleet test test-unit test-long test-long-here test-long-beside test-chaos test-resume test-slurm test-fleet \
-  test-other-megatron bench clean
+.PHONY: quickstart fleet test test-unit test-long test-chaos test-resume test-slurm test-fleet test-other-megatron bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -50,8 +49,7 @@ quickstart: $(VENV)/.base
 # files at a time, in the order of their names, so that the many short ones fill up the end; a file's own fixtures are
 # made once.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
-test test-unit test-long test-long-here test-long-beside test-chaos test-resume test-slurm test-fleet \
-  test-other-megatron: export OMP_NUM_THREADS = 1
+test test-unit test-long test-chaos test-resume test-slurm test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
@@ -62,16 +60,11 @@ test: $(VENV)/.test
 test-unit: $(VENV)/.test
 	$(BIN)/python -m pytest $(TWO) tests/unit
 
-# Much of it waits, for engines and for Slurm: two at a time besides what two workers do.
-test-long: $(VENV)/.test $(FLEET)/.built
-	$(MAKE) --jobs=2 --output-sync=target test-long-here test-long-beside
-
-test-long-here: $(VENV)/.test $(FLEET)/.built
-	$(BIN)/python -m pytest $(TWO) tests/fleet tests/long -m long
-
-test-long-beside: $(VENV)/.test $(FLEET)/.built
-	$(MAKE) test-slurm
-	$(MAKE) test-other-megatron
+# The longest files of tests/fleet come first, so that no worker is left alone with one of them at the end.
+test-long: $(VENV)/.test
+	$(BIN)/python -m pytest $(TWO) tests/long -m long
+	$(MAKE) test-fleet
+	$(MAKE) --jobs=2 --output-sync=target test-slurm test-other-megatron
 
 # Part of test-long too. CHAOS_SEED=N draws other steps for the faults.
 test-chaos: $(VENV)/.test
@@ -86,7 +79,7 @@ test-slurm: $(VENV)/.test $(FLEET)/.built
 	$(BIN)/python -m pytest tests/slurm -m long
 
 test-fleet: $(VENV)/.test $(FLEET)/.built
-	$(BIN)/python -m pytest $(TWO) tests/fleet -m long
+	$(BIN)/python -m pytest $(TWO) $(wildcard tests/fleet/test_train*.py) tests/fleet/test_sync.py tests/fleet -m long
 
 test-other-megatron: $(VENV)/.test
 	$(BIN)/python tools/test_other_megatron.py 0.19.2

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# The other files of tests/dist are about methods and about how ranks are started, which no version changes.
+# The other files of tests/dist are about methods, cuts of a step and how ranks are started, which no version changes.
 FILES = (
     "background",
     "chunked_head",
@@ -24,7 +24,6 @@ FILES = (
     "context",
     "conversion",
     "hf_parity",
-    "invariance",
     "learner",
     "lora",
     "optimizer_offload",

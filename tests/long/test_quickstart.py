@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,18 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+def cpu_seconds() -> float:
+    """Of all children that have ended: unlike the clock's, they are the run's own beside whatever else runs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.long
 def test_pass_at_1_doubles_in_time_and_memory(tmp_path: Path) -> None:
-    start = time.monotonic()
+    before = cpu_seconds()
     command = [sys.executable, "-m", "megasharp.cli", "train", "examples/quickstart/run.yaml", "--runs", str(tmp_path)]
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-    seconds = time.monotonic() - start
+    seconds = cpu_seconds() - before
     summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
     curves = summary["pass_at_k"]["countdown_test"]
     assert curves["after"]["1"] >= 2 * curves["before"]["1"], curves

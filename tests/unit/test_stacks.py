@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from waiting import HANG_S
+from waiting import HANG_S, SOON_S
 
 from megasharp import stacks
 from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process, state_of
@@ -64,7 +64,7 @@ def test_a_stopped_process_shows_none_and_its_state_tells_why(rank: tuple[RankPr
     os.kill(rank[0].pid, signal.SIGSTOP)
     began = time.monotonic()
     reports = examine_all([rank], 1.0)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
     assert (reports[0].state, reports[0].stacks) == ("T", "")
     assert at_fault(reports) == [(3, "is stopped (state T, as by SIGSTOP)")]
 

@@ -29,6 +29,8 @@ class StandInEngine:
         self.version = 0
         self.retried = 0
         self.asked: list[GenerateRequest] = []
+        # How many requests ran when each was asked for.
+        self.beside: list[int] = []
         self.running: set[Future[list[Completion]]] = set()
         self._delay = delay
         self._lose = lose or {}
@@ -38,6 +40,7 @@ class StandInEngine:
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
         future: Future[list[Completion]] = Future()
         self.asked.append(request)
+        self.beside.append(len(self.running))
         self.running.add(future)
         threading.Thread(target=self._answer, args=(future, request, sampling), daemon=True).start()
         return future

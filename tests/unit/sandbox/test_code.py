@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from programs_to_judge import ADD, SMALLEST, SUM, response
+from waiting import SOON_S
 
 from megasharp.rewards.code import CallTest, CodeAnswer, StdinTest
 from megasharp.sandbox import code
@@ -146,7 +147,7 @@ def test_what_a_served_program_says_at_its_end_is_waited_for(sandbox: Sandbox) -
     verdict = judge(sandbox, LAST_WORDS % 600, ADD)
     assert verdict.detail in ("ends without a value", "the check took too long"), verdict
     assert verdict.reward == 0.0
-    assert time.monotonic() - began < 30.0
+    assert time.monotonic() - began < SOON_S
 
 
 SEARCH = """
@@ -200,16 +201,16 @@ def test_what_takes_too_long(
     began = time.monotonic()
     verdict = judge(sandbox, program, answer)
     assert verdict.outcome is TIMEOUT, verdict
-    assert time.monotonic() - began < 40.0
+    assert time.monotonic() - began < SOON_S
 
 
 def test_all_tests_together_have_their_time(sandbox: Sandbox) -> None:
     """Each of them alone would have enough."""
-    naps = CodeAnswer(stdin=(StdinTest("", ""),) * 40)
+    naps = CodeAnswer(stdin=(StdinTest("", ""),) * 120)
     began = time.monotonic()
     verdict = judge(sandbox, "import time\ntime.sleep(1)", naps, seconds=5.0)
     assert verdict.outcome is TIMEOUT and "too long" in verdict.detail, verdict
-    assert time.monotonic() - began < 15.0
+    assert time.monotonic() - began < SOON_S
 
 
 def test_seconds_of_computing_are_limited_too(sandbox: Sandbox) -> None:

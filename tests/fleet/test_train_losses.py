@@ -1,0 +1,128 @@
+"""Real runs whose engines, ranks or driver are killed: they go on, end with the reason, or are resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+from example_runs import GAP, all_gone, engine_leaders, finish, rows, running, wait_for, wait_until
+from waiting import SOON_S
+
+pytestmark = pytest.mark.long
+
+
+def test_a_run_goes_on_with_the_engine_that_is_left_until_the_other_comes_back(tmp_path: Path) -> None:
+    """The first is killed in its turn once the other is back, so the run ends on one that began anew."""
+    with running(tmp_path, "steps=1000") as process:
+        seen = wait_for(process, "step 1/1000")
+        os.kill(engine_leaders(process)[1].pid, signal.SIGKILL)
+        seen += wait_for(process, "engine 1 is back; it serves once it holds the weights that are pushed now")
+        back = len(rows(tmp_path))
+        wait_until(process, lambda: len(rows(tmp_path)) > back)
+        os.kill(engine_leaders(process)[0].pid, signal.SIGKILL)
+        wait_until(process, lambda: len(rows(tmp_path)) > back + 5)
+        process.terminate()
+        output = seen + finish(process, code=143)
+    # Whoever meets it first tells: the watch, a request, or the call that has it sleep.
+    assert "engine 1 is lost: dead (" in output and "engine 0 is lost: dead (" in output, output
+    tables = sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))
+    assert len(tables) > back + 5 and {len(pd.read_parquet(table)) for table in tables} == {32}
+    assert all(row["policy/engine_gap_max"] < GAP for row in rows(tmp_path))
+
+
+def test_a_run_without_engines_ends_and_names_them(tmp_path: Path) -> None:
+    """What was being saved at that moment is saved."""
+    with running(tmp_path, "steps=50", "checkpoint.every=1") as process:
+        seen = wait_for(process, "step 1/50")
+        family = psutil.Process(process.pid).children(recursive=True)
+        killed = time.monotonic()
+        for leader in engine_leaders(process).values():
+            os.kill(leader.pid, signal.SIGKILL)
+        output = seen + finish(process, code=1)
+    assert time.monotonic() - killed < 4 * SOON_S
+    last = output.splitlines()[-1]
+    assert last.startswith("megasharp: no engine is left")
+    # An engine that was to wake at that moment is told by the connection that it broke.
+    assert "engine 0 is dead" in last and "engine 1 is dead" in last
+    latest = (tmp_path / "fleet_on_cpu/checkpoints/latest").read_text()
+    assert latest == f"step_{rows(tmp_path)[-1]['step']:06d}\n"
+    assert all_gone(family)
+
+
+def from_forkserver(process: psutil.Process | None) -> bool:
+    return process is not None and "multiprocessing.forkserver" in " ".join(process.cmdline())
+
+
+def test_an_engine_of_two_ranks_and_a_dead_rank_of_the_policy(tmp_path: Path) -> None:
+    """Every push is verified on both ranks of the engine. A policy's rank killed in a push ends the run."""
+    arguments = ("steps=50", "cluster.backend=local", "rollout.engines=1", "rollout.tp=2", "sync.transport=disk")
+    with running(tmp_path, *arguments) as process:
+        wait_until(process, lambda: len(rows(tmp_path)) >= 2)
+        family = psutil.Process(process.pid).children(recursive=True)
+        rank = next(child for child in family if from_forkserver(child) and from_forkserver(child.parent()))
+        wait_until(process, lambda: any((tmp_path / "fleet_on_cpu/weights").iterdir()))
+        os.kill(rank.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        output = finish(process, code=1)
+    assert time.monotonic() - killed < 4 * SOON_S
+    assert re.match(r"megasharp: rank [01] ended with exit code -9 in \w+; its log is ", output.splitlines()[-1]), (
+        output
+    )
+    assert all_gone(family)
+    assert all(row["policy/engine_gap_max"] < GAP and row["memory/calibration_kl"] > 0 for row in rows(tmp_path))
+
+
+APART = (
+    "cluster={backend: local, placement: disaggregated}",
+    "policy.offload=[]",
+    "recipe.methods=[grpo]",
+    "rollout.max_staleness=1",
+    "rollout.stragglers=keep",
+    "rollout.oversample=0.5",
+    "deterministic=false",
+    "checkpoint.every=1",
+)
+
+
+def test_a_killed_run_loses_no_prompt_and_trains_on_none_twice(tmp_path: Path) -> None:
+    """Disaggregated, by broadcast, with stale tokens allowed; the data holds prompts far too long."""
+    data = tmp_path / "data.jsonl"
+    records = [{"id": f"🙂 {number}", "numbers": [3, 5, 7], "target": 1 + number} for number in range(300)]
+    too_long = [{"id": f"long {n}", "numbers": [1] * n, "target": n} for n in (20, 50_000)]
+    data.write_text("\n".join(map(json.dumps, [*records[:100], *too_long, *records[100:]])))
+    with running(tmp_path, "steps=90", f"data.path={data}", *APART) as process:
+        wait_until(process, (tmp_path / "fleet_on_cpu/checkpoints/step_000002/manifest.json").exists)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        assert all_gone(family)
+    before = max((tmp_path / "fleet_on_cpu/checkpoints").glob("*/manifest.json"))
+    manifest = json.loads(before.read_text())
+    waiting, done = [entry["position"] for entry in manifest["pending"]], manifest["step"]
+    assert waiting
+
+    with running(tmp_path, f"steps={done + 2}", f"data.path={data}", *APART, "--resume") as process:
+        output = finish(process)
+    assert "weights by gloo" in output
+    assert "2 of 302 prompts in" in output
+    assert [row["step"] for row in rows(tmp_path)] == list(range(1, done + 3))
+    assert all(row["rollout/staleness_max"] <= 1 and row["rollout/unsampled"] == 0 for row in rows(tmp_path))
+    tables = sorted((tmp_path / "fleet_on_cpu/rollouts").glob("*.parquet"))
+    sampled = pd.concat([pd.read_parquet(table) for table in tables])
+    order = [record["id"] for record in records]
+    random.Random("prompts-1-0").shuffle(order)
+    positions = {name: position for position, name in enumerate(order)}
+    trained = [positions[name] for name in sampled.drop_duplicates("group_id")["prompt_id"]]
+    last = json.loads((tmp_path / f"fleet_on_cpu/checkpoints/step_{done + 2:06}/manifest.json").read_text())
+    left = [entry["position"] for entry in last["pending"]]
+    assert len(trained) == 4 * (done + 2)
+    assert sorted([*trained, *left]) == list(range(last["cursor"]["position"]))
+    assert set(waiting) <= {*trained[4 * done :], *left}
