@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 
 from megasharp.command import run_command
 from megasharp.errors import UserError
+
+_OBJECTS_PER_COLLECTION = 50_000
 
 app = typer.Typer(
     add_completion=False,
@@ -464,6 +467,9 @@ def verify(
 
 def main() -> None:
     """Entry point of `megasharp`."""
+    # Python looks for unreachable cycles after every 700 new objects; an import of torch makes a million, of which none
+    # goes away again. That is a tenth of a command's start.
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
     run_command(app)
 
 

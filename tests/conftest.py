@@ -15,9 +15,28 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+from cpu_seconds import cpu_seconds
+
 # Workers have it from the process that started them, and another command line.
 if "PYTEST_XDIST_WORKER" not in os.environ and not any("tests/gpu" in argument for argument in sys.argv):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+_CPU_AT_START = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
+    """Add to the report file what a test cost in seconds of CPU, its fixtures and processes included."""
+    if call.when == "teardown":
+        item.user_properties.append(("cpu_s", f"{cpu_seconds() - item.stash[_CPU_AT_START]:.3f}"))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_CPU_AT_START] = cpu_seconds()
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,7 +13,7 @@ from megasharp.config.run import RewardConfig, RunConfig
 from megasharp.data.tasks import TaskItem
 from megasharp.errors import UserError
 from megasharp.evals.suites import Suite
-from megasharp.rewards import VERIFIERS, reasoning_gym
+from megasharp.rewards import VERIFIERS, math, reasoning_gym
 from megasharp.rewards.judge import DirectJudge, Item, Judge, Verifier
 from megasharp.rewards.own import OWN_TASK, OwnReward, find_function
 from megasharp.sandbox.bubblewrap import RISK, open_sandbox
@@ -26,9 +26,10 @@ from megasharp.types import Outcome, Verdict
 PROGRAM_TASKS = frozenset({"code"})
 # Tasks whose verifier evaluates what a model wrote, by a library that is there for them alone.
 GYM_TASKS = frozenset({"reasoning_gym"})
-# Tasks whose verifier may take for ever (sympy, of which SynLogic's `operation` is judged too): only a process that can
-# be killed bounds it.
-LIBRARY_TASKS = GYM_TASKS | {"math", "synlogic"}
+# Tasks that sympy judges; SynLogic's `operation` is one of its games.
+ALGEBRA_TASKS = frozenset({"math", "synlogic"})
+# Tasks whose verifier may take for ever: only a process that can be killed bounds it.
+LIBRARY_TASKS = GYM_TASKS | ALGEBRA_TASKS
 MOST_WORKERS = 4
 # A program is ended before its worker is, which is for what hangs otherwise.
 _PROGRAMS_SHARE = 0.9
@@ -49,12 +50,14 @@ class Judging:
             say(RISK)
         gym = bool(GYM_TASKS.intersection(tasks))
         make = partial(all_verifiers, reward.function, sandbox, _PROGRAMS_SHARE * reward.timeout_s, gym)
+        verifiers = make()
         self._taken = PoolCounts()
         self._pool: VerifierPool | None = None
         workers = workers_for(reward, tasks)
         if workers > 0:
-            self._pool = VerifierPool(make, make().keys(), workers, reward.timeout_s, log=log)
-        self.judge: Judge = TellingJudge(self._pool or DirectJudge(make()), say)
+            make = partial(make, algebra=bool(ALGEBRA_TASKS.intersection(tasks)))
+            self._pool = VerifierPool(make, verifiers.keys(), workers, reward.timeout_s, log=log)
+        self.judge: Judge = TellingJudge(self._pool or DirectJudge(verifiers), say)
 
     def take(self) -> dict[str, float]:
         """What happened to workers since the last call, under the names of the metrics; nothing without a pool."""
@@ -104,12 +107,16 @@ class TellingJudge:
 
 
 def all_verifiers(
-    function: str | None = None, sandbox: Sandbox | None = None, seconds: float = 0.0, gym: bool = False
+    function: str | None = None,
+    sandbox: Sandbox | None = None,
+    seconds: float = 0.0,
+    gym: bool = False,
+    algebra: bool = False,
 ) -> Mapping[str, Verifier]:
     """By task, a user's `function` among them; called in the process that workers come from too.
 
     With a `sandbox` programs are judged, which have `seconds` for all of their tests; with `gym` reasoning-gym's
-    problems are, and the library is imported now, before workers are forked.
+    problems are. That library, and with `algebra` sympy, is imported now, before workers are forked.
     """
     found = dict(VERIFIERS)
     if function is not None:
@@ -119,6 +126,8 @@ def all_verifiers(
     if gym:
         reasoning_gym.load_library()
         found["reasoning_gym"] = reasoning_gym.verify
+    if algebra:
+        math.load_library()
     return found
 
 

@@ -51,8 +51,6 @@ from megasharp.metrics.rollouts import TokenColumns, write_rollouts
 from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.prolonged.control import Control
-from megasharp.report.curves import plot_training
-from megasharp.report.passk import plot_pass_at_k
 from megasharp.runs.peak import evaluations, find_peak
 from megasharp.types import Group
 
@@ -461,6 +459,9 @@ class _Run:
 
     def _finish(self, last: int) -> None:
         """Summary, pictures and table of a run whose last step is `last`."""
+        # matplotlib takes a second that a run's first step need not wait for.
+        from megasharp.report.curves import plot_training
+
         root = self._folder.root
         self._clock.take()
         self._attempt.spent(self._clock.totals)
@@ -505,6 +506,8 @@ class _Run:
         return SuiteFigures({int(k): value for k, value in stored["pass_at_k"].items()}, stored["distinct_correct"])
 
     def _picture(self, change: SuiteChange) -> Path:
+        from megasharp.report.passk import plot_pass_at_k
+
         path = self._folder.root / f"pass_at_k_{change.suite}.png"
         curves = {name: figures.pass_at_k for name, figures in change.evaluations.items()}
         distinct = {name: figures.distinct_correct for name, figures in change.evaluations.items()}

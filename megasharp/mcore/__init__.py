@@ -22,4 +22,4 @@ logging.getLogger("megatron.core.dist_checkpointing.strategies.filesystem_async"
 
 with lean():
     # Before any module of this room imports a part of it.
-    import megatron.core  # noqa: F401
+    import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401

@@ -7,6 +7,7 @@ beside the moments of each parameter. Megatron's fallback for torch's Adam saves
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +21,12 @@ class Adam(torch.optim.Optimizer):
     On a GPU one of torch's kernels updates all of a parameter at once. On a CPU its grouped operations do, whose bits
     the recorded curves have; they need memory for one more copy of the parameters.
     """
+
+    # torch decorates these to keep them out of compiled graphs, for which it imports its compiler: a second of CPU.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,6 @@ from megasharp.convert.lora import LoraSettings, record_adapters
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.convert.shards import TensorView
 from megasharp.files import FileHash
-from megasharp.mcore.background import ShardWriting
 from megasharp.mcore.first_weights import first_weights
 from megasharp.mcore.forward import MicroResult, Passes, token_inputs
 from megasharp.mcore.head import HeadForm, HeadRequest, HeadSettings
@@ -64,6 +63,9 @@ from megasharp.types import (
     StepBatch,
     StepStats,
 )
+
+if TYPE_CHECKING:
+    from megasharp.mcore.background import ShardWriting
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
@@ -14,8 +14,10 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megasharp.convert.lora import is_adapter
-from megasharp.mcore.background import ShardWriting
 from megasharp.mcore.optimizer import parts
+
+if TYPE_CHECKING:
+    from megasharp.mcore.background import ShardWriting
 
 # Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
@@ -80,11 +82,15 @@ def save_state(
         part.init_state_fn(part.optimizer, part.config)
     state = _sharded(chunks, optimizer, is_loading=False)
     state["scheduler"] = scheduler.state_dict()
+    from megasharp.mcore.background import ShardWriting
+
     return ShardWriting(state, folder, METADATA, copy=copy)
 
 
 def save_model(folder: Path, chunks: Sequence[GPTModel], *, copy: bool) -> ShardWriting:
     """Begin to write weights alone into the existing empty folder; all ranks must call it."""
+    from megasharp.mcore.background import ShardWriting
+
     return ShardWriting({"model": _sharded_model(chunks, dict(METADATA))}, folder, METADATA, copy=copy)
 
 

@@ -199,7 +199,8 @@ def _context(device: torch.device) -> SpawnContext | ForkServerContext:
     if device.type != "cpu":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([serve.__module__])
+    # Checkpoint code is imported late elsewhere; ranks that wrote one would each import it again.
+    context.set_forkserver_preload([serve.__module__, "megasharp.mcore.background"])
     return context
 
 

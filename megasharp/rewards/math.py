@@ -13,25 +13,27 @@ where the other answer is a number that is not real.
 
 from __future__ import annotations
 
-import logging
+import importlib
 import re
 from dataclasses import dataclass
-
-import math_verify
-import sympy
-from math_verify.grader import is_assignment_relation, is_equation, is_relation, take_last_relation
-from sympy.core.function import AppliedUndef
 
 from megasharp.rewards.extraction import last_box, last_stated
 from megasharp.rewards.math_bounds import MAX_LENGTH, beyond
 from megasharp.rewards.math_case import stand_ins, with_stand_ins, without_stand_ins
-from megasharp.rewards.math_text import in_base, is_row, is_words, plain, without_percent, without_unit, words
+from megasharp.rewards.math_text import (
+    bracket,
+    in_base,
+    is_row,
+    is_words,
+    plain,
+    same_text,
+    without_percent,
+    without_spaces,
+    without_unit,
+    words,
+)
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
-# It warns once a process that its limit of time is off.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
-
-_LATEX = (math_verify.LatexExtractionConfig(boxed_match_priority=0),)
 # Words after a number that make another one of it.
 _CHANGING = (
     r"(?:or|and|to|times|plus|minus|over|by|divided|multiplied|squared|cubed|factorial|choose|mod|modulo|raised|half"
@@ -49,7 +51,6 @@ _NUMBER = re.compile(
     r"[\s$*(\\]*?(-?\s?\$?(?:\\[dt]?frac\{\d+\}\{\d+\}|\d+(?:,\d+)*(?:\.\d+)?(?:\s?/\s?\d+)?)"
     rf"(?:\s?(?:\\?%|percent\b))?){_UNCHANGED}"
 )
-_ROUNDED_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,15 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     gold = plain(last_box(answer.gold) or answer.gold)
     given = plain(found)
     bound = beyond(given) or beyond(gold)
-    if _same_text(gold, given) or (bound is None and _same(gold, given)):
+    if same_text(gold, given) or (bound is None and _same(gold, given)):
         return Verdict(Outcome.CORRECT, 1.0, canonical(gold))
     name = _other_name(given, canonical(gold))
     return Verdict(Outcome.WRONG, 0.0, name, f"compared as text only: {bound}" if bound else "")
+
+
+def load_library() -> None:
+    """Import the algebra now: in the process that workers are forked from, before the first of them."""
+    importlib.import_module("megasharp.rewards.math_algebra")
 
 
 def answer_in(text: str) -> str | None:
@@ -99,15 +105,17 @@ def canonical(text: str) -> str:
 
     Rational numbers are exact, others are given to 12 digits; sums and products are expanded; sets are sorted.
     """
+    from megasharp.rewards.math_algebra import name_of, parse
+
     text = plain(text)
     if is_words(text):
         return words(text)
     value = without_unit(text)[0]
     capitals = stand_ins(value)
     unread = beyond(text) or in_base(text) or is_row(text)
-    parsed = None if unread else _parse(with_stand_ins(value, capitals))
+    parsed = None if unread else parse(with_stand_ins(value, capitals))
     try:
-        return _short(text) if parsed is None else without_stand_ins(_name(parsed), capitals)
+        return _short(text) if parsed is None else without_stand_ins(name_of(parsed), capitals)
     except ValueError:  # Python prints no integer of more than 4,300 digits
         return _short(text)
 
@@ -119,43 +127,31 @@ def _other_name(given: str, gold_name: str) -> str:
 
 
 def _short(text: str) -> str:
-    return _without_spaces(text)[:MAX_LENGTH]
-
-
-def _same_text(gold: str, given: str) -> bool:
-    return _without_spaces(gold) == _without_spaces(given)
-
-
-def _without_spaces(text: str) -> str:
-    """A space between two digits stays: `1 2` is not `12`."""
-    return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.split()))
+    return without_spaces(text)[:MAX_LENGTH]
 
 
 def _same(gold: str, given: str) -> bool:
     """Whether two plain answers are the same, by words, bases, units and percent, then by algebra."""
+    from megasharp.rewards.math_algebra import equal
+
     if is_words(gold) or is_words(given):
         return words(gold) == words(given)
     if is_row(gold) or is_row(given):
         return False
     if in_base(gold) or in_base(given):
         return _same_in_base(gold, given)
-    if {_bracket(gold), _bracket(given)} == {"{", "("}:
+    if {bracket(gold), bracket(given)} == {"{", "("}:
         return False
     gold, given = _in_radians(gold, given), _in_radians(given, gold)
     (gold, gold_unit), (given, given_unit) = without_unit(gold), without_unit(given)
     if gold_unit and given_unit and gold_unit != given_unit:
         return False
     (gold, gold_percent), (given, given_percent) = without_percent(gold), without_percent(given)
-    if _equal(gold, given):
+    if equal(gold, given):
         return True
     if gold_percent == given_percent:
         return False
-    return _equal(_hundredth(gold) if gold_percent else gold, _hundredth(given) if given_percent else given)
-
-
-def _bracket(text: str) -> str:
-    """The bracket that an answer starts with, or another sign: braces hold a set, parentheses a pair or an interval."""
-    return text.replace(r"\left", "").lstrip("\\ ")[:1]
+    return equal(_hundredth(gold) if gold_percent else gold, _hundredth(given) if given_percent else given)
 
 
 def _in_radians(text: str, other: str) -> str:
@@ -176,92 +172,3 @@ def _same_in_base(gold: str, given: str) -> bool:
         int(*each) if each else int(text) if text.isdecimal() else None for each, text in ((known, gold), (read, given))
     ]
     return values[0] is not None and values[0] == values[1]
-
-
-def _parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:
-    """The expression that a plain answer is, decimals as exact fractions; None where it is none.
-
-    A list of equal numbers has as many as are written: `10,10` is no 10.
-    """
-    found = math_verify.parse(
-        rf"\boxed{{{text}}}", _LATEX, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
-    )
-    if not found:
-        return None
-    parsed = found[0]
-    if isinstance(parsed, sympy.FiniteSet) and len(parsed.args) == 1 and _bracket(text) != "{" and "," in text:
-        parsed = sympy.Tuple(*[parsed.args[0]] * (text.count(",") + 1))
-    floats = parsed.atoms(sympy.Float)
-    return parsed.xreplace({each: sympy.Rational(str(each)) for each in floats}) if floats else parsed
-
-
-def _equal(gold_text: str, given_text: str) -> bool:
-    capitals = stand_ins(gold_text, given_text)
-    gold_text, given_text = with_stand_ins(gold_text, capitals), with_stand_ins(given_text, capitals)
-    gold, given = _parse(gold_text), _parse(given_text)
-    if gold is None or given is None or not _answers(gold, given):
-        return _same_text(gold_text, given_text)
-    gold, given = _complex_beside(gold, given), _complex_beside(given, gold)
-    if math_verify.verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True, raise_on_error=True):
-        return True
-    return _rounds(gold_text, given) or _rounds(given_text, gold)
-
-
-def _complex_beside(
-    expression: sympy.Basic | sympy.MatrixBase, other: sympy.Basic | sympy.MatrixBase
-) -> sympy.Basic | sympy.MatrixBase:
-    """The expression with `i` as the imaginary unit where the other is a number that is not real: `2i` by sqrt(-4)."""
-    letters = {each: sympy.I for each in expression.free_symbols if str(each) == "i"}
-    if not letters or not isinstance(other, sympy.Expr) or other.free_symbols or other.doit().is_real is not False:
-        return expression
-    return expression.xreplace(letters)
-
-
-def _answers(gold: sympy.Basic, given: sympy.Basic) -> bool:
-    """Whether the library's rule may be applied that an equation's right side is its answer.
-
-    It may for `x=3` and `f(x)=3`, and for `2+3=5`, which is true, but not for `x^x=5`. Where the known answer names a
-    value, no equation is solved for it: that may take for ever.
-    """
-    if not is_equation(given) or (is_relation(gold) and not is_assignment_relation(gold)):
-        return True
-    last = take_last_relation(given)
-    names = last.lhs.args if last.lhs.is_Mul else (last.lhs,)
-    if all(name.is_Symbol or isinstance(name, AppliedUndef) for name in names):
-        return True
-    return bool(sympy.simplify(last.lhs - last.rhs) == 0)
-
-
-def _rounds(text: str, expression: sympy.Basic) -> bool:
-    """Whether a text is a decimal with digits enough to be a rounded number, and `expression` rounds to it."""
-    number = re.fullmatch(r"-?(\d*)\.(\d+)", text.strip())
-    if number is None or len((number[1] + number[2]).lstrip("0")) < _ROUNDED_DIGITS:
-        return False
-    value = _value(expression)
-    half = sympy.Rational(1, 2 * 10 ** len(number[2]))
-    return value is not None and bool(abs(value - sympy.Rational(text.strip())) <= half)
-
-
-def _value(expression: sympy.Basic) -> sympy.Expr | None:
-    """The real number that an expression is, to 20 digits; None where it is none."""
-    if is_assignment_relation(expression):
-        expression = take_last_relation(expression).rhs
-    if not isinstance(expression, sympy.Expr) or expression.free_symbols:
-        return None
-    value = sympy.N(expression.doit(), 20)
-    return value if value.is_Float or value.is_Rational else None
-
-
-def _name(expression: sympy.Basic | sympy.MatrixBase) -> str:
-    if is_assignment_relation(expression):
-        expression = take_last_relation(expression).rhs
-    if isinstance(expression, sympy.FiniteSet):
-        return "{" + ", ".join(sorted(_name(each) for each in expression.args)) + "}"
-    if isinstance(expression, sympy.Tuple):
-        return "(" + ", ".join(_name(each) for each in expression.args) + ")"
-    if not isinstance(expression, sympy.Expr):
-        return str(expression)[:MAX_LENGTH]
-    value = expression.doit()
-    if not value.free_symbols:
-        return str(value if value.is_Rational else sympy.N(value, 12))[:MAX_LENGTH]
-    return str(sympy.expand(value))[:MAX_LENGTH]

@@ -162,3 +162,18 @@ def in_base(text: str) -> tuple[str, int] | None:
     except ValueError:
         return None
     return digits, base
+
+
+def same_text(gold: str, given: str) -> bool:
+    """Whether two answers are written alike, spaces aside."""
+    return without_spaces(gold) == without_spaces(given)
+
+
+def without_spaces(text: str) -> str:
+    """Remove spaces, but keep one between two digits: `1 2` is not `12`."""
+    return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.split()))
+
+
+def bracket(text: str) -> str:
+    """The bracket that an answer starts with, or another sign: braces hold a set, parentheses a pair or an interval."""
+    return text.replace(r"\left", "").lstrip("\\ ")[:1]

@@ -43,7 +43,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 _LOG_TAIL = 4000
 # What ranks share: imported once, before the first of them is forked.
-_IMPORTED_ONCE = ("torch.distributed", "transformers", "megatron.core.dist_checkpointing", "megasharp.mcore.rank")
+_IMPORTED_ONCE = ("torch.distributed", "transformers", "megasharp.mcore.rank", "megasharp.mcore.background")
 _VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 

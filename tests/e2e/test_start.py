@@ -1,0 +1,58 @@
+"""A run's start imports what it uses: seconds of CPU that every command and every test pays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from quickstart import QUICKSTART, REPOSITORY, SMALL
+
+# Of these each takes between a tenth of a second and a whole one, and none is used before a first step ends.
+NEVER = (
+    "sympy",
+    "math_verify",
+    "pandas",
+    "matplotlib",
+    "ray",
+    "datasets",
+    "wandb",
+    "triton",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "transformers.modeling_utils",
+    "transformers.generation.utils",
+)
+# pyarrow imports pandas with the first table that it makes: without rollouts on disk a run makes none.
+OPTIONS = ("steps=1", "eval.at_start=false", "log.rollouts=false", *SMALL)
+PROGRAM = """
+import sys
+import torch
+compile_ = torch.compile
+from megasharp.metrics.writers import MetricLog
+write = MetricLog.write
+def seen(self, step, values):
+    if "policy/loss" in values:
+        print("imported:", *sorted(set(NEVER) & set(sys.modules)))
+        assert torch.compile is compile_
+    return write(self, step, values)
+MetricLog.write = seen
+from megasharp.cli import main
+main()
+import wandb
+from megatron.core.fusions.fused_bias_swiglu import swiglu
+value = torch.tensor([[1.0, 2.0]])
+assert torch.equal(swiglu(value), torch.nn.functional.silu(value[:, :1]) * value[:, 1:])
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA Megatron's fused functions are compiled")
+def test_a_first_step_needs_few_imports(tmp_path: Path) -> None:
+    """What is kept out while Megatron is imported (`mcore/lean_import.py`) is there again afterwards."""
+    program = f"NEVER = {NEVER!r}\n{PROGRAM}"
+    command = [sys.executable, "-c", program, "train", QUICKSTART, "--runs", str(tmp_path), *OPTIONS]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("imported:")] == ["imported:"]
