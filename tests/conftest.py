@@ -29,7 +29,9 @@ _CPU_AT_START = pytest.StashKey[float]()
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
     """Add to the report file what a test cost in seconds of CPU, its fixtures and processes included."""
     if call.when == "teardown":
-        item.user_properties.append(("cpu_s", f"{cpu_seconds() - item.stash[_CPU_AT_START]:.3f}"))
+        # What outlives its parent is no descendant any more, and its seconds are gone: never less than nothing.
+        spent = max(0.0, cpu_seconds() - item.stash[_CPU_AT_START])
+        item.user_properties.append(("cpu_s", f"{spent:.3f}"))
     return (yield)
 
 
