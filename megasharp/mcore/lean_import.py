@@ -2,13 +2,15 @@
 
 Megatron imports Weights & Biases and torch's TensorBoard writer where they are installed, for its own inference engine
 and timers. Without CUDA it does with less still: it decorates its fused functions with torch.compile, which brings all
-of torch's compiler in, imports Triton for kernels, and DTensor, with sympy below it, for FSDP. None of these is called
-on a CPU; torch's checkpoint code, which needs DTensor too, is imported when a checkpoint is written or read.
+of torch's compiler in. Megatron 0.16 also imports Triton for kernels, and DTensor, with sympy below it, for FSDP. None
+of these is called on a CPU; torch's checkpoint code, which needs DTensor too, is imported when a checkpoint is written
+or read. Later versions need all three to be imported at all.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ import torch
 
 _CHECKPOINT = "torch.distributed.checkpoint"
 _NEVER_USED = ("wandb", "torch.utils.tensorboard")
-_USED_WITH_CUDA = ("triton", "torch.distributed._tensor", "torch.distributed.tensor", _CHECKPOINT)
+_USED_WITH_CUDA_BY_0_16 = ("triton", "torch.distributed._tensor", "torch.distributed.tensor", _CHECKPOINT)
 
 
 class _ImportedLate(ModuleType):
@@ -46,7 +48,9 @@ def lean() -> Iterator[None]:
     compile_, with_cuda = torch.compile, torch.cuda.is_available()
     if not with_cuda:
         torch.compile = _as_it_is  # type: ignore[assignment]
-    names = _NEVER_USED if with_cuda else _NEVER_USED + _USED_WITH_CUDA
+    names = _NEVER_USED
+    if not with_cuda and importlib.metadata.version("megatron-core").startswith("0.16."):
+        names += _USED_WITH_CUDA_BY_0_16
     # An import of what is None fails, as where it is not installed.
     hidden = {name: _Checkpoint(name) if name == _CHECKPOINT else None for name in names if name not in sys.modules}
     sys.modules.update(hidden)  # type: ignore[arg-type]
