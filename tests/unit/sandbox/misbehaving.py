@@ -28,15 +28,21 @@ def _hang(_: str) -> None:
 
 def _leave_a_child(path: str) -> None:
     """Hang, with a child in a session of its own, whose process id is written to `path`."""
-    program = f"import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
-    time.sleep(600)
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    Path(path).write_text(str(child.pid))
+    time.sleep(3600)
+
+
+def _begin(folder: str) -> None:
+    """Hang in C code; a file of `folder` says that it is there."""
+    Path(folder, str(os.getpid())).touch()
+    sum(range(ENDLESS))
 
 
 def _orphan(path: str) -> int:
     """Leave a process whose parent is gone; its process id is written to `path` by the parent: it may end at once."""
     shell = (
-        "import subprocess; orphan = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+        "import subprocess; orphan = subprocess.Popen(['sleep', '3600'], start_new_session=True); "
         f"open({path!r}, 'w').write(str(orphan.pid))"
     )
     subprocess.run([sys.executable, "-c", shell], check=True)
@@ -76,6 +82,7 @@ def _threads(_: str) -> int:
 
 ACTIONS = {
     "echo": len,
+    "limited": len,
     "pid": lambda _: os.getpid(),
     "nursery": lambda _: os.getppid(),
     "threads": _threads,
@@ -84,6 +91,7 @@ ACTIONS = {
     "meet": _meet,
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": _hang,
+    "begin": _begin,
     "child": _leave_a_child,
     "orphan": _orphan,
     "die": _die,

@@ -15,15 +15,27 @@ from pathlib import Path
 
 import misbehaving
 import pytest
-from waiting import wait_until
+from waiting import HANG_S, SOON_S, wait_until
 
 from megasharp.errors import UserError
 from megasharp.rewards.judge import Item
 from megasharp.sandbox.pool import PoolCounts, VerifierPool
+from megasharp.sandbox.workers import Worker
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
-LIMIT_S = 3.0
-SOON_S = 20.0
+LIMIT_S = 2.0
+# What hangs, and meets the pool's limit; a verdict that must come has a limit that only a hang reaches.
+LIMITED = ("hang", "begin", "stop", "sleep 3600", "child", "limited")
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Worker.ask
+
+    def patiently(worker: Worker, item: Item, seconds: float) -> Verdict:
+        return ask(worker, item, seconds if item.text.startswith(LIMITED) else HANG_S)
+
+    monkeypatch.setattr(Worker, "ask", patiently)
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +87,19 @@ def test_an_exception_is_an_error_on_one_line(shared: VerifierPool) -> None:
 
 def test_ten_megabytes() -> None:
     text = "\ud800" + "é" * 5_000_000
-    patient = pool(workers=1, timeout_s=60.0, memory_mb=512)
+    patient = pool(workers=1, memory_mb=512)
     try:
         assert found(patient, f"echo {text}") == str(len(text))
     finally:
         patient.close()
 
 
-@pytest.mark.parametrize("word", ["hang", "stop", "sleep 600"])
+@pytest.mark.parametrize("word", ["hang", "stop", "sleep 3600"])
 def test_what_takes_too_long_is_killed_and_costs_the_others_nothing(shared: VerifierPool, word: str) -> None:
     before, began = shared.counts, time.monotonic()
     verdicts = judge(shared, word, *["echo x"] * 20)
     assert time.monotonic() - began < LIMIT_S + SOON_S
-    assert verdicts[0] == Verdict(Outcome.TIMEOUT, 0.0, None, "no verdict in 3 s")
+    assert verdicts[0] == Verdict(Outcome.TIMEOUT, 0.0, None, "no verdict in 2 s")
     assert [v.canonical_answer for v in verdicts[1:]] == ["1"] * 20
     assert change(shared, before) == (1, 0, 0)
 
@@ -97,10 +109,10 @@ def test_a_worker_that_stands_still_does_not_hold_up_who_sends_to_it(shared: Ver
     for process in {int(found(shared, "pid")) for _ in range(10)}:
         os.kill(process, signal.SIGSTOP)
     began = time.monotonic()
-    (verdict,) = judge(shared, "echo " + "x" * 10_000_000)
+    (verdict,) = judge(shared, "limited " + "x" * 10_000_000)
     assert verdict.outcome is Outcome.TIMEOUT
     assert time.monotonic() - began < LIMIT_S + SOON_S
-    judge(shared, *["echo x"] * 4)
+    judge(shared, *["limited x"] * 4)
 
 
 def test_all_workers_are_there_again_after_all_were_killed(shared: VerifierPool, tmp_path: Path) -> None:
@@ -163,26 +175,31 @@ def test_a_nursery_that_was_killed_is_replaced() -> None:
         of.close()
 
 
-def judge_until_closed(of: VerifierPool) -> list[Verdict]:
-    """Two hangs; no verdict where the pool is closed first."""
+def judge_until_closed(of: VerifierPool, folder: Path) -> list[Verdict]:
+    """Two that hang; no verdict where the pool is closed first."""
     with suppress(CancelledError):
-        return judge(of, "hang", "hang")
+        return judge(of, f"begin {folder}", f"begin {folder}")
     return []
 
 
-def test_a_worker_in_c_code_ends_with_the_nursery() -> None:
+def begun(folder: Path, count: int) -> None:
+    """Wait until so many hang."""
+    wait_until(lambda: len(list(folder.iterdir())) == count)
+
+
+def test_a_worker_in_c_code_ends_with_the_nursery(tmp_path: Path) -> None:
     """It reads no socket that could tell it."""
-    of = pool(workers=1, timeout_s=SOON_S)
+    of = pool(workers=1, timeout_s=3600.0)
     try:
         worker, nursery = int(found(of, "pid")), int(found(of, "nursery"))
-        waiting = threading.Thread(target=judge_until_closed, args=(of,))
+        waiting = threading.Thread(target=judge_until_closed, args=(of, tmp_path))
         waiting.start()
-        time.sleep(0.5)
+        begun(tmp_path, 1)
         os.kill(nursery, signal.SIGKILL)
         wait_until(lambda: not runs(worker))
     finally:
         of.close()
-        waiting.join(SOON_S)
+        waiting.join(HANG_S)
 
 
 def test_what_a_verdict_leaves_running_is_ended(shared: VerifierPool, tmp_path: Path) -> None:
@@ -192,13 +209,13 @@ def test_what_a_verdict_leaves_running_is_ended(shared: VerifierPool, tmp_path: 
     wait_until(lambda: not runs(int(file.read_text())))
 
 
-def test_a_closed_pool_leaves_no_process_and_waits_for_none() -> None:
-    of = pool(timeout_s=600.0)
+def test_a_closed_pool_leaves_no_process_and_waits_for_none(tmp_path: Path) -> None:
+    of = pool(timeout_s=3600.0)
     processes = [int(found(of, "pid")), int(found(of, "nursery"))]
     given_up: list[Verdict] = []
-    waiting = threading.Thread(target=lambda: given_up.extend(judge_until_closed(of)))
+    waiting = threading.Thread(target=lambda: given_up.extend(judge_until_closed(of, tmp_path)))
     waiting.start()
-    time.sleep(0.5)
+    begun(tmp_path, 2)
     began = time.monotonic()
     of.close()
     waiting.join(SOON_S)
@@ -213,19 +230,19 @@ import misbehaving
 from megasharp.rewards.judge import Item
 from megasharp.sandbox.pool import VerifierPool
 from megasharp.types import TaskAnswer
-pool = VerifierPool(misbehaving.make, {"obey"}, 2, 600.0)
+pool = VerifierPool(misbehaving.make, {"obey"}, 2, 3600.0)
 for word in ("pid", "nursery"):
     print(pool.verdicts([Item("obey", word, TaskAnswer())])[0].canonical_answer, flush=True)
-pool.verdicts([Item("obey", "hang", TaskAnswer())] * 2)
+pool.verdicts([Item("obey", f"begin {sys.argv[2]}", TaskAnswer())] * 2)
 """
 
 
-def test_workers_end_with_a_driver_that_is_killed() -> None:
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)]
+def test_workers_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path)]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     processes = [int(driver.stdout.readline()) for _ in range(2)]
-    time.sleep(0.5)
+    begun(tmp_path, 2)
     assert all(map(runs, processes))
     driver.kill()
     driver.wait()
