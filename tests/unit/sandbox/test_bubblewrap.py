@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 from megasharp.errors import UserError
 from megasharp.sandbox import bubblewrap
@@ -23,9 +24,8 @@ def sandbox() -> Sandbox:
 
 
 def tried(sandbox: Sandbox, program: str) -> Ran:
-    return run(
-        sandbox, {"kind": "script", "preamble": "", "source": program}, b"", Clock(30.0, time.monotonic() + 60.0)
-    )
+    clock = Clock(HANG_S, time.monotonic() + HANG_S)
+    return run(sandbox, {"kind": "script", "preamble": "", "source": program}, b"", clock)
 
 
 def test_bubblewrap_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

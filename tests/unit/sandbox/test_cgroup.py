@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from programs_to_judge import response
-from waiting import HANG_S
+from waiting import HANG_S, wait_until
 
 from megasharp.rewards.code import CodeAnswer, StdinTest
 from megasharp.sandbox import cgroup, code
@@ -26,7 +25,7 @@ import os, time
 for _ in range(4):
     if os.fork() == 0:
         taken = bytearray(b"x") * (150 * 2**20)
-        time.sleep(10)
+        time.sleep(3600)
         os._exit(0)
 os.wait()
 print(input())
@@ -56,9 +55,9 @@ def test_what_the_processes_of_a_program_take_together_is_limited(
     folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is within its own limit; what remains prints the right answer."""
-    monkeypatch.setattr(code, "TEST_S", 60.0)
+    monkeypatch.setattr(code, "TEST_S", HANG_S)
     answer = CodeAnswer(stdin=(StdinTest("5\n", "5\n"),))
-    verifier = CodeVerifier(replace(open_sandbox("none"), limits=Limits(memory_mb=256)), 100.0)
+    verifier = CodeVerifier(replace(open_sandbox("none"), limits=Limits(memory_mb=256)), HANG_S)
     verdict = verifier(response(FOUR_TIMES), answer)
     assert (verdict.outcome, verdict.reward, verdict.detail) == (Outcome.ERROR, 0.0, "out of memory")
     assert not [*folders[0].glob("*/")], "its group is removed"
@@ -75,10 +74,7 @@ def test_what_a_killed_owner_left_the_next_start_removes(folders: tuple[Path, ..
     opened = open_folders(tuple(folder.parent for folder in folders))
     try:
         assert not any(Path(each).exists() for each in left) and all(each.exists() for each in folders)
-        deadline = time.monotonic() + HANG_S
-        while Path("/proc", sleeper, "exe").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not Path("/proc", sleeper, "exe").exists(), "its processes are ended"
+        wait_until(lambda: not Path("/proc", sleeper, "exe").exists(), lambda: "that its processes are ended")
     finally:
         for each in opened:
             each.rmdir()

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 from programs_to_judge import ADD, SMALLEST, SUM, response
-from waiting import SOON_S
+from waiting import HANG_S, SOON_S
 
 from megasharp.rewards.code import CallTest, CodeAnswer, StdinTest
-from megasharp.sandbox import code
+from megasharp.sandbox import code, programs
 from megasharp.sandbox.bubblewrap import open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.sandbox.inside import decode, encode
@@ -31,7 +31,13 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     return open_sandbox(request.param)
 
 
-def judge(sandbox: Sandbox, program: str, answer: CodeAnswer, seconds: float = 60.0) -> Verdict:
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not what is tested."""
+    monkeypatch.setattr(code, "TEST_S", HANG_S)
+
+
+def judge(sandbox: Sandbox, program: str, answer: CodeAnswer, seconds: float = HANG_S) -> Verdict:
     return CodeVerifier(sandbox, seconds)(response(program), answer)
 
 
@@ -139,12 +145,15 @@ def add(x, y):
 """
 
 
-def test_what_a_served_program_says_at_its_end_is_waited_for(sandbox: Sandbox) -> None:
+def test_what_a_served_program_says_at_its_end_is_waited_for(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pipe is closed by then, if not bubblewrap's copy of it; nobody waits for long."""
+    monkeypatch.setattr(programs, "_LAST_WORDS_S", HANG_S)
     verdict = judge(sandbox, LAST_WORDS % 0.5, ADD)
     assert (verdict.outcome, verdict.detail) == (ERROR, "AssertionError: late")
+    monkeypatch.setattr(code, "TEST_S", 1.0)
+    monkeypatch.setattr(programs, "_LAST_WORDS_S", 1.0)
     began = time.monotonic()
-    verdict = judge(sandbox, LAST_WORDS % 600, ADD)
+    verdict = judge(sandbox, LAST_WORDS % 3600, ADD)
     assert verdict.detail in ("ends without a value", "the check took too long"), verdict
     assert verdict.reward == 0.0
     assert time.monotonic() - began < SOON_S
@@ -192,7 +201,7 @@ def test_the_search_above_finds_what_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "program"),
-    [(SUM, "while True:\n    pass"), (SMALLEST, "import time\ntime.sleep(600)"), (ADD, "while True:\n    pass")],
+    [(SUM, "while True:\n    pass"), (SMALLEST, "import time\ntime.sleep(3600)"), (ADD, "while True:\n    pass")],
 )
 def test_what_takes_too_long(
     sandbox: Sandbox, answer: CodeAnswer, program: str, monkeypatch: pytest.MonkeyPatch
@@ -206,15 +215,18 @@ def test_what_takes_too_long(
 
 def test_all_tests_together_have_their_time(sandbox: Sandbox) -> None:
     """Each of them alone would have enough."""
-    naps = CodeAnswer(stdin=(StdinTest("", ""),) * 120)
+    nap, program = StdinTest("", ""), "import time\ntime.sleep(0.5)"
     began = time.monotonic()
-    verdict = judge(sandbox, "import time\ntime.sleep(1)", naps, seconds=5.0)
+    assert judge(sandbox, program, CodeAnswer(stdin=(nap,))).outcome is CORRECT
+    one = time.monotonic() - began
+    began = time.monotonic()
+    verdict = judge(sandbox, program, CodeAnswer(stdin=(nap,) * 100), seconds=4 * one)
     assert verdict.outcome is TIMEOUT and "too long" in verdict.detail, verdict
-    assert time.monotonic() - began < SOON_S
+    assert time.monotonic() - began < 50 * one
 
 
 def test_seconds_of_computing_are_limited_too(sandbox: Sandbox) -> None:
-    brief = replace(sandbox, limits=replace(sandbox.limits, cpu_s=1))
+    brief = replace(sandbox, limits=replace(sandbox.limits, cpu_s=2))
     assert judge(brief, "while True:\n    pass", SUM).outcome is TIMEOUT
 
 
