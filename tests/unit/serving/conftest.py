@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG_S, wait_until
 
 from megasharp.serving.client import api
+from megasharp.serving.client.api import EngineApi
 from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.serving.client.launch import FleetSettings
 from megasharp.serving.client.members import WatchSettings
@@ -20,7 +24,9 @@ from megasharp.serving.client.restart import RestartSettings
 from megasharp.serving.client.router import RouterSettings
 
 STANDIN = Path(__file__).with_name("standin.py")
-QUICK = WatchSettings(probe_every=0.3, suspect_every=0.1, probe_limit=1.0, dead_after=3, wait_limit=20.0)
+QUICK = WatchSettings(probe_every=0.3, suspect_every=0.1, probe_limit=HANG_S, dead_after=3, wait_limit=HANG_S)
+# Where an engine's silence is to be noticed; with `limited`.
+HASTY = replace(QUICK, probe_limit=1.0)
 
 
 class StandIns:
@@ -37,9 +43,20 @@ class StandIns:
         request = urllib.request.Request(
             f"http://{server.host}:{server.port}/standin", body, {"Authorization": f"Bearer {server.key}"}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_S) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
+
+    def once_sampling(self, index: int, then: Callable[[], object]) -> threading.Thread:
+        """Call `then` in a thread as soon as stand-in `index` has a request."""
+
+        def watch() -> None:
+            wait_until(lambda: self.command(index)["at_once"] > 0)
+            then()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        return thread
 
     def conditions(self) -> list[str]:
         """Every engine's condition, in order."""
@@ -58,7 +75,7 @@ def settings(folder: Path, engines: int = 2, memory: bool = False, tp: int = 1, 
         engines=engines,
         tp=tp,
         sglang=behaviour,
-        start_limit_s=20.0,
+        start_limit_s=HANG_S,
         command=(str(STANDIN),),
     )
 
@@ -93,6 +110,28 @@ def make(tmp_path: Path) -> Iterator[Make]:
     yield build
     for fleet in made:
         fleet.close()
+
+
+Limited = Callable[..., None]
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Limited:
+    """A function: from now on only one engine's calls, to these paths, have the limits that are asked for.
+
+    All others have one that only a hang reaches.
+    """
+
+    def limit_only(which: EngineApi, *paths: str) -> None:
+        call = EngineApi._call
+
+        def patiently(one: EngineApi, method: str, path: str, body: object, limit: float) -> Any:
+            own = one.port == which.port and path.partition("?")[0] in paths
+            return call(one, method, path, body, limit if own else max(limit, HANG_S))
+
+        monkeypatch.setattr(EngineApi, "_call", patiently)
+
+    return limit_only
 
 
 def running(group: int) -> bool:

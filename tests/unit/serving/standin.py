@@ -3,7 +3,7 @@
 Its tokens are a function of prompt and seed, and its log-probs name the engine that sampled them. How it misbehaves is
 said by the config's `sglang` table, or later by POST /standin, as {"<path>": "<deed>"}: `die` ends the process, `hang`
 never answers, `fail` answers 500, `refuse` answers 400 with success=false, `lie` answers 200 with success=false;
-{"delay": seconds} slows sampling, {"version": "7"} is what /model_info then claims,
+{"delay": seconds} slows sampling (until it is told otherwise), {"version": "7"} is what /model_info then claims,
 {"corrupt": {"<tensor>": "<checksum>"}} what /weights_checker does. GET /standin says what it holds.
 Of the standard library (and NumPy once it has weights), so that it starts at once; it reads bucket files by their
 description, not by our code.
@@ -110,8 +110,8 @@ class Handler(BaseHTTPRequestHandler):
             state.generated.append(body["input_ids"][0][0])
             state.at_once += 1
             state.most_at_once = max(state.most_at_once, state.at_once)
-        end = time.monotonic() + state.behaviour.get("delay", 0.0)
-        while time.monotonic() < end and not state.aborted >= set(body["rid"]):
+        began, names = time.monotonic(), set(body["rid"])
+        while time.monotonic() < began + state.behaviour.get("delay", 0.0) and not state.aborted >= names:
             time.sleep(0.01)
         with state.lock:
             state.at_once -= 1

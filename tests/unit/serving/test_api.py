@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from waiting import HANG_S
 
 from megasharp.serving.bucket import Header, Stamp, laid_out, write_bucket
 from megasharp.serving.checksum import checksum
@@ -38,10 +39,10 @@ def api(state: State) -> Iterator[EngineApi]:
 
 
 def test_values(api: EngineApi, state: State) -> None:
-    assert api.healthy(5.0)
+    assert api.healthy(HANG_S)
     assert api.version() == -1
     assert api.prompt_limit() == 100
-    found = api.generate(GenerateRequest((1, 2), (5, 6)), SAMPLING, ("a", "b"), 5.0)
+    found = api.generate(GenerateRequest((1, 2), (5, 6)), SAMPLING, ("a", "b"), HANG_S)
     assert isinstance(found, list)
     assert [completion.seed for completion in found] == [5, 6]
     api.abort(("a", "b"))
@@ -55,12 +56,12 @@ def test_a_whole_update(api: EngineApi, state: State, tmp_path: Path) -> None:
     assert api.pause("retract") is None
     assert state.paused
     assert api.begin_update() is None
-    assert api.load_file(path, 1, 5.0) is None
+    assert api.load_file(path, 1, HANG_S) is None
     assert api.version() == -1
     assert api.announce(Header(stamp).to_json(), 1, 5.0, 3) is None
     assert api.version() == 3
-    assert api.checksums(5.0) == [{"a": checksum(torch.ones(2))}]
-    assert api.end_update(5.0) is None
+    assert api.checksums(HANG_S) == [{"a": checksum(torch.ones(2))}]
+    assert api.end_update(HANG_S) is None
     assert api.flush() is None
     assert api.proceed() is None
     assert (list(state.loaded), state.paused, state.session, state.flushes) == (["a"], False, False, 1)
@@ -68,14 +69,14 @@ def test_a_whole_update(api: EngineApi, state: State, tmp_path: Path) -> None:
 
 def test_a_broadcast(api: EngineApi, state: State) -> None:
     entries = laid_out([("a", torch.ones(2)), ("b", torch.ones(3, 4))])
-    assert api.join_group(GroupSeat("sync-0-ab", "gloo", "127.0.0.1", 1234, 3, 5), 5.0) is None
+    assert api.join_group(GroupSeat("sync-0-ab", "gloo", "127.0.0.1", 1234, 3, 5), HANG_S) is None
     assert state.groups == {"sync-0-ab": [3, 5, "gloo"]}
     assert api.begin_update() is None
-    assert api.announce(Header(Stamp(3, 1, "ab"), entries).to_json(), 1, 5.0) is None
-    assert api.receive_broadcast(entries, "sync-0-ab", 5.0) is None
+    assert api.announce(Header(Stamp(3, 1, "ab"), entries).to_json(), 1, HANG_S) is None
+    assert api.receive_broadcast(entries, "sync-0-ab", HANG_S) is None
     assert (list(state.loaded), state.stamps) == (["a", "b"], [[3, 1, False]])
-    assert api.leave_group("sync-0-ab", 5.0) is None
-    assert api.leave_group("sync-0-ab", 5.0) == Refused("The group to be destroyed does not exist.")
+    assert api.leave_group("sync-0-ab", HANG_S) is None
+    assert api.leave_group("sync-0-ab", HANG_S) == Refused("The group to be destroyed does not exist.")
 
 
 @pytest.mark.parametrize("deed", ["refuse", "lie"])
@@ -87,27 +88,27 @@ def test_refusals_are_values(api: EngineApi, state: State, tmp_path: Path, deed:
         api.proceed(),
         api.flush(),
         api.begin_update(),
-        api.end_update(5.0),
-        api.load_file(tmp_path, 1, 5.0),
-        api.load_folder(tmp_path, 1, 5.0),
+        api.end_update(HANG_S),
+        api.load_file(tmp_path, 1, HANG_S),
+        api.load_folder(tmp_path, 1, HANG_S),
     )
     assert set(answers) == {Refused(f"told to {deed}")}
 
 
 def test_tensors_outside_an_update_are_refused(api: EngineApi, tmp_path: Path) -> None:
-    assert api.load_file(tmp_path, 1, 5.0) == Refused("must run between begin and end")
+    assert api.load_file(tmp_path, 1, HANG_S) == Refused("must run between begin and end")
 
 
 def test_a_prompt_that_is_refused(api: EngineApi) -> None:
-    answer = api.generate(GenerateRequest((99,), (1,)), SAMPLING, ("a",), 5.0)
+    answer = api.generate(GenerateRequest((99,), (1,)), SAMPLING, ("a",), HANG_S)
     assert answer == Refused("token ids outside the vocabulary")
 
 
 def test_failures_are_exceptions(api: EngineApi, state: State) -> None:
     state.behaviour |= {"/generate": "fail", "/health": "fail", "/pause_generation": "fail"}
-    assert not api.healthy(5.0)
+    assert not api.healthy(HANG_S)
     for call in (
-        lambda: api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 5.0),
+        lambda: api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), HANG_S),
         lambda: api.pause("retract"),
         lambda: replace(api, key="wrong").version(),
     ):
@@ -135,4 +136,4 @@ def test_an_answer_that_is_none(api: EngineApi, state: State, monkeypatch: pytes
         api.version()
     monkeypatch.setattr(Handler, "generate", lambda *_: (200, {"surprise": 1}))
     with pytest.raises(EngineFailed, match="asked for 1 samples, got"):
-        api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), 5.0)
+        api.generate(GenerateRequest((1,), (1,)), SAMPLING, ("a",), HANG_S)

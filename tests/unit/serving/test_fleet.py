@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from waiting import wait_until
+from waiting import HANG_S, wait_until
 
 from megasharp.errors import RunFailed, UserError
 from megasharp.serving.client.router import RouterSettings
 from megasharp.types import Completion, FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
-from tests.unit.serving.conftest import Make
+from tests.unit.serving.conftest import HASTY, Limited, Make
 from tests.unit.serving.standin import sampled
 
 SAMPLING = SamplingParams(max_tokens=4)
@@ -81,27 +81,33 @@ def test_log_probs_that_are_not_finite(make: Make) -> None:
 
 
 def test_a_prompts_samples_share_an_engine_and_engines_share_the_prompts(make: Make) -> None:
-    fleet = make(3, delay=0.1, router=RouterSettings(at_once=2)).fleet
-    found = fleet.generate(prompts(18), SAMPLING)
-    for completions in found:
-        assert len({engine_of(completion) for completion in completions}) == 1
-    counts = Counter(engine_of(completions[0]) for completions in found)
-    assert set(counts) == {0, 1, 2}
-    assert min(counts.values()) >= 4, counts
+    stand_ins = make(3, delay=3600.0)
+    futures = [stand_ins.fleet.submit(request, SAMPLING) for request in prompts(18)]
+    wait_until(lambda: [stand_ins.command(index)["at_once"] for index in range(3)] == [6, 6, 6])
+    for index in range(3):
+        stand_ins.command(index, {})
+    engines = [{engine_of(completion) for completion in future.result(timeout=HANG_S)} for future in futures]
+    assert Counter(engine for (engine,) in engines) == {0: 6, 1: 6, 2: 6}
 
 
 def test_the_least_loaded_engine_is_the_one_with_the_fewest_tokens(make: Make) -> None:
     """One prompt of many samples weighs as much as many prompts of one."""
-    fleet = make(2, delay=0.4).fleet
-    heavy = GenerateRequest((1, 7), tuple(range(20)))
+    stand_ins = make(2, delay=3600.0)
     light = [GenerateRequest((2 + number, 7), (number,)) for number in range(10)]
-    found = fleet.generate([heavy, *light], SAMPLING)
-    assert {engine_of(completions[0]) for completions in found[1:]} == {1 - engine_of(found[0][0])}
+    futures = [stand_ins.fleet.submit(GenerateRequest((1, 7), tuple(range(20))), SAMPLING)]
+    wait_until(lambda: stand_ins.command(0)["generated"] == [1])
+    futures += [stand_ins.fleet.submit(request, SAMPLING) for request in light]
+    wait_until(lambda: sorted(stand_ins.command(1)["generated"]) == [request.tokens[0] for request in light])
+    stand_ins.fleet.abort(futures)
 
 
 def test_concurrency_is_bounded(make: Make) -> None:
-    stand_ins = make(2, delay=0.1, router=RouterSettings(at_once=3))
-    check_all(prompts(20), stand_ins.fleet.generate(prompts(20), SAMPLING))
+    stand_ins = make(2, delay=3600.0, router=RouterSettings(at_once=3))
+    futures = [stand_ins.fleet.submit(request, SAMPLING) for request in prompts(20)]
+    wait_until(lambda: [stand_ins.command(index)["at_once"] for index in (0, 1)] == [3, 3])
+    for index in (0, 1):
+        stand_ins.command(index, {})
+    check_all(prompts(20), [future.result(timeout=HANG_S) for future in futures])
     assert [stand_ins.command(index)["most_at_once"] for index in (0, 1)] == [3, 3]
 
 
@@ -159,11 +165,17 @@ def test_a_prompt_over_its_time_limit_keeps_what_it_has(make: Make) -> None:
 
 
 def test_an_engine_killed_while_it_samples(make: Make) -> None:
-    stand_ins = make(2, delay=0.6)
+    stand_ins = make(2, delay=3600.0)
     victim = stand_ins.fleet.members.all[0].process
-    threading.Timer(0.3, os.kill, (victim.pid, signal.SIGKILL)).start()
+
+    def kill() -> None:
+        os.kill(victim.pid, signal.SIGKILL)
+        stand_ins.command(1, {})
+
+    killer = stand_ins.once_sampling(0, kill)
     requests = prompts(8)
     found = stand_ins.fleet.generate(requests, SAMPLING)
+    killer.join()
     check_all(requests, found)
     assert {engine_of(c) for completions in found for c in completions} == {1}
     wait_until(lambda: stand_ins.conditions() == ["dead", "serving"])
@@ -171,13 +183,20 @@ def test_an_engine_killed_while_it_samples(make: Make) -> None:
     check_all(requests, stand_ins.fleet.generate(requests, SAMPLING))
 
 
-def test_an_engine_that_hangs_while_it_samples(make: Make) -> None:
+def test_an_engine_that_hangs_while_it_samples(make: Make, limited: Limited) -> None:
     """Stopped, so that its sockets stay open: only the probes notice."""
-    stand_ins = make(2, delay=0.6)
+    stand_ins = make(2, delay=3600.0, watch=HASTY)
     victim = stand_ins.fleet.members.all[0].process
-    threading.Timer(0.3, os.kill, (victim.pid, signal.SIGSTOP)).start()
+    limited(victim.api, "/health", "/model_info")
+
+    def stop() -> None:
+        os.kill(victim.pid, signal.SIGSTOP)
+        stand_ins.command(1, {})
+
+    stopper = stand_ins.once_sampling(0, stop)
     requests = prompts(8)
     check_all(requests, stand_ins.fleet.generate(requests, SAMPLING))
+    stopper.join()
     assert stand_ins.conditions() == ["dead", "serving"]
 
 
