@@ -1,4 +1,4 @@
-"""The oracles' cases: three random steps at three temperatures."""
+"""The oracles' cases: three random steps at three temperatures, one after the other under `each_step`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness import Case, random_case
 
 
-@pytest.fixture(params=[0, 1, 2])
-def case(request: pytest.FixtureRequest) -> Case:
-    return random_case(request.param)
+@pytest.fixture
+def case(seed: int) -> Case:
+    return random_case(seed)

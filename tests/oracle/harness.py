@@ -44,6 +44,7 @@ from megasharp.types import (
     TaskAnswer,
     Verdict,
 )
+from tests.unit.cases import each_case
 
 Real = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -60,6 +61,10 @@ REWARDS: tuple[tuple[float | None, ...], ...] = (
     (0.0, 1.0),
     (1.0, 1.0, 0.0, 1.0, 1.0),
 )
+
+
+# The steps that a test with the fixture `case` sees in turn.
+each_step = each_case("seed", (0, 1, 2))
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
-from harness import HORIZON, Answer, Case, Complex, check, clip, maximum, minimum, random_case, run
+from harness import HORIZON, Answer, Case, Complex, check, clip, each_step, maximum, minimum, random_case, run
 
 from megasharp.algos.base import Reduction
 from megasharp.algos.clip import ClipParams
 from megasharp.algos.grpo import GRPOParams
 from megasharp.algos.kl import KLParams
+from tests.unit.cases import each_case
 
 # Tight bounds, so that many tokens are clipped on either side.
 TIGHT = ClipParams(low=0.1, high=0.15)
@@ -49,17 +49,20 @@ def token_mean(case: Case):
     return lambda answer: 1.0 / case.tokens
 
 
+@each_step
 def test_grpo_with_separate_bounds(case: Case) -> None:
     result = check(case, lambda c, z: clipped(c, z, 0.1, 0.15, None, token_mean(c)), ["grpo"], {"clip": TIGHT})
     assert result.metrics["policy/clip_high"] > 0.05 and result.metrics["policy/clip_low"] > 0.05
 
 
+@each_step
 def test_dual_clip(case: Case) -> None:
     params = {"clip": ClipParams(low=0.1, high=0.15, dual=1.3), "grpo": GRPOParams(std="population")}
     check(case, lambda c, z: clipped(c, z, 0.1, 0.15, 1.3, token_mean(c), unbiased=False), ["grpo"], params)
 
 
-@pytest.mark.parametrize("reduction", Reduction)
+@each_step
+@each_case("reduction", Reduction)
 def test_reductions(case: Case, reduction: Reduction) -> None:
     sequences = sum(1 for a in case.scored if a.length)
 
@@ -74,7 +77,8 @@ def test_reductions(case: Case, reduction: Reduction) -> None:
     check(case, lambda c, z: clipped(c, z, 0.2, 0.2, None, coefficient), ["grpo"], reduction=reduction)
 
 
-@pytest.mark.parametrize("form", ["k1", "k2", "k3"])
+@each_step
+@each_case("form", ["k1", "k2", "k3"])
 def test_penalty_to_the_reference(case: Case, form: str) -> None:
     def oracle(c: Case, z: Complex):
         logp, ref = c.logp(z), c.logp(c.z_ref)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from harness import HORIZON, Answer, Case, Complex, check, clip, maximum
+from harness import HORIZON, Answer, Case, Complex, check, clip, each_step, maximum
 from test_base import grpo_advantages
 
 from megasharp.algos.base import MethodParams, Reduction
 from megasharp.algos.differential_entropy import DifferentialEntropyParams
 from megasharp.algos.entropy_bonus import EntropyBonusParams
 from megasharp.algos.entropy_penalty import EntropyPenaltyParams
+from tests.unit.cases import each_case
 
 CASES: dict[str, tuple[MethodParams, Callable[[Answer], float]]] = {
     "entropy_bonus": (EntropyBonusParams(coefficient=0.3), lambda a: -0.3),
@@ -25,8 +25,9 @@ CASES: dict[str, tuple[MethodParams, Callable[[Answer], float]]] = {
 }
 
 
-@pytest.mark.parametrize("reduction", Reduction)
-@pytest.mark.parametrize("name", CASES)
+@each_step
+@each_case("reduction", Reduction)
+@each_case("name", CASES)
 def test_entropy_term(case: Case, name: str, reduction: Reduction) -> None:
     params, sign = CASES[name]
     sequences = sum(1 for a in case.scored if a.length)

@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pytest
-from harness import HORIZON, Answer, Case, Complex, check, clip, maximum
+from harness import HORIZON, Answer, Case, Complex, check, clip, each_step, maximum
 
 from megasharp.algos.base import MethodParams
 from megasharp.algos.passk_training import PassKTrainingParams
 from megasharp.algos.pkpo import PKPOParams
 from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaselineParams
 from megasharp.algos.w_reinforce import WReinforceParams
+from tests.unit.cases import each_case
 
 Advantages = dict[Answer, float]
 Coefficient = Callable[[Case], float]
@@ -56,6 +56,7 @@ def centred(group: list[Answer], answer: Answer) -> float:
     return answer.reward - float(np.mean([a.reward for a in group]))
 
 
+@each_step
 def test_dr_grpo(case: Case) -> None:
     def per_token(c: Case) -> float:
         return 1.0 / (sum(1 for a in c.scored if a.length) * HORIZON)
@@ -63,6 +64,7 @@ def test_dr_grpo(case: Case) -> None:
     check_estimator(case, "dr_grpo", by_group(centred), coefficient=per_token)
 
 
+@each_step
 def test_rloo(case: Case) -> None:
     def formula(group: list[Answer], answer: Answer) -> float:
         return answer.reward - float(np.mean(others(group, answer))) if len(group) > 1 else 0.0
@@ -70,7 +72,8 @@ def test_rloo(case: Case) -> None:
     check_estimator(case, "rloo", by_group(formula))
 
 
-@pytest.mark.parametrize(("std", "ddof"), [("unbiased", 1), ("population", 0)])
+@each_step
+@each_case(("std", "ddof"), [("unbiased", 1), ("population", 0)])
 def test_reinforce_pp_baseline(case: Case, std: str, ddof: int) -> None:
     def formula(c: Case) -> Advantages:
         x = by_group(centred)(c)
@@ -81,7 +84,8 @@ def test_reinforce_pp_baseline(case: Case, std: str, ddof: int) -> None:
     check_estimator(case, "reinforce_pp_baseline", formula, ReinforcePPBaselineParams(std=std))
 
 
-@pytest.mark.parametrize(
+@each_step
+@each_case(
     ("name", "positive", "negative", "params"),
     [
         ("psr", 1.0, 0.0, None),
@@ -94,8 +98,9 @@ def test_by_outcome(case: Case, name: str, positive: float, negative: float, par
     check_estimator(case, name, by_group(lambda group, answer: positive if answer.correct else negative), params)
 
 
-@pytest.mark.parametrize("name", ["passk_training", "gr_pkpo"])
-@pytest.mark.parametrize("k", [1, 2, 4])
+@each_step
+@each_case("name", ["passk_training", "gr_pkpo"])
+@each_case("k", [1, 2, 4])
 def test_passk_training(case: Case, name: str, k: int) -> None:
     def comb(n: int, chosen: int) -> float:
         return math.comb(n, chosen) if n >= 0 else 0.0
@@ -112,8 +117,9 @@ def test_passk_training(case: Case, name: str, k: int) -> None:
     check_estimator(case, name, by_group(formula), PassKTrainingParams(k=k))
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
-@pytest.mark.parametrize("form", ["paper", "fork"])
+@each_step
+@each_case("k", [2, 3, 4])
+@each_case("form", ["paper", "fork"])
 def test_pkpo(case: Case, k: int, form: str) -> None:
     """Over all subsets of k responses: what a response adds to the best of the others in it."""
 
@@ -130,6 +136,7 @@ def test_pkpo(case: Case, k: int, form: str) -> None:
     check_estimator(case, "pkpo", by_group(formula), PKPOParams(k=k, form=form))
 
 
+@each_step
 def test_grpo_best_of(case: Case) -> None:
     def formula(group: list[Answer], answer: Answer) -> float:
         if len(group) < 2:

@@ -9,6 +9,7 @@ from harness import Case, Cut, random_case, run
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import Method, overridden_hooks
+from tests.unit.cases import each_case
 
 CUTS = {
     "one response at a time": Cut(micro_batch_tokens=1, share_prompts=False),
@@ -31,7 +32,7 @@ def fixed() -> Case:
     return random_case(4)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@each_case("name", METHODS)
 def test_float64(fixed: Case, name: str) -> None:
     whole = run(fixed, with_estimator(name))
     scale = np.abs(whole.gradient).max()
@@ -43,7 +44,7 @@ def test_float64(fixed: Case, name: str) -> None:
         assert result.metrics == pytest.approx(whole.metrics, rel=1e-9, abs=1e-12), title
 
 
-@pytest.mark.parametrize("name", METHODS)
+@each_case("name", METHODS)
 def test_float32(fixed: Case, name: str) -> None:
     exact = run(fixed, with_estimator(name))
     scale = np.abs(exact.gradient).max()

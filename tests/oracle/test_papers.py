@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import Answer, Case, Complex, check, clip, log_softmax, maximum, random_case, run, stop
+from harness import Answer, Case, Complex, check, clip, each_step, log_softmax, maximum, random_case, run, stop
 
 from megasharp.algos.casp import CaSPParams
 from megasharp.algos.clip import ClipParams
 from megasharp.algos.ds import DSParams
 from megasharp.algos.entropy_adv import EntropyAdvParams
 from megasharp.algos.iac import IACParams
+from tests.unit.cases import each_case
 
 LOW, HIGH = 0.1, 0.15
 # Tight bounds, so that many tokens are clipped on either side.
@@ -60,13 +61,15 @@ def iac(case: Case, advantages: Advantages, alpha: float, form: str) -> Advantag
     return {a: [weights[a] * A if a in positive else A for A in values] for a, values in advantages.items()}
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("form", ["normalized", "literal", "budget"])
+@each_step
+@each_case("alpha", [0.0, 0.5, 1.0, 2.0])
+@each_case("form", ["normalized", "literal", "budget"])
 def test_iac(case: Case, form: str, alpha: float) -> None:
     params = {"clip": TIGHT, "iac": IACParams(alpha=alpha, form=form)}
     check(case, lambda c, z: clipped(c, z, iac(c, grpo(c), alpha, form)), ["grpo", "iac"], params)
 
 
+@each_step
 def test_iac_with_alpha_zero_is_grpo(case: Case) -> None:
     plain = run(case, ["grpo"])
     for form in ("normalized", "literal", "budget"):
@@ -90,9 +93,10 @@ def ds(case: Case, advantages: Advantages, gamma_p: float, gamma_n: float, form:
     return found
 
 
-@pytest.mark.parametrize(("gamma_p", "gamma_n"), [(0.3, 0.2), (0.3, 0.0), (0.0, 0.2)])
-@pytest.mark.parametrize("logp", ["engine", "policy"])
-@pytest.mark.parametrize("form", ["token", "seq_mean", "seq_sum"])
+@each_step
+@each_case(("gamma_p", "gamma_n"), [(0.3, 0.2), (0.3, 0.0), (0.0, 0.2)])
+@each_case("logp", ["engine", "policy"])
+@each_case("form", ["token", "seq_mean", "seq_sum"])
 def test_ds(case: Case, form: str, logp: str, gamma_p: float, gamma_n: float) -> None:
     def oracle(c: Case, z: Complex):
         return clipped(c, z, ds(c, grpo(c), gamma_p, gamma_n, form, logp == "policy"))
@@ -101,6 +105,7 @@ def test_ds(case: Case, form: str, logp: str, gamma_p: float, gamma_n: float) ->
     check(case, oracle, ["grpo", "ds"], params)
 
 
+@each_step
 def test_ds_in_the_reward(case: Case) -> None:
     def reshaped(c: Case) -> Advantages:
         found: Advantages = {}
@@ -117,7 +122,8 @@ def test_ds_in_the_reward(case: Case) -> None:
     check(case, lambda c, z: clipped(c, z, reshaped(c)), ["grpo", "ds"], params)
 
 
-@pytest.mark.parametrize("form", ["token", "seq_mean", "seq_sum", "reward_seq_mean"])
+@each_step
+@each_case("form", ["token", "seq_mean", "seq_sum", "reward_seq_mean"])
 def test_ds_with_gammas_at_zero_is_grpo(case: Case, form: str) -> None:
     plain = run(case, ["grpo"])
     other = run(case, ["grpo", "ds"], {"ds": DSParams(gamma_p=0.0, gamma_n=0.0, form=form)})
@@ -125,6 +131,7 @@ def test_ds_with_gammas_at_zero_is_grpo(case: Case, form: str) -> None:
     assert np.abs(other.gradient - plain.gradient).max() <= 1e-12
 
 
+@each_step
 def test_ds_grpo(case: Case) -> None:
     """The bundle, its clip wide above."""
     check(case, lambda c, z: clipped(c, z, ds(c, grpo(c), 0.01, 0.01, "token", False), 0.2, 0.25), ["ds_grpo"])
@@ -139,7 +146,8 @@ def entropy_adv(case: Case, advantages: Advantages, a: float, kappa: float) -> A
     }
 
 
-@pytest.mark.parametrize(("a", "kappa"), [(0.4, 2.0), (0.1, 1.5), (0.0, 2.0)])
+@each_step
+@each_case(("a", "kappa"), [(0.4, 2.0), (0.1, 1.5), (0.0, 2.0)])
 def test_entropy_adv(case: Case, a: float, kappa: float) -> None:
     params = {"clip": TIGHT, "entropy_adv": EntropyAdvParams(a=a, kappa=kappa)}
     check(case, lambda c, z: clipped(c, z, entropy_adv(c, grpo(c), a, kappa)), ["grpo", "entropy_adv"], params)
@@ -173,23 +181,26 @@ def casp(case: Case, z: Complex, advantages: Advantages, p: CaSPParams):
     return total
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("penalty_on", ["ratio", "advantage"])
-@pytest.mark.parametrize("omega", ["uniform", "softmax"])
+@each_step
+@each_case("quantile", [0.0, 0.5, 0.8, 1.0])
+@each_case("penalty_on", ["ratio", "advantage"])
+@each_case("omega", ["uniform", "softmax"])
 def test_casp(case: Case, omega: str, penalty_on: str, quantile: float) -> None:
     p = CaSPParams(alpha=0.4, lambda_top1=1.2, quantile=quantile, omega=omega, penalty_on=penalty_on)
     result = check(case, lambda c, z: casp(c, z, grpo(c), p), ["grpo", "casp"], {"clip": TIGHT, "casp": p})
     assert (result.metrics["method/casp/gate_rate"] > 0) == (quantile < 1)
 
 
-@pytest.mark.parametrize(("alpha", "topn", "lambda_top1"), [(0.01, 3, 1.1), (1.0, 1, 1.0), (0.5, 9, 2.0)])
+@each_step
+@each_case(("alpha", "topn", "lambda_top1"), [(0.01, 3, 1.1), (1.0, 1, 1.0), (0.5, 9, 2.0)])
 def test_casp_coefficients(case: Case, alpha: float, topn: int, lambda_top1: float) -> None:
     p = CaSPParams(alpha=alpha, topn=topn, lambda_top1=lambda_top1, quantile=0.3)
     check(case, lambda c, z: casp(c, z, grpo(c), p), ["grpo", "casp"], {"clip": TIGHT, "casp": p})
 
 
-@pytest.mark.parametrize("penalty_on", ["ratio", "advantage"])
-@pytest.mark.parametrize("values", [(0.0, 1.0, 0.0), (0.7, 1.5, 1.0)])
+@each_step
+@each_case("penalty_on", ["ratio", "advantage"])
+@each_case("values", [(0.0, 1.0, 0.0), (0.7, 1.5, 1.0)])
 def test_casp_that_does_nothing_is_grpo(case: Case, penalty_on: str, values: tuple[float, float, float]) -> None:
     alpha, lambda_top1, quantile = values
     p = CaSPParams(alpha=alpha, lambda_top1=lambda_top1, quantile=quantile, penalty_on=penalty_on)
@@ -207,6 +218,7 @@ def test_the_two_penalties_differ_on_the_cases() -> None:
     assert np.abs(results[0].gradient - results[1].gradient).max() > 1e-3
 
 
+@each_step
 def test_all_together_in_the_order_of_the_recipe(case: Case) -> None:
     """DS, then IAC on its result, then CaSP; IAC first gives another gradient."""
     p = CaSPParams(alpha=0.4, lambda_top1=1.2, quantile=0.3)

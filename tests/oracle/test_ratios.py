@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Answer, Case, Complex, absolute, check, clip, maximum, stop
+from harness import Answer, Case, Complex, absolute, check, clip, each_step, maximum, stop
 from test_base import grpo_advantages
 
 from megasharp.algos.base import Reduction
@@ -19,6 +19,7 @@ from megasharp.algos.forking_tokens import ForkingTokensParams
 from megasharp.algos.gspo import GSPOParams
 from megasharp.algos.kl_cov import KLCovParams
 from megasharp.algos.truncated_is import TruncatedISParams
+from tests.unit.cases import each_case
 
 # Where the hash of the choice among tokens starts counting positions.
 CHOICE = 1 << 32
@@ -63,13 +64,15 @@ def gspo(case: Case, z: Complex, level: str, low: float, high: float, negative_o
     return sequence_mean(case, term)
 
 
-@pytest.mark.parametrize("level", ["sequence", "token"])
-@pytest.mark.parametrize(("low", "high"), [(3e-4, 4e-4), (0.1, 0.15)])
+@each_step
+@each_case("level", ["sequence", "token"])
+@each_case(("low", "high"), [(3e-4, 4e-4), (0.1, 0.15)])
 def test_gspo(case: Case, level: str, low: float, high: float) -> None:
     params = {"gspo": GSPOParams(level=level), "clip": ClipParams(low=low, high=high)}
     check(case, lambda c, z: gspo(c, z, level, low, high), ["grpo", "gspo"], params)
 
 
+@each_step
 def test_gspo_n_with_its_own_values(case: Case) -> None:
     check(case, lambda c, z: gspo(c, z, "sequence", 3e-4, 4e-4, negative_only=True), ["gspo_n"])
 
@@ -79,16 +82,19 @@ def negative_terms(case: Case, z: Complex) -> Term:
     return lambda a, t: ppo(min(advantage[a], 0.0), np.exp(logp[..., t] - old[t]), 0.2, 0.2)
 
 
+@each_step
 def test_grpo_n(case: Case) -> None:
     check(case, lambda c, z: sequence_mean(c, negative_terms(c, z)), ["grpo_n"])
 
 
+@each_step
 def test_negative_only_under_the_token_mean(case: Case) -> None:
     result = check(case, lambda c, z: token_mean(c, negative_terms(c, z)), ["grpo", "negative_only"])
     assert 0.1 < result.metrics["method/negative_only/kept"] < 0.9
 
 
-@pytest.mark.parametrize(("low", "high"), [(1.0, 0.2), (0.15, 0.1)])
+@each_step
+@each_case(("low", "high"), [(1.0, 0.2), (0.15, 0.1)])
 def test_cispo(case: Case, low: float, high: float) -> None:
     def oracle(c: Case, z: Complex) -> Any:
         logp, old, advantage = c.logp(z), c.logp(c.z_old), grpo_advantages(c)
@@ -102,6 +108,7 @@ def test_cispo(case: Case, low: float, high: float) -> None:
     check(case, oracle, ["grpo", "cispo"], {"cispo": CISPOParams(low=low, high=high)})
 
 
+@each_step
 def test_reinforce(case: Case) -> None:
     def oracle(c: Case, z: Complex) -> Any:
         logp, advantage = c.logp(z), grpo_advantages(c)
@@ -118,7 +125,8 @@ def covariances(case: Case) -> dict[int, float]:
     return {t: (advantage[t] - mean_A) * (old[t] - mean_logp) for t in tokens}
 
 
-@pytest.mark.parametrize("share", [0.002, 0.2])
+@each_step
+@each_case("share", [0.002, 0.2])
 def test_kl_cov(case: Case, share: float) -> None:
     cov = covariances(case)
     top = sorted(cov, key=lambda t: -cov[t])[: max(int(share * case.tokens), 1)]
@@ -148,7 +156,8 @@ def draw(seed: int, position: int) -> int:
     return splitmix((splitmix(seed) + (position + 1) * 0x9E3779B97F4A7C15) & WORD) >> 12
 
 
-@pytest.mark.parametrize(("share", "low", "high"), [(0.05, 0.1, 0.9), (0.3, -10.0, 10.0), (2e-4, 0.2, 5.0)])
+@each_step
+@each_case(("share", "low", "high"), [(0.05, 0.1, 0.9), (0.3, -10.0, 10.0), (2e-4, 0.2, 5.0)])
 def test_clip_cov(case: Case, share: float, low: float, high: float) -> None:
     cov = covariances(case)
     draws = {t: draw(a.seed, CHOICE + t - a.start) for a in case.scored for t in range(a.start, a.stop)}
@@ -167,7 +176,8 @@ def test_clip_cov(case: Case, share: float, low: float, high: float) -> None:
     assert result.metrics["policy/clip_cov"] == pytest.approx(len(left_out) / case.tokens)
 
 
-@pytest.mark.parametrize("share", [0.2, 0.55])
+@each_step
+@each_case("share", [0.2, 0.55])
 def test_forking_tokens(case: Case, share: float) -> None:
     entropy = case.entropy(case.z_old)
     top = sorted(scored_tokens(case), key=lambda t: -entropy[t])[: int(np.ceil(share * case.tokens))]
@@ -180,9 +190,10 @@ def test_forking_tokens(case: Case, share: float) -> None:
     check(case, oracle, ["grpo", "forking_tokens"], params)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-@pytest.mark.parametrize("mode", ["truncate", "mask"])
-@pytest.mark.parametrize(("low", "high"), [(0.0, 2.0), (0.7, 1.3)])
+@each_step
+@each_case("level", ["token", "sequence", "geometric"])
+@each_case("mode", ["truncate", "mask"])
+@each_case(("low", "high"), [(0.0, 2.0), (0.7, 1.3)])
 def test_truncated_is(case: Case, level: str, mode: str, low: float, high: float) -> None:
     old = case.logp(case.z_old)
 
@@ -204,6 +215,7 @@ def test_truncated_is(case: Case, level: str, mode: str, low: float, high: float
     assert result.metrics["method/truncated_is/weight"] == pytest.approx(np.mean(applied), rel=1e-10)
 
 
+@each_step
 def test_bypass(case: Case) -> None:
     def oracle(c: Case, z: Complex) -> Any:
         logp, advantage = c.logp(z), grpo_advantages(c)
@@ -212,7 +224,8 @@ def test_bypass(case: Case) -> None:
     check(case, oracle, ["grpo", "bypass"])
 
 
-@pytest.mark.parametrize("coefficient", [0.0, 0.7])
+@each_step
+@each_case("coefficient", [0.0, 0.7])
 def test_several_at_once(case: Case, coefficient: float) -> None:
     """GSPO-N, a weight per response for the sampler, and an entropy bonus."""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import pytest
-from harness import Answer, Case, Complex, check, clip, maximum, minimum, run
+from harness import Answer, Case, Complex, check, clip, each_step, maximum, minimum, run
 
 from megasharp.algos.base import MethodParams
 from megasharp.algos.clip import ClipParams
 from megasharp.algos.difficulty_filter import DifficultyFilterParams
 from megasharp.algos.soft_overlong import SoftOverlongParams
 from megasharp.algos.unlikeliness import UnlikelinessParams
+from tests.unit.cases import each_case
 
 Rewards = Callable[[Case, list[Answer]], list[float]]
 Groups = Callable[[Case], list[list[Answer]]]
@@ -56,7 +56,8 @@ def overlong(max_tokens: int, cache_tokens: int, factor: float) -> Rewards:
     return lambda case, group: [answer.reward + penalty(answer.length) for answer in group]
 
 
-@pytest.mark.parametrize("form", ["code", "paper"])
+@each_step
+@each_case("form", ["code", "paper"])
 def test_unlikeliness(case: Case, form: str) -> None:
     def rewards(c: Case, group: list[Answer]) -> list[float]:
         likelihood = [np.mean(c.engine_logp[a.start : a.stop]) if a.length else 0.0 for a in group]
@@ -72,7 +73,8 @@ def test_unlikeliness(case: Case, form: str) -> None:
     check(case, lambda c, z: loss(c, z, rewards), ["grpo", "unlikeliness"], params)
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.5])
+@each_step
+@each_case("factor", [1.0, 0.5])
 def test_soft_overlong(case: Case, factor: float) -> None:
     params = {"soft_overlong": SoftOverlongParams(max_tokens=6, cache_tokens=4, factor=factor)}
     check(case, lambda c, z: loss(c, z, overlong(6, 4, factor)), ["grpo", "soft_overlong"], params)
@@ -82,12 +84,14 @@ def differing(case: Case) -> list[list[Answer]]:
     return [group for group in case.groups if 0 < sum(a.correct for a in group) < len(group)]
 
 
+@each_step
 def test_dynamic_sampling(case: Case) -> None:
     assert 0 < len(differing(case)) < len(case.groups)
     check(case, lambda c, z: loss(c, z, verdicts, differing), ["grpo", "dynamic_sampling"])
 
 
-@pytest.mark.parametrize(
+@each_step
+@each_case(
     "params",
     [
         DifficultyFilterParams(low=0.25, high=0.7),
@@ -108,6 +112,7 @@ def test_difficulty_filter(case: Case, params: DifficultyFilterParams) -> None:
     check(case, lambda c, z: loss(c, z, verdicts, kept), names, tables)
 
 
+@each_step
 def test_dapo(case: Case) -> None:
     """All four parts; bounds tight enough for the dual clip to act."""
     params = {
@@ -127,6 +132,7 @@ def identical(case: Case, names: Sequence[str], params: Mapping[str, MethodParam
     assert np.abs(got.gradient - expected.gradient).max() <= 1e-12
 
 
+@each_step
 def test_at_zero_both_reward_methods_are_grpo(case: Case) -> None:
     identical(case, ["grpo", "unlikeliness"], {"unlikeliness": UnlikelinessParams(beta=0.0)}, ["grpo"])
     none = SoftOverlongParams(max_tokens=6, cache_tokens=4, factor=0.0)

@@ -16,6 +16,7 @@ from megasharp.algos.casp import CaSP, CaSPParams
 from megasharp.algos.clip import ClipParams
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.types import Denominators, Metrics, MicroBatch, TokenInputs
+from tests.unit.cases import each_case
 
 VOCABULARY = 11
 TOKENS = 14
@@ -55,7 +56,7 @@ def test_gate_is_per_response_and_strictly_above_the_quantile() -> None:
     ]
 
 
-@pytest.mark.parametrize("entropy", [[[2.0, 1.0, 3.0]], [[1.0, 1.0]], [[0.7]], [[]]])
+@each_case("entropy", [[[2.0, 1.0, 3.0]], [[1.0, 1.0]], [[0.7]], [[]]])
 def test_ends_of_the_gate(entropy: list[list[float]]) -> None:
     assert gate(entropy, 0.0) == [[1] * len(entropy[0])]
     assert gate(entropy, 1.0) == [[0] * len(entropy[0])]
@@ -120,9 +121,9 @@ def step(make_micro, params: MethodParams | None, topn: int = 4, clip: ClipParam
     return Step(logits_TV, micro, x, loss.detach(), leaf_TV.grad, metrics)
 
 
-@pytest.mark.parametrize("omega", ["uniform", "softmax"])
-@pytest.mark.parametrize("penalty_on", ["ratio", "advantage"])
-@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.8])
+@each_case("omega", ["uniform", "softmax"])
+@each_case("penalty_on", ["ratio", "advantage"])
+@each_case("quantile", [0.0, 0.3, 0.8])
 def test_gradient_on_logits_is_the_papers(make_micro, omega: str, penalty_on: str, quantile: float) -> None:
     """-A gamma ((1 - alpha w) e_y + alpha w sum omega_n e_v(n) - pi) / temperature, nothing clipped."""
     params = CaSPParams(alpha=0.4, topn=3, quantile=quantile, lambda_top1=1.3, omega=omega, penalty_on=penalty_on)
@@ -171,8 +172,8 @@ def test_value_of_the_ratio_is_gamma(make_micro) -> None:
     assert torch.equal(directed_T, logp_T)
 
 
-@pytest.mark.parametrize("penalty_on", ["ratio", "advantage"])
-@pytest.mark.parametrize(
+@each_case("penalty_on", ["ratio", "advantage"])
+@each_case(
     "values",
     [
         {"alpha": 0.0, "lambda_top1": 1.0, "quantile": 0.0},
@@ -192,7 +193,7 @@ def test_more_candidates_than_asked_for(make_micro) -> None:
     torch.testing.assert_close(wide.gradient_TV, exact.gradient_TV, rtol=1e-13, atol=1e-15)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("gamma", "on_ratio", "on_advantage"),
     [
         (0.70, (0.8, 0.0), (0.88, 0.0)),
@@ -231,7 +232,7 @@ def one_token(make_micro, gamma: float, penalty_on: str) -> tuple[float, float]:
     return float(loss.detach()), float(logp_T.grad[0])
 
 
-@pytest.mark.parametrize("changed", ["advantage", "no advantage", "rank", "gate", "none"])
+@each_case("changed", ["advantage", "no advantage", "rank", "gate", "none"])
 def test_only_gated_favourites_of_negative_advantage_are_penalised(make_micro, changed: str) -> None:
     x = make_micro(Needs(entropy=True, topn=3)).inputs
     ones_T = torch.ones_like(x.mask_T)

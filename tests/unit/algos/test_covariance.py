@@ -14,6 +14,7 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.clip_cov import ClipCov, ClipCovParams
 from megasharp.algos.covariance import covariance, covariance_means, share_of
 from megasharp.algos.kl_cov import KLCov, KLCovParams
+from tests.unit.cases import each_case
 
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, draw=True)
 WIDE = {"low": -10.0, "high": 10.0}
@@ -79,8 +80,8 @@ def test_share_is_exact_and_at_least_one(make_micro) -> None:
     assert [share_of(x, share) for share in (0.29, 0.5, 0.299, 0.001, 1.0)] == [29, 50, 29, 1, 100]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("share", [0.001, 0.03, 0.29])
+@each_case("dtype", [torch.float64, torch.float32])
+@each_case("share", [0.001, 0.03, 0.29])
 def test_kl_cov_takes_the_top(make_micro, share: float, dtype: torch.dtype) -> None:
     micro = many(make_micro, masked=20, dtype=dtype)
     chosen_T = penalised(KLCov(KLCovParams(share=share)), micro)
@@ -133,8 +134,8 @@ def test_kl_cov_coefficient_may_ramp() -> None:
     assert [ramp.at(step).params.coefficient for step in (1, 3, 9)] == [2.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("low", "high", "share"), [(0.5, 5.0, 0.05), (-10.0, 10.0, 0.29), (1.0, 5.0, 0.001)])
+@each_case("dtype", [torch.float64, torch.float32])
+@each_case(("low", "high", "share"), [(0.5, 5.0, 0.05), (-10.0, 10.0, 0.29), (1.0, 5.0, 0.001)])
 def test_clip_cov_takes_the_smallest_draws_between_the_bounds(
     make_micro, low: float, high: float, share: float, dtype: torch.dtype
 ) -> None:

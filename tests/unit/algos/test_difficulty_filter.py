@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from megasharp.algos.difficulty_filter import DifficultyFilter, DifficultyFilterParams
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 SOLVED_OF_FOUR = [0, 1, 2, 3, 4]
 
@@ -16,7 +17,7 @@ def reasons(make_group, solved: list[int], **params: object) -> list[str | None]
     return DifficultyFilter(DifficultyFilterParams(**params)).select(groups)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("low", "high", "expected"),
     [
         (0.0, 1.0, ["too_hard", None, None, None, "too_easy"]),
@@ -31,7 +32,7 @@ def test_thresholds_exclude_themselves(make_group, low, high, expected: list[str
     assert reasons(make_group, SOLVED_OF_FOUR, low=low, high=high) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("solved", "share", "dropped"),
     [
         ([2, 4, 0, 1], 0.25, [1]),
@@ -65,6 +66,6 @@ def test_thresholds_out_of_order() -> None:
         DifficultyFilterParams(low=0.6, high=0.4)
 
 
-@pytest.mark.parametrize(("rounds", "further"), [(1, 0), (10, 9)])
+@each_case(("rounds", "further"), [(1, 0), (10, 9)])
 def test_first_round_counts(rounds: int, further: int) -> None:
     assert DifficultyFilter(DifficultyFilterParams(max_rounds=rounds)).needs().refill_rounds == further

@@ -10,6 +10,7 @@ from megasharp.algos.dlc import DLC, DLCParams, MemoryParams, PlausibleParams
 from megasharp.config.core import validate
 from megasharp.errors import UserError
 from megasharp.types import Plausible
+from tests.unit.cases import each_case
 
 
 def test_it_fills_no_hook_and_asks_for_a_memory() -> None:
@@ -19,7 +20,7 @@ def test_it_fills_no_hook_and_asks_for_a_memory() -> None:
     assert recipe.needs.memory == MemoryNeed("m", 1e-3, 0.4, Plausible(top_k=20))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("written", "message"),
     [
         ({}, "plausible: give one of min_p and top_k"),

@@ -18,6 +18,7 @@ from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.config.core import validate
 from megasharp.errors import UserError
 from megasharp.types import Group, Outcome, TokenInputs
+from tests.unit.cases import each_case
 
 TOKEN_FORMS = ["token", "seq_mean", "seq_sum"]
 # Two responses, the first correct; the last token of each is masked.
@@ -52,14 +53,14 @@ def term(x: TokenInputs, **params: object) -> Tensor:
     return (DS(DSParams(**params)).calibrate(adv_T, x)[0] - adv_T)[x.mask_T > 0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("form", TOKEN_FORMS)
+@each_case("dtype", [torch.float32, torch.float64])
+@each_case("form", TOKEN_FORMS)
 def test_terms_by_hand(form: str, dtype: torch.dtype) -> None:
     expected = [value for row in TERMS[form] for value in row]
     assert term(two_responses(dtype), gamma_p=0.3, gamma_n=0.2, form=form).tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("form", TOKEN_FORMS)
+@each_case("form", TOKEN_FORMS)
 def test_two_sides(form: str) -> None:
     """The correct response gains and the wrong one loses; each side is one gamma's."""
     x = two_responses()
@@ -71,7 +72,7 @@ def test_two_sides(form: str) -> None:
     assert torch.equal(negative_T[other], both_T[other]) and not negative_T[correct].any()
 
 
-@pytest.mark.parametrize("form", TOKEN_FORMS)
+@each_case("form", TOKEN_FORMS)
 def test_the_record_of_the_policy(form: str) -> None:
     """`policy` reads the recomputed log-probs, here twice the engine's; needs say which pass runs."""
     params = {"gamma_p": 0.3, "gamma_n": 0.2, "form": form}
@@ -132,7 +133,7 @@ def test_division_by_the_deviation_undoes_gamma_in_a_uniform_group(make_group) -
         assert advantages_G.tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-9)
 
 
-@pytest.mark.parametrize("form", TOKEN_FORMS)
+@each_case("form", TOKEN_FORMS)
 def test_gammas_at_zero_are_the_estimator_alone(form: str) -> None:
     assert (term(two_responses(), gamma_p=0.0, gamma_n=0.0, form=form) == 0.0).all()
 
@@ -144,7 +145,7 @@ def test_gamma_may_change_with_the_step() -> None:
     torch.testing.assert_close(got_T, DS(DSParams(gamma_p=0.3, gamma_n=0.0)).calibrate(adv_T, two_responses())[0])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tree", "message"),
     [
         ({"form": "reward_seq_mean", "logp": "policy"}, "set logp: engine"),

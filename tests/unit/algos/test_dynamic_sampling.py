@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megasharp.algos.build import build_recipe
 from megasharp.algos.dynamic_sampling import DynamicSampling, DynamicSamplingParams
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rewards", "reason"),
     [
         ([1.0, 0.0, 1.0], None),

@@ -11,6 +11,7 @@ from torch import Tensor
 from megasharp.algos.base import Needs
 from megasharp.algos.entropy_adv import EntropyAdv, EntropyAdvParams
 from megasharp.types import TokenInputs
+from tests.unit.cases import each_case
 
 ADVANTAGES = [1.0, 1.0, -1.0, -1.0, 0.0, 0.5, 0.0]
 ENTROPIES = [0.5, 3.0, 0.5, 3.0, 3.0, 0.0, 0.0]
@@ -38,8 +39,8 @@ def test_by_hand(x: TokenInputs) -> None:
     assert averages == pytest.approx({"method/entropy_adv/bonus": 1.4 / 7, "method/entropy_adv/bounded": 3 / 7})
 
 
-@pytest.mark.parametrize("kappa", [1.01, 2.0, 10.0])
-@pytest.mark.parametrize("a", [0.1, 0.4, 100.0])
+@each_case("kappa", [1.01, 2.0, 10.0])
+@each_case("a", [0.1, 0.4, 100.0])
 def test_sign_and_zero_are_kept(x: TokenInputs, a: float, kappa: float) -> None:
     adv_T = torch.randn(14, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     adv_T[3] = 0.0

@@ -14,6 +14,7 @@ from megasharp.algos.build import build_recipe
 from megasharp.algos.differential_entropy import DifferentialEntropy, DifferentialEntropyParams
 from megasharp.algos.entropy_bonus import EntropyBonus, EntropyBonusParams
 from megasharp.algos.entropy_penalty import EntropyPenalty, EntropyPenaltyParams
+from tests.unit.cases import each_case
 
 NEEDS = Needs(entropy=True, entropy_gradient=True)
 
@@ -43,7 +44,7 @@ def test_differential_is_a_bonus_on_correct_and_a_penalty_elsewhere(make_micro) 
     torch.testing.assert_close(gradient_T, 0.2 - 0.5 * correct_T, rtol=1e-12, atol=0.0)
 
 
-@pytest.mark.parametrize("correct", [0.0, 1.0])
+@each_case("correct", [0.0, 1.0])
 def test_differential_with_one_kind_of_response_is_the_plain_method(make_micro, correct: float) -> None:
     method = DifferentialEntropy(DifferentialEntropyParams(correct=0.3, incorrect=0.2))
     alone = (
@@ -62,7 +63,7 @@ ZERO: dict[str, MethodParams] = {
 }
 
 
-@pytest.mark.parametrize("name", ZERO)
+@each_case("name", ZERO)
 def test_coefficient_zero_is_the_plain_recipe(make_micro, grade, name: str) -> None:
     recipe = build_recipe(["grpo", name], {}, reduction=None, constant=1.0, mini_batches=2)
     micro = make_micro(recipe.needs)
@@ -71,7 +72,7 @@ def test_coefficient_zero_is_the_plain_recipe(make_micro, grade, name: str) -> N
     assert abs(default[0] - plain[0]) > 1e-5
 
 
-@pytest.mark.parametrize("name", ZERO)
+@each_case("name", ZERO)
 def test_coefficients_may_ramp_and_are_not_negative(name: str) -> None:
     keys = ZERO[name].model_dump().keys()
     ramp = Ramp(start=0.4, end=0.0, steps=2)

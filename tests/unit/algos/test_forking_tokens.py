@@ -9,6 +9,7 @@ import torch
 
 from megasharp.algos.base import Needs, OldLogp, Reduction
 from megasharp.algos.forking_tokens import ForkingTokens, ForkingTokensParams
+from tests.unit.cases import each_case
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS, old_entropy=True)
 
@@ -20,7 +21,7 @@ def with_entropies(micro, entropy_T: torch.Tensor, mask_T: torch.Tensor | None =
     return dataclasses.replace(micro, inputs=inputs, length_S=length_S)
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.2, 3), (0.5, 7), (1 / 14, 1), (0.01, 1), (1.0, 14)])
+@each_case(("share", "count"), [(0.2, 3), (0.5, 7), (1 / 14, 1), (0.01, 1), (1.0, 14)])
 def test_share_of_tokens_rounded_up(make_micro, grade, share: float, count: int) -> None:
     entropy_T = torch.randperm(14, generator=torch.Generator().manual_seed(1)).double()
     micro = with_entropies(make_micro(NEEDS), entropy_T)
@@ -71,7 +72,7 @@ def test_masked_tokens_are_not_in_the_pool(make_micro, grade) -> None:
     assert metrics["method/forking_tokens/selected"] == pytest.approx(2 / 7)
 
 
-@pytest.mark.parametrize(("share", "equal"), [(0.2, True), (1.0, False)])
+@each_case(("share", "equal"), [(0.2, True), (1.0, False)])
 def test_equal_entropies_or_the_whole_share_are_the_plain_recipe(make_micro, grade, share: float, equal: bool) -> None:
     micro = make_micro(NEEDS)
     entropy_T = torch.zeros(14, dtype=torch.float64) if equal else micro.inputs.old_entropy_T

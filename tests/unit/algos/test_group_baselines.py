@@ -14,6 +14,7 @@ from megasharp.algos.dr_grpo import DrGRPO
 from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaseline, ReinforcePPBaselineParams
 from megasharp.algos.rloo import RLOO
 from megasharp.types import Denominators, MiniBatch, StepBatch
+from tests.unit.cases import each_case
 
 REWARDS = [0.0, 0.25, 1.0, -2.0, 0.5]
 # RLOO's advantages of correct and wrong responses by the number of correct ones of eight.
@@ -40,20 +41,20 @@ def test_rloo_compares_with_the_others(make_group) -> None:
     assert advantages(RLOO(RLOO.Params()), make_group, REWARDS) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("correct", RLOO_VECTORS)
+@each_case("correct", RLOO_VECTORS)
 def test_rloo_published_values(make_group, correct: int) -> None:
     got = advantages(RLOO(RLOO.Params()), make_group, [1.0] * correct + [0.0] * (8 - correct))
     positive, negative = RLOO_VECTORS[correct]
     assert got == pytest.approx([positive] * correct + [negative] * (8 - correct), abs=5e-5)
 
 
-@pytest.mark.parametrize("method", [DrGRPO, RLOO, ReinforcePPBaseline])
-@pytest.mark.parametrize("rewards", [[1.0] * 8, [0.0] * 8, [0.1] * 3, [0.7], []])
+@each_case("method", [DrGRPO, RLOO, ReinforcePPBaseline])
+@each_case("rewards", [[1.0] * 8, [0.0] * 8, [0.1] * 3, [0.7], []])
 def test_nothing_to_compare_is_exactly_zero(make_group, method, rewards: list[float]) -> None:
     assert advantages(method(method.Params()), make_group, rewards) == [0.0] * len(rewards)
 
 
-@pytest.mark.parametrize(("std", "deviation"), [("unbiased", statistics.stdev), ("population", statistics.pstdev)])
+@each_case(("std", "deviation"), [("unbiased", statistics.stdev), ("population", statistics.pstdev)])
 def test_whitening_counts_every_unmasked_token_of_the_step(make_micro, std: str, deviation) -> None:
     micros = [make_micro(Needs(), seed=seed) for seed in (1, 2)]
     scored = [micro.advantage_T[micro.inputs.mask_T > 0].tolist() for micro in micros]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from megasharp.algos.grpo import GRPO, GRPOParams
+from tests.unit.cases import each_case
 
 # Advantages of correct and wrong responses by the number of correct ones of eight, unbiased deviation.
 VECTORS = {
@@ -23,7 +24,7 @@ def advantages(make_group, rewards: list[float], **params: object) -> list[float
     return method.advantages(torch.tensor(rewards, dtype=torch.float64), make_group(rewards)).tolist()
 
 
-@pytest.mark.parametrize("correct", VECTORS)
+@each_case("correct", VECTORS)
 def test_published_values(make_group, correct: int) -> None:
     got = advantages(make_group, [1.0] * correct + [0.0] * (8 - correct))
     positive, negative = VECTORS[correct]
@@ -31,7 +32,7 @@ def test_published_values(make_group, correct: int) -> None:
     assert got[correct:] == pytest.approx([negative] * (8 - correct), abs=5e-5)
 
 
-@pytest.mark.parametrize(("std", "deviation"), [("unbiased", statistics.stdev), ("population", statistics.pstdev)])
+@each_case(("std", "deviation"), [("unbiased", statistics.stdev), ("population", statistics.pstdev)])
 def test_closed_form(make_group, std: str, deviation) -> None:
     rewards = [0.0, 0.25, 1.0, -2.0, 0.5]
     mean, spread = statistics.fmean(rewards), deviation(rewards)
@@ -39,6 +40,6 @@ def test_closed_form(make_group, std: str, deviation) -> None:
     assert advantages(make_group, rewards, std=std, epsilon=0.01) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("rewards", [[1.0] * 8, [0.0] * 8, [0.1] * 3, [0.7], []])
+@each_case("rewards", [[1.0] * 8, [0.0] * 8, [0.1] * 3, [0.7], []])
 def test_nothing_to_compare_is_exactly_zero(make_group, rewards: list[float]) -> None:
     assert advantages(make_group, rewards, epsilon=0.0) == [0.0] * len(rewards)

@@ -14,6 +14,7 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.gspo import GSPO, GSPOParams
 from megasharp.algos.truncated_is import TruncatedISParams
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS)
 # So wide that nothing is clipped.
@@ -25,7 +26,7 @@ def by_response(micro, values: list[float]):
     return dataclasses.replace(micro, advantage_T=torch.tensor(values, dtype=torch.float64)[micro.inputs.seq_T])
 
 
-@pytest.mark.parametrize("level", ["sequence", "token"])
+@each_case("level", ["sequence", "token"])
 def test_ratio_is_the_geometric_mean_over_unmasked_tokens(make_micro, level: str) -> None:
     x = make_micro(NEEDS).inputs
     logr_T = x.logp_T - x.old_logp_T
@@ -109,7 +110,7 @@ def test_bundle_has_the_papers_reduction_and_only_negatives(make_micro, grade) -
     assert (gradient_T[micro.advantage_T > 0] == 0).all() and (gradient_T != 0).any()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("names", "params"),
     [
         (["grpo", "gspo", "truncated_is"], {}),
@@ -129,7 +130,7 @@ def test_refused_naming_both(names: list[str], params) -> None:
     assert repr(other) in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "params",
     [
         {"truncated_is": TruncatedISParams(level="sequence")},

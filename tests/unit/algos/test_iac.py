@@ -12,6 +12,7 @@ from torch import Tensor
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.iac import IAC, IACParams
 from megasharp.types import TokenInputs
+from tests.unit.cases import each_case
 
 FORMS = ["normalized", "literal", "budget"]
 # Positive advantages of a group of eight by the number of correct ones, alpha = 1: normalized and literal.
@@ -50,7 +51,7 @@ def calibrate(adv_T: Tensor, x: TokenInputs, **params: object) -> Tensor:
     return IAC(IACParams(**params)).calibrate(adv_T, x)[0]
 
 
-@pytest.mark.parametrize("correct", VECTORS)
+@each_case("correct", VECTORS)
 def test_published_values(correct: int) -> None:
     x = step([[1] * correct + [0] * (8 - correct)])
     adv_T, positive_T = grpo(x), x.correct_T > 0
@@ -61,8 +62,8 @@ def test_published_values(correct: int) -> None:
         assert torch.equal(got_T[~positive_T], adv_T[~positive_T])
 
 
-@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.5, 2.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_case("alpha", [0.5, 1.0, 1.5, 2.0])
+@each_case("dtype", [torch.float32, torch.float64])
 def test_closed_form_in_float64_whatever_the_inputs_are(alpha: float, dtype: torch.dtype) -> None:
     x = step([[1, 0, 0, 0, 0, 1, 0]], dtype=dtype)
     adv_T = torch.where(x.correct_T > 0, 0.7, -0.3).double()
@@ -90,14 +91,14 @@ def test_budget_leaves_out_what_has_no_advantage() -> None:
     assert torch.equal(calibrate(adv_T, x, form="budget"), adv_T)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_alpha_zero_is_the_estimator_alone(form: str) -> None:
     x = step([[1, 0, 0], [1, 1], [0, 0], [1]])
     adv_T = torch.linspace(-1.0, 1.3, x.mask_T.numel(), dtype=torch.float64)
     assert torch.equal(calibrate(adv_T, x, alpha=0.0, form=form), adv_T)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_only_positive_advantages_of_correct_responses_change(form: str) -> None:
     """Wrong responses with a positive one, and correct ones that another rule made negative, stay."""
     x = step([[1, 1, 0, 0, 0], [1, 0]], lengths=[[1] * 5, [1] * 2])
@@ -107,8 +108,8 @@ def test_only_positive_advantages_of_correct_responses_change(form: str) -> None
     assert changed_T.tolist() == [True, False, False, False, False, form != "literal", False]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("correct", [[[0, 0, 0]], [[1, 1, 1]], [[0]], [[1]]])
+@each_case("form", FORMS)
+@each_case("correct", [[[0, 0, 0]], [[1, 1, 1]], [[0]], [[1]]])
 def test_nothing_to_compare(form: str, correct: list[list[int]]) -> None:
     """Zero advantages stay zero, without NaN, in groups that are all correct, all wrong or alone."""
     x = step(correct)
@@ -117,7 +118,7 @@ def test_nothing_to_compare(form: str, correct: list[list[int]]) -> None:
     assert all(metric.value_T.isfinite().all() and not metric.weight_T.any() for metric in metrics.values())
 
 
-@pytest.mark.parametrize(("alpha", "weight"), [(0.0, 1.0), (1.0, 0.0)])
+@each_case(("alpha", "weight"), [(0.0, 1.0), (1.0, 0.0)])
 def test_zero_to_the_power_of_zero_is_one(alpha: float, weight: float) -> None:
     """All correct, under an estimator that gives such a group an advantage; also where nothing else is positive."""
     x = step([[1, 1]])
@@ -134,7 +135,7 @@ def test_masked_tokens_count_nowhere() -> None:
     assert weight_T[mask_T > 0].tolist() == pytest.approx([1.0] * int(mask_T.sum()))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_metrics_are_over_positive_trajectories(form: str) -> None:
     """One trajectory where 4/5 are wrong, four where 1/5 are and three where 2/5 are."""
     x = step([[1, 0, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])

@@ -11,6 +11,7 @@ import torch
 from megasharp.algos import METHODS
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.passk_training import PassKTraining, PassKTrainingParams
+from tests.unit.cases import each_case
 
 # Advantages of correct and wrong responses by the number of correct ones of eight, k = 4.
 VECTORS = {1: (1.0, -0.1429), 2: (0.5222, -0.1741), 4: (0.1204, -0.1204), 7: (0.0, 0.0)}
@@ -25,15 +26,15 @@ def group_of(correct: int, size: int = 8) -> list[float]:
     return [1.0] * correct + [0.0] * (size - correct)
 
 
-@pytest.mark.parametrize("correct", VECTORS)
+@each_case("correct", VECTORS)
 def test_published_values(make_group, correct: int) -> None:
     positive, negative = VECTORS[correct]
     expected = [positive] * correct + [negative] * (8 - correct)
     assert advantages(make_group, group_of(correct), k=4) == pytest.approx(expected, abs=5e-5)
 
 
-@pytest.mark.parametrize(("size", "k"), [(5, 2), (6, 3), (6, 6), (7, 4)])
-@pytest.mark.parametrize("correct", [1, 2, 4])
+@each_case(("size", "k"), [(5, 2), (6, 3), (6, 6), (7, 4)])
+@each_case("correct", [1, 2, 4])
 def test_mean_over_all_subsets(make_group, size: int, k: int, correct: int) -> None:
     """Each subset is one attempt, normalised among all subsets; a response has the mean over those it is in."""
     rewards = group_of(correct, size)
@@ -49,7 +50,7 @@ def test_mean_over_all_subsets(make_group, size: int, k: int, correct: int) -> N
     assert sum(got) == pytest.approx(0.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("correct", [1, 3, 7])
+@each_case("correct", [1, 3, 7])
 def test_one_response_per_attempt_is_grpo(make_group, correct: int) -> None:
     rewards = group_of(correct)
     grpo = GRPO(GRPOParams(std="population"))
@@ -57,7 +58,7 @@ def test_one_response_per_attempt_is_grpo(make_group, correct: int) -> None:
     assert advantages(make_group, rewards, k=1) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("rewards", [[1.0] * 8, [0.0] * 8, [1.0], [0.0], [], [1.0, 1.0, 0.0]])
+@each_case("rewards", [[1.0] * 8, [0.0] * 8, [1.0], [0.0], [], [1.0, 1.0, 0.0]])
 def test_nothing_to_learn_is_exactly_zero(make_group, rewards: list[float]) -> None:
     assert advantages(make_group, rewards, k=2) == [0.0] * len(rewards)
 

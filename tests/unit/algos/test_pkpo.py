@@ -10,6 +10,7 @@ import torch
 
 from megasharp.algos.grpo_best_of import GRPOBestOf
 from megasharp.algos.pkpo import PKPO, PKPOParams
+from tests.unit.cases import each_case
 
 # Advantages of correct responses by the number of correct ones of eight, k = 4.
 VECTORS = {1: 0.5, 2: 0.2857, 4: 0.0571, 7: 0.0}
@@ -21,13 +22,13 @@ def advantages(make_group, rewards: list[float], **params: object) -> list[float
     return method.advantages(torch.tensor(rewards, dtype=torch.float64), make_group(rewards)).tolist()
 
 
-@pytest.mark.parametrize("correct", VECTORS)
+@each_case("correct", VECTORS)
 def test_published_values(make_group, correct: int) -> None:
     got = advantages(make_group, [1.0] * correct + [0.0] * (8 - correct), k=4)
     assert got == pytest.approx([VECTORS[correct]] * correct + [0.0] * (8 - correct), abs=5e-5)
 
 
-@pytest.mark.parametrize("k", [2, 3, 5, 7])
+@each_case("k", [2, 3, 5, 7])
 def test_leave_one_out_over_all_subsets(make_group, k: int) -> None:
     size = len(REWARDS)
     expected = [0.0] * size
@@ -38,8 +39,8 @@ def test_leave_one_out_over_all_subsets(make_group, k: int) -> None:
     assert advantages(make_group, REWARDS, k=k) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("form", ["paper", "fork"])
-@pytest.mark.parametrize("correct", range(1, 9))
+@each_case("form", ["paper", "fork"])
+@each_case("correct", range(1, 9))
 def test_closed_form_of_binary_rewards(make_group, correct: int, form: str) -> None:
     k, size = 3, 8
     factor = k / size if form == "paper" else 1.0
@@ -56,6 +57,6 @@ def test_attempts_of_the_whole_group_are_best_of(make_group) -> None:
     assert advantages(make_group, REWARDS, k=50) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("rewards", [[0.1] * 5, [1.0] * 4, [0.0] * 4, [0.7], []])
+@each_case("rewards", [[0.1] * 5, [1.0] * 4, [0.0] * 4, [0.7], []])
 def test_nothing_to_compare_is_exactly_zero(make_group, rewards: list[float]) -> None:
     assert advantages(make_group, rewards, k=3) == [0.0] * len(rewards)

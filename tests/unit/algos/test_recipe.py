@@ -16,6 +16,7 @@ from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.errors import UserError
 from megasharp.types import Denominators, MicroBatch, MiniBatch, Outcome, StepBatch
+from tests.unit.cases import each_case
 
 
 class Doubled(GRPO):
@@ -58,7 +59,7 @@ def build(*names: str, mini_batches: int = 1, reduction: Reduction | None = None
     return build_recipe(names, params, reduction=reduction, constant=8.0, mini_batches=mini_batches)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("names", "message"),
     [
         (["grpo", "doubled"], "'grpo' and 'doubled' are both the estimator; keep one"),
@@ -118,7 +119,7 @@ def test_sequences_follow_the_responses(make_group) -> None:
     assert sequences[1].policy_logp_T.tolist() == [-1.5] * 2
 
 
-@pytest.mark.parametrize("outcome", [Outcome.CORRECT, Outcome.INFRA])
+@each_case("outcome", [Outcome.CORRECT, Outcome.INFRA])
 def test_group_of_one(make_group, outcome: Outcome) -> None:
     (sequence,) = build("grpo").advantages([make_group([1.0], [outcome])])
     assert sequence.advantage_T.tolist() == [0.0]
@@ -175,7 +176,7 @@ def loss_of(recipe: Recipe, micro: MicroBatch, x=None):
     return recipe.loss(micro, x or micro.inputs, DENOMINATORS, stats)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("names", "message"),
     [
         (["grpo", "kl_cov", "casp"], "'kl_cov' and 'casp' cannot be combined: lambda_top1"),

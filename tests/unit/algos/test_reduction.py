@@ -9,6 +9,7 @@ import torch
 from megasharp.algos.base import Reduction
 from megasharp.algos.reduction import token_coefficients
 from megasharp.types import Denominators
+from tests.unit.cases import each_case
 
 CONSTANT = 16.0
 
@@ -55,14 +56,14 @@ def reduced(reduction: Reduction, part: list[tuple[np.ndarray, np.ndarray]], cou
     return float((loss_T * token_coefficients(reduction, mask_T, seq_T, length_S, counts)).sum())
 
 
-@pytest.mark.parametrize("reduction", Reduction)
+@each_case("reduction", Reduction)
 def test_against_the_definition(reduction: Reduction) -> None:
     made = sequences()
     assert reduced(reduction, made, denominators(made)) == pytest.approx(straight(reduction, made), rel=1e-12)
 
 
-@pytest.mark.parametrize("pieces", [2, 3, 12])
-@pytest.mark.parametrize("reduction", Reduction)
+@each_case("pieces", [2, 3, 12])
+@each_case("reduction", Reduction)
 def test_micro_batches_add_up_to_the_whole(reduction: Reduction, pieces: int) -> None:
     made = sequences(seed=1)
     counts = denominators(made)
@@ -70,7 +71,7 @@ def test_micro_batches_add_up_to_the_whole(reduction: Reduction, pieces: int) ->
     assert sum(parts) == pytest.approx(straight(reduction, made), rel=1e-12)
 
 
-@pytest.mark.parametrize("reduction", Reduction)
+@each_case("reduction", Reduction)
 def test_a_step_without_any_scored_token_is_zero(reduction: Reduction) -> None:
     made = [(loss, np.zeros_like(mask)) for loss, mask in sequences()]
     assert reduced(reduction, made, denominators(made)) == 0.0

@@ -12,6 +12,7 @@ from torch import Tensor
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.truncated_is import TruncatedIS, TruncatedISParams
 from megasharp.types import TokenInputs
+from tests.unit.cases import each_case
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS, sampler_logp=True)
 
@@ -49,7 +50,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("level", "mode", "low", "high", "expected"), CASES)
+@each_case(("level", "mode", "low", "high", "expected"), CASES)
 def test_weights(make_micro, level: str, mode: str, low: float, high: float, expected: list[float]) -> None:
     x = with_ratios(make_micro, RATIOS)
     weight_T, metrics = weights(x, level=level, mode=mode, low=low, high=high)
@@ -61,7 +62,7 @@ def test_weights(make_micro, level: str, mode: str, low: float, high: float, exp
     assert torch.equal(metrics["method/truncated_is/outside"].value_T, outside.double()) and outside.any()
 
 
-@pytest.mark.parametrize("level", ["sequence", "geometric"])
+@each_case("level", ["sequence", "geometric"])
 def test_masked_tokens_do_not_count_in_a_response(make_micro, level: str) -> None:
     x = with_ratios(make_micro, RATIOS)
     masked = dataclasses.replace(x, mask_T=torch.tensor([1.0, 0.0] * 3, dtype=torch.float64))
@@ -69,8 +70,8 @@ def test_masked_tokens_do_not_count_in_a_response(make_micro, level: str) -> Non
     torch.testing.assert_close(weight_T[::2], RATIOS[::2], rtol=1e-12, atol=0.0)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-@pytest.mark.parametrize("mode", ["truncate", "mask"])
+@each_case("level", ["token", "sequence", "geometric"])
+@each_case("mode", ["truncate", "mask"])
 def test_sampler_that_is_the_policy_changes_nothing(make_micro, grade, level: str, mode: str) -> None:
     micro = make_micro(NEEDS)
     same = dataclasses.replace(micro.inputs, sampler_logp_T=micro.inputs.old_logp_T)
@@ -104,7 +105,7 @@ def test_mean_over_the_sampler_is_the_policys_own(make_micro) -> None:
     assert float((probability * weight_T[::2] * f).sum()) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("gap", [1e5, -1e5])
+@each_case("gap", [1e5, -1e5])
 def test_stray_difference_is_bounded(make_micro, gap: float) -> None:
     x = make_micro(NEEDS).inputs
     x = dataclasses.replace(x, sampler_logp_T=x.old_logp_T - gap)

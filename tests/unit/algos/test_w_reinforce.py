@@ -11,6 +11,7 @@ from megasharp.algos.ds import DSParams
 from megasharp.algos.w_reinforce import WReinforceParams
 from megasharp.errors import UserError
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 OUTCOMES = [Outcome.CORRECT, Outcome.WRONG, Outcome.FORMAT, Outcome.TIMEOUT, Outcome.ERROR, Outcome.CORRECT]
 
@@ -27,8 +28,8 @@ def test_by_outcome_and_not_by_reward(make_group) -> None:
     assert advantages(make_group, "w_reinforce", OUTCOMES) == [0.1, -1, -1, -1, -1, 0.1]
 
 
-@pytest.mark.parametrize("outcomes", [OUTCOMES, [Outcome.CORRECT] * 3, [Outcome.WRONG] * 3, [Outcome.CORRECT], []])
-@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+@each_case("outcomes", [OUTCOMES, [Outcome.CORRECT] * 3, [Outcome.WRONG] * 3, [Outcome.CORRECT], []])
+@each_case("weight", [0.0, 0.3, 1.0])
 def test_weighted_sum_of_both(make_group, outcomes: list[Outcome], weight: float) -> None:
     positive, negative = (advantages(make_group, name, outcomes) for name in ("psr", "nsr"))
     expected = [weight * p + n for p, n in zip(positive, negative, strict=True)]
@@ -44,8 +45,8 @@ def test_infra_failures_are_masked(make_group) -> None:
     assert [s.mask_T[0].item() for s in sequences] == [1.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("estimator", ["psr", "nsr", "w_reinforce", "passk_training", "gr_pkpo"])
-@pytest.mark.parametrize("reshaping", ["unlikeliness", "soft_overlong"])
+@each_case("estimator", ["psr", "nsr", "w_reinforce", "passk_training", "gr_pkpo"])
+@each_case("reshaping", ["unlikeliness", "soft_overlong"])
 def test_reshaped_rewards_are_refused_as_they_would_have_no_effect(estimator: str, reshaping: str) -> None:
     with pytest.raises(UserError, match=f"'{estimator}' and '{reshaping}' cannot be combined: .* only which responses"):
         build_recipe([estimator, reshaping], {}, reduction=None, constant=8.0, mini_batches=1)

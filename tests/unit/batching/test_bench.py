@@ -12,6 +12,7 @@ from megasharp.batching.figures import packing_metrics
 from megasharp.batching.flops import Flops
 from megasharp.batching.pack import PackLayout, pack
 from megasharp.batching.planning import plan
+from tests.unit.cases import each_case
 
 FLOPS = Flops(100.0, ((None, 0.01),))
 
@@ -22,8 +23,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("bench_batching")
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", ["uniform", "lognormal", "bimodal", "equal"])
+@each_case("shared", [True, False])
+@each_case("name", ["uniform", "lognormal", "bimodal", "equal"])
 def test_padding_is_what_pack_adds(bench: ModuleType, name: str, shared: bool) -> None:
     lengths = bench.draw(name, 64, seed=1)
     sizes = lengths.sizes(FLOPS, shared)

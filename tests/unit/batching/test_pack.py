@@ -9,6 +9,7 @@ import torch
 
 from megasharp.batching.pack import PackLayout, pack
 from megasharp.types import MicroBatch, Sequence, StepBatch
+from tests.unit.cases import each_case
 
 
 def sequence(group: int, index: int, prompt: list[int], response: list[int], masked: int = 0) -> Sequence:
@@ -95,9 +96,9 @@ def check_micro(micro: MicroBatch, sequences: list[Sequence], group_ids: tuple[s
         assert float(micro.length_S[local]) == float(own.mask_T.sum())
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("share_prompts", [True, False])
-@pytest.mark.parametrize(("dp", "mini_batches", "row_multiple"), [(1, 1, 1), (2, 1, 4), (3, 2, 2), (1, 3, 8)])
+@each_case("seed", range(4))
+@each_case("share_prompts", [True, False])
+@each_case(("dp", "mini_batches", "row_multiple"), [(1, 1, 1), (2, 1, 4), (3, 2, 2), (1, 3, 8)])
 def test_every_token_once_and_right(
     seed: int, share_prompts: bool, dp: int, mini_batches: int, row_multiple: int
 ) -> None:
@@ -112,8 +113,8 @@ def test_every_token_once_and_right(
         assert int(micro.segments.length.sum()) == len(micro.tokens_P)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("dp", [1, 2, 3])
+@each_case("seed", range(4))
+@each_case("dp", [1, 2, 3])
 def test_ranks_meet_and_bins_keep_the_budget(seed: int, dp: int) -> None:
     sequences = random_sequences(seed)
     (mini,) = pack(sequences, layout(dp=dp), seed=0).mini_batches
@@ -123,7 +124,7 @@ def test_ranks_meet_and_bins_keep_the_budget(seed: int, dp: int) -> None:
             assert len(micro.tokens_P) <= 40 or len(micro.sequence_ids) == 1
 
 
-@pytest.mark.parametrize("dp", [1, 2])
+@each_case("dp", [1, 2])
 def test_every_rank_gets_a_multiple_of_micro_batches_where_stages_interleave(dp: int) -> None:
     def count(multiple: int) -> int:
         (mini,) = pack(random_sequences(1), layout(dp=dp, micro_batch_multiple=multiple), seed=0).mini_batches
@@ -171,8 +172,8 @@ def test_example_row_by_row() -> None:
     assert micro.rows_T.tolist() == [4, 5, 6, 4, 7] and micro.targets_T.tolist() == [10, 11, 12, 20, 21]
 
 
-@pytest.mark.parametrize("mini_batches", [1, 2, 3])
-@pytest.mark.parametrize("dp", [1, 2])
+@each_case("mini_batches", [1, 2, 3])
+@each_case("dp", [1, 2])
 def test_denominators_are_global(mini_batches: int, dp: int) -> None:
     sequences = random_sequences(seed=5)
     batch = pack(sequences, layout(dp=dp, mini_batches=mini_batches), seed=0)
@@ -219,7 +220,7 @@ def test_work_is_spread_evenly() -> None:
     assert max(loads) - min(loads) <= 7
 
 
-@pytest.mark.parametrize("share_prompts", [True, False])
+@each_case("share_prompts", [True, False])
 def test_a_response_without_tokens_costs_nothing(share_prompts: bool) -> None:
     group = [sequence(0, 0, [1, 2], []), sequence(0, 1, [1, 2], [7])]
     batch = pack(group, layout(share_prompts=share_prompts), seed=0)

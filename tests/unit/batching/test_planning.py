@@ -13,6 +13,7 @@ from megasharp.batching.filling import Capacity, fill
 from megasharp.batching.flops import Flops
 from megasharp.batching.planning import imbalance, loads, plan
 from megasharp.batching.sizes import Draft, Sizes, measure
+from tests.unit.cases import each_case
 
 # Attention costs as much as the rest at 100 positions: short sequences then differ as long ones do in a real model.
 FLOPS = Flops(100.0, ((None, 1.0),))
@@ -42,7 +43,7 @@ def check(ranks: list[list[Draft]], sizes: Sizes, budget: int, multiple: int) ->
         assert draft.tokens <= budget or len(draft.responses()) == 1
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each_case("seed", range(60))
 def test_invariants(seed: int) -> None:
     rng = random.Random(seed)
     sizes = random_sizes(rng, rng.randint(1, 30), rng.randint(1, 12), rng.choice([1, 10, 60]), rng.choice([3, 40, 90]))
@@ -92,8 +93,8 @@ def smallest_largest_rank(costs: list[float], dp: int) -> float:
     return min(max(sum(half), sum(costs) - sum(half)) for half in halves)
 
 
-@pytest.mark.parametrize("dp", [1, 2])
-@pytest.mark.parametrize("budget", [30, 70, 1000])
+@each_case("dp", [1, 2])
+@each_case("budget", [30, 70, 1000])
 def test_against_brute_force(dp: int, budget: int) -> None:
     """On up to six responses: hardly ever a micro-batch more than needed, and ranks close to the best."""
     rng = random.Random(dp * budget)
@@ -111,8 +112,8 @@ def test_against_brute_force(dp: int, budget: int) -> None:
     assert min(excess) > -1e-9 and max(excess) < 0.2 and sum(excess) / len(excess) < 0.02
 
 
-@pytest.mark.parametrize("dp", [16, 32])
-@pytest.mark.parametrize("seed", range(4))
+@each_case("dp", [16, 32])
+@each_case("seed", range(4))
 def test_full_micro_batches_get_room_where_ranks_would_be_uneven(seed: int, dp: int) -> None:
     """A long tail, a few responses a rank: with the fewest micro-batches ranks would be 6 to 30 % apart."""
     rng = random.Random(seed)
@@ -124,7 +125,7 @@ def test_full_micro_batches_get_room_where_ranks_would_be_uneven(seed: int, dp: 
     assert imbalance(loads(ranks)) <= 0.05
 
 
-@pytest.mark.parametrize(("dp", "giant"), [(4, 32_768), (4, 65_536), (8, 32_768), (8, 65_536)])
+@each_case(("dp", "giant"), [(4, 32_768), (4, 65_536), (8, 32_768), (8, 65_536)])
 def test_a_response_beyond_the_budget_leaves_its_rank_less_of_the_others(dp: int, giant: int) -> None:
     rng = random.Random(7)
     responses = [giant, *(rng.randint(1, 500) for _ in range(4095))]
@@ -137,7 +138,7 @@ def test_a_response_beyond_the_budget_leaves_its_rank_less_of_the_others(dp: int
     assert max(values) <= 1.05 * max(alone, sum(values) / dp)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@each_case("seed", range(10))
 def test_even_shares_have_equal_counts_and_better_sums_than_dealing(seed: int) -> None:
     rng = random.Random(seed)
     parts, rows = rng.choice([2, 3, 8]), rng.choice([1, 2, 5, 20])
@@ -188,7 +189,7 @@ def test_ranks_are_even_where_groups_are_as_many_as_ranks() -> None:
     assert imbalance(loads(ranks)) < 0.03
 
 
-@pytest.mark.parametrize("dp", [2, 8, 64])
+@each_case("dp", [2, 8, 64])
 def test_micro_batches_of_one_number_cost_alike(dp: int) -> None:
     """Interleaved stages of all data-parallel ranks then reach the same places together."""
     rng = random.Random(dp)

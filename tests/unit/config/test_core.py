@@ -11,6 +11,7 @@ from pydantic import Field
 from megasharp.config.core import Section, apply_overrides, dump_yaml, merge, parse_yaml, read_tree, validate
 from megasharp.config.run import load_run
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 
 class Inner(Section):
@@ -24,7 +25,7 @@ class Outer(Section):
     tags: list[str] = []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "value"),
     [
         ("1e-4", 1e-4),
@@ -64,7 +65,7 @@ def test_later_includes_win_and_the_file_wins_over_all(tmp_path: Path, monkeypat
     assert read_tree(Path("run/run.yaml")) == {"a": 1, "b": 2, "d": 4, "t": {"x": 1, "y": 2, "z": 3}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "message"),
     [
         ("include: [run.yaml]", "include leads back to itself"),
@@ -89,13 +90,13 @@ def test_overrides_by_dotted_path() -> None:
     assert tree == {"inner": {"depth": 1}, "name": "a"}
 
 
-@pytest.mark.parametrize("item", ["policy.tp", "=3", "a..b=1", ".a=1", "a.=1"])
+@each_case("item", ["policy.tp", "=3", "a..b=1", ".a=1", "a.=1"])
 def test_overrides_of_another_form(item: str) -> None:
     with pytest.raises(UserError, match="expected key=value with a dotted key"):
         apply_overrides({}, [item])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tree", "message"),
     [
         (
@@ -124,7 +125,7 @@ def test_written_configuration_reads_the_same() -> None:
     assert validate(Outer, parse_yaml(dump_yaml(section), "there"), "there") == section
 
 
-@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan"])
+@each_case("text", [".inf", "-.inf", ".nan"])
 def test_a_number_that_is_not_finite_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("name: r\nsteps: 1\nmodel: {path: m}\ndata: {task: t}\n")
@@ -152,7 +153,7 @@ class Unions(Section):
     overlap: Literal["auto"] | bool = "auto"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("override", "message"),
     [
         ("rate=-1", "f.yaml: rate: Input should be greater than or equal to 0 (found -1)"),

@@ -16,6 +16,7 @@ import pytest
 from megasharp.algos.schedule import RecipeSchedule
 from megasharp.build.recipes import build_recipes
 from megasharp.config.run import RunConfig, load_run
+from tests.unit.cases import each_case
 
 PAPER = Path(__file__).parents[3] / "configs" / "algo" / "paper"
 ROWS = sorted(file.stem for file in PAPER.glob("*.yaml") if not file.name.startswith("_"))
@@ -77,7 +78,7 @@ PRINTED = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
+@each_case("row", ROWS)
 def test_numbers_are_the_papers(row: str) -> None:
     printed = PRINTED[max((start for start in PRINTED if row.startswith(start)), key=len)]
     run = run_of(row)
@@ -98,7 +99,7 @@ def test_numbers_are_the_papers(row: str) -> None:
     assert {name: getattr(found, name) for name in stated} == stated
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("start", "top_p", "tokens"),
     [
         ("casp_math_qwen2.5-math-7b", 0.95, 4096),
@@ -116,7 +117,7 @@ def test_evaluations_sample_as_the_papers_do(start: str, top_p: float, tokens: i
     assert found == {(top_p, tokens)}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("row", "weight_decay", "warmup_steps"),
     [
         # The scripts count steps of a whole batch of rollouts, a run file counts optimizer steps.
@@ -337,7 +338,7 @@ def test_the_table_of_methods_names_every_row() -> None:
     assert sorted(METHODS) == ROWS
 
 
-@pytest.mark.parametrize("row", METHODS)
+@each_case("row", METHODS)
 def test_methods_and_their_values_are_the_papers(row: str) -> None:
     methods = recipes_of(row).final.methods
     assert set(methods) == set(METHODS[row])
@@ -457,7 +458,7 @@ def test_what_no_paper_gives_is_marked_on_its_line() -> None:
     assert {name: marks for name, marks in found.items() if marks != Marks()} == MARKS
 
 
-@pytest.mark.parametrize("mark", ["unknown", "derived"])
+@each_case("mark", ["unknown", "derived"])
 def test_every_mark_has_a_value_before_it_and_a_reason_after_it(mark: str) -> None:
     lines = [line for file in PAPER.glob("*.yaml") for line in file.read_text().splitlines()]
     marked = [line for line in lines if re.search(rf"#\s*{mark}\b", line)]

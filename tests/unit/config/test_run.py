@@ -11,6 +11,7 @@ from megasharp.config.core import dump_yaml, parse_yaml, validate
 from megasharp.config.run import RunConfig, load_run
 from megasharp.convert.lora import TARGETS
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 MINIMAL = """
@@ -39,7 +40,7 @@ def run_file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("override", "message"), ADAPTERS)
+@each_case(("override", "message"), ADAPTERS)
 def test_adapters_that_cannot_be(run_file: Path, override: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as refused:
         load_run(run_file, [override])
@@ -52,7 +53,7 @@ def test_adapters_are_on_every_map_unless_said_otherwise(run_file: Path) -> None
     assert lora is not None and lora.rank == 8 and tuple(lora.targets) == TARGETS
 
 
-@pytest.mark.parametrize("file", sorted(REPOSITORY.glob("examples/*/run.yaml")), ids=lambda file: file.parent.name)
+@each_case("file", sorted(REPOSITORY.glob("examples/*/run.yaml")), ids=lambda file: file.parent.name)
 def test_shipped_runs_parse(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     load_run(file)
@@ -62,7 +63,7 @@ def test_something_is_shipped() -> None:
     assert list(REPOSITORY.glob("examples/*/run.yaml")) and list(REPOSITORY.glob("configs/**/*.yaml"))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("override", "message"),
     [
         ("policy.tpp=2", "policy.tpp: unknown key, nearest is tp; known keys here: device, dp, tp, pp"),
@@ -96,7 +97,7 @@ def test_resolved_configuration_reads_the_same(run_file: Path) -> None:
     assert validate(RunConfig, parse_yaml(dump_yaml(config), "resolved"), "resolved") == config
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("data", "message"),
     [
         ("{}", "data: give either task and path, or set"),

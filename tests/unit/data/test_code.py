@@ -10,6 +10,7 @@ import pytest
 from megasharp.data.tasks import load_items
 from megasharp.errors import UserError
 from megasharp.rewards.code import CallTest, CodeAnswer, StdinTest
+from tests.unit.cases import each_case
 
 SUM = {"id": "sum", "prompt": "Add.", "stdin": [["2 3\n", "5\n"]]}
 
@@ -36,7 +37,7 @@ def test_every_shape(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("record", "message"),
     [
         ([], "not a JSON object"),

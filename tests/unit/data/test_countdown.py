@@ -13,12 +13,13 @@ from megasharp.errors import UserError
 from megasharp.rewards.countdown import CountdownAnswer, verify
 from megasharp.rewards.countdown_solver import count_solutions
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 SHIPPED = Path(__file__).parents[3] / "examples" / "quickstart" / "data"
 GOOD = '{"id": "a", "numbers": [3, 5, 7, 8], "target": 24, "solutions": 3}'
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 5])
+@each_case("count", [2, 3, 4, 5])
 def test_made_problems_are_in_range_and_solved_by_their_solution(count: int) -> None:
     rng = Random(count)
     for problem in [make_problem(rng, count, CountdownRange(7, 30)) for _ in range(300)]:
@@ -55,7 +56,7 @@ def test_reading_a_file(tmp_path: Path) -> None:
     assert (second.id, second.answer, second.solutions) == ("b", CountdownAnswer((1, 2), 3), None)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "message"),
     [
         ("{", "not a JSON object"),

@@ -16,6 +16,7 @@ from megasharp.data.knights import Statement, is_true, make_puzzle, prompt_text,
 from megasharp.errors import UserError
 from megasharp.rewards.knights import verify
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 GOOD = {"names": ["Alice", "Boris"], "statements": [["knave", 1], ["same", 0, 1]], "solution": [True, False]}
@@ -41,7 +42,7 @@ def test_statements_that_do_not_nest_make_no_puzzle() -> None:
         make_puzzle(Random(0), 3, depth=1)
 
 
-@pytest.mark.parametrize("people", range(2, 9))
+@each_case("people", range(2, 9))
 def test_made_puzzles_have_one_solution(people: int) -> None:
     rng = Random(people)
     kinds: set[str] = set()
@@ -88,7 +89,7 @@ def test_the_text(tmp_path: Path) -> None:
     assert prompt_text(puzzle).endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"),
     [
         ({"names": ["Alice"]}, "'names' must be 2 to 8 different names"),

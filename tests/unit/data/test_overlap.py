@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from random import Random
 
-import pytest
-
 from megasharp.data.overlap import OverlapIndex, words_of
 from megasharp.data.tasks import TaskItem
 from megasharp.rewards.math import MathAnswer
+from tests.unit.cases import each_case
 
 
 def item(name: str, question: str) -> TaskItem:
@@ -30,7 +29,7 @@ def share(one: str, other: str, n: int) -> bool:
     return any(a[i : i + n] == b[j : j + n] for i in range(len(a) - n + 1) for j in range(len(b) - n + 1))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_it_is_the_definition(seed: int) -> None:
     """Of 7 words only, so that runs of three are often shared."""
     rng = Random(seed)

@@ -15,6 +15,7 @@ from megasharp.data.stream import PromptStream
 from megasharp.data.tasks import digest_of
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 FILES = Path(__file__).parent / "files" / "sets"
@@ -25,7 +26,7 @@ PAPER = (
 )
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@each_case("name", TEMPLATES)
 def test_a_question_of_any_signs_stands_in_a_prompt_once(name: str) -> None:
     text = TEMPLATES[name].text_of(QUESTION)
     assert text.count(QUESTION) == 1 and "{question}" not in text
@@ -36,7 +37,7 @@ def test_the_uniform_prompt_is_2510_04028_s() -> None:
     assert TEMPLATES["boxed_chatml"].text_of(QUESTION) == PAPER.replace("{input}", QUESTION)
 
 
-@pytest.mark.parametrize("name", SETS)
+@each_case("name", SETS)
 def test_a_set_s_prompt_asks_for_what_its_verifier_reads(name: str) -> None:
     asked = {"countdown_3": "<answer>", "countdown_3to4": "<answer>", "code": "Python"}.get(
         SETS[name].task, r"\boxed{}"

@@ -15,6 +15,7 @@ from megasharp.data.stream import DataCursor, PromptStream
 from megasharp.data.tasks import TaskItem, load_items
 from megasharp.errors import UserError
 from megasharp.rewards.countdown import CountdownAnswer
+from tests.unit.cases import each_case
 
 ANSWER = CountdownAnswer((1, 2), 3)
 
@@ -85,7 +86,7 @@ def test_the_order_of_a_seed_never_changes() -> None:
 FIXED_ORDER = ["p3", "p0", "p4", "p2", "p1", "p3", "p1", "p0", "p2", "p4"]
 
 
-@pytest.mark.parametrize("before", [0, 1, 9, 10, 11, 20, 37])
+@each_case("before", [0, 1, 9, 10, 11, 20, 37])
 def test_restore_continues_exactly(before: int) -> None:
     first = stream()
     first.take(before)
@@ -98,7 +99,7 @@ def test_restore_continues_exactly(before: int) -> None:
     assert second.cursor == first.cursor
 
 
-@pytest.mark.parametrize("cursor", [DataCursor(0, 10), DataCursor(2, -1), DataCursor(-1, 0)])
+@each_case("cursor", [DataCursor(0, 10), DataCursor(2, -1), DataCursor(-1, 0)])
 def test_a_cursor_of_other_data_is_refused(cursor: DataCursor) -> None:
     with pytest.raises(UserError, match="cannot resume at prompt"):
         stream().restore(cursor)
@@ -170,7 +171,7 @@ def test_an_epoch_is_shuffled_once_for_all_its_pending_prompts(monkeypatch: pyte
     assert shuffles == [2, 0, 1]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@each_case("seed", range(12))
 def test_a_resume_anywhere_goes_on_with_the_very_same_prompts(seed: int) -> None:
     """Any size, any place, also in the middle of an epoch, in any number of attempts of any length."""
     rng = Random(seed)
@@ -188,7 +189,7 @@ def test_a_resume_anywhere_goes_on_with_the_very_same_prompts(seed: int) -> None
     assert taken == whole
 
 
-@pytest.mark.parametrize("seed", range(12))
+@each_case("seed", range(12))
 def test_the_ranks_shares_are_the_stream_whatever_their_number(seed: int) -> None:
     """Changed twice on the way: what was handed out does not depend on how many ranks hold a share."""
     rng = Random(seed)

@@ -17,6 +17,7 @@ from megasharp.rewards.math import MathAnswer
 from megasharp.sandbox.bubblewrap import open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 FILES = Path(__file__).parent / "files"
 SHIPPED = Path(__file__).parents[3] / "examples" / "quickstart" / "data" / "dev.jsonl"
@@ -75,7 +76,7 @@ def test_every_task_has_an_example_and_a_verifier() -> None:
     assert TASKS.keys() <= JUDGES.keys()
 
 
-@pytest.mark.parametrize("task", sorted(TASKS))
+@each_case("task", sorted(TASKS))
 def test_the_first_problem(task: str) -> None:
     path, identity, right, wrong = EXAMPLES[task]
     item = load_items(task, path)[0]
@@ -117,7 +118,7 @@ def test_countdown_is_asked_for_as_tinyzero_does_and_by_the_count_of_numbers(tmp
         load_items("countdown_3", four)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("task", "line", "message"),
     [
         ("math", '{"problem": "1+1?"}', "'answer' must be a non-empty string"),

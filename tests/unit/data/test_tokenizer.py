@@ -12,6 +12,7 @@ import pytest
 from megasharp.data.countdown import make_problem, prompt_text
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-@pytest.mark.parametrize("model", ["base", "memory"])
+@each_case("model", ["base", "memory"])
 def test_shipped_tokenizers_round_trip(model: str) -> None:
     tokenizer = load_tokenizer(QUICKSTART / model)
     rng = Random(0)
@@ -64,7 +65,7 @@ def test_each_tokens_own_text_keeps_spaces_and_names_special_tokens(folder: Path
         assert load_tokenizer(folder).token_texts([1]) == ["<eos>"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("file", "before", "after"),
     [
         ("generation_config.json", '"eos_token_id": 1', '"eos_token_id": [1, 9]'),
@@ -96,7 +97,7 @@ def test_unknown_characters_do_not_raise() -> None:
     assert tokenizer.decode(tokens) == "3 "
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("generation", "expected"),
     [
         ('{"eos_token_id": [5, 3]}', (1, 3, 5)),

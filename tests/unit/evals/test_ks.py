@@ -6,9 +6,10 @@ import pytest
 
 from megasharp.errors import UserError
 from megasharp.evals.ks import default_ks, parse_ks
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "values"),
     [
         ("1,4,16", (1, 4, 16)),
@@ -30,7 +31,7 @@ def test_values(text: str, values: tuple[int, ...]) -> None:
     assert parse_ks(text) == values
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "message"),
     [
         ("", "expected whole numbers"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from megasharp.data import countdown, knights
 from megasharp.data.knights import solutions
 from megasharp.data.tasks import load_items
@@ -13,12 +11,13 @@ from megasharp.data.tokenizer import load_tokenizer
 from megasharp.evals.suites import load_suite
 from megasharp.rewards.countdown_solver import count_solutions
 from megasharp.sweeps.grid import cells, load_sweep
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 STUDY = REPOSITORY / "examples" / "solution_multiplicity"
 
 
-@pytest.mark.parametrize("task", ["knights", "countdown_3", "countdown_4"])
+@each_case("task", ["knights", "countdown_3", "countdown_4"])
 def test_suites_have_256_problems(task: str) -> None:
     suite = load_suite(str(STUDY / "suites" / f"multiplicity_{task}.yaml"))
     assert len(suite.items) == 256
@@ -48,7 +47,7 @@ def test_the_base_model_knows_every_sign_of_the_puzzles() -> None:
         assert len(tokenizer.encode(item.text)) <= 32
 
 
-@pytest.mark.parametrize("grid", sorted(path.stem for path in STUDY.glob("[a-z]*.yaml") if path.stem != "run"))
+@each_case("grid", sorted(path.stem for path in STUDY.glob("[a-z]*.yaml") if path.stem != "run"))
 def test_every_grid_is_one(grid: str) -> None:
     """Nine runs of three methods and seeds, or the twelve that their settings were chosen by."""
     file = STUDY / f"{grid}.yaml"

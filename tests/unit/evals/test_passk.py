@@ -10,6 +10,7 @@ import pytest
 
 from megasharp.errors import UserError
 from megasharp.evals.passk import pass_at_k, pass_at_k_mean
+from tests.unit.cases import each_case
 
 
 def exact(n: int, correct: int, k: int) -> Fraction:
@@ -32,8 +33,8 @@ def test_every_small_case_is_exact():
     assert max(relative_error(*case) for case in cases) < 1e-15
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 1024, 4096, 8190, 8191, 8192])
-@pytest.mark.parametrize("correct", [0, 1, 2, 3, 40, 4095, 4096, 4097, 8191, 8192])
+@each_case("k", [1, 2, 3, 1024, 4096, 8190, 8191, 8192])
+@each_case("correct", [0, 1, 2, 3, 40, 4095, 4096, 4097, 8191, 8192])
 def test_thousands_of_samples_keep_their_precision(correct, k):
     assert relative_error(8192, correct, k) < 1e-14
 
@@ -60,7 +61,7 @@ def test_it_never_falls_with_k_or_with_correct_samples():
     assert by_correct == sorted(by_correct)
 
 
-@pytest.mark.parametrize(("n", "k"), [(4, 5), (1, 64), (4, 0), (4, -1)])
+@each_case(("n", "k"), [(4, 5), (1, 64), (4, 0), (4, -1)])
 def test_impossible_k_is_one_line(n, k):
     with pytest.raises(UserError) as caught:
         pass_at_k(n, 0, k)

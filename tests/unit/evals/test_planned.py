@@ -12,6 +12,7 @@ from megasharp.errors import UserError
 from megasharp.evals import planned
 from megasharp.evals.groups import Settings, complete, group_names, load_group
 from megasharp.evals.planned import PlannedGroup, plan_suites
+from tests.unit.cases import each_case
 
 PAPERS = {
     "casp_math6": (256, 0.6, 0.95, 4096, 6, 256),
@@ -24,7 +25,7 @@ PAPERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "wanted"), PAPERS.items())
+@each_case(("name", "wanted"), PAPERS.items())
 def test_groups_have_their_papers_settings(name: str, wanted: tuple[int, float, float, int, int, int]) -> None:
     group = load_group(name)
     assert group is not None
@@ -110,7 +111,7 @@ def test_names_that_are_none_or_come_twice_are_one_line(place: Path) -> None:
         plan_suites(["one", "both"], Settings(), 1)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "message"),
     [
         ("source: p\nsettings: {n: 4, k: '8'}\nsuites: [one]\n", r"n=4 samples cannot give pass@8"),

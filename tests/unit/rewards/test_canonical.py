@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import permutations
 from random import Random
 
-import pytest
-
 from megasharp.rewards.arithmetic import parse
+from tests.unit.cases import each_case
 
 # Large and unrelated, so that no two different expressions of four of them share a value by chance.
 POINTS = (1_000_003, 7_368_787, 15_485_863, 104_395_301)
@@ -26,7 +25,7 @@ def all_expressions(numbers: tuple[int, ...]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("count", "expected"), [(1, 1), (2, 6), (3, 68), (4, 1170)])
+@each_case(("count", "expected"), [(1, 1), (2, 6), (3, 68), (4, 1170)])
 def test_distinct_forms_are_exactly_distinct_functions(count: int, expected: int) -> None:
     """A form is a value at generic points and the reverse; the counts are OEIS A140606."""
     pairs = {
@@ -40,7 +39,7 @@ def test_distinct_forms_are_exactly_distinct_functions(count: int, expected: int
     assert len({value for _, value in pairs}) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("one", "other"),
     [
         ("3+5", "5+3"),
@@ -61,7 +60,7 @@ def test_trivially_equal_expressions_coincide(one: str, other: str) -> None:
     assert parse(one)[0].text == parse(other)[0].text
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("one", "other"),
     [("2*2", "2+2"), ("5*1", "5/1"), ("2*(3+4)", "2*3+4"), ("3*(5-4)", "3/(5-4)"), ("9-5", "5-9")],
 )

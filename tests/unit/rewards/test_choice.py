@@ -2,18 +2,17 @@ r"""Multiple choice: boxes, sentences, labels of both kinds, and sentences that 
 
 from __future__ import annotations
 
-import pytest
-
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.choice import ChoiceAnswer, verify
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 FOUR = ChoiceAnswer("B", ("A", "B", "C", "D"))
 NUMBERS = ChoiceAnswer("3", ("1", "2", "3", "4"))
 TEN = ChoiceAnswer("I", tuple("ABCDEFGHIJ"))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "answer", "chosen"),
     [
         (r"\boxed{B}", FOUR, "B"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from waiting import SOON_S
 
 from megasharp.rewards.code import PREAMBLE, name_of, program_of, same_output, same_value
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "program"),
     [
         ("Here:\n```python\nprint(1)\n```\nDone.", "print(1)"),
@@ -34,7 +34,7 @@ def test_ten_megabytes_are_read_in_no_time() -> None:
     assert time.monotonic() - began < SOON_S
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("expected", "printed", "same"),
     [
         ("5\n", "5", True),
@@ -61,7 +61,7 @@ def test_outputs(expected: str, printed: str, same: bool) -> None:
     assert same_output(expected, printed) is same
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("expected", "value", "same"),
     [
         ("[1, 2]", [1, 2], True),

@@ -19,6 +19,7 @@ from megasharp.rewards.arithmetic import MAX_CHARACTERS, MAX_DEPTH
 from megasharp.rewards.countdown import CountdownAnswer, verify
 from megasharp.rewards.countdown_solver import count_solutions, solve
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
@@ -119,7 +120,7 @@ def brute_force(numbers: tuple[int, ...], target: int) -> set[str]:
     return {str(verdict.canonical_answer) for verdict in verdicts if verdict.outcome is Outcome.CORRECT}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("numbers", "target"),
     [
         ((1, 2, 3), 6),
@@ -156,13 +157,13 @@ def test_four_numbers_are_solved_in_milliseconds() -> None:
 ANSWER = CountdownAnswer((3, 5, 7, 8), 24)
 
 
-@pytest.mark.parametrize("text", ["(8-5)*7+3", " ( 8 -5)* 7+3 ", "((((8-5))))*7+3", "3-7*(5-8)", "5*7-8-3"])
+@each_case("text", ["(8-5)*7+3", " ( 8 -5)* 7+3 ", "((((8-5))))*7+3", "3-7*(5-8)", "5*7-8-3"])
 def test_correct(text: str) -> None:
     assert verify(text, ANSWER).outcome is Outcome.CORRECT
     assert verify(text, ANSWER).reward == 1.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "canonical"),
     [
         ("8-5*7+3", "3+8-5*7"),
@@ -180,7 +181,7 @@ def test_wrong(text: str, canonical: str | None) -> None:
     assert (verdict.outcome, verdict.reward, verdict.canonical_answer) == (Outcome.WRONG, 0.0, canonical)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "",
@@ -223,7 +224,7 @@ def test_format(text: str) -> None:
     assert verdict.detail
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "(" * 100_000,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.countdown_tags import TaggedCountdownAnswer, verify
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 ANSWER = TaggedCountdownAnswer((19, 36, 55, 7), 65)
 RIGHT = "55+36-7-19"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "outcome", "reward"),
     [
         (f"91, 84, 65</think>\n<answer>{RIGHT}</answer>", Outcome.CORRECT, 1.0),

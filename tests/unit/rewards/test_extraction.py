@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from megasharp.rewards.extraction import MAX_CHARACTERS, last_box, last_stated, last_tag
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "box"),
     [
         (r"\boxed{1}, no: \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
@@ -31,7 +30,7 @@ def test_the_last_box(text: str, box: str | None) -> None:
     assert last_box(text) == box
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "inside"),
     [
         ("<answer>1</answer> <answer> 2 </answer>", "2"),
@@ -46,7 +45,7 @@ def test_the_last_tags(text: str, inside: str | None) -> None:
     assert last_tag(text) == inside
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "stated"),
     [
         ("So the answer is (B).", "(B)."),
@@ -66,7 +65,7 @@ def test_what_is_stated(text: str, stated: str | None) -> None:
     assert last_stated(text) == stated
 
 
-@pytest.mark.parametrize("sign", ["{", "}", r"\boxed{", "<answer>", "</answer>", "answer is", "answer: ", "#", "\\"])
+@each_case("sign", ["{", "}", r"\boxed{", "<answer>", "</answer>", "answer is", "answer: ", "#", "\\"])
 def test_megabytes_are_searched_at_once(sign: str) -> None:
     text = sign * (10_000_000 // len(sign))
     started = time.process_time()

@@ -2,14 +2,13 @@ r"""The form of a response: tags in their order, once each, and boxes."""
 
 from __future__ import annotations
 
-import pytest
-
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.form import Form, FormAnswer, verify
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "form", "kept"),
     [
         ("<think>2+2</think> <answer>4</answer>", "tags", True),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from reasoning_gym.logic.knights_knaves import KnightsKnavesConfig, KnightsKnavesDataset
 
 from megasharp.data.knights import Statement, solutions
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.knights import KnightsAnswer, verify
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 ANSWER = KnightsAnswer((("Zoey", True), ("Oliver", False), ("Grace", True)))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "outcome"),
     [
         ("Zoey is a knight, Oliver is a knave, and Grace is a knight.", Outcome.CORRECT),
@@ -69,7 +69,7 @@ def translated(statement: tuple) -> Statement:
     return {"->": "if", "<=>": "iff"}.get(kind, kind), *(translated(part) for part in parts)
 
 
-@pytest.mark.parametrize(("people", "depth"), [(2, 2), (3, 2), (4, 3), (5, 3)])
+@each_case(("people", "depth"), [(2, 2), (3, 2), (4, 3), (5, 3)])
 def test_solutions_and_verdicts_are_reasoning_gyms(people: int, depth: int) -> None:
     theirs = KnightsKnavesDataset(
         KnightsKnavesConfig(n_people=people, depth_constraint=depth, width_constraint=2, size=100, seed=people)

@@ -11,13 +11,12 @@ import signal
 import threading
 import time
 
-import pytest
-
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.judge import verify as judge_and_catch
 from megasharp.rewards.math import MathAnswer, canonical, verify
 from megasharp.rewards.math_bounds import beyond
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
 
@@ -26,7 +25,7 @@ def judge(gold: str, given: str) -> Outcome:
     return verify(rf"Some thought. \boxed{{{given}}}", MathAnswer(gold)).outcome
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("gold", "given", "expected"),
     [
         ("1/2", "0.5", CORRECT),
@@ -197,17 +196,17 @@ DEPARTURES = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "given"), CONVENTIONS)
+@each_case(("gold", "given"), CONVENTIONS)
 def test_conventions_of_the_data_sets(gold: str, given: str) -> None:
     assert judge(gold, given) is CORRECT
 
 
-@pytest.mark.parametrize(("gold", "given"), DEPARTURES)
+@each_case(("gold", "given"), DEPARTURES)
 def test_right_answers_that_are_not_recognised(gold: str, given: str) -> None:
     assert judge(gold, given) is WRONG
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         (r"\boxed{1} or \boxed{3}", CORRECT),
@@ -237,7 +236,7 @@ def test_where_the_answer_is(text: str, expected: Outcome) -> None:
     assert (verdict.outcome, verdict.reward) == (expected, float(expected is CORRECT))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "stated",
     [
         "7", "7.", "$7$.", "**7**", "(7)", r"\\(7\\).", "7 apples.", "7 m", "7cm", r"$7\text{ cm}$", r"7^\circ",
@@ -249,7 +248,7 @@ def test_a_number_that_is_stated(stated: str) -> None:
     assert verify(f"The answer is {stated.replace(chr(92) * 2, chr(92))}", MathAnswer("7")).outcome is CORRECT
 
 
-@pytest.mark.parametrize(
+@each_case(
     "stated",
     [
         r"7\pi", "7x", "7 x", "7^2", r"7\sqrt{2}", "7*8", "7 * 8", "7!", "7 or 8", "7 cm or 8 cm", "7, 8", "7, or 8",
@@ -263,7 +262,7 @@ def test_a_number_that_something_is_made_of_is_not_stated(stated: str) -> None:
     assert verify(f"The answer is {stated}", MathAnswer("7")).outcome is Outcome.FORMAT
 
 
-@pytest.mark.parametrize(
+@each_case(
     "bomb",
     [
         "9^{9^{9^9}}",
@@ -332,7 +331,7 @@ def test_functions_side_by_side_are_not_within_each_other() -> None:
 LEFT_TO_THE_POOL = [("x^2+y^2=1", r"x^9+7x^5+3x^3-\sin x+e^x=5")]
 
 
-@pytest.mark.parametrize(("gold", "bomb"), LEFT_TO_THE_POOL)
+@each_case(("gold", "bomb"), LEFT_TO_THE_POOL)
 def test_what_no_bound_holds_ends_with_its_process(gold: str, bomb: str) -> None:
     context = multiprocessing.get_context("fork")
     worker = context.Process(target=judge, args=(gold, bomb))
@@ -366,7 +365,7 @@ def test_what_sympy_cannot_do_is_an_error_of_the_verifier() -> None:
     assert "nan" in verdict.detail
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("one", "other"),
     [
         ("1/2", r"\frac{2}{4}"),

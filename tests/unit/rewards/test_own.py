@@ -11,6 +11,7 @@ from megasharp.errors import UserError
 from megasharp.rewards.countdown import CountdownAnswer
 from megasharp.rewards.own import OwnReward, find_function
 from megasharp.types import Outcome, Verdict
+from tests.unit.cases import each_case
 
 ANSWER = CountdownAnswer((1, 2), 3)
 MODULE = """
@@ -53,7 +54,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "expected"),
     [
         ("half", Verdict(Outcome.WRONG, 0.5)),
@@ -71,7 +72,7 @@ def test_what_it_returns_is_a_verdict(name: str, expected: Verdict) -> None:
     assert pickle.loads(pickle.dumps(reward))("1+2", ANSWER) == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "message"),
     [
         ("nothing", "own_rewards:nothing returned NoneType, neither a Verdict nor a number"),
@@ -86,7 +87,7 @@ def test_anything_else_is_raised(name: str, message: str) -> None:
         OwnReward(f"own_rewards:{name}")("1+2", ANSWER)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "message"),
     [
         ("own_rewards.half", "must be written package.module:function"),

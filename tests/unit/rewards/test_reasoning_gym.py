@@ -17,6 +17,7 @@ from megasharp.errors import UserError
 from megasharp.rewards.judge import Item
 from megasharp.rewards.reasoning_gym import EVALUATED, GymAnswer, GymDataset, calls, verify
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "reasoning_gym.yaml"
 # Quick to make, and of every kind: exact texts, partial scores, many solutions.
@@ -32,7 +33,7 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_case("name", NAMES)
 def test_the_librarys_own_answers_are_right_and_nothing_below_a_score_of_one(name: str) -> None:
     theirs = create_dataset(name, size=5, seed=3)
     for index in range(5):
@@ -46,13 +47,13 @@ def test_the_librarys_own_answers_are_right_and_nothing_below_a_score_of_one(nam
             assert verdict.outcome is (Outcome.CORRECT if score == 1.0 else Outcome.WRONG)
 
 
-@pytest.mark.parametrize("text", ["7", "<answer></answer>", "<answer>7", "<answer>" + "7" * 20_000 + "</answer>", ""])
+@each_case("text", ["7", "<answer></answer>", "<answer>7", "<answer>" + "7" * 20_000 + "</answer>", ""])
 def test_without_an_answer_nothing_is_earned(text: str) -> None:
     verdict = verify(text, GymAnswer(GymDataset("countdown", 1, 1), 0))
     assert (verdict.outcome, verdict.reward) == (Outcome.FORMAT, 0.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "__import__('os').system('touch {}')",
@@ -135,7 +136,7 @@ def test_this_process_does_not_judge_them() -> None:
     assert "reasoning_gym" not in all_verifiers()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("written", "message"),
     [
         ("datasets: [{name: chain_summ}]", "no data set 'chain_summ'; is it chain_sum"),

@@ -2,14 +2,13 @@ r"""Short answers: what does not count is taken away, everything else must be th
 
 from __future__ import annotations
 
-import pytest
-
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.short_answer import ShortAnswer, verify
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "target", "expected"),
     [
         ("So the answer is valid.", "valid", Outcome.CORRECT),

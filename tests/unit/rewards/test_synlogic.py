@@ -15,6 +15,7 @@ from megasharp.rewards.synlogic import CHECKERS, SynLogicAnswer, checker, verify
 from megasharp.rewards.synlogic.game import GameError
 from megasharp.rewards.synlogic.literals import UnreadableError, read_literal
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "synlogic_games.yaml"
 OUTCOMES = {"right": Outcome.CORRECT, "wrong": Outcome.WRONG, "unreadable": Outcome.FORMAT}
@@ -40,7 +41,7 @@ def test_every_task_has_a_game_with_right_and_wrong_responses() -> None:
         assert all(any(each.get(kind) for each in of_task) for kind in ("right", "wrong")), task
 
 
-@pytest.mark.parametrize(("answer", "responses"), GAMES, ids=[answer.task for answer, _ in GAMES])
+@each_case(("answer", "responses"), GAMES, ids=[answer.task for answer, _ in GAMES])
 def test_verdicts(answer: SynLogicAnswer, responses: dict[str, Any]) -> None:
     for kind, outcome in OUTCOMES.items():
         for text in responses.get(kind, []):
@@ -49,7 +50,7 @@ def test_verdicts(answer: SynLogicAnswer, responses: dict[str, Any]) -> None:
             assert (verdict.canonical_answer is None) == (kind == "unreadable")
 
 
-@pytest.mark.parametrize(("answer", "responses"), GAMES, ids=[answer.task for answer, _ in GAMES])
+@each_case(("answer", "responses"), GAMES, ids=[answer.task for answer, _ in GAMES])
 def test_an_answer_in_tags_after_thinking_is_judged_alike(answer: SynLogicAnswer, responses: dict[str, Any]) -> None:
     for text in responses.get("right", []):
         if "<answer>" not in text:
@@ -88,7 +89,7 @@ def test_no_response_stops_or_fools_a_checker() -> None:
     assert not Path("/tmp/owned").exists()
 
 
-@pytest.mark.parametrize(("answer", "responses"), GAMES, ids=[answer.task for answer, _ in GAMES])
+@each_case(("answer", "responses"), GAMES, ids=[answer.task for answer, _ in GAMES])
 def test_a_game_that_lacks_what_is_judged_by_is_refused(answer: SynLogicAnswer, responses: dict[str, Any]) -> None:
     game = json.loads(answer.game)
     for metadata in ({}, {name: {} for name in game["metadata"] or {}}):
@@ -101,7 +102,7 @@ def test_a_game_that_lacks_what_is_judged_by_is_refused(answer: SynLogicAnswer, 
             checker(SynLogicAnswer(answer.task, text))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "value"),
     [
         ("[[1, 'X'], (2, -3)]  # done", [[1, "X"], [2, -3]]),
@@ -115,7 +116,7 @@ def test_literals(text: str, value: object) -> None:
     assert read_literal(text) == value
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text", ["", "[1 2]", "[1", "1]", "[1]]", "{1}", "{[1]: 2}", "[" * 9 + "]" * 9, "'a", "[" + "1," * 20_000 + "]"]
 )
 def test_what_is_no_literal(text: str) -> None:

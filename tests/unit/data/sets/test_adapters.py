@@ -23,6 +23,7 @@ from megasharp.rewards.math import MathAnswer
 from megasharp.sandbox.bubblewrap import open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 FILES = Path(__file__).parents[1] / "files" / "sets"
 # The programs below are ours.
@@ -105,7 +106,7 @@ def test_every_set_has_an_example_and_a_verifier() -> None:
     assert all(name == each.name for name, each in SETS.items())
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@each_case("name", EXAMPLES)
 def test_a_set(name: str, tmp_path: Path) -> None:
     _, count, identity, right, wrong = EXAMPLES[name]
     place = place_of(name, tmp_path)
@@ -120,7 +121,7 @@ def test_a_set(name: str, tmp_path: Path) -> None:
     assert [(i.id, i.text, i.answer, i.turns) for i in again] == [(i.id, i.text, i.answer, i.turns) for i in items]
 
 
-@pytest.mark.parametrize("name", sorted(FAR))
+@each_case("name", sorted(FAR))
 def test_a_set_cut_out_of_a_table(name: str, tmp_path: Path) -> None:
     """Rows 327,680 to 328,703, as TinyZero has it: of a file that long, and none of a shorter one."""
     with pytest.raises(UserError, match=f"no problem of {name} \\(there are no rows\\)"):
@@ -160,7 +161,7 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize(("name", "field"), NEEDED.items())
+@each_case(("name", "field"), NEEDED.items())
 def test_a_missing_field_is_named_with_those_there_are(name: str, field: str, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in place_of(name, tmp_path).read_text().splitlines()]
     renamed = [{("other" if key == field else key): value for key, value in row.items()} for row in rows]
@@ -173,7 +174,7 @@ def test_a_missing_field_is_named_with_those_there_are(name: str, field: str, tm
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "row", "message"),
     [
         ("gsm8k", {"question": "q", "answer": "72"}, "'answer' must end in '#### ' and a number"),
@@ -242,7 +243,7 @@ def test_what_is_left_out_is_counted() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("outputs", "expected"),
     [([[4], [10]], ["4", "10"]), ([[4], [1, 2]], ["[4]", "[1, 2]"]), ([[[4]], [[]]], ["[4]", "[]"]), ([4], ["4"])],
 )

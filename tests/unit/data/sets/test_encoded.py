@@ -13,6 +13,7 @@ import pytest
 
 from megasharp.data.sets.encoded import decoded
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 
 def encoded(value: object, protocol: int = pickle.HIGHEST_PROTOCOL) -> str:
@@ -30,8 +31,8 @@ class Bomb:
         return os.open, (self.path, os.O_CREAT)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("text", ["", "[]", '[{"input": "é\\n\U0001f600", "output": "x"}]', "a" * 70_000])
+@each_case("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each_case("text", ["", "[]", '[{"input": "é\\n\U0001f600", "output": "x"}]', "a" * 70_000])
 def test_every_protocol_gives_the_text_that_unpickling_gives(text: str, protocol: int) -> None:
     again = encoded(text, protocol)
     assert decoded(again, "here") == pickle.loads(zlib.decompress(base64.b64decode(again))) == text
@@ -46,7 +47,7 @@ def test_a_pickle_that_runs_something_is_refused_and_does_not_run(tmp_path: Path
     assert witness.exists(), "the bomb is one"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "message"),
     [
         ("not base64!", "neither JSON nor base64 of zlib"),

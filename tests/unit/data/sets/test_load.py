@@ -18,6 +18,7 @@ from megasharp.data.sets.base import Part, Source
 from megasharp.data.sets.load import load_set
 from megasharp.data.sets.local import files_of
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 FILES = Path(__file__).parents[1] / "files" / "sets"
 GSM8K = FILES / "gsm8k.jsonl"
@@ -80,7 +81,7 @@ def test_rows_that_are_there_twice_are_told_and_stay(tmp_path: Path, monkeypatch
     assert len({item.id for item in items}) == 13, "metrics are kept by id"
 
 
-@pytest.mark.parametrize(("name", "empty"), [("aime25", "AIME2025-I"), ("aime25", "AIME2025-II")])
+@each_case(("name", "empty"), [("aime25", "AIME2025-I"), ("aime25", "AIME2025-II")])
 def test_a_part_without_a_row_is_named(name: str, empty: str, tmp_path: Path) -> None:
     for file in (FILES / name).iterdir():
         (tmp_path / file.name).write_text("" if file.stem == empty else file.read_text())
@@ -89,7 +90,7 @@ def test_a_part_without_a_row_is_named(name: str, empty: str, tmp_path: Path) ->
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "path", "message"),
     [
         ("gsm8k", "nowhere.jsonl", "no such file or folder; path names a parquet or JSON file"),
@@ -169,7 +170,7 @@ def test_another_number_of_problems_is_told(as_hub: Path, monkeypatch: pytest.Mo
     assert len(said) == 2, "within the tolerance"
 
 
-@pytest.mark.parametrize("rows", [14_042, 14_053, 14_116])
+@each_case("rows", [14_042, 14_053, 14_116])
 def test_the_papers_counts_of_dapo_in_english_are_within_the_tolerance(rows: int) -> None:
     """2511.19942 says 14,053 and 14,042; open-r1's configuration en has 14,116."""
     chosen = SETS["dapo_math_17k_en"]
