@@ -122,9 +122,9 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Limited:
     All others have one that only a hang reaches.
     """
 
-    def limit_only(which: EngineApi, *paths: str) -> None:
-        call = EngineApi._call
+    call = EngineApi._call
 
+    def limit_only(which: EngineApi, *paths: str) -> None:
         def patiently(one: EngineApi, method: str, path: str, body: object, limit: float) -> Any:
             own = one.port == which.port and path.partition("?")[0] in paths
             return call(one, method, path, body, limit if own else max(limit, HANG_S))

@@ -14,6 +14,7 @@ from megasharp.serving.checksum import checksum
 from megasharp.sync.fleet import FleetSync, make_transport
 from megasharp.sync.settings import SyncSettings
 from tests.unit.serving.conftest import StandIns
+from tests.unit.serving.conftest import limited as limited
 from tests.unit.serving.conftest import make as make
 from tests.unit.serving.conftest import quick_flush as quick_flush
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from waiting import wait_until
+from waiting import HANG_S, SOON_S, wait_until
 
 from megasharp.errors import RunFailed
 from megasharp.serving.client.api import EngineApi, EngineFailed, EngineSlow, Refused
@@ -19,7 +20,7 @@ from megasharp.sync import broadcast_rank
 from megasharp.sync.fleet import FleetSync
 from megasharp.sync.posting import Failure, Posts
 from megasharp.sync.seats import SharePlan
-from tests.unit.serving.conftest import Make
+from tests.unit.serving.conftest import Limited, Make
 from tests.unit.sync.conftest import weights
 
 MakeSync = Callable[..., FleetSync]
@@ -160,12 +161,19 @@ def test_a_death_that_the_watch_has_seen_before(
     assert (holds["version"], set(holds["loaded"])) == ("0", names())
 
 
-def test_one_that_hangs_is_found(make: Make, sync: MakeSync, groups: list[Group]) -> None:
+def test_one_that_hangs_is_found(
+    make: Make, sync: MakeSync, groups: list[Group], limited: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both were waited for in vain, as in a collective; the one that does not leave it either is at fault."""
-    stand_ins = make(2)
+    stand_ins, failures = make(2), Posts.failures
     pushing, policy = sync(stand_ins, "gloo", limit_s=1.0, settle_s=0.5), Ranks()
+    # Only the calls that hang have these limits.
+    monkeypatch.setattr(Posts, "failures", lambda posts, _, grace_s: failures(posts, HANG_S, grace_s))
+    limited(stand_ins.fleet.members.all[0].process.api)
     pushing.push(policy)
-    stand_ins.command(0, {"/update_weights_from_distributed": "hang", "/destroy_weights_update_group": "hang"})
+    paths = ("/update_weights_from_distributed", "/destroy_weights_update_group")
+    limited(stand_ins.fleet.members.all[0].process.api, *paths)
+    stand_ins.command(0, dict.fromkeys(paths, "hang"))
     pushing.push(policy)
     assert stand_ins.conditions() == ["dead", "serving"]
     assert "broadcast of weights: no answer" in stand_ins.told[0]
@@ -207,27 +215,29 @@ def test_engines_that_come_and_go_change_the_groups(make: Make, sync: MakeSync, 
     assert stand_ins.command(1)["version"] == "1"
 
 
-def answering(value: Refused | Exception | float | None) -> Refused | None:
-    if isinstance(value, Exception):
-        raise value
+def answering(value: Refused | Exception | float | None, together: threading.Barrier) -> Refused | None:
     if isinstance(value, float):
         time.sleep(value)
         return None
+    # What comes long after the first failure is not waited for.
+    together.wait(HANG_S)
+    if isinstance(value, Exception):
+        raise value
     return value
 
 
 def test_posts_sort_failures() -> None:
-    answers = {0: None, 1: Refused("no"), 2: EngineFailed("cut"), 3: EngineSlow("late"), 4: 20.0, 5: ValueError("bug")}
-    api = EngineApi("127.0.0.1", 1, "")
-    posts = Posts([(number, api) for number in answers], lambda number, _: answering(answers[number]))
+    answers = {0: None, 1: Refused("no"), 2: EngineFailed("cut"), 3: EngineSlow("late"), 4: 900.0, 5: ValueError("bug")}
+    api, together = EngineApi("127.0.0.1", 1, ""), threading.Barrier(len(answers) - 1)
+    posts = Posts([(number, api) for number in answers], lambda number, _: answering(answers[number], together))
     began = time.monotonic()
-    found = posts.failures(limit_s=30.0, grace_s=0.3)
-    assert time.monotonic() - began < 15
+    found = posts.failures(limit_s=3600.0, grace_s=2.0)
+    assert time.monotonic() - began < SOON_S
     assert found == {
         1: Failure("refused", "refused: no"),
         2: Failure("gone", "cut"),
         3: Failure("slow", "late"),
-        4: Failure("slow", "no answer within 30 s"),
+        4: Failure("slow", "no answer within 3600 s"),
         5: Failure("gone", "ValueError('bug')"),
     }
 

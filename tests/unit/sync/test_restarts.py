@@ -12,9 +12,10 @@ from waiting import HANG_S, wait_until
 
 from megasharp.errors import UserError
 from megasharp.serving.client.local_start import LocalStarter
+from megasharp.serving.client.members import Member, Members
 from megasharp.sync.fleet import FleetSync
 from megasharp.types import GenerateRequest, SamplingParams
-from tests.unit.serving.conftest import Make, StandIns, running
+from tests.unit.serving.conftest import HASTY, Limited, Make, StandIns, running
 from tests.unit.sync.conftest import memory, source, sums, weights
 
 SAMPLING = SamplingParams(max_tokens=4)
@@ -42,11 +43,12 @@ def push_until(stand_ins: StandIns, pushing: FleetSync, line: str) -> int:
 @pytest.mark.parametrize("kind", ["shared_memory", "disk"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_engine_that_was_lost_serves_again_once_it_holds_the_weights(
-    make: Make, sync: MakeSync, kind: str, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    make: Make, sync: MakeSync, limited: Limited, kind: str, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_ins = make(2, restarts=3)
+    stand_ins = make(2, restarts=3, watch=HASTY)
     pushing = sync(stand_ins, kind)
     pushing.push(source(0))
+    limited(stand_ins.fleet.members.all[1].process.api, "/health", "/model_info")
     first = stand_ins.fleet.members.all[1].process.pid  # type: ignore[attr-defined]
     lose(stand_ins, 1, how)
     deliver, before = type(pushing._transport).deliver, []
@@ -68,7 +70,9 @@ def test_an_engine_that_was_lost_serves_again_once_it_holds_the_weights(
     assert not running(first)
 
 
-def test_between_its_return_and_the_push_it_gets_nothing(make: Make, sync: MakeSync) -> None:
+def test_between_its_return_and_the_push_it_gets_nothing(
+    make: Make, sync: MakeSync, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_ins = make(2, restarts=1)
     sync(stand_ins, "shared_memory").push(source(0))
     lose(stand_ins, 1)
@@ -80,7 +84,14 @@ def test_between_its_return_and_the_push_it_gets_nothing(make: Make, sync: MakeS
         return stand_ins.conditions()[1] != "dead"
 
     wait_until(looked)
-    time.sleep(1.0)
+    probe, probed = Members.probe, list[Member]()
+
+    def note(members: Members, member: Member) -> None:
+        probe(members, member)
+        probed.append(member)
+
+    monkeypatch.setattr(Members, "probe", note)
+    wait_until(lambda: probed.count(stand_ins.fleet.members.all[1]) == 2)
     assert stand_ins.conditions() == ["serving", "stale"], "probes change nothing"
     stand_ins.fleet.generate(REQUESTS, SAMPLING)
     assert stand_ins.command(1)["generated"] == []
