@@ -17,6 +17,7 @@ from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.algos.soft_overlong import SoftOverlongParams
 from megasharp.types import Denominators, Metrics, MicroBatch, MiniBatch, StepBatch, TokenInputs
+from tests.unit.cases import each_case
 
 DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
 # Coefficients that are tiny by default would hide a method's part of the loss.
@@ -41,7 +42,7 @@ FIELDS = {
 SPOILED = ("advantage_T", "reward_T", "correct_T", "logp_T", *(f for fields in FIELDS.values() for f in fields))
 CONSTANTS = ("old_logp_T", "ref_logp_T", "sampler_logp_T", "policy_logp_T", "draw_T", "old_entropy_T")
 
-pytestmark = pytest.mark.parametrize("name", METHODS)
+each_method = each_case("name", METHODS)
 
 
 def hooks_of(name: str) -> set[str]:
@@ -77,7 +78,8 @@ def with_gradient(x: TokenInputs) -> TokenInputs:
     return dataclasses.replace(x, **leaves)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_method
+@each_case("dtype", [torch.float32, torch.float64])
 def test_loss_is_a_finite_scalar_of_the_inputs_dtype(make_micro, name: str, dtype: torch.dtype) -> None:
     recipe = recipe_with(name)
     loss, metrics = loss_of(recipe, make_micro(recipe.needs, dtype=dtype))
@@ -85,6 +87,7 @@ def test_loss_is_a_finite_scalar_of_the_inputs_dtype(make_micro, name: str, dtyp
     assert all(isinstance(value.value, float) for value in metrics.values())
 
 
+@each_method
 def test_hooks_over_groups_keep_shape_and_dtype(make_group, name: str) -> None:
     method = METHODS[name](PARAMS.get(name, METHODS[name].Params()))
     hooks = overridden_hooks(METHODS[name])
@@ -102,6 +105,7 @@ def test_hooks_over_groups_keep_shape_and_dtype(make_group, name: str) -> None:
             assert len(reasons) == 3 and all(reason is None or reason for reason in reasons)
 
 
+@each_method
 def test_whole_step_of_nothing(make_micro, name: str) -> None:
     """A rank's empty micro-batch, and a step in which every token is masked."""
     recipe = recipe_with(name)
@@ -111,6 +115,7 @@ def test_whole_step_of_nothing(make_micro, name: str) -> None:
     assert float(loss) == 0.0
 
 
+@each_method
 def test_gradient_reaches_unmasked_tokens_only(make_micro, name: str) -> None:
     recipe = recipe_with(name)
     micro = make_micro(recipe.needs)
@@ -122,6 +127,7 @@ def test_gradient_reaches_unmasked_tokens_only(make_micro, name: str) -> None:
     assert (x.logp_T.grad[x.mask_T > 0] != 0).any()
 
 
+@each_method
 def test_no_gradient_into_constants(make_micro, name: str) -> None:
     recipe = recipe_with(name)
     micro = make_micro(recipe.needs)
@@ -134,7 +140,8 @@ def test_no_gradient_into_constants(make_micro, name: str) -> None:
         assert leaf is None or leaf.grad is None or (leaf.grad == 0).all(), field
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@each_method
+@each_case("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_stands_at_masked_tokens_does_not_matter(make_micro, name: str, bad: float) -> None:
     """One field at a time, and all of them: a value that is masked in one place may hide it in another."""
     recipe = recipe_with(name)
@@ -163,6 +170,7 @@ def spoiled(micro: MicroBatch, fields: list[str], bad: float) -> MicroBatch:
     return dataclasses.replace(micro, advantage_T=advantage_T, inputs=dataclasses.replace(micro.inputs, **inputs))
 
 
+@each_method
 def test_metrics_weigh_the_unmasked_tokens(make_micro, name: str) -> None:
     recipe = recipe_with(name)
     first, second = make_micro(recipe.needs, seed=1), make_micro(recipe.needs, seed=2)
@@ -176,6 +184,7 @@ def test_metrics_weigh_the_unmasked_tokens(make_micro, name: str) -> None:
         assert low - 1e-9 <= joined.value <= high + 1e-9, key
 
 
+@each_method
 def test_declared_needs_are_enough_and_are_used(make_micro, name: str) -> None:
     """The inputs hold the declared fields and no other; changing any of them changes what comes out."""
     recipe = recipe_with(name)
