@@ -176,19 +176,20 @@ def test_oversampled_prompts_stand_in_for_dropped_ones() -> None:
 
 
 def test_a_dropped_group_is_replaced_while_others_are_still_sampled() -> None:
-    engine = StandInEngine(lambda n: 1.0 if n == 0 and len(engine.asked) < 3 else QUICK)
+    def delay(n: int) -> float:
+        if n == 0:
+            wait_until(lambda: len(engine.asked) == 3)
+        return QUICK
+
+    engine = StandInEngine(delay)
     rollouts(engine).collect(Prompts(), order(wanted=2, select=dropping(lambda n: n == 1), refill_rounds=1))
     # Prompt 2 was asked for before prompt 0, which is the slowest, was done: all three before the end.
     assert [request.tokens for request in engine.asked] == [(0,), (1,), (2,)]
     assert engine.beside[2] == 1, "the slow prompts were not sampled together"
 
 
-def slow_first(seconds: float = 0.05) -> Delay:
-    return lambda n: seconds if n in (0, 2) else QUICK
-
-
 def test_stragglers_are_aborted_thrown_away_and_first_in_the_next_step() -> None:
-    engine, source = StandInEngine(slow_first()), Prompts()
+    engine, source = Held({0, 2}), Prompts()
     collector = rollouts(engine, oversample=0.5)
     first = collector.collect(source, order(1))
     assert numbers(first) == [1, 3, 4, 5]
@@ -278,9 +279,16 @@ def test_a_prompt_whose_oldest_token_is_too_old_is_sampled_anew() -> None:
 
 
 def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns() -> None:
-    engine, source = StandInEngine(lambda n: 0.01 if n == 0 else QUICK), Prompts()
+    collected = threading.Event()
+
+    def delay(n: int) -> float:
+        assert n != 0 or collected.wait(HANG_S)
+        return QUICK
+
+    engine, source = StandInEngine(delay), Prompts()
     collector = rollouts(engine, oversample=0.5, max_staleness=1, stragglers="keep")
     first = collector.collect(source, order(1))
+    collected.set()
     assert 0 not in numbers(first)
     assert len(pending(collector)) == 6 and pending(collector)[0] == 0
     assert len(engine.asked) == source.taken == 4 + 6
@@ -299,7 +307,12 @@ def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns(
 def test_what_is_to_be_done_meanwhile_is_done_while_engines_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asynchronous, "_LOOK_S", 0.01)
     running: list[int] = []
-    engine = StandInEngine(lambda _: 0.02)
+
+    def until_looked(_: int) -> float:
+        wait_until(lambda: running.count(4) > 1)
+        return QUICK
+
+    engine = StandInEngine(until_looked)
     maker = GroupMaker(DirectJudge({"echo": right}), lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
     collector = AsyncRollouts(engine, maker, CollectionSettings(), lambda: running.append(len(engine.running)))
     assert numbers(collector.collect(Prompts(), order())) == [0, 1, 2, 3]
@@ -320,7 +333,7 @@ def test_sampled_ahead_but_too_old_after_all() -> None:
 
 def test_partial_responses_of_another_sampling_are_sampled_anew() -> None:
     """Tokens with a memory's log-probs and tokens without make no response."""
-    engine, source = StandInEngine(slow_first()), Prompts()
+    engine, source = Held({0, 2}), Prompts()
     collector = rollouts(engine, oversample=0.5, max_staleness=3)
     collector.collect(source, order(1))
     engine._delay = lambda _: QUICK
@@ -335,7 +348,7 @@ def test_partial_responses_of_another_sampling_are_sampled_anew() -> None:
 def test_partial_responses_of_another_limit_are_sampled_anew() -> None:
     """What ended at the limit of one stage of lengths is no response of the next; the same limit goes on."""
     for limit, goes_on in ((SAMPLING.max_tokens, True), (SAMPLING.max_tokens + 1, False)):
-        engine, source = StandInEngine(slow_first()), Prompts()
+        engine, source = Held({0, 2}), Prompts()
         collector = rollouts(engine, oversample=0.5, max_staleness=3)
         collector.collect(source, order(1))
         engine._delay = lambda _: QUICK

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from megasharp.errors import UserError
 from megasharp.rewards.judge import DirectJudge
+from megasharp.rollout import collect as module
 from megasharp.rollout.collect import Rollouts
 from megasharp.rollout.groups import GroupMaker, response_seed
 from megasharp.rollout.order import Collected, Order
@@ -34,12 +35,11 @@ class Expected(TaskAnswer):
 
 
 class ScriptedEngine:
-    """Answers prompt [n] with the single token n, aborting for prompts that start with 9; takes 20 ms."""
+    """Answers prompt [n] with the single token n, aborting for prompts that start with 9."""
 
     version = 5
 
     def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
-        time.sleep(0.02)
         return [[self._complete(request.tokens[0], seed) for seed in request.seeds] for request in requests]
 
     def _complete(self, token: int, seed: int) -> Completion:
@@ -134,6 +134,21 @@ def test_an_unknown_task_is_refused_before_sampling() -> None:
         collect([prompt(1), prompt(2, task="chess")])
 
 
-def test_seconds_split_sampling_from_verification() -> None:
-    seconds = collect([prompt(1)]).seconds
-    assert seconds["rollout"] >= 0.02 > seconds["reward"] > 0.0
+def test_seconds_split_sampling_from_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = 0.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: passed))
+
+    class Slow(ScriptedEngine):
+        def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
+            nonlocal passed
+            passed += 20.0
+            return super().generate(requests, sampling)
+
+    def slow(text: str, answer: TaskAnswer) -> Verdict:
+        nonlocal passed
+        passed += 3.0
+        return verifier(text, answer)
+
+    maker = GroupMaker(DirectJudge({"echo": slow}), decode, SamplingParams(max_tokens=4), 2, 3)
+    found = Rollouts(Slow(), maker).collect(Prompts([prompt(1)]), Order(0, 1, keep_all))
+    assert found.seconds == {"rollout": 20.0, "reward": 6.0}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from waiting import wait_until
+from waiting import HANG_S, wait_until
 
 from megasharp import signals
 from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
@@ -130,7 +130,7 @@ def test_what_was_sampled_ahead_is_trained_and_not_sampled_again(tmp_path: Path)
 
 def test_parts_of_responses_go_on_and_what_was_in_flight_is_asked_for_anew(tmp_path: Path) -> None:
     settings = {"max_staleness": 1, "oversample": 0.5}
-    engine, source = StandInEngine(lambda n: 0.02 if n >= 4 else QUICK), Prompts()
+    engine, source = Held({4, 5}), Prompts()
     first = rollouts(engine, **settings)
     assert numbers(first.collect(source, order(1))) == [0, 1, 2, 3]
     other = StandInEngine(lambda _: QUICK)
@@ -144,10 +144,11 @@ def test_parts_of_responses_go_on_and_what_was_in_flight_is_asked_for_anew(tmp_p
         check_whole(group, oldest=0)
 
     keep = {"max_staleness": 1, "stragglers": "keep"}
-    engine, source = StandInEngine(lambda n: 5.0 if n == 5 else QUICK), Prompts()
-    third = rollouts(engine, **keep)
+    straggling = StandInEngine(lambda n: 3600.0 if n == 5 else QUICK)
+    source = Prompts()
+    third = rollouts(straggling, **keep)
     third.collect(source, order(1))
-    wait_until(lambda: len(engine.running) == 1)
+    wait_until(lambda: len(straggling.running) == 1)
     other = StandInEngine(lambda _: QUICK)
     other.version = 1
     fourth = resumed(third, other, source, tmp_path / "d", **keep)
@@ -201,7 +202,7 @@ def usr1_when(condition: threading.Event) -> Iterator[None]:
     """SIGUSR1 to this process as soon as the event is set."""
 
     def send() -> None:
-        assert condition.wait(10)
+        assert condition.wait(HANG_S)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     sender = threading.Thread(target=send)
@@ -235,7 +236,12 @@ def test_a_step_that_a_save_cuts_short_loses_nothing_and_its_groups_are_not_samp
             if {0, 1, 3} <= answered:
                 done.set()
 
-    engine, source = Engine(lambda n: 5.0 if n == 2 else QUICK), Prompts()
+    def delay(n: int) -> float:
+        if n == 2:
+            wait_until(lambda: engine._ended)
+        return QUICK
+
+    engine, source = Engine(delay), Prompts()
     first = rollouts(engine)
     with usr1_when(done), pytest.raises(signals.SaveAsked):
         first.collect(source, order(select=dropping(lambda n: n == 1), refill_rounds=2))
