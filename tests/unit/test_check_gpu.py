@@ -15,7 +15,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from waiting import HANG_S, SOON_S
+from waiting import HANG_S, SOON_S, wait_until
+
+from tests.unit.cases import each_case
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -71,7 +73,7 @@ def test_bars_are_shown_and_missed_ones_counted(tmp_path: Path, capsys: pytest.C
     """However long the output is after them."""
     figures = [Figure("slow", 3.0, "ms", 2.0), Figure("fast", 1.0, "ms", 2.0), Figure("told", 9.0, "ms")]
     text = table(figures, Machine("2026-11-23", "a GPU", {}, "unknown")) + "\n" + "more\n" * 20
-    ended, _ = check_gpu.run(check_gpu.Check("bars", ("-c", f"print({text!r})"), 30.0), tmp_path)
+    ended, _ = check_gpu.run(check_gpu.Check("bars", ("-c", f"print({text!r})"), HANG_S), tmp_path)
     shown = capsys.readouterr().out
     assert ended == "ok, 1 bar(s) missed" and "slow" in shown and "fast" in shown and "told" not in shown
 
@@ -82,7 +84,7 @@ def curve(folder: Path, rewards: list[float]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("steps", "end", "status", "told"),
     [
         (200, 0.24, 0, "apart, 0.03 are allowed"),
@@ -109,7 +111,7 @@ def test_a_run_that_died_on_the_gpu_is_no_curve(tmp_path: Path, capsys: pytest.C
     assert "these have 60 and 200" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@each_case("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_check_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
     """As where a lent machine's time is over: what still runs would keep the GPU."""
     call = "check_gpu.told_of([check_gpu.Check('slow', ('-c', 'import time; time.sleep(3600)'), 600.0)], Path('logs'))"
@@ -119,7 +121,7 @@ def test_a_check_ends_with_the_command(tmp_path: Path, number: signal.Signals) -
             started = check_of(command.pid)
             command.send_signal(number)
             assert psutil.wait_procs([started], timeout=SOON_S)[1] == []
-            ended = command.wait(20)
+            ended = command.wait(HANG_S)
         finally:
             command.kill()
     assert ended == (-number if number == signal.SIGKILL else 128 + number)
@@ -139,15 +141,22 @@ def check_of(command: int) -> psutil.Process:
 
 
 def test_a_check_that_takes_too_long_ends_with_all_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, log = subprocess.Popen.wait, tmp_path / "slow.log"
+
+    def wait_once_started(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        wait_until(lambda: log.read_text().endswith("\n"))
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_once_started)
     child = "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True)"
     monkeypatch.setattr(check_gpu, "REPOSITORY", tmp_path)
-    ended, _ = check_gpu.run(check_gpu.Check("slow", ("-c", f"{child}; time.sleep(3600)"), 3.0), tmp_path)
-    assert ended == "not done in 3 s"
+    ended, _ = check_gpu.run(check_gpu.Check("slow", ("-c", f"{child}; time.sleep(3600)"), 0.5), tmp_path)
+    assert ended == "not done in 0.5 s"
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(int((tmp_path / "slow.log").read_text())).wait(10)
+        psutil.Process(int(log.read_text())).wait(SOON_S)
 
 
-@pytest.mark.parametrize(("room", "head"), [(85e9, True), (149e9, False)], ids=["H100", "H200"])
+@each_case(("room", "head"), [(85e9, True), (149e9, False)], ids=["H100", "H200"])
 def test_a_step_is_asked_for_that_fits(monkeypatch: pytest.MonkeyPatch, room: float, head: bool) -> None:
     """18 bytes a parameter are 72 GB: an H100 has no room for logits or activations of 8,192 tokens beside them."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from megasharp.algos import METHODS
 from megasharp.build.methods import describe_method, markdown_table, print_methods
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
@@ -40,7 +41,7 @@ def test_list_names_every_method_with_its_paper_and_defaults() -> None:
     assert "2510.14807" in text and "lambda_top1: 1.1" in text
 
 
-@pytest.mark.parametrize("name", METHODS)
+@each_case("name", METHODS)
 def test_a_methods_page_opens_with_its_formula_and_names_its_parameters(name: str) -> None:
     page = describe_method(name)
     assert METHODS[name].paper in page
@@ -52,7 +53,7 @@ def test_an_unknown_method_is_a_users_mistake() -> None:
         describe_method("nope")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+@each_case("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page: Path) -> None:
     """To a file, and to a heading of it where they name one; pages elsewhere are not asked."""
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", page.read_text(encoding="utf-8")):

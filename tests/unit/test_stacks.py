@@ -16,6 +16,7 @@ from waiting import HANG_S, SOON_S
 
 from megasharp import stacks
 from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process, state_of
+from tests.unit.cases import each_case
 
 # A rank's thread that has work, in C code that keeps the interpreter's lock, beside one that sleeps.
 RANK = """
@@ -54,7 +55,7 @@ def test_a_process_in_c_code_shows_the_stacks_of_all_its_threads(rank: tuple[Ran
     process, log = rank
     assert process.here and process.rank == 3
     log.write_text("something before\n")
-    (report,) = examine_all([rank], 20.0)
+    (report,) = examine_all([rank], HANG_S)
     assert report.stacks.count("most recent call first") == 2 and "in in_c_code" in report.stacks
     assert "something before" not in report.stacks
     assert report.state in "SR"
@@ -82,7 +83,7 @@ def test_another_process_by_now_has_the_number(rank: tuple[RankProcess, Path]) -
     earlier = replace(process, started=process.started - 1)
     assert at_fault(examine_all([(earlier, log)], 0.5)) == [(3, "has ended")]
     end([earlier])
-    assert examine_all([rank], 20.0)[0].stacks.count("most recent call first") == 2
+    assert examine_all([rank], HANG_S)[0].stacks.count("most recent call first") == 2
     end([process])
     deadline = time.monotonic() + HANG_S
     while process.state() not in ("Z", "gone") and time.monotonic() < deadline:
@@ -117,7 +118,7 @@ def reports(*texts: str) -> list[Report]:
     return [Report(rank, "here", "S", text) for rank, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("texts", "expected"),
     [
         ((COLLECTIVE, WORKING), {1: "is not in the collective that rank 0 waits in (learner.py:7 step)"}),

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
-from waiting import HANG_S, SOON_S
+from waiting import HANG_S, SOON_S, is_pending
 
 from megasharp import signals
 from megasharp.supervisor import Supervisor
+from tests.unit.cases import each_case
 
 # One attempt: its number is that of the folder it makes, its deed stands in `deeds`.
 RUN = """
@@ -95,7 +95,7 @@ class Stand:
         return list(map(int, (self.root / f"logs/attempt_{attempt}/heard").read_text().split()))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("deed", "words"),
     [
         (FAILS, "rank 1 ended"),
@@ -111,7 +111,7 @@ def test_a_failure_is_followed_by_another_start(tmp_path: Path, deed: str, words
     assert stand.said == [f"{words}; starts again at step_000003 (restart 1 of 3)"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("deed", "code"),
     [
         (DONE, 0),
@@ -181,12 +181,12 @@ def wait_for(ready: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("number", "code"),
     [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)],
     ids=str,
 )
-@pytest.mark.parametrize("to_group", [False, True])
+@each_case("to_group", [False, True])
 def test_a_signal_is_the_runs_and_comes_once(tmp_path: Path, number: int, code: int, to_group: bool) -> None:
     """Also a terminal's or `timeout`'s, which goes to the whole group."""
     stand = Stand(tmp_path / "run", "on_signals(True)", DONE)
@@ -201,10 +201,13 @@ def test_a_signal_is_the_runs_and_comes_once(tmp_path: Path, number: int, code: 
 
 
 def test_a_save_is_asked_for_once_the_run_can_hear_it(tmp_path: Path) -> None:
-    stand = Stand(tmp_path / "run", "(logs / 'young').touch(); time.sleep(1.0); on_signals(True)")
+    young = "(logs / 'young').touch()\nwhile not (logs / 'asked').exists(): time.sleep(0.01)\non_signals(True)"
+    stand = Stand(tmp_path / "run", young)
     process = parent(stand)
     wait_for((stand.root / "logs/attempt_1/young").exists)
     os.kill(process.pid, signal.SIGUSR1)
+    wait_for(lambda: is_pending(stand.pid(), signal.SIGUSR1))
+    (stand.root / "logs/attempt_1/asked").touch()
     process.communicate(timeout=HANG_S)
     assert process.returncode == 75 and stand.heard() == [signal.SIGUSR1]
 
@@ -219,7 +222,7 @@ def test_a_save_that_was_asked_for_before_the_supervisor_listens(tmp_path: Path)
     assert process.returncode == 75 and stand.heard() == [signal.SIGUSR1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+@each_case(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_a_signal_between_two_attempts_is_the_end(tmp_path: Path, number: int, code: int) -> None:
     stand = Stand(tmp_path / "run", FAILS, DONE)
     process = parent(stand, pause=3600.0)

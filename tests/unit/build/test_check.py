@@ -8,11 +8,10 @@ from megasharp.build.check import check, check_collection
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run import RolloutConfig, RunConfig
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize(
-    "key", [{"oversample": 0.5}, {"max_staleness": 1}, {"stragglers": "keep"}, {"request_limit_s": 5.0}]
-)
+@each_case("key", [{"oversample": 0.5}, {"max_staleness": 1}, {"stragglers": "keep"}, {"request_limit_s": 5.0}])
 def test_the_engine_in_this_process_samples_one_batch_at_a_time(key: dict[str, object]) -> None:
     with pytest.raises(UserError, match=rf"run\.yaml: rollout\.{next(iter(key))} needs engines") as raised:
         check_collection(RolloutConfig.model_validate(key), "run.yaml")
@@ -32,7 +31,7 @@ def test_the_defaults_pass() -> None:
     check_collection(RolloutConfig(), "run.yaml")
 
 
-@pytest.mark.parametrize("key", ["max_staleness=1", "oversample=0.5"])
+@each_case("key", ["max_staleness=1", "oversample=0.5"])
 def test_what_depends_on_speed_is_not_deterministic(key: str) -> None:
     minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown}, deterministic: true}"
     tree = apply_overrides(parse_yaml(minimal, "minimal"), ["rollout.engine=sglang", f"rollout.{key}"])
@@ -46,7 +45,7 @@ def test_what_depends_on_speed_is_not_deterministic(key: str) -> None:
         check(validate(RunConfig, tree, "minimal"), "run.yaml")
 
 
-@pytest.mark.parametrize("engine", ["inprocess", "sglang"])
+@each_case("engine", ["inprocess", "sglang"])
 def test_one_token_to_choose_from_is_no_sampling(engine: str) -> None:
     minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown, path: train.jsonl}}"
     tree = apply_overrides(parse_yaml(minimal, "minimal"), [f"rollout={{engine: {engine}, top_k: 1}}"])

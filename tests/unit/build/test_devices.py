@@ -13,6 +13,7 @@ from megasharp.build.eval_engines import evaluation_settings
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 MINIMAL = """
 name: minimal
@@ -48,7 +49,7 @@ class Machine:
             self._patches.setenv("CUDA_VISIBLE_DEVICES", names)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("count", "names", "expected"),
     [
         (2, None, ["0", "1"]),
@@ -70,7 +71,7 @@ def test_a_slice_is_enough_for_an_engine_of_one_rank_and_not_for_two(machine: Ma
         check_names(config(FLEET, "rollout.tp=2"), gpus_here(config(FLEET)))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("keys", "said"),
     [
         (["policy.dp=2"], r"^policy\.dp x tp x pp x cp = 2: 2 GPUs, but without cluster\.backend=ray .* the 1 of"),

@@ -22,6 +22,7 @@ from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 MINIMAL = """
 name: minimal
@@ -39,7 +40,7 @@ def config(*overrides: str) -> RunConfig:
     return validate(RunConfig, apply_overrides(parse_yaml(MINIMAL, "minimal"), overrides), "minimal")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("overrides", "transport"),
     [
         ([], "inprocess"),
@@ -63,7 +64,7 @@ def test_how_weights_travel(overrides: list[str], transport: str) -> None:
     assert choose_transport(config(*overrides), "run.yaml") == transport
 
 
-@pytest.mark.parametrize(
+@each_case(
     "overrides",
     [
         ["sync.transport=gloo"],
@@ -82,7 +83,7 @@ def test_ways_that_do_not_lead_there(overrides: list[str]) -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "override",
     [
         "rollout.python=/opt/python",
@@ -116,7 +117,7 @@ def test_other_nodes_need_ray() -> None:
         check_engine_keys(config(FLEET, "cluster.nodes=2"), "run.yaml")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("overrides", "positions", "words"),
     [
         ([], 101, r"= 96, but the number of positions of some/folder is 101, of which SGLang keeps 6 .* to 95 in all"),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from megasharp.build.check import check
 from megasharp.build.layout import describe
 from megasharp.config.run import load_run
+from tests.unit.cases import each_case
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
 UNREAD = "note       recipe.dlc is set, but no method of the recipe reads it"
@@ -23,7 +22,7 @@ def test_adapters_are_told_with_how_much_is_trained() -> None:
     assert not any(line.startswith("lora") for line in describe(check(load_run(QUICKSTART), "run.yaml")).splitlines())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("overrides", "notes"),
     [
         ([], []),

@@ -15,6 +15,7 @@ from megasharp.plan.make import make_plan
 from megasharp.plan.suggest import suggest
 from megasharp.plan.text import plan_text, suggestions_text
 from tests.unit.build.plans import EXAMPLES, REPOSITORY, asked, asked_in_process, planned, texts
+from tests.unit.cases import each_case
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize(("piece", "dp"), GOLDEN)
+@each_case(("piece", "dp"), GOLDEN)
 def test_golden_plans(tmp_path: Path, piece: str, dp: int) -> None:
     plan = planned(tmp_path, piece, f"policy.dp={dp}")
     (stage,) = plan.stages
@@ -79,7 +80,7 @@ def test_a_real_model_that_differs_from_the_table_is_an_error() -> None:
         compare([[5, 7]], [[5, 6]])
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc"])
+@each_case("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc"])
 def test_examples_show_the_plan_of_their_run(name: str) -> None:
     """Regenerate with `megasharp plan examples/NAME/run.yaml > examples/NAME/plan.txt`."""
     file = EXAMPLES / name / "run.yaml"
@@ -90,7 +91,7 @@ def test_examples_show_the_plan_of_their_run(name: str) -> None:
     assert (EXAMPLES / name / "plan.txt").read_text(encoding="utf-8") == text + "\n"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "fleet_on_cpu"])
+@each_case("name", ["quickstart", "fleet_on_cpu"])
 def test_a_cpu_run_is_planned_without_gpu_lines(name: str) -> None:
     file = EXAMPLES / name / "run.yaml"
     question = ask(load_run(file), str(file), Options())
@@ -120,7 +121,7 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize(("file", "filled"), APART)
+@each_case(("file", "filled"), APART)
 def test_nodes_are_filled_by_engines_of_their_own_too(
     tmp_path: Path, file: tuple[int, int, int, int, int], filled: tuple[int, int]
 ) -> None:
@@ -236,7 +237,7 @@ def test_a_full_cache_is_told_twice_when_all_responses_could_be_long(tmp_path: P
     assert "waves" in told and "more at once: raise rollout.sglang.mem_fraction_static or rollout.tp" in told
 
 
-@pytest.mark.parametrize("overrides", PROBLEMS)
+@each_case("overrides", PROBLEMS)
 def test_what_hurt_others_is_told(tmp_path: Path, overrides: str) -> None:
     level, text = PROBLEMS[overrides]
     plan = planned(tmp_path, "qwen3-32b", *overrides.split())
@@ -244,7 +245,7 @@ def test_what_hurt_others_is_told(tmp_path: Path, overrides: str) -> None:
     assert plan.works == (not texts(plan, "error"))
 
 
-@pytest.mark.parametrize(("budget", "expected"), [(1, 8), (1000, 8), (5120, 8), (40960, 1)])
+@each_case(("budget", "expected"), [(1, 8), (1000, 8), (5120, 8), (40960, 1)])
 def test_there_are_no_more_micro_batches_than_responses(tmp_path: Path, budget: int, expected: int) -> None:
     """Eight responses of 4,096 tokens, which are not cut: both warnings show."""
     pipeline = ("policy.pp=4", "policy.tp=4", "cluster.nodes=2", "data.prompts_per_step=1")
@@ -336,7 +337,7 @@ def test_every_model_of_a_paper_is_known_or_listed_as_not() -> None:
     assert {path for path in named if not (shipped / Path(path).name.lower() / "config.json").is_file()} == NOT_KNOWN
 
 
-@pytest.mark.parametrize(("gpu", "chunk", "tp", "reserved"), SGLANG_RESERVES)
+@each_case(("gpu", "chunk", "tp", "reserved"), SGLANG_RESERVES)
 def test_sglangs_default_fraction_reserves_what_sglang_does(
     tmp_path: Path, gpu: int, chunk: int | None, tp: int, reserved: int
 ) -> None:
@@ -383,8 +384,8 @@ def test_engines_of_their_own_have_gpus_of_their_own(tmp_path: Path) -> None:
     assert in_turn.step_seconds == pytest.approx(sum(seconds.values()))
 
 
-@pytest.mark.parametrize(("tp", "rate"), [(8, 50e9), (4, 450e9)], ids=["over nodes", "in a node"])
-@pytest.mark.parametrize(("recompute", "times"), [("none", 2), ("selective", 3), ("full", 3)])
+@each_case(("tp", "rate"), [(8, 50e9), (4, 450e9)], ids=["over nodes", "in a node"])
+@each_case(("recompute", "times"), [("none", 2), ("selective", 3), ("full", 3)])
 def test_context_ranks_wait_for_each_others_keys(
     tmp_path: Path, tp: int, rate: float, recompute: str, times: int
 ) -> None:
@@ -465,7 +466,7 @@ def test_rollouts_in_the_process_leave_the_step_open(tmp_path: Path) -> None:
         suggest(question.request)
 
 
-@pytest.mark.parametrize("overrides", ["data.max_response_tokens=40000", "cluster.nodes=1"])
+@each_case("overrides", ["data.max_response_tokens=40000", "cluster.nodes=1"])
 def test_nothing_is_suggested_where_nothing_works(tmp_path: Path, overrides: str) -> None:
     """Too long for the model's positions; too large for 24 GiB."""
     gpu = "h200" if "data" in overrides else "24576"
@@ -473,7 +474,7 @@ def test_nothing_is_suggested_where_nothing_works(tmp_path: Path, overrides: str
         suggest(asked(tmp_path, "qwen3-32b", overrides, options=Options(gpu=gpu)).request)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("override", "told"),
     [
         ("policy.fp8=hybrid", "set model.dtype=bfloat16"),

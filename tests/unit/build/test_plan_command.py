@@ -26,6 +26,7 @@ from megasharp.plan.text import plan_text, suggestions_text
 from megasharp.plan.tree import plan_tree
 from megasharp.types import ParallelLayout
 from tests.unit.build.plans import EXAMPLES, REPOSITORY, asked, write_run
+from tests.unit.cases import each_case
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +127,7 @@ def shown(value: float) -> set[str]:
 WORDS = {"1", "2", "5"}
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc", "quickstart"])
+@each_case("name", ["qwen2.5-32b-casp", "qwen3-32b-dlc", "quickstart"])
 def test_every_number_of_the_text_is_in_the_json(name: str) -> None:
     file = EXAMPLES / name / "run.yaml"
     overrides = ["policy.lora={rank: 16, alpha: 48, targets: [qkv]}", "policy.pp=4", "policy.dp=1"]
@@ -147,7 +148,7 @@ def numbers_are_there(request: Request, notes: tuple[str, ...]) -> None:
     assert printed <= known, sorted(printed - known)
 
 
-@pytest.mark.parametrize("response", [None, 3000, 8192])
+@each_case("response", [None, 3000, 8192])
 def test_what_the_cache_holds_follows_from_what_is_printed(tmp_path: Path, response: int | None) -> None:
     """The mean size of a response in progress is the integral over what is printed of the lengths' spread."""
     question = asked(tmp_path, "qwen3-32b", options=Options(response=response))
@@ -197,7 +198,7 @@ UNFILLED = {
 }
 
 
-@pytest.mark.parametrize("placement", UNFILLED)
+@each_case("placement", UNFILLED)
 def test_layouts_are_suggested_where_the_files_own_does_not_fill_the_nodes(tmp_path: Path, placement: str) -> None:
     """What is planned then is the first of them, with the reason as an error: exit code 1."""
     piece, nodes, *overrides = UNFILLED[placement]

@@ -12,6 +12,7 @@ from megasharp.build.precision import check_precision
 from megasharp.config.run import run_of
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 ARCHITECTURE = Architecture(
     family="qwen3", num_layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=64, norm_eps=1e-6,
@@ -29,7 +30,7 @@ def test_defaults_need_nothing() -> None:
     check({}, "float32")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("policy", "dtype", "told"),
     [
         (

@@ -16,6 +16,7 @@ from megasharp.config.run import RunConfig, load_run
 from megasharp.convert.arguments import record_arguments
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 from tests.unit.saving import save_at_once
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -63,7 +64,7 @@ def test_harmless_changes_are_named(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "override",
     [
         "seed=7",
@@ -109,7 +110,7 @@ def test_a_schedule_that_does_not_end_with_the_run_needs_no_word(tmp_path: Path)
     assert line.endswith("steps: 200 -> 300")
 
 
-@pytest.mark.parametrize("override", ["rank=4", "alpha=8.0", "targets=[qkv]"])
+@each_case("override", ["rank=4", "alpha=8.0", "targets=[qkv]"])
 def test_other_adapters_are_another_run(tmp_path: Path, override: str) -> None:
     before = _stored(tmp_path, "policy.lora.rank=8")
     assert check_resume(before, _config("policy.lora.rank=8")) == []

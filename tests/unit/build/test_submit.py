@@ -8,6 +8,7 @@ import pytest
 
 from megasharp.build.submit import Asked, submit_run
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 CASP = REPOSITORY / "examples" / "qwen2.5-32b-casp" / "run.yaml"
@@ -68,7 +69,7 @@ def test_an_evaluation_keeps_its_samples_and_is_warned_late() -> None:
     assert "#SBATCH --signal=B:USR1@600\n" in dry_run(QUICKSTART)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("file", "overrides", "asked", "words"),
     [
         (
@@ -102,7 +103,7 @@ def test_a_checkpoint_that_is_not_seen_from_here_is_left_to_the_job(tmp_path: Pa
         dry_run(FLEET, container="/i.sqsh", **later)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("asked", "words"),
     [
         ({"checkpoint": BASE}, "--checkpoint .*base is for --eval; add --eval SUITE, or leave it out"),
@@ -114,7 +115,7 @@ def test_options_that_mean_nothing_without_another_are_refused(asked: dict[str, 
         dry_run(QUICKSTART, **asked)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("file", "overrides", "asked", "words"),
     [
         (CASP, [], {"nodes": 2}, "cluster.nodes=4 x cluster.gpus_per_node=8 is more than the 2 node.s. of --nodes"),

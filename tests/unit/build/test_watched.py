@@ -12,6 +12,7 @@ from megasharp.build.watched import check_prolonged
 from megasharp.config.core import dump_yaml
 from megasharp.config.run import RunConfig, load_run
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = """
@@ -37,7 +38,7 @@ def checked(file: Path, *overrides: str) -> RunConfig:
     return config
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("overrides", "message"),
     [
         (
@@ -66,14 +67,14 @@ def test_what_cannot_come_true_is_refused(run_file: Path, overrides: list[str], 
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("file", ["prolonged.yaml", "algo/paper/prorl_mixed_r1-distill-qwen-1.5b.yaml"])
+@each_case("file", ["prolonged.yaml", "algo/paper/prorl_mixed_r1-distill-qwen-1.5b.yaml"])
 def test_what_ships_for_long_runs_can_come_true(run_file: Path, file: str) -> None:
     run_file.write_text(f"{RUN.partition('data:')[0]}data: {{task: t}}\ninclude: [{REPOSITORY / 'configs' / file}]\n")
     config = checked(run_file)
     assert len(config.data.stages) == 1 and config.recipe.reset.stagnation is not None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("override", "message"),
     [
         ("data.stages=[{max_response_tokens: 9}]", "say when this stage ends: until, above or stagnation"),

@@ -10,6 +10,7 @@ import pytest
 from megasharp import signals
 from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptLog, AttemptRecord, read_attempts
 from megasharp.errors import RankDied, RunFailed, TrainingStopped, UserError
+from tests.unit.cases import each_case
 
 
 class Clock:
@@ -57,7 +58,7 @@ def test_an_attempt_begins_when_its_command_did(tmp_path: Path) -> None:
     assert (log.record.started, log.record.ended) == (83.0, 101.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("error", "reason", "code"),
     [
         (None, "finished", 0),

@@ -24,6 +24,7 @@ from megasharp.prolonged.control import ControlState
 from megasharp.prolonged.lengths import LengthChange, LengthState
 from megasharp.prolonged.resets import Reset, ResetState
 from megasharp.prolonged.stagnation import Watch
+from tests.unit.cases import each_case
 from tests.unit.saving import save_at_once
 
 
@@ -106,7 +107,7 @@ def test_nothing_saved_is_no_checkpoint(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "new", 1, None).newest() is None
 
 
-@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt()])
+@each_case("error", [RuntimeError("bug"), KeyboardInterrupt()])
 def test_partial_is_never_visible(tmp_path: Path, error: BaseException) -> None:
     store = store_with(tmp_path, [1])
 
@@ -135,7 +136,7 @@ def test_leftovers_of_a_killed_process_do_not_disturb(tmp_path: Path) -> None:
     assert not (tmp_path / "step_000003" / "old").exists() and store.steps() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("keep_last", "keep_every", "left"),
     [(1, None, [60]), (2, None, [50, 60]), (1, 20, [20, 40, 60]), (2, 30, [30, 50, 60])],
 )
@@ -218,7 +219,7 @@ def replace_manifest(folder: Path) -> None:
     (folder / "manifest.json").write_text('["step", 2]')
 
 
-@pytest.mark.parametrize("damage", [flip_byte, truncate, lose_file, spoil_manifest, replace_manifest])
+@each_case("damage", [flip_byte, truncate, lose_file, spoil_manifest, replace_manifest])
 def test_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     store = store_with(tmp_path, [1, 2])
     damage(tmp_path / "step_000002")
@@ -282,7 +283,7 @@ def test_damaged_newer_checkpoints_make_way(tmp_path: Path) -> None:
     assert store.steps() == [1, 2] and (tmp_path / "latest").read_text() == "step_000002\n"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@each_case("number", [errno.ENOSPC, errno.EDQUOT])
 def test_full_disk_while_writing_shards(tmp_path: Path, number: int) -> None:
     """As Megatron reports it too: an error of its own, raised from the system's."""
     store = store_with(tmp_path, [4])

@@ -14,11 +14,12 @@ from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 from tests.unit.families import CLASSES
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", CLASSES)
+@each_case("tied", [True, False])
+@each_case("family", CLASSES)
 def test_parameter_count_equals_transformers(make_model, family: str, tied: bool) -> None:
     model = make_model(family, tie_word_embeddings=tied)
     arch = FAMILIES[type(model).__name__].architecture(model.config)
@@ -57,7 +58,7 @@ def test_qwen2_derives_head_dim_and_has_biases(save_model) -> None:
 PATTERN = ["full_attention", "sliding_attention", "sliding_attention"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("family", "overrides", "windows"),
     [
         ("mistral", {"sliding_window": 7}, (7, 7, 7)),
@@ -100,7 +101,7 @@ def test_architecture_travels_to_other_processes(save_model) -> None:
     assert pickle.loads(pickle.dumps(family)).rules == family.rules
 
 
-@pytest.mark.parametrize(
+@each_case(
     "rope",
     [
         {"rope_type": "default", "rope_theta": 1e6},
@@ -141,7 +142,7 @@ def test_list_valued_rope_settings_come_back_as_lists() -> None:
     assert rope.as_dict() == {"rope_theta": 1e4, "rope_type": "longrope", "short_factor": [1.0, 2.0]}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("family", "overrides", "names"),
     [
         ("qwen3", {"attention_bias": True}, "attention_bias=True"),
@@ -175,7 +176,7 @@ def test_windows_that_a_config_switches_off_and_asks_for_name_both_keys(save_mod
         read_config(path.parent)
 
 
-@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+@each_case("key", ["dtype", "torch_dtype"])
 def test_a_dtype_that_torch_has_not_is_named_with_its_key(save_model, key: str) -> None:
     path = save_model("qwen3") / "config.json"
     path.write_text(path.read_text().replace('"dtype": "float32"', f'"{key}": "bfloat16x"'))
@@ -199,7 +200,7 @@ def test_a_config_without_a_base_wavelength_is_refused(save_model) -> None:
         read_config(path.parent)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tp", "pp", "message"),
     [
         (3, 1, "policy.tp=3 does not divide heads=4"),

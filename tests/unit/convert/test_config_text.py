@@ -11,6 +11,7 @@ import pytest
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 SWITCHES = ("tie_word_embeddings", "use_sliding_window", "attention_bias")
@@ -32,32 +33,32 @@ def error_of(path: Path, **values: object) -> str:
     return message.removeprefix(f"{path}: ")
 
 
-@pytest.mark.parametrize("key", SIZES)
-@pytest.mark.parametrize("value", [0, -1, "4", 2.5, True, [4]])
+@each_case("key", SIZES)
+@each_case("value", [0, -1, "4", 2.5, True, [4]])
 def test_sizes_are_whole_numbers(save_model, key: str, value: object) -> None:
     assert error_of(save_model() / "config.json", **{key: value}) == f"{key}={value!r} must be " + (
         "a whole number of at least 1"
     )
 
 
-@pytest.mark.parametrize("key", SIZES)
+@each_case("key", SIZES)
 def test_sizes_have_no_defaults(save_model, key: str) -> None:
     assert error_of(save_model() / "config.json", **{key: None}).startswith(f"{key} is missing")
 
 
-@pytest.mark.parametrize("key", ["num_key_value_heads", "head_dim", "max_position_embeddings"])
-@pytest.mark.parametrize("value", [0, "2"])
+@each_case("key", ["num_key_value_heads", "head_dim", "max_position_embeddings"])
+@each_case("value", [0, "2"])
 def test_sizes_with_defaults_are_checked_where_they_are_given(save_model, key: str, value: object) -> None:
     assert error_of(save_model() / "config.json", **{key: value}).startswith(f"{key}={value!r} must be a whole number")
 
 
-@pytest.mark.parametrize("key", SWITCHES)
-@pytest.mark.parametrize("value", ["yes", 1])
+@each_case("key", SWITCHES)
+@each_case("value", ["yes", 1])
 def test_switches_are_true_or_false(save_model, key: str, value: object) -> None:
     assert error_of(save_model() / "config.json", **{key: value}) == f"{key}={value!r} must be either true or false"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("values", "message"),
     [
         ({"model_type": None}, "model_type is missing: architecture Qwen3ForCausalLM's is qwen3"),
@@ -91,7 +92,7 @@ def test_other_values_are_named_with_what_they_must_be(save_model, values: dict[
     assert error_of(save_model() / "config.json", **values) == message
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "wrong", "what"),
     [
         ("rope_theta", [0, 1], "a number above 1, such as 10000.0"),
@@ -111,7 +112,7 @@ def test_rotary_settings_that_give_no_frequencies_are_named(
         assert message == f"rope_parameters.{key}={value!r} must be {what}"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "wrong", "what"),
     [
         ("beta_fast", [0, True, math.nan, []], "a positive number, or null"),
@@ -131,14 +132,14 @@ def test_rotary_settings_with_defaults_are_checked_where_they_are_given(
         assert error_of(path, rope_parameters={**YARN, key: value}) == f"rope_parameters.{key}={value!r} must be {what}"
 
 
-@pytest.mark.parametrize("low", [4.0, 8])
+@each_case("low", [4.0, 8])
 def test_the_bounds_of_llamas_frequencies_are_in_order(save_model, low: float) -> None:
     path = save_model("llama", rope_parameters=LLAMA3) / "config.json"
     message = error_of(path, rope_parameters={**LLAMA3, "low_freq_factor": low})
     assert message == f"rope_parameters.high_freq_factor=4.0 must be greater than low_freq_factor={low!r}"
 
 
-@pytest.mark.parametrize("rope", [ROPE, LLAMA3, YARN, {**YARN, "beta_fast": None, "attention_factor": None}])
+@each_case("rope", [ROPE, LLAMA3, YARN, {**YARN, "beta_fast": None, "attention_factor": None}])
 def test_rotary_settings_that_are_right_are_read_as_they_stand(save_model, rope: dict[str, object]) -> None:
     _, _, arch = read_config(save_model("llama", rope_parameters=rope))
     assert arch.rope_parameters.as_dict() == rope

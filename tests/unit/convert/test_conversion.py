@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from megasharp.convert.record import read_record
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
+from tests.unit.cases import each_case
 
 FC1 = "decoder.layers.mlp.linear_fc1.weight"
 
@@ -43,8 +44,8 @@ def edit_json(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@each_case("dtype", ["float32", "bfloat16"])
+@each_case("family", ["qwen3", "qwen2"])
 def test_there_and_back(save_model, tmp_path: Path, family: str, dtype: str) -> None:
     source = save_model(family, shard=9000, dtype=dtype)
     for name in ("tokenizer.json", "chat_template.jinja"):
@@ -108,7 +109,7 @@ def test_a_layout_the_model_cannot_be_cut_by_is_refused(save_model, tmp_path: Pa
         hf_to_megatron(save_model("qwen3"), tmp_path / "megatron", tp=3)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("key", "value", "expected"),
     [
         ("rope_parameters", {"rope_type": "default", "rope_theta": 5e5}, "rope_theta=500000.0, recorded 10000.0"),
@@ -202,7 +203,7 @@ def test_a_shard_of_rubbish_is_named_with_its_tensor(megatron: Path) -> None:
     assert error_of(megatron).startswith(f"{path}: tensor embedding.word_embeddings.weight cannot be read")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "expected"),
     [
         (lambda m: m.state_dict_metadata.pop(FC1), f"tensor {FC1} is missing"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from megasharp.convert.finite import is_finite
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@each_case("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@each_case("value", [math.nan, math.inf, -math.inf])
 def test_one_element_is_found(dtype: torch.dtype, value: float) -> None:
     tensor = torch.randn(37, 29).to(dtype)
     assert is_finite(tensor)

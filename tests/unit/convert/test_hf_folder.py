@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
 from megasharp.convert.shards import megatron_tensor
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 NORM = "model.layers.1.input_layernorm.weight"
 
@@ -55,8 +56,8 @@ def test_weights_that_may_not_be_read_are_told_as_such(save_model, monkeypatch: 
     assert error_of(folder) == f"{folder / 'model.safetensors'} cannot be read: [Errno 13] Permission denied"
 
 
-@pytest.mark.parametrize("shard", [None, 4000])
-@pytest.mark.parametrize("tied", [True, False])
+@each_case("shard", [None, 4000])
+@each_case("tied", [True, False])
 def test_reads_what_transformers_wrote(save_model, make_model, shard: int | None, tied: bool) -> None:
     folder = save_model("qwen3", shard=shard, tie_word_embeddings=tied)
     assert (folder / "model.safetensors.index.json").exists() == (shard is not None)
@@ -172,7 +173,7 @@ def test_a_tensor_in_two_files_names_both(save_model) -> None:
     assert error_of(folder).startswith(f"tensor {NORM} is in {one} and in {two}")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "expected"),
     [
         (lambda t: t.pop(NORM), f"tensor {NORM} is missing from"),
@@ -192,7 +193,7 @@ def test_tensor_errors(save_model, change: Callable[[dict[str, Tensor]], object]
 LAYER = "model.layers.0."
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("family", "key", "value", "tensor", "asked"),
     [
         ("qwen3", "vocab_size", 7, "model.embed_tokens.weight has shape (53, 24)", "(7, 24) by vocab_size=7"),
@@ -236,7 +237,7 @@ def test_a_shape_that_config_json_does_not_ask_for_names_its_keys(
     assert error_of(folder) == f"{folder / 'model.safetensors'}: {message}"
 
 
-@pytest.mark.parametrize("shape", [(24,), (53, 24, 1)])
+@each_case("shape", [(24,), (53, 24, 1)])
 def test_a_shape_of_another_rank_names_all_keys(save_model, shape: tuple[int, ...]) -> None:
     folder = save_model()
     rewrite(folder, lambda t: t.update({"model.embed_tokens.weight": torch.ones(shape)}))

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.hf_write import write_hf_folder
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 
 def weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -29,9 +30,9 @@ def data_start(path: Path) -> int:
     return 8 + int.from_bytes(path.read_bytes()[:8], "little")
 
 
-@pytest.mark.parametrize("limit", [5 * 1024**3, 4000])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@each_case("limit", [5 * 1024**3, 4000])
+@each_case("tied", [True, False])
+@each_case("family", ["qwen3", "qwen2"])
 def test_transformers_loads_the_same_model(save_model, make_model, family: str, tied: bool, limit: int) -> None:
     source = save_model(family, tie_word_embeddings=tied)
     target = source.parent / "new" / "copy"
@@ -199,9 +200,7 @@ def test_a_file_the_disk_cannot_hold_is_one_line(save_model) -> None:
     assert [path.name for path in source.parent.iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize(
-    ("number", "start"), [(errno.ENOSPC, "no space left for {}"), (errno.EIO, "{} cannot be written")]
-)
+@each_case(("number", "start"), [(errno.ENOSPC, "no space left for {}"), (errno.EIO, "{} cannot be written")])
 def test_an_error_at_the_last_flush_leaves_nothing(
     save_model, monkeypatch: pytest.MonkeyPatch, number: int, start: str
 ) -> None:

@@ -27,6 +27,7 @@ from megasharp.convert.lora import (
 )
 from megasharp.convert.mapping import Rule, Shard
 from megasharp.errors import UserError
+from tests.unit.cases import each_case
 
 RANK, SCALE = 3, 0.75
 # head_dim is not hidden / heads, so that no size stands in for another.
@@ -56,8 +57,8 @@ def projections(target: Target) -> list[tuple[Tensor, Tensor, Tensor]]:
     ]
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("target", TARGETS)
+@each_case("tp", [1, 2])
+@each_case("target", TARGETS)
 def test_fused_adapters_are_each_projections_own(target: Target, tp: int) -> None:
     """W x + scale B A x of every projection alone, fused by the weight's own rule, is what the fused parts give."""
     parts = projections(target)
@@ -112,7 +113,7 @@ def test_a_record_comes_back_and_is_missing_where_there_are_no_adapters(tmp_path
     assert recorded_base(tmp_path) == str(Path.cwd() / "base")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "message"),
     [
         ("{", "not a record of adapters"),

@@ -15,6 +15,7 @@ from megasharp.convert.hf_folder import HFReader
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import MegatronWeights, hf_to_megatron
 from megasharp.mcore.verification import verify
+from tests.unit.cases import each_case
 
 
 def error_of(read: Callable[[Path], object], folder: Path) -> str:
@@ -28,8 +29,8 @@ def compare(folder: Path) -> object:
     return verify(folder, folder, None)
 
 
-@pytest.mark.parametrize("read", [HFReader, MegatronWeights, compare])
-@pytest.mark.parametrize("given", ["run", "run/checkpoints"])
+@each_case("read", [HFReader, MegatronWeights, compare])
+@each_case("given", ["run", "run/checkpoints"])
 def test_of_a_run_its_newest_checkpoint_is_offered(tmp_path: Path, read, given: str) -> None:
     for step in ("step_000002", "step_000010"):
         (tmp_path / "run" / "checkpoints" / step / "policy").mkdir(parents=True)

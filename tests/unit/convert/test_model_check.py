@@ -14,6 +14,7 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
 from megasharp.mcore.blank import alone, blank_model
 from megasharp.mcore.model_check import check_model
+from tests.unit.cases import each_case
 
 
 def check(folder: Path, **misread: object) -> None:
@@ -35,7 +36,7 @@ LLAMA3 = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("family", "settings"),
     [
         ("qwen3", {}),
@@ -61,7 +62,7 @@ def test_windows_without_layer_types_are_read_from_the_older_keys(save_model) ->
         check(folder, windows=(8, 8, 8))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("family", "settings", "left_out"),
     [
         ("mistral", {"sliding_window": 4096}, ["sliding_window"]),
@@ -80,7 +81,7 @@ def test_keys_left_to_transformers_defaults_are_no_contradiction(
     check(path.parent)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value", "key"),
     [
         ("num_layers", 4, "num_hidden_layers=3 but the Megatron model has 4"),

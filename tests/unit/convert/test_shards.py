@@ -13,6 +13,7 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.mapping import Shard, padded_vocab
 from megasharp.convert.shards import expected_hf_shapes, hf_tensors, hf_views, megatron_tensor
+from tests.unit.cases import each_case
 
 LLAMA_LAYER = [
     "input_layernorm.weight",
@@ -80,10 +81,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("family", LAYER_NAMES)
+@each_case("dtype", [torch.float32, torch.bfloat16])
+@each_case("tied", [True, False])
+@each_case("tp", [1, 2, 4])
+@each_case("family", LAYER_NAMES)
 def test_round_trip_is_bit_exact(make_model, family: str, tp: int, tied: bool, dtype: torch.dtype) -> None:
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 4} if tp == 4 else {}
     model = make_model(family, tie_word_embeddings=tied, **sizes).to(dtype)
@@ -104,8 +105,8 @@ def test_round_trip_is_bit_exact(make_model, family: str, tp: int, tied: bool, d
     assert all(tensor.is_contiguous() for tensor in merged.values())
 
 
-@pytest.mark.parametrize("family", LAYER_NAMES)
-@pytest.mark.parametrize(("tp", "tied"), [(1, False), (2, True), (4, False)])
+@each_case("family", LAYER_NAMES)
+@each_case(("tp", "tied"), [(1, False), (2, True), (4, False)])
 def test_views_of_all_ranks_make_up_every_tensor_once(make_model, family: str, tp: int, tied: bool) -> None:
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 4} if tp == 4 else {}
     reader = StateDict(make_model(family, tie_word_embeddings=tied, **sizes))
@@ -127,8 +128,8 @@ def test_views_of_all_ranks_make_up_every_tensor_once(make_model, family: str, t
         assert set(seen[name].unique().tolist()) == ({float(tp)} if tensor.ndim == 1 and "norm" in name else {1.0})
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", LAYER_NAMES)
+@each_case("tied", [True, False])
+@each_case("family", LAYER_NAMES)
 def test_expected_shapes_equal_transformers(make_model, family: str, tied: bool) -> None:
     reader = StateDict(make_model(family, tie_word_embeddings=tied))
     shapes = {name: tuple(tensor.shape) for name, tensor in reader.tensors.items()}
@@ -137,8 +138,8 @@ def test_expected_shapes_equal_transformers(make_model, family: str, tied: bool)
     assert expected_hf_shapes(reader.family, reader.arch) == shapes
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", LAYER_NAMES)
+@each_case("tied", [True, False])
+@each_case("family", LAYER_NAMES)
 def test_shapes_of_a_stage_are_those_of_its_shards(make_model, family: str, tied: bool) -> None:
     reader = StateDict(make_model(family, tie_word_embeddings=tied))
     whole = reader.family.parameter_shapes(reader.arch, 1, layers=range(3), first_stage=True, last_stage=True)
@@ -150,8 +151,8 @@ def test_shapes_of_a_stage_are_those_of_its_shards(make_model, family: str, tied
         assert {tuple(shard.shape) for shard in reader.shards(name, tp=2)} == {shape}
 
 
-@pytest.mark.parametrize("kind", ["weight", "bias"])
-@pytest.mark.parametrize("tp", [1, 2])
+@each_case("kind", ["weight", "bias"])
+@each_case("tp", [1, 2])
 def test_fused_qkv_follows_query_groups(make_model, tp: int, kind: str) -> None:
     reader = StateDict(make_model("qwen2", num_attention_heads=6, hidden_size=24))
     name = f"decoder.layers.2.self_attention.linear_qkv.{kind}"
@@ -175,9 +176,7 @@ def test_gate_and_up_are_paired_on_each_rank(make_model) -> None:
     assert torch.equal(second, torch.cat([gate[16:], up[16:]]))
 
 
-@pytest.mark.parametrize(
-    ("name", "hf"), [("self_attention.linear_proj", "self_attn.o_proj"), ("mlp.linear_fc2", "mlp.down_proj")]
-)
+@each_case(("name", "hf"), [("self_attention.linear_proj", "self_attn.o_proj"), ("mlp.linear_fc2", "mlp.down_proj")])
 def test_second_linear_maps_are_cut_by_columns(make_model, name: str, hf: str) -> None:
     reader = StateDict(make_model("qwen3"))
     whole = reader.tensors[f"model.layers.0.{hf}.weight"]
@@ -186,7 +185,7 @@ def test_second_linear_maps_are_cut_by_columns(make_model, name: str, hf: str) -
     assert torch.equal(second, whole[:, 16:])
 
 
-@pytest.mark.parametrize(("tp", "multiple", "rows"), [(1, 1, 53), (2, 1, 27), (2, 16, 32), (2, 64, 64), (4, 32, 32)])
+@each_case(("tp", "multiple", "rows"), [(1, 1, 53), (2, 1, 27), (2, 16, 32), (2, 64, 64), (4, 32, 32)])
 def test_vocabulary_is_padded_with_zero_rows(make_model, tp: int, multiple: int, rows: int) -> None:
     reader = StateDict(make_model("qwen3"))
     whole = reader.tensors["lm_head.weight"]
@@ -207,7 +206,7 @@ def test_tied_head_is_filled_from_the_embedding_and_never_exported(make_model) -
     assert reader.merged("output_layer.weight", shards) == {}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fused", "plain"),
     [
         ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm"),
@@ -230,7 +229,7 @@ def test_shards_own_their_memory(make_model) -> None:
         assert shard.untyped_storage().nbytes() == shard.nbytes
 
 
-@pytest.mark.parametrize(
+@each_case(
     "name",
     [
         "decoder.layers.3.input_layernorm.weight",

@@ -18,6 +18,7 @@ from torch import Tensor
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
 from megasharp.mcore.verification import Probe, Verification, verify
+from tests.unit.cases import each_case
 
 PROBE = Probe(tokens=24)
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -41,8 +42,8 @@ def text(found: Verification) -> str:
     return "\n".join(found.lines)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "ministral"])
-@pytest.mark.parametrize("tied", [True, False])
+@each_case("family", ["qwen3", "qwen2", "llama", "mistral", "ministral"])
+@each_case("tied", [True, False])
 def test_a_converted_model_is_the_same_to_the_logits(save_model, tmp_path: Path, family: str, tied: bool) -> None:
     # Shorter than the sequences, where a family has windows.
     source = save_model(family, tie_word_embeddings=tied, sliding_window=5)
@@ -55,7 +56,7 @@ def test_a_converted_model_is_the_same_to_the_logits(save_model, tmp_path: Path,
     assert found.lines[-1] == "equal" and found.exit_code == 0
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@each_case("dtype", ["bfloat16", "float16"])
 def test_shorter_dtypes_have_tolerances_of_their_own(save_model, tmp_path: Path, dtype: str) -> None:
     source = save_model("qwen3", dtype=dtype, initializer_range=0.02)
     hf_to_megatron(source, tmp_path / "megatron")
@@ -132,7 +133,7 @@ def test_names_shapes_and_dtypes_are_compared(save_model) -> None:
     assert "logits: not compared, the models have other shapes" in found
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@each_case("dtype", ["bfloat16", "float16"])
 def test_a_rounded_model_is_told_from_another(save_model, tmp_path: Path, dtype: str) -> None:
     source, rounded, back = save_model("qwen3"), tmp_path / "rounded", tmp_path / "back"
     hf_to_megatron(source, rounded, dtype=dtype)
@@ -146,7 +147,7 @@ def test_a_rounded_model_is_told_from_another(save_model, tmp_path: Path, dtype:
     assert verify(rounded, back, PROBE).equal
 
 
-@pytest.mark.parametrize(("stored", "asked"), [("bfloat16", "float16"), ("float16", "bfloat16")])
+@each_case(("stored", "asked"), [("bfloat16", "float16"), ("float16", "bfloat16")])
 def test_dtypes_of_one_size_are_rounded_either_way(save_model, tmp_path: Path, stored: str, asked: str) -> None:
     source = save_model("qwen3", dtype=stored)
     hf_to_megatron(source, tmp_path / "megatron", dtype=asked)
@@ -172,7 +173,7 @@ def set_value(name: str, at: int, value: float) -> Callable[[dict[str, Tensor]],
     return lambda tensors: tensors[name].view(-1)[at].fill_(value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value", "compared"),
     [
         (DOWN, math.nan, "in float32: not compared, none is finite in both models"),

@@ -19,6 +19,7 @@ from megasharp.jobs import doctor
 from megasharp.jobs.all_reduce import measure
 from megasharp.jobs.checks import Finding
 from megasharp.jobs.doctor import Patient, Place, examine, report
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -50,7 +51,7 @@ def test_runs_below_a_file_are_found(tmp_path: Path) -> None:
     assert found["all-reduce"].text == "not tried, because of what failed above"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("package", "module", "optimizers", "level", "adam"),
     [
         ("apex", "apex.optimizers", "FusedAdam = FusedSGD = None", "ok", "apex's fused one"),
@@ -90,7 +91,7 @@ def test_missing_gpus_fail_where_the_run_wants_some(tmp_path: Path, monkeypatch:
     assert found["all-reduce"].level == "note"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("keys", "wanted"),
     [
         ([], 0),

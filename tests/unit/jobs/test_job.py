@@ -12,6 +12,7 @@ from example_jobs import EXAMPLES, SLURM
 
 from megasharp.errors import UserError
 from megasharp.jobs.job import Job, Resources, Software, render, seconds
+from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 ASKED = Resources(nodes=4, time="24:00:00", gpus_per_node=8, extra=("--qos=high",))
@@ -26,7 +27,7 @@ JOB = Job(
 )
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "expected"),
     [
         ("90", 90 * 60),
@@ -41,7 +42,7 @@ def test_time_limits_are_read_as_sbatch_reads_them(text: str, expected: int) -> 
     assert seconds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "1h", "1:2:3:4", "1-", "1-2:3:4:5", "::", "-5"])
+@each_case("text", ["", "1h", "1:2:3:4", "1-", "1-2:3:4:5", "::", "-5"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"--time .*: give HH:MM:SS"):
         seconds(text)
@@ -75,7 +76,7 @@ def test_cpus_and_partition_take_the_place_of_whole_nodes() -> None:
     assert "--exclusive" not in found
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("extra", "words"),
     [
         ("--signal=USR2@60", "--signal itself; give --lead"),
@@ -105,7 +106,7 @@ def test_every_option_in_the_file_is_known_to_be_its_own() -> None:
             render(replace(JOB, resources=replace(ASKED, extra=(option,))))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("extra", "written"),
     [
         (["--dependency=afterok:2"], "afterok:2,singleton"),
@@ -120,7 +121,7 @@ def test_what_a_user_waits_for_stands_beside_the_runs_own(extra: list[str], writ
     assert {"--qos=high", "--begin=now+1hour", "--time-min=60"} <= {*found}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("extra", "words"),
     [
         ("--dependency=afterok:2?afterok:3", "with commas between"),
@@ -220,7 +221,7 @@ def test_nothing_is_left_of_the_template() -> None:
     assert "%%" not in render(JOB)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "words"),
     [
         ({"resources": replace(ASKED, time="00:10:30")}, "600 s .--lead.*give more time or a smaller --lead"),
@@ -242,7 +243,7 @@ def test_no_site_and_no_broad_kill_is_in_the_file() -> None:
     assert not any(word in text for word in ("pkill", "killall", "kill -9", "eth0", "mlx5", "NCCL_IB_SL"))
 
 
-@pytest.mark.parametrize("file", EXAMPLES)
+@each_case("file", EXAMPLES)
 def test_the_files_in_slurm_are_what_is_rendered(file: str) -> None:
     written = (SLURM / file).read_text(encoding="utf-8")
     assert written == render(EXAMPLES[file]), "run tests/unit/jobs/example_jobs.py"

@@ -25,6 +25,7 @@ from megasharp.labs.actions.theory import (
 from megasharp.labs.output import write_findings
 from megasharp.labs.softmax import Array, policy_gradient, softmax
 from megasharp.labs.study import Findings, Outcome
+from tests.unit.cases import each_case
 
 POLICY_V, REWARD_V = np.array([0.6, 0.05, 0.35]), np.array([0.5, 1.0, 0.0])
 
@@ -47,8 +48,8 @@ def advantages(rule: Rule, reward_G: Array) -> Array:
             return np.array([a if a < 0 else 0.0 for a in reward_G - reward_G.mean()])
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("size", [2, 3])
+@each_case("rule", RULES)
+@each_case("size", [2, 3])
 def test_enumeration_is_the_sum_over_all_ordered_groups(rule: Rule, size: int) -> None:
     total_V = np.zeros(3)
     for actions in itertools.product(range(3), repeat=size):
@@ -65,7 +66,7 @@ def test_theorem_1_is_the_gradient_of_the_expected_reward() -> None:
     np.testing.assert_allclose(theorem_1(POLICY_V, REWARD_V), z.grad.numpy(), atol=1e-15)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 10])
+@each_case("size", [2, 3, 5, 10])
 def test_the_group_mean_brings_a_factor(size: int) -> None:
     rng = np.random.default_rng(size)
     for _ in range(5):

@@ -12,6 +12,7 @@ from rich.console import Console
 from megasharp.labs import STUDIES
 from megasharp.labs.output import cell_text, open_console, print_findings
 from megasharp.labs.study import Findings
+from tests.unit.cases import each_case
 
 SmallRun = Callable[[str], Findings]
 PIPED = 160
@@ -23,8 +24,8 @@ def printed(name: str, findings: Findings, width: int) -> str:
     return text.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 100, PIPED])
-@pytest.mark.parametrize("name", STUDIES)
+@each_case("width", [80, 100, PIPED])
+@each_case("name", STUDIES)
 def test_tables_show_every_figure_and_heading_whole(name: str, width: int, small_run: SmallRun) -> None:
     findings = small_run(name)
     text = printed(name, findings, width)
@@ -35,8 +36,8 @@ def test_tables_show_every_figure_and_heading_whole(name: str, width: int, small
     assert {part for part in words | headings if part not in text} == set()
 
 
-@pytest.mark.parametrize("width", [100, PIPED])
-@pytest.mark.parametrize("name", STUDIES)
+@each_case("width", [100, PIPED])
+@each_case("name", STUDIES)
 def test_claims_show_every_word_whole(name: str, width: int, small_run: SmallRun) -> None:
     findings = small_run(name)
     text = printed(name, findings, width)
@@ -44,7 +45,7 @@ def test_claims_show_every_word_whole(name: str, width: int, small_run: SmallRun
     assert {word for word in words if word not in text} == set()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cell", "shown"),
     [(6.9251e-05, "6.93e-05"), (0.96412, "0.964"), (1.0, "1"), (3508.66, "3509"), (2.5e7, "2.5e+07"), (20000, "20000")],
 )
@@ -52,7 +53,7 @@ def test_floats_have_three_digits_and_counts_all(cell: float, shown: str) -> Non
     assert cell_text(cell) == shown
 
 
-@pytest.mark.parametrize(("terminal", "width"), [(True, 93), (False, PIPED)])
+@each_case(("terminal", "width"), [(True, 93), (False, PIPED)])
 def test_the_console_is_wide_where_there_is_no_terminal(
     terminal: bool, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ from megasharp.labs.tree.world import (
     sequence_probability,
 )
 from megasharp.types import Group, Prompt, TaskAnswer, TokenInputs
+from tests.unit.cases import each_case
 
 SEQUENCES = ["".join(path) for path in itertools.product(ACTIONS, repeat=HORIZON)]
 GROUP = Group("g", Prompt("p", "tree", "", (), TaskAnswer(), "", 0, 0), (), 0)
@@ -94,7 +95,7 @@ def test_ranks_count_those_ahead_and_earlier_ones_win_ties() -> None:
     assert ranks(policy_RDV).tolist() == [[[2, 0, 1, 3], [0, 1, 2, 3], [3, 2, 1, 0]]]
 
 
-@pytest.mark.parametrize("quantile", [0.2, 0.4, 0.5, 0.8, 1.0])
+@each_case("quantile", [0.2, 0.4, 0.5, 0.8, 1.0])
 def test_gate_is_strictly_above_torchs_quantile(quantile: float) -> None:
     entropy_RGL = np.random.default_rng(3).random((1, 200, HORIZON))
     threshold = torch.quantile(torch.from_numpy(entropy_RGL[0]), quantile, dim=-1, keepdim=True).numpy()
@@ -127,7 +128,7 @@ def printed_objective(logit_DV: Tensor, batch: Batch, setting: Setting) -> Tenso
     return (adv_GL * gamma_GL + setting.beta * entropy_GL).mean()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "setting",
     [
         Setting(1.0),
@@ -181,7 +182,7 @@ def recipe_objective(logit_DV: Tensor, batch: Batch, setting: Setting) -> Tensor
     return -(loss_T + bonus_T).mean()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "setting", [Setting(1.0, alpha=0.65, lambda_top1=1.1), Setting(1.0, beta=0.2, alpha=0.3, topn=3, quantile=0.4)]
 )
 def test_gradient_is_that_of_the_methods_of_a_recipe(setting: Setting) -> None:
@@ -249,7 +250,7 @@ def outcome_of(results: Results, changed: dict[Setting, Result], statement: str)
     return next(claim.outcome for claim in judged if claim.statement.startswith(statement))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fewer", "outcome"), [(0, Outcome.DIFFERS), (1, Outcome.DIFFERS), (3, Outcome.DIFFERS), (8, Outcome.REPRODUCED)]
 )
 def test_the_penalty_is_needed_only_where_clearly_more_modes_are_lost(
@@ -260,7 +261,7 @@ def test_the_penalty_is_needed_only_where_clearly_more_modes_are_lost(
     assert outcome_of(small_results, changed, "the penalty on the rank-1") is outcome
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("single", "rest", "outcome"),
     [
         (20, 2.0, Outcome.REPRODUCED),
@@ -276,7 +277,7 @@ def test_a_single_mode_is_asked_of_nearly_all_seeds(
     assert outcome_of(small_results, {experiments.GRPO: grpo}, "GRPO collapses") is outcome
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("modes", "accuracy", "outcome"),
     [(6.0, 0.48, Outcome.REPRODUCED), (3.0, 1.0, Outcome.REPRODUCED), (6.0, 0.98, Outcome.PARTLY)],
 )

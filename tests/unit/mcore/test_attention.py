@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -10,6 +9,7 @@ from megasharp.mcore.attention import PackedAttention
 from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.rope import rotary_tables, rotate
 from megasharp.types import Segments
+from tests.unit.cases import each_case
 
 HEADS, GROUPS, DIM = 4, 2, 6
 # A prompt of 9 rows with responses of 14 and 3, and a run that shares nothing.
@@ -45,7 +45,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-@pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 10, 22, 23])
+@each_case("window", [None, 1, 2, 5, 8, 10, 22, 23])
 def test_outputs_and_gradients_are_those_of_plain_attention(window: int | None) -> None:
     attention = PackedAttention(None, 2, None, "self", DIM**-0.5, windows=(3, window))
     rows = packed_rows(SEGMENTS, *rotary_tables(FREQUENCIES, 1.0, POSITIONS))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from megasharp.mcore.blocks import AttentionPlan, full_plan, windowed_plan
 from megasharp.mcore.spans import longest_context
 from megasharp.types import Segments
+from tests.unit.cases import each_case
 
 # Prompts of 5 and 1 rows with two and one responses, and runs that share nothing.
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (9, -1), (1, -1), (3, -1)]
@@ -50,7 +50,7 @@ def planned(plan: AttentionPlan) -> dict[int, list[int]]:
     return {row: visible[place] for row, place in enumerate(places)}
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 13, 17, 100])
+@each_case("window", [1, 2, 3, 4, 5, 8, 13, 17, 100])
 def test_a_window_shows_the_last_positions_across_a_shared_prompt(window: int) -> None:
     segments = segments_of(RUNS)
     assert planned(windowed_plan(segments, int(segments.length.sum()), window)) == defined(segments, window)

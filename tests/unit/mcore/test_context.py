@@ -17,13 +17,14 @@ from megasharp.mcore.context import ContextCut
 from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.share import rank_share
 from megasharp.types import MicroBatch, Sequence
+from tests.unit.cases import each_case
 
 # Prompts of 5 and 1 rows with two and one responses, runs that share nothing, and padding: 48 rows.
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (9, -1), (1, -1), (3, -1), (9, -1)]
 ROWS = 48
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@each_case("size", [1, 2, 3, 4])
 def test_every_row_is_somebodys_and_work_is_even(size: int) -> None:
     cuts = [ContextCut(rank, size, ROWS) for rank in range(size)]
     joined = torch.cat([cut.held() for cut in cuts])
@@ -32,9 +33,9 @@ def test_every_row_is_somebodys_and_work_is_even(size: int) -> None:
     assert len({int((cut.held() + 1).sum()) for cut in cuts}) == 1
 
 
-@pytest.mark.parametrize("way", ["blocks", "kernels"])
-@pytest.mark.parametrize("window", [None, 1, 3, 8, 17])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@each_case("way", ["blocks", "kernels"])
+@each_case("window", [None, 1, 3, 8, 17])
+@each_case("size", [2, 3, 4])
 def test_the_ranks_parts_are_the_whole(
     way: str, window: int | None, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +79,7 @@ def a_micro_batch() -> MicroBatch:
     return batch.mini_batches[0].per_rank[0][0]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@each_case("size", [1, 2, 4])
 def test_every_token_is_predicted_by_the_rank_that_holds_its_row(size: int) -> None:
     micro = a_micro_batch()
     shares = [rank_share(micro, rank, size) for rank in range(size)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from megasharp.mcore.adam import Adam
 from megasharp.mcore.cpu import on_cpu
 from megasharp.mcore.streamed_adam import PIECE, SLOTS, StreamedAdam, cut
 from megasharp.plan.formulas import staging_bytes
+from tests.unit.cases import each_case
 
 CPU = torch.device("cpu")
 # Two groups, which differ in weight decay; a shard may be empty, smaller than a piece, or several of them.
@@ -20,8 +20,8 @@ COUNTS = [[300, 0, 64, 1], [1000, 7]]
 SETTINGS = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 
 
-@pytest.mark.parametrize("size", [64, 128, 4096])
-@pytest.mark.parametrize("groups", [COUNTS, [[]], [], [[5]], [[128, 128]]])
+@each_case("size", [64, 128, 4096])
+@each_case("groups", [COUNTS, [[]], [], [[5]], [[128, 128]]])
 def test_every_element_is_in_one_piece(groups: list[list[int]], size: int) -> None:
     starts, total, pieces = cut(groups, size)
     seen = torch.zeros(total, dtype=torch.int64)
@@ -90,9 +90,9 @@ def pair(generator: torch.Generator, piece: int = 128, lower: bool = True, decou
     return Pair(plain, streamed, mains, weights if lower else ([], []))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("decoupled", [True, False], ids=["adamw", "adam"])
-@pytest.mark.parametrize("lower", [True, False], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("piece", [64, 512, 1 << 20])
+@each_case("decoupled", [True, False], ids=["adamw", "adam"])
+@each_case("lower", [True, False], ids=["bfloat16", "float32"])
+@each_case("piece", [64, 512, 1 << 20])
 def test_bits_are_adams(piece: int, lower: bool, decoupled: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     both = pair(generator, piece, lower, decoupled)

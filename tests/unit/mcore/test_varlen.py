@@ -14,6 +14,7 @@ from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.spans import spans_of
 from megasharp.mcore.varlen import VarlenPlan, varlen_attention, varlen_plan
 from megasharp.types import Segments
+from tests.unit.cases import each_case
 
 # Prompts of 5 and 1 rows with two and one responses, and runs that share nothing.
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (9, -1), (1, -1), (3, -1)]
@@ -31,7 +32,7 @@ def results(way: str, segments: Segments, window: int | None, dtype: torch.dtype
     return [out, *torch.autograd.grad(out, (query, key, value), cotangent.detach())]
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@each_case("window", WINDOWS)
 def test_the_whole_path_is_plain_attention_and_the_blocks(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     segments = segments_of(RUNS)
     blocks = results("attend", segments, window)
@@ -43,8 +44,8 @@ def test_the_whole_path_is_plain_attention_and_the_blocks(window: int | None, mo
         torch.testing.assert_close(block, expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("queries", [1, 4, 9])
+@each_case("window", [None, 3])
+@each_case("queries", [1, 4, 9])
 def test_the_stand_in_is_masked_attention(window: int | None, queries: int) -> None:
     """Fewer queries than keys: the last query sees the last key, with its gradients by autograd."""
     query, key, value, cotangent = inputs(9)
@@ -81,7 +82,7 @@ def test_of_a_prompt_only_what_the_window_reaches_is_gathered() -> None:
     assert plan.key_starts.tolist() == [0, 100, 117] and plan.most_keys == 100
 
 
-@pytest.mark.parametrize("window", [None, 3])
+@each_case("window", [None, 3])
 def test_torchs_operators_take_these_arguments(window: int | None) -> None:
     """Their schema and shapes, on torch's meta device: nothing is computed."""
     segments = segments_of(RUNS)

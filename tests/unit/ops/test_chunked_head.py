@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megasharp.ops import chunked_head
 from megasharp.ops.chunked_head import chunked_token_head
 from megasharp.ops.head import HeadOutput, VocabShard, token_head
+from tests.unit.cases import each_case
 
 TOKENS, HIDDEN, VOCABULARY, PADDED = 7, 5, 13, 16
 SHARD = VocabShard(0, VOCABULARY, None)
@@ -43,7 +44,7 @@ def head_of(inputs: Inputs, leaves: tuple[Tensor, Tensor], **options: Any) -> He
     return chunked_token_head(*leaves, inputs.target_T, SHARD, **asked)
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 8])
+@each_case("chunk_tokens", [1, 3, 7, 8])
 def test_equal_to_the_oracle(chunk_tokens: int) -> None:
     inputs = random_inputs()
     leaves = inputs.leaves()
@@ -56,7 +57,7 @@ def test_equal_to_the_oracle(chunk_tokens: int) -> None:
     torch.testing.assert_close(leaves[1].grad, expected.gradient.t() @ inputs.hidden_TH)
 
 
-@pytest.mark.parametrize("options", [{"topn": 0}, {"entropy": False, "entropy_gradient": False}, {"topn": 13}])
+@each_case("options", [{"topn": 0}, {"entropy": False, "entropy_gradient": False}, {"topn": 13}])
 def test_what_was_not_asked_for(options: dict[str, Any]) -> None:
     inputs = random_inputs()
     leaves, plain = inputs.leaves(), inputs.leaves()
@@ -112,10 +113,8 @@ def test_chunks_of_bfloat16_are_added_in_float32() -> None:
     torch.testing.assert_close(all_of_them[1].grad, 512 * one[1].grad)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "block_rows"), [(torch.float32, 16_384), (torch.bfloat16, 16_384), (torch.bfloat16, 5)]
-)
-@pytest.mark.parametrize("chunk_tokens", [2, 7])
+@each_case(("dtype", "block_rows"), [(torch.float32, 16_384), (torch.bfloat16, 16_384), (torch.bfloat16, 5)])
+@each_case("chunk_tokens", [2, 7])
 def test_the_callers_buffer_gets_the_weights_gradient(
     dtype: torch.dtype, block_rows: int, chunk_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megasharp.ops.distinct import expected_distinct
+from tests.unit.cases import each_case
 
 
 def random_logp(seed: int, vocabulary: int, scale: float = 2.0) -> Tensor:
@@ -17,7 +18,7 @@ def random_logp(seed: int, vocabulary: int, scale: float = 2.0) -> Tensor:
     return torch.log_softmax(scale * torch.randn(vocabulary, generator=generator, dtype=torch.float64), dim=-1)
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 4])
+@each_case("samples", [1, 2, 3, 4])
 def test_equals_the_enumeration_of_all_draws(samples: int) -> None:
     logp_V = random_logp(0, 4)
     expected = sum(
@@ -32,7 +33,7 @@ def test_coin_and_certainty_and_impossible_tokens() -> None:
     assert expected_distinct(certain_V, 1024).item() == 1.0
 
 
-@pytest.mark.parametrize("exponent", [3, 9, 15])
+@each_case("exponent", [3, 9, 15])
 def test_keeps_its_digits_for_tiny_and_for_nearly_certain_tokens(exponent: int) -> None:
     tiny, samples = Fraction(1, 10**exponent), 64
     exact = (1 - (1 - tiny) ** samples) + (1 - tiny**samples)

@@ -11,6 +11,7 @@ from head_cases import loss, oracle
 from torch import Tensor
 
 from megasharp.ops.head import VocabShard, token_head
+from tests.unit.cases import each_case
 
 VOCABULARY = 13
 TOKENS = 6
@@ -61,12 +62,12 @@ def check(
     assert torch.equal(leaf_TVp.grad[:, valid:], torch.zeros_like(leaf_TVp.grad[:, valid:]))
 
 
-@pytest.mark.parametrize("topn", range(1, 9))
+@each_case("topn", range(1, 9))
 def test_random_logits(topn: int) -> None:
     check(*random_case(seed=topn), topn=topn)
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 2.5])
+@each_case("temperature", [0.1, 0.7, 1.0, 2.5])
 def test_temperature(temperature: float) -> None:
     check(*random_case(), temperature=temperature)
 
@@ -87,8 +88,8 @@ def test_bfloat16_logits_keep_float32_statistics() -> None:
     assert token_head(logits_TVp, target_T, whole(VOCABULARY)).logp_T.dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("winner_is_target", [True, False])
+@each_case("dtype", [torch.float32, torch.float64])
+@each_case("winner_is_target", [True, False])
 def test_one_logit_ten_thousand_larger(dtype: torch.dtype, winner_is_target: bool) -> None:
     logits_TVp, target_T = random_case()
     winner_T = target_T if winner_is_target else (target_T + 1) % VOCABULARY
@@ -96,7 +97,7 @@ def test_one_logit_ten_thousand_larger(dtype: torch.dtype, winner_is_target: boo
     check(logits_TVp.to(dtype), target_T, tolerance=1e-11 if dtype == torch.float64 else 1e-6)
 
 
-@pytest.mark.parametrize("shift", [-1e6, 1e6, -1e30])
+@each_case("shift", [-1e6, 1e6, -1e30])
 def test_large_magnitude(shift: float) -> None:
     logits_TVp, target_T = random_case()
     check((logits_TVp + shift).float(), target_T, tolerance=2e-6)
@@ -138,7 +139,7 @@ def test_not_a_number_is_not_hidden() -> None:
     assert head.entropy_T is not None and head.entropy_T.isnan()[2]
 
 
-@pytest.mark.parametrize("padding", [1e4, math.nan, math.inf])
+@each_case("padding", [1e4, math.nan, math.inf])
 def test_padded_vocabulary_has_no_effect(padding: float) -> None:
     logits_TVp, target_T = random_case(columns=VOCABULARY + 3)
     logits_TVp[:, VOCABULARY:] = padding
@@ -185,7 +186,7 @@ def test_gradient_of_an_expanded_scalar() -> None:
     torch.testing.assert_close(logits_TVp.grad, expected)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@each_case("temperature", [1.0, 0.6])
 def test_gradcheck(temperature: float) -> None:
     logits_TVp, target_T = random_case(columns=VOCABULARY + 2, scale=1.0)
 
@@ -205,7 +206,7 @@ def test_gradcheck(temperature: float) -> None:
     assert torch.autograd.gradcheck(outputs, (logits_TVp.requires_grad_(),))
 
 
-@pytest.mark.parametrize("used", ["logp_T", "entropy_T", "topn_logp_TN"])
+@each_case("used", ["logp_T", "entropy_T", "topn_logp_TN"])
 def test_gradient_through_one_output_alone(used: str) -> None:
     logits_TVp, target_T = random_case()
     logits_TVp.requires_grad_()
@@ -248,7 +249,7 @@ def test_zero_tokens() -> None:
     assert logits_TVp.grad is not None and logits_TVp.grad.shape == (0, VOCABULARY + 2)
 
 
-@pytest.mark.parametrize("bad", [-1, VOCABULARY, VOCABULARY + 1, -100])
+@each_case("bad", [-1, VOCABULARY, VOCABULARY + 1, -100])
 def test_target_outside_the_vocabulary(bad: int) -> None:
     logits_TVp, target_T = random_case(columns=VOCABULARY + 3)
     target_T[4] = bad

@@ -20,6 +20,7 @@ from head_cases import Case, observe, oracle
 from torch import Tensor
 
 from megasharp.ops.head import Kernels
+from tests.unit.cases import each_case
 
 VOCABULARY = 187
 KERNELS: tuple[Kernels, ...] = ("torch", "triton")
@@ -114,8 +115,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("name", CASES)
+@each_case("kernels", KERNELS)
+@each_case("name", CASES)
 def test_equal_to_the_oracle(interpreter: Callable[..., Any], name: str, kernels: Kernels) -> None:
     case = CASES[name]
     expected = oracle(case.logits_TVp, case.target_T, case.valid, case.temperature, case.topn)
@@ -151,14 +152,14 @@ def without_entropy(case: Case) -> Tensor:
     return leaf_TV.grad
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@each_case("kernels", KERNELS)
 def test_incoming_gradients_of_any_strides(interpreter: Callable[..., Any], kernels: Kernels) -> None:
     for strided, plain in interpreter(faults.strided_gradients, random_case(programs=9), kernels):
         assert torch.equal(strided, plain)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("used", ["logp_T", "entropy_T", "topn_logp_TN"])
+@each_case("kernels", KERNELS)
+@each_case("used", ["logp_T", "entropy_T", "topn_logp_TN"])
 def test_gradient_through_one_output_alone(interpreter: Callable[..., Any], used: str, kernels: Kernels) -> None:
     case = random_case(padding=0)
     gradient = interpreter(faults.through_one_output, case, kernels, used)
@@ -173,7 +174,7 @@ def test_gradient_through_one_output_alone(interpreter: Callable[..., Any], used
     torch.testing.assert_close(gradient, leaf_TV.grad, rtol=5e-6, atol=5e-6, check_dtype=False)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@each_case("kernels", KERNELS)
 def test_what_is_refused(interpreter: Callable[..., Any], kernels: Kernels) -> None:
     found = interpreter(faults.refusals, random_case(), kernels)
     beyond = f"is outside the vocabulary of {VOCABULARY} tokens"
@@ -190,13 +191,13 @@ def test_what_is_refused(interpreter: Callable[..., Any], kernels: Kernels) -> N
     }
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@each_case("kernels", KERNELS)
 def test_the_gradient_lies_where_the_logits_were(interpreter: Callable[..., Any], kernels: Kernels) -> None:
     in_place, gradient = interpreter(faults.overwritten, random_case(programs=9), kernels)
     assert torch.equal(in_place, gradient)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@each_case("kernels", KERNELS)
 def test_not_a_number_is_not_hidden(interpreter: Callable[..., Any], kernels: Kernels) -> None:
     case = random_case(padding=0, programs=9)
     case.logits_TVp[2, 100] = math.nan

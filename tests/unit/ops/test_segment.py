@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megasharp.ops.segment import segment_broadcast, segment_mean, segment_quantile, segment_sum
+from tests.unit.cases import each_case
 
 # Not sorted, and segments 1 and 4 are empty.
 SEQ_T = torch.tensor([3, 0, 0, 2, 3, 0, 2])
@@ -30,7 +31,7 @@ def test_mean_is_a_loop_over_segments() -> None:
     torch.testing.assert_close(segment_mean(x_T, SEQ_T, SEGMENTS), torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("weight_dtype", [torch.float64, torch.float32, torch.bool])
+@each_case("weight_dtype", [torch.float64, torch.float32, torch.bool])
 def test_weighted_mean_ignores_masked_tokens(weight_dtype: torch.dtype) -> None:
     x_T = tokens()
     weight_T = torch.tensor([1, 0, 1, 0, 1, 1, 0])
@@ -60,8 +61,8 @@ def test_broadcast_returns_each_tokens_segment() -> None:
     assert segment_broadcast(x_S, SEQ_T).tolist() == [13.0, 10.0, 10.0, 12.0, 13.0, 10.0, 12.0]
 
 
-@pytest.mark.parametrize("q", [0.0, 0.1, 0.25, 0.5, 0.7, 0.8, 0.95, 1.0])
-@pytest.mark.parametrize("seed", range(5))
+@each_case("q", [0.0, 0.1, 0.25, 0.5, 0.7, 0.8, 0.95, 1.0])
+@each_case("seed", range(5))
 def test_quantile_is_torch_quantile_of_each_segment(q: float, seed: int) -> None:
     """Segments of 0 to 40 tokens, interleaved, with ties and masked tokens."""
     generator = torch.Generator().manual_seed(seed)

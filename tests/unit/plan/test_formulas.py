@@ -19,6 +19,7 @@ from megasharp.ops.chunked_head import CHUNK_TOKENS, chunked_token_head
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.plan import formulas
 from megasharp.plan.formulas import Lengths
+from tests.unit.cases import each_case
 
 MODELS = Path(__file__).parents[3] / "configs" / "model"
 # As their authors publish them; a tied head counts once.
@@ -52,7 +53,7 @@ def test_shipped_configs_have_the_published_parameters() -> None:
     assert {name: model(name).parameter_count() for name in shipped} == PUBLISHED
 
 
-@pytest.mark.parametrize(("shards", "expected"), [(1, 18.0), (2, 12.0), (4, 9.0), (8, 7.5)])
+@each_case(("shards", "expected"), [(1, 18.0), (2, 12.0), (4, 9.0), (8, 7.5)])
 def test_static_bytes_of_a_parameter_are_those_of_megatrons_guide(shards: int, expected: float) -> None:
     count = 1_000_000
     found = 2 * count + formulas.gradient_bytes(count) + formulas.optimizer_bytes(count, 2, shards)
@@ -95,7 +96,7 @@ def test_a_tied_embedding_is_multiplied_as_the_head() -> None:
     assert formulas.forward_flops_per_token(arch, 0.0) == 2 * arch.parameter_count()
 
 
-@pytest.mark.parametrize("windows", [(), (64, None, 64, 16)])
+@each_case("windows", [(), (64, None, 64, 16)])
 def test_batching_counts_the_same_flops_with_every_rows_own_context(windows: tuple[int | None, ...]) -> None:
     arch = replace(model("qwen3-1.7b"), num_layers=4, windows=windows)
     before, rows = 50, 40
@@ -125,7 +126,7 @@ def test_bubble_and_micro_batches_in_flight_follow_1f1b() -> None:
     assert formulas.in_flight(0, 4, 2, 100) / 4 == pytest.approx(1 + 3 / 8)
 
 
-@pytest.mark.parametrize("mean", [500.0, 250.0, 1000.0])
+@each_case("mean", [500.0, 250.0, 1000.0])
 def test_lengths_have_their_mean_and_mean_context(mean: float) -> None:
     """By numerical integration of the share of responses that are longer."""
     lengths = Lengths(100.0, 200, mean, 1000)
@@ -136,8 +137,8 @@ def test_lengths_have_their_mean_and_mean_context(mean: float) -> None:
     assert lengths.longer_than(1000) == 0.0
 
 
-@pytest.mark.parametrize("mean", [500.0, 250.0, 1000.0])
-@pytest.mark.parametrize("window", [50, 100, 300, 1099, 1100, 5000])
+@each_case("mean", [500.0, 250.0, 1000.0])
+@each_case("window", [50, 100, 300, 1099, 1100, 5000])
 def test_a_token_attends_to_no_more_than_its_window(mean: float, window: int) -> None:
     """By numerical integration; a window of the longest sequence is none."""
     lengths = Lengths(100.0, 200, mean, 1000)
@@ -192,8 +193,8 @@ class _Peak(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("entropy", "gradient"), [(False, False), (True, False), (True, True)])
+@each_case("dtype", [torch.bfloat16, torch.float32])
+@each_case(("entropy", "gradient"), [(False, False), (True, False), (True, True)])
 def test_the_head_holds_as_much_at_once_as_the_formula_says(dtype: torch.dtype, entropy: bool, gradient: bool) -> None:
     """The learner's way: logits of all rows, then those that predict, then `token_head`, then backward."""
     tokens, vocab = 256, 4096
@@ -213,8 +214,8 @@ def test_the_head_holds_as_much_at_once_as_the_formula_says(dtype: torch.dtype, 
     assert 1.0 <= peak.most / planned < 1.02
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("vocab", [1024, 16_384])
+@each_case("dtype", [torch.bfloat16, torch.float32])
+@each_case("vocab", [1024, 16_384])
 def test_the_chunked_head_holds_as_much_at_once_as_the_formula_says(dtype: torch.dtype, vocab: int) -> None:
     """Once the chunk's logits are the most, once the weight's gradient; hidden states are copied as a learner does."""
     tokens, hidden = 2 * CHUNK_TOKENS + 100, 256

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Sequence
 
-import pytest
 from pydantic import TypeAdapter
 
 from megasharp.prolonged.best import BestFigure
@@ -14,6 +13,7 @@ from megasharp.prolonged.control import Control, ControlState, Rules
 from megasharp.prolonged.lengths import LengthChange, LengthStage, Threshold
 from megasharp.prolonged.resets import ResetRule
 from megasharp.prolonged.stagnation import StagnationRule, Watch
+from tests.unit.cases import each_case
 
 PASS = "eval/dev/pass@1"
 TRUNCATED = "rollout/truncated"
@@ -39,7 +39,7 @@ def by_definition(rule: StagnationRule, values: Sequence[float]) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_stagnation_is_its_definition(seed: int) -> None:
     draw = random.Random(seed)
     rule = StagnationRule(PASS, draw.randint(1, 4), draw.choice([0.0, 0.1]))
@@ -167,8 +167,8 @@ def decisions(seed: int, stop_at: int | None, after_evaluation: bool) -> tuple[l
     return limits, found.state
 
 
-@pytest.mark.parametrize("after_evaluation", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@each_case("after_evaluation", [False, True])
+@each_case("seed", range(6))
 def test_stopped_at_any_step_and_resumed_it_decides_the_same(seed: int, after_evaluation: bool) -> None:
     limits, state = decisions(seed, None, after_evaluation)
     assert len(state.resets.done) > 1 and len(set(limits)) > 1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from megasharp.report.page.code_errors import code_error
+from tests.unit.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "found"),
     [
         ("```output\nTypeError: cannot determine truth value of Relational\n```\nThe error occurs", "TypeError"),

@@ -27,6 +27,7 @@ from megasharp.report.page.records import Page
 from megasharp.report.page.sampling import ranges, spread_out, thinned
 from megasharp.report.page.words import words
 from megasharp.runs.history import read_run
+from tests.unit.cases import each_case
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_success_of_evaluations_and_of_training(page: Page) -> None:
     assert dict(zip(training.labels, training.bars[0].shares, strict=True))["to 1/2"] == 1.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("correct", "samples", "label"),
     [
         (0, 8, "0"),

@@ -28,6 +28,7 @@ from megasharp.types import (
     TaskAnswer,
     Verdict,
 )
+from tests.unit.cases import each_case
 from tests.unit.rollout.standin_engine import Delay, StandInEngine, length, token
 
 SAMPLING = SamplingParams(max_tokens=12)
@@ -104,8 +105,8 @@ def versions_of(completion: Completion) -> list[int]:
     return [span.version for span in spans for _ in range(span.start, span.end)]
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
+@each_case("seed", range(4))
+@each_case(
     "settings",
     [
         {},
@@ -158,7 +159,7 @@ def test_without_oversampling_a_step_is_what_the_prompts_order_says_whatever_fin
     assert step(lambda n: QUICK * (1 + n)) == step(lambda n: QUICK * max(1, 8 - n)) == expected
 
 
-@pytest.mark.parametrize(("rounds", "sampled"), [(0, 4), (1, 4 + 16)])
+@each_case(("rounds", "sampled"), [(0, 4), (1, 4 + 16)])
 def test_refills_are_bounded(rounds: int, sampled: int) -> None:
     source = Prompts()
     found = rollouts(StandInEngine(lambda _: QUICK)).collect(
@@ -401,6 +402,6 @@ def test_an_on_policy_step_never_takes_other_tokens() -> None:
         collector.collect(Prompts(), order(wanted=1))
 
 
-@pytest.mark.parametrize(("wanted", "share", "runs"), [(10, 0.1, 11), (10, 0.11, 12), (3, 0.0, 3), (30, 0.1, 33)])
+@each_case(("wanted", "share", "runs"), [(10, 0.1, 11), (10, 0.11, 12), (3, 0.0, 3), (30, 0.1, 33)])
 def test_how_many_prompts_run(wanted: int, share: float, runs: int) -> None:
     assert prompts_at_once(wanted, share) == runs

@@ -10,13 +10,14 @@ import torch
 from megasharp.errors import UserError
 from megasharp.rollout.inprocess import engine as module
 from megasharp.rollout.inprocess.candidates import candidates_of
+from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 PROMPT, RESPONSE = (3, 7, 1, 9, 4), (2, 11, 12, 5, 0, 6, 22)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "ministral"])
-@pytest.mark.parametrize("rows", [1, 3, 1000])
+@each_case("family", ["qwen3", "qwen2", "llama", "ministral"])
+@each_case("rows", [1, 3, 1000])
 def test_candidates_equal_transformers_logits(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, family: str, rows: int
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from megasharp.errors import UserError
 from megasharp.rollout.inprocess import InProcessEngine
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 PROMPTS = ((3, 7, 1, 9, 4, 4, 2), (5, 6, 7), (8,))
@@ -22,7 +23,7 @@ def rows(samples: list[list[Completion]]) -> list[list[list[int]]]:
     return [[completion.tokens.tolist() for completion in group] for group in samples]
 
 
-@pytest.mark.parametrize("max_batch", [1, 4, 8, 512])
+@each_case("max_batch", [1, 4, 8, 512])
 def test_results_do_not_depend_on_the_chunking(make_model: MakeModel, max_batch: int) -> None:
     model, folder = make_model()
     whole = engine_of(model, folder).generate(REQUESTS, SAMPLING)
@@ -112,7 +113,7 @@ def test_serves_nothing_before_the_first_weights(make_model: MakeModel) -> None:
 NORM = "model.norm.weight"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("damage", "message"),
     [
         (lambda named: [pair for pair in named if pair[0] != NORM], f"1 missing, among them {NORM}"),
@@ -167,7 +168,7 @@ def test_close_frees_and_refuses(make_model: MakeModel) -> None:
         engine.load_weights(1, model.named_parameters())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("tokens", "sampling", "message"),
     [
         ((), SAMPLING, "a prompt is empty"),
@@ -206,7 +207,7 @@ def test_weights_that_are_not_finite_are_reported(make_model: MakeModel) -> None
         engine.generate(REQUESTS, SAMPLING)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"),
     [
         ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM is not supported"),

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
+from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 PROMPTS = ((3, 7, 1, 9, 4, 4, 2), (5, 6, 7), (8,), (3, 7, 1, 9, 4, 4, 2, 11, 12))
@@ -39,8 +40,8 @@ def assert_policy_logp(model: PreTrainedModel, prompt: Sequence[int], completion
     torch.testing.assert_close(completion.policy_logp.double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
+@each_case("tied", [True, False])
+@each_case(
     ("family", "changes"),
     [
         ("qwen3", {}),
@@ -64,7 +65,7 @@ def test_log_probs_equal_a_full_forward(
             assert completion.policy_logp.dtype == torch.float32
 
 
-@pytest.mark.parametrize("rope", [YARN, LLAMA3, {**YARN, "rope_type": "linear"}])
+@each_case("rope", [YARN, LLAMA3, {**YARN, "rope_type": "linear"}])
 def test_scaled_rotary_embeddings(make_model: MakeModel, rope: dict[str, object]) -> None:
     model, folder = make_model("qwen3", rope_parameters=rope)
     samples = engine_of(model, folder).generate(REQUESTS, SamplingParams(max_tokens=20))
@@ -72,8 +73,8 @@ def test_scaled_rotary_embeddings(make_model: MakeModel, rope: dict[str, object]
         assert_policy_logp(model, prompt, group[0], 1.0)
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 11, 12])
-@pytest.mark.parametrize(
+@each_case("window", [1, 2, 5, 11, 12])
+@each_case(
     ("family", "changes"),
     [
         ("mistral", {}),
@@ -102,7 +103,7 @@ def test_windows_of_samples_that_stop_early(make_model: MakeModel) -> None:
             assert_policy_logp(model, prompt, completion, 1.0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral", "ministral"])
+@each_case("family", ["qwen3", "qwen2", "llama", "mistral", "ministral"])
 def test_greedy_equals_transformers_generate(make_model: MakeModel, family: str) -> None:
     windows = {"sliding_window": 7} if family in ("mistral", "ministral") else {}
     model, folder = make_model(family, **windows)
@@ -118,7 +119,7 @@ def test_greedy_equals_transformers_generate(make_model: MakeModel, family: str)
         assert_policy_logp(model, prompt, completion, 1.0)
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.6), (5, 0.7)])
+@each_case(("top_k", "top_p"), [(3, 1.0), (0, 0.6), (5, 0.7)])
 def test_truncation_keeps_the_right_tokens_and_renormalises(make_model: MakeModel, top_k: int, top_p: float) -> None:
     model, folder = make_model("qwen3")
     sampling = SamplingParams(max_tokens=8, temperature=1.3, top_k=top_k, top_p=top_p)

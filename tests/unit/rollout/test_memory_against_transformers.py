@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from megasharp.rollout.inprocess import InProcessEngine, generation
 from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
+from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 PROMPTS = ((3, 7, 1, 9, 4, 4, 2), (5, 6, 7), (8,), (3, 7, 1, 9, 4, 4, 2, 11, 12))
@@ -80,7 +81,7 @@ def assert_log_probs(
     torch.testing.assert_close(completion.sampler_logp.double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "sampling",
     [
         SamplingParams(9, memory_mu=0.0),
@@ -122,9 +123,7 @@ def test_both_caches_follow_rows_that_finish(make_model: MakeModel, monkeypatch:
         assert_log_probs(networks, prompt, completion, sampling)
 
 
-@pytest.mark.parametrize(
-    ("mu", "plausible"), [(0.0, None), (0.8, None), (3.0, Plausible(min_p=0.2)), (3.0, Plausible(top_k=4))]
-)
+@each_case(("mu", "plausible"), [(0.0, None), (0.8, None), (3.0, Plausible(min_p=0.2)), (3.0, Plausible(top_k=4))])
 def test_greedy_takes_the_largest_difference(make_model: MakeModel, mu: float, plausible: Plausible | None) -> None:
     networks, engine = pair_of(make_model)
     greedy = SamplingParams(12, temperature=0.0, top_p=0.5, memory_mu=mu, plausible=plausible)
@@ -140,7 +139,7 @@ def test_greedy_takes_the_largest_difference(make_model: MakeModel, mu: float, p
         assert_log_probs(networks, prompt, completion, at_one)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "sampling",
     [
         SamplingParams(1, memory_mu=0.7),

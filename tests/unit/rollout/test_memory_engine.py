@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from megasharp.errors import UserError
 from megasharp.rollout.inprocess import InProcessEngine
 from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
+from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of, named_weights
 
 CPU = torch.device("cpu")
@@ -69,7 +70,7 @@ def test_a_new_memory_changes_what_is_drawn(make_model: MakeModel) -> None:
     assert after == tokens(engine_of(policy, folder, memory=other).generate(REQUESTS, SAMPLING)) != before
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "message"),
     [
         ("memory.model.norm.weight", r"memory\.model\.norm\.weight came twice"),
@@ -103,7 +104,7 @@ def test_unequal_vocabularies_name_both_folders(make_model: MakeModel) -> None:
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("words", "pad_token", "message"),
     [
         ("abcde", None, None),
@@ -142,7 +143,7 @@ def test_the_memorys_positions_bound_the_length_too(make_model: MakeModel) -> No
     assert engine.generate([GenerateRequest((1,) * 12, (1,))], SAMPLING)[0][0].tokens.numel() == 8
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"),
     [
         ({"memory_mu": -0.1}, "memory_mu is -0.1"),

@@ -9,6 +9,7 @@ from torch.distributions import Categorical, kl_divergence
 from megasharp.rollout.inprocess import sampling as module
 from megasharp.rollout.inprocess.sampling import Logits, draw
 from megasharp.types import Plausible, SamplingParams
+from tests.unit.cases import each_case
 
 
 def test_a_token_without_mass_is_never_drawn() -> None:
@@ -32,7 +33,7 @@ def test_ties_at_the_cut_keep_exactly_k_tokens() -> None:
     assert torch.allclose(drawn.policy_logp_S, torch.tensor(1 / 6).log())
 
 
-@pytest.mark.parametrize(
+@each_case(
     "params",
     [
         SamplingParams(1),
@@ -59,8 +60,8 @@ def test_blocks_do_not_change_the_draw(monkeypatch: pytest.MonkeyPatch, params: 
     assert torch.equal(whole.memory.kl_S, parts.memory.kl_S)
 
 
-@pytest.mark.parametrize("plausible", [None, Plausible(min_p=0.3), Plausible(top_k=3)])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@each_case("plausible", [None, Plausible(min_p=0.3), Plausible(top_k=3)])
+@each_case("temperature", [1.0, 0.7])
 def test_what_the_memory_does_to_the_distribution(plausible: Plausible | None, temperature: float) -> None:
     """Against torch's own distributions in float64; truncation has no part in it."""
     generator = torch.Generator().manual_seed(3)

@@ -22,6 +22,7 @@ from megasharp.serving.bucket import (
     write_bucket,
 )
 from megasharp.serving.checksum import checksum
+from tests.unit.cases import each_case
 
 TENSORS = [
     ("a.weight", torch.arange(6, dtype=torch.float32).reshape(2, 3)),
@@ -34,7 +35,7 @@ STAMP = Stamp(12, None, "ab")
 DIGESTS = [checksum(tensor) for _, tensor in TENSORS]
 
 
-@pytest.mark.parametrize("checksums", [False, True])
+@each_case("checksums", [False, True])
 def test_every_tensor_comes_back(tmp_path: Path, checksums: bool) -> None:
     path = tmp_path / "bucket"
     write_bucket(path, STAMP, TENSORS, DIGESTS if checksums else None)
@@ -62,7 +63,7 @@ def test_headers_survive_json() -> None:
     assert new_stamp(3, 4) != new_stamp(3, 4), "each attempt has a stamp of its own"
 
 
-@pytest.mark.parametrize("change", [{"version": None}, {"tensors": [{"name": "a"}]}, {"more": 1}, {"push": None}])
+@each_case("change", [{"version": None}, {"tensors": [{"name": "a"}]}, {"more": 1}, {"push": None}])
 def test_other_headers_are_refused(change: dict[str, object]) -> None:
     raw = {**json.loads(Header(STAMP).to_json()), **change}
     with pytest.raises(ValueError, match="not a header of weights"):
@@ -114,7 +115,7 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         list(read_bucket(path))
 
 
-@pytest.mark.parametrize("content", [b"", b"short", bytes(200), b"\xff" * 200, b"\x02" + bytes(7) + b"[]"])
+@each_case("content", [b"", b"short", bytes(200), b"\xff" * 200, b"\x02" + bytes(7) + b"[]"])
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bucket"
     path.write_bytes(content)

@@ -9,6 +9,7 @@ import torch
 
 from megasharp.serving import checksum as module
 from megasharp.serving.checksum import checksum
+from tests.unit.cases import each_case
 
 ALL = 2**64
 
@@ -28,8 +29,8 @@ def tensor_of(raw: bytes) -> torch.Tensor:
     return torch.tensor(list(raw), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 64, 1000, 4099])
-@pytest.mark.parametrize("chunk", [1, 3, 1 << 18])
+@each_case("count", [0, 1, 7, 8, 9, 64, 1000, 4099])
+@each_case("chunk", [1, 3, 1 << 18])
 def test_it_is_what_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch, count: int, chunk: int) -> None:
     monkeypatch.setitem(module._CHUNKS, "cpu", chunk)
     raw = random.Random(count).randbytes(count)

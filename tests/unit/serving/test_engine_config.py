@@ -21,6 +21,7 @@ from megasharp.serving.engine.config import (
 )
 from megasharp.serving.engine.flags import Flag
 from megasharp.serving.engine.version import PINNED, check_build, check_version
+from tests.unit.cases import each_case
 
 
 def whole_number(value: object) -> str | None:
@@ -107,7 +108,7 @@ def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
     assert not {"json_model_override_args", "max_running_requests", "enable_deterministic_inference"} & plain.keys()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "words"),
     [
         ({"sglang": {"page_sise": 16}}, "did you mean page_size"),
@@ -171,7 +172,7 @@ def test_refused_flags_may_say_their_default(keys: dict[str, Any]) -> None:
         check({**keys, "memory": None, "sglang": {"pp_size": 2}})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "words"),
     [
         ({"vocab_size": 23}, "vocabulary of 23, the policy of 22"),
@@ -188,18 +189,18 @@ def test_memory_networks_that_do_not_fit(keys: dict[str, Any], changes: dict[str
         check(keys)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.1.2.3", "192.168.7.7", "::1", "fd00::7"])
+@each_case("host", ["127.0.0.1", "localhost", "10.1.2.3", "192.168.7.7", "::1", "fd00::7"])
 def test_private_addresses(host: str) -> None:
     check_host(host)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "8.8.8.8", "2001:4860:4860::8888", ""])
+@each_case("host", ["0.0.0.0", "::", "8.8.8.8", "2001:4860:4860::8888", ""])
 def test_public_addresses_are_refused(host: str) -> None:
     with pytest.raises(UserError, match="public address"):
         check_host(host)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "words"),
     [
         ("{", "JSON"),

@@ -17,6 +17,7 @@ from megasharp.serving.client.wire import generate_body
 from megasharp.serving.engine.drawing import draw, logp_at, subtract_memory, truncate
 from megasharp.serving.engine.requests import Columns, check_request, columns_of
 from megasharp.types import GenerateRequest, Plausible, SamplingParams
+from tests.unit.cases import each_case
 
 ROWS, VOCABULARY = 200, 40
 
@@ -32,7 +33,7 @@ def logits() -> tuple[Tensor, Tensor]:
     return policy, 3 * torch.randn(ROWS, VOCABULARY, generator=generator)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "sampling",
     [
         SamplingParams(1, temperature=0.7, memory_mu=0.4),
@@ -116,7 +117,7 @@ def test_each_row_has_its_own_guard() -> None:
     assert both.untouched_S.tolist() == [False] * 5 + [True] * 2
 
 
-@pytest.mark.parametrize(
+@each_case(
     "custom",
     [
         None,
@@ -132,7 +133,7 @@ def test_good_custom_parameters(custom: object) -> None:
     check_request(custom, has_memory=True)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "custom",
     [
         [0.5],

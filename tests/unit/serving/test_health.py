@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 
-import pytest
-
 from megasharp.serving.client.health import Answered, Condition, Doubted, Event, Health, Lost, Missed, Wanted, after
+from tests.unit.cases import each_case
 
 STARTING, SERVING, SUSPECT, STALE, DEAD = (
     Condition.STARTING,
@@ -41,14 +40,14 @@ EVENTS: dict[str, Event] = {
 }
 
 
-@pytest.mark.parametrize(("start", "name"), list(product(Condition, EVENTS)))
+@each_case(("start", "name"), list(product(Condition, EVENTS)))
 def test_every_state_under_every_event(start: Condition, name: str) -> None:
     health = Health(start, wanted=5, missed=1 if start is SUSPECT else 0)
     assert after(health, EVENTS[name], dead_after=3).condition is TABLE[start][name]
 
 
-@pytest.mark.parametrize("start", [SERVING, SUSPECT, STALE])
-@pytest.mark.parametrize("limit", [1, 2, 5])
+@each_case("start", [SERVING, SUSPECT, STALE])
+@each_case("limit", [1, 2, 5])
 def test_so_many_misses_in_a_row_kill(start: Condition, limit: int) -> None:
     health = Health(start, wanted=5)
     for number in range(limit):

@@ -21,6 +21,7 @@ from megasharp.serving.client import launch as module
 from megasharp.serving.client.engine_log import EngineLog
 from megasharp.serving.client.launch import HeldPort, environment, launch, stop
 from megasharp.serving.client.local_start import LocalStarter
+from tests.unit.cases import each_case
 from tests.unit.serving.conftest import running, settings
 
 
@@ -157,7 +158,7 @@ def test_environment(tmp_path: Path) -> None:
     assert environment(on_gpu, 1, inherited)["OMP_NUM_THREADS"] == "8"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("log", "reason"),
     [
         ("[Errno 98] error while attempting to bind: address already in use", "its port is taken"),
@@ -171,7 +172,7 @@ def test_reasons(tmp_path: Path, log: str, reason: str) -> None:
     assert str(module._reason(f"INFO starting\n{log}\n")).startswith(reason)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("start", "kind"),
     [
         ("it cannot load the model (its process ended)", UserError),

@@ -10,6 +10,7 @@ import torch
 from megasharp.errors import UserError
 from megasharp.serving.client.wire import MalformedAnswer, completions, generate_body, version_number
 from megasharp.types import FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
+from tests.unit.cases import each_case
 
 PLAIN = SamplingParams(max_tokens=8, temperature=0.7, stop_token_ids=(1,))
 WITH_MEMORY = SamplingParams(max_tokens=8, memory_mu=0.5)
@@ -84,7 +85,7 @@ def test_the_answer_of_an_engine_with_a_memory() -> None:
     assert unasked.policy_logp.tolist() == [-3.0, -4.0]
 
 
-@pytest.mark.parametrize("sampling", [WITH_MEMORY, SamplingParams(8, top_p=0.9), SamplingParams(8, top_k=5)])
+@each_case("sampling", [WITH_MEMORY, SamplingParams(8, top_p=0.9), SamplingParams(8, top_k=5)])
 def test_the_policys_log_prob_never_stands_in_for_the_samplers(sampling: SamplingParams) -> None:
     with pytest.raises(MalformedAnswer, match="sampler_logprob"):
         completions([item()], (1,), sampling)
@@ -122,13 +123,13 @@ def test_an_answer_without_tokens() -> None:
     assert found.finish_reason is FinishReason.ABORT
 
 
-@pytest.mark.parametrize(("bad", "whose"), [(None, "the policy's"), (float("nan"), "the policy's")])
+@each_case(("bad", "whose"), [(None, "the policy's"), (float("nan"), "the policy's")])
 def test_not_finite(bad: float | None, whose: str) -> None:
     with pytest.raises(UserError, match=rf"{whose} logits are not finite \(weights version 12\)"):
         completions([item(output_token_logprobs=[[-0.5, 4, None], [bad, 1, None]])], (1,), PLAIN)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "answer",
     [
         None,
@@ -163,7 +164,7 @@ def test_a_continued_response_is_the_end_of_its_prompt_to_the_engine() -> None:
     assert [each["custom_params"] for each in beside] == [{"begun": 3, "mu": 0.5}, {"mu": 0.5}]
 
 
-@pytest.mark.parametrize("sampling", [WITH_MEMORY, SamplingParams(max_tokens=8, top_p=0.5)])
+@each_case("sampling", [WITH_MEMORY, SamplingParams(max_tokens=8, top_p=0.5)])
 def test_what_was_aborted_in_the_queue_comes_without_our_figures_and_counts_as_not_sampled(
     sampling: SamplingParams,
 ) -> None:

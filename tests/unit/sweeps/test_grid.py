@@ -9,6 +9,7 @@ import pytest
 from megasharp.config.core import dump_tree, read_tree
 from megasharp.errors import UserError
 from megasharp.sweeps.grid import cells, load_sweep, nested
+from tests.unit.cases import each_case
 
 RUN = "name: one\nsteps: 3\nrecipe: {methods: [grpo], casp: {alpha: 0.5, topn: 2}}\nseed: 9\n"
 GRID = """
@@ -70,7 +71,7 @@ def test_dotted_keys_are_tables() -> None:
     assert nested({"a.b": 1, "a": {"c.d": 2}, "e": [3]}) == {"a": {"b": 1, "c": {"d": 2}}, "e": [3]}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "words"),
     [
         ("name: a\nrun: none.yaml\n", "no file 'none.yaml'"),

@@ -20,6 +20,7 @@ from megasharp.sync import broadcast_rank
 from megasharp.sync.fleet import FleetSync
 from megasharp.sync.posting import Failure, Posts
 from megasharp.sync.seats import SharePlan
+from tests.unit.cases import each_case
 from tests.unit.serving.conftest import Limited, Make
 from tests.unit.sync.conftest import weights
 
@@ -120,10 +121,8 @@ def test_a_group_for_each_stage_in_order_kept_between_pushes(make: Make, sync: M
     assert sum(sum(group.sent) for group in groups) == 3 * sizes, "in float32"
 
 
-@pytest.mark.parametrize("deed", ["die", "fail", "refuse", "lie"])
-@pytest.mark.parametrize(
-    "path", ["/init_weights_update_group", "/update_weights_from_tensor", "/update_weights_from_distributed"]
-)
+@each_case("deed", ["die", "fail", "refuse", "lie"])
+@each_case("path", ["/init_weights_update_group", "/update_weights_from_tensor", "/update_weights_from_distributed"])
 def test_the_push_begins_anew_without_who_fails(
     make: Make, sync: MakeSync, groups: list[Group], path: str, deed: str
 ) -> None:

@@ -37,6 +37,7 @@ from megasharp.serving.lending import (
 )
 from megasharp.sync.ipc_rank import share
 from megasharp.sync.seats import SharePlan
+from tests.unit.cases import each_case
 
 ROWS, COLUMNS = 12, 8
 READER = """
@@ -186,8 +187,8 @@ def kinds(messages: list[str]) -> list[str]:
     return [f"{'h' * (loan.memory.handles is not None)}{'p' * (loan.pieces is not None)}" for loan in loans]
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_case("tp", [1, 2, 4])
+@each_case("dtype", [torch.float32, torch.bfloat16])
 def test_every_rank_gets_its_part_and_is_told_only_once(tp: int, dtype: torch.dtype) -> None:
     part, engine = Part(), Engine(tp, dtype)
     for _ in range(3):
@@ -353,7 +354,7 @@ def test_an_engine_that_fails_is_named_and_the_others_get_all() -> None:
     other.check(part)
 
 
-@pytest.mark.parametrize("change", ["name", "shape"])
+@each_case("change", ["name", "shape"])
 def test_a_network_that_is_not_the_engines_is_refused_unread(change: str) -> None:
     part, engine = Part(), Engine()
     goals = engine.goals[0]

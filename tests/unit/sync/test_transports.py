@@ -22,6 +22,7 @@ from megasharp.sync.buckets import buckets, difference
 from megasharp.sync.fleet import FleetSync
 from megasharp.sync.settings import PUSH_FOLDER
 from megasharp.types import GenerateRequest, SamplingParams, VersionSpan
+from tests.unit.cases import each_case
 from tests.unit.serving.conftest import Limited, Make
 from tests.unit.sync.conftest import Source, memory, source, sums, weights
 
@@ -33,8 +34,8 @@ REQUESTS = [GenerateRequest((number, 7), (number,)) for number in range(6)]
 MakeSync = Callable[..., FleetSync]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("verify", [False, True])
+@each_case("kind", KINDS)
+@each_case("verify", [False, True])
 def test_every_tensor_reaches_every_engine(make: Make, sync: MakeSync, tmp_path: Path, kind: str, verify: bool) -> None:
     stand_ins = make(2, tp=2)
     pushing = sync(stand_ins, kind, verify=verify)
@@ -51,7 +52,7 @@ def test_every_tensor_reaches_every_engine(make: Make, sync: MakeSync, tmp_path:
     assert stand_ins.command(0)["flushes"] == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_the_memory_network_has_a_version_of_its_own(make: Make, sync: MakeSync, kind: str) -> None:
     stand_ins = make(1)
     pushing = sync(stand_ins, kind, version=6, memory_version=1, verify=True)
@@ -73,7 +74,7 @@ def test_in_place_keeps_the_cache(make: Make, sync: MakeSync) -> None:
     assert stand_ins.fleet.healthy()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "path", "deed"),
     [
         *product(["shared_memory"], ["/begin_weight_update", "load", "/flush_cache", "/continue_generation"], DEEDS),
@@ -95,7 +96,7 @@ def test_an_engine_that_fails_anywhere_in_a_push_is_left_out(
     assert {completions[0].version_spans[0].version for completions in found} == {1}
 
 
-@pytest.mark.parametrize("path", ["/pause_generation", "/end_weight_update"])
+@each_case("path", ["/pause_generation", "/end_weight_update"])
 def test_every_answer_is_checked(make: Make, sync: MakeSync, path: str) -> None:
     stand_ins = make(2)
     stand_ins.command(0, {path: "lie"})
@@ -103,7 +104,7 @@ def test_every_answer_is_checked(make: Make, sync: MakeSync, path: str) -> None:
     assert stand_ins.conditions() == ["dead", "serving"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_an_engine_that_holds_something_else(make: Make, sync: MakeSync, kind: str) -> None:
     stand_ins = make(2)
     stand_ins.command(1, {"corrupt": {"layer.3.weight": "0" * 64}})
@@ -124,7 +125,7 @@ def test_what_counts_as_a_difference() -> None:
     assert difference(sent, []) is not None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_no_engine_takes_the_weights(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
     stand_ins = make(2)
     for index in (0, 1):
@@ -143,7 +144,7 @@ def test_no_engine_takes_the_weights(make: Make, sync: MakeSync, tmp_path: Path,
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_killed_in_the_middle_of_a_push(make: Make, sync: MakeSync, kind: str) -> None:
     stand_ins = make(2)
     victim = stand_ins.fleet.members.all[0].process
@@ -161,7 +162,7 @@ def test_killed_in_the_middle_of_a_push(make: Make, sync: MakeSync, kind: str) -
     assert stand_ins.command(1)["loaded"] == sums(weights(1))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "path"),
     [
         *product(["shared_memory"], ["/pause_generation", "/begin_weight_update", "load", "/end_weight_update"]),
@@ -188,7 +189,7 @@ def test_an_engine_that_says_another_version(make: Make, sync: MakeSync) -> None
         sync(stand_ins, "shared_memory", version=4).push(source())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_a_learner_that_fails_in_the_middle(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
     """No engine serves what may be half of the weights; the next push mends it."""
     stand_ins = make(2)
@@ -252,7 +253,7 @@ def test_full_shared_memory(make: Make, sync: MakeSync, monkeypatch: pytest.Monk
     assert stand_ins.fleet.healthy()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_what_killed_trainers_left_is_removed(make: Make, sync: MakeSync, tmp_path: Path, kind: str) -> None:
     dead = tmp_path / "shared" / f"{PUSH_FOLDER}{_here()}abcd1234"
     dead.mkdir(parents=True)
@@ -263,7 +264,7 @@ def test_what_killed_trainers_left_is_removed(make: Make, sync: MakeSync, tmp_pa
         assert alive.exists()
 
 
-@pytest.mark.parametrize("limit", [1, 2, 100])
+@each_case("limit", [1, 2, 100])
 def test_buckets_keep_order_and_size(limit: int) -> None:
     named = weights()
     made = list(buckets(iter(named), limit))
@@ -281,7 +282,7 @@ def test_a_tensor_above_the_limit_is_a_bucket_of_its_own() -> None:
     assert list(buckets([], 1)) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"), [({"kind": "disk", "folder": None}, "needs a folder"), ({"kind": "nccl"}, "use gloo")]
 )
 def test_settings_that_do_not_fit(make: Make, sync: MakeSync, change: dict[str, object], message: str) -> None:
