@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 # Below the limit of a whole test (`timeout` in pyproject.toml), so that what hangs can still be shown and ended.
 HANG_S = 500.0
@@ -21,3 +22,19 @@ def wait_until(ready: Callable[[], object], otherwise: Callable[[], object] = st
     while not ready():
         assert time.monotonic() < deadline, f"it never came about {otherwise()}"
         time.sleep(0.02)
+
+
+def is_pending(process: int, number: int) -> bool:
+    """Whether a signal waits until the process can hear it."""
+    return _has(process, "ShdPnd", number)
+
+
+def is_ignored(process: int, number: int) -> bool:
+    """Whether the process ignores a signal by now."""
+    return _has(process, "SigIgn", number)
+
+
+def _has(process: int, name: str, number: int) -> bool:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    signals = next(line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return bool(int(signals, 16) >> (number - 1) & 1)

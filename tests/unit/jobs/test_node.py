@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import HANG_S, wait_until
+from waiting import HANG_S, is_ignored, is_pending, wait_until
 
 # Says that it is there, and by which signal it was ended.
 _LISTENS = """
@@ -54,18 +54,23 @@ def test_the_commands_end_is_the_nodes_and_stands_in_a_file(tmp_path: Path, prog
 def test_the_file_becomes_usr1_and_usr1_itself_ends_nobody(tmp_path: Path) -> None:
     node = started(tmp_path, "-c", _LISTENS, str(tmp_path))
     wait_until((tmp_path / "listens").exists)
+    assert is_ignored(node.pid, signal.SIGUSR1)
     node.send_signal(signal.SIGUSR1)
-    time.sleep(1.0)
-    assert node.poll() is None
     (tmp_path / "time_is_up").touch()
     assert ended(node) == 75
 
 
 def test_usr1_waits_until_the_command_can_hear_it(tmp_path: Path) -> None:
-    begun = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'begun').touch(); time.sleep(2.0)\n"
+    begun = (
+        "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'begun').touch()\n"
+        "while not pathlib.Path(sys.argv[1], 'asked').exists(): time.sleep(0.01)\n"
+    )
     node = started(tmp_path, "-c", begun + _LISTENS, str(tmp_path))
     wait_until((tmp_path / "begun").exists)
     (tmp_path / "time_is_up").touch()
+    (command,) = psutil.Process(node.pid).children()
+    wait_until(lambda: is_pending(command.pid, signal.SIGUSR1))
+    (tmp_path / "asked").touch()
     assert ended(node) == 75
 
 
@@ -89,7 +94,7 @@ import subprocess
 from megasharp.command import run_command
 from megasharp.jobs import node, ray_node
 def start(self, *options):
-    self._process = subprocess.Popen(["sleep", "60"])
+    self._process = subprocess.Popen(["sleep", "600"])
 ray_node.RayNode._start = start
 run_command(node.main)
 """
@@ -110,7 +115,8 @@ def test_who_is_missing_is_the_first_nodes_to_say(tmp_path: Path) -> None:
     """A node that fails before it ends the job's step, so that only the latecomer's own line is read."""
     (tmp_path / "head").write_text("127.0.0.1:1\n")
     node = joining(tmp_path, 1, MEGASHARP_JOIN_SECONDS="0.1")
-    time.sleep(3.0)
+    wait_until(lambda: is_ignored(node.pid, signal.SIGUSR1))
+    time.sleep(1.0)
     assert node.poll() is None
     (tmp_path / "exit_code").write_text("2\n")
     assert ended(node) == 0
@@ -153,19 +159,12 @@ def test_time_that_is_up_ends_the_wait_for_nodes_and_the_job_is_queued_again(tmp
 def test_a_signal_ends_the_wait_for_nodes_and_is_the_exit_code(tmp_path: Path, number: int, file: str | None) -> None:
     node = joining(tmp_path, number)
     # The follower waits for a file of the first node's, and says nothing; USR1 is the last that it sets.
-    wait_until((tmp_path / file).exists if file else lambda: _ignores(node.pid, signal.SIGUSR1))
-    time.sleep(1.0)
+    wait_until((tmp_path / file).exists if file else lambda: is_ignored(node.pid, signal.SIGUSR1))
     node.terminate()
     assert ended(node) == 143
     assert node.stderr is not None
     assert "megasharp: stopped by SIGTERM; the command was not started" in node.stderr.read()
     assert [path.read_text() for path in tmp_path.glob("exit_code")] == (["143\n"] if number == 0 else [])
-
-
-def _ignores(process: int, number: int) -> bool:
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    ignored = next(line.split()[1] for line in lines if line.startswith("SigIgn"))
-    return bool(int(ignored, 16) >> (number - 1) & 1)
 
 
 def test_wrong_arguments_are_one_line(tmp_path: Path) -> None:

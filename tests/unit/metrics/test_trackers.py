@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from waiting import SOON_S, wait_until
+from waiting import HANG_S, SOON_S, wait_until
 from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from megasharp.errors import UserError
@@ -42,14 +42,21 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def attempt(root: Path, name: str, resumed: int | None, steps: range, value: float = 0.0) -> list[str]:
-    """One attempt of a run that writes its steps and an evaluation with the last; returns what was told."""
+    """One attempt of a run that writes its steps and an evaluation with the last; returns what was told.
+
+    It ends once the library is there: a tracker's process has a minute after the run's end.
+    """
     told: list[str] = []
+    record = root / "trackers" / f"{name}.json"
+    before = record.stat().st_mtime_ns if record.exists() else 0
     log = MetricLog(root, tensorboard=False, resumed_step=resumed)
     trackers = Trackers({name: "project"}, root, root, told.append)
     for step in steps:
         log.write(step, {"reward/mean": value + step, "policy/gap": float("nan")})
     log.write(steps[-1], {"eval/dev/pass@4": value, "eval/dev+memory/pass@4": value})
-    trackers.close(60.0)
+    (process,) = [one.process for one in trackers._processes]
+    wait_until(lambda: (record.exists() and record.stat().st_mtime_ns > before) or process.poll() is not None)
+    trackers.close(HANG_S)
     log.close()
     return told
 
@@ -267,6 +274,7 @@ def test_the_rows_of_a_killed_run_arrive(root: Path) -> None:
         "from megasharp.metrics.writers import MetricLog\n"
         "root = Path(sys.argv[1]); log = MetricLog(root, tensorboard=False, resumed_step=None)\n"
         "trackers = Trackers({'mlflow': 'project'}, root, root, print)\n"
+        "while not (root / 'trackers/mlflow.json').exists(): time.sleep(0.02)\n"
         "[log.write(step, {'reward/mean': step}) for step in range(1, 6)]\n"
         "print(trackers._processes[0].process.pid, flush=True); time.sleep(3600)\n"
     )
@@ -307,7 +315,7 @@ def test_a_library_that_never_answers_is_ended_too(monkeypatch: pytest.MonkeyPat
         waiting.start()
         assert not over.wait(0.1) and alarms == []
         os.close(theirs)
-        waiting.join(10)
+        waiting.join(HANG_S)
     assert over.is_set() and alarms == [LIMIT_S]
 
 
