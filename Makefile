@@ -13,7 +13,7 @@ FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
 FLEET_SET := megasharp/serving/engine/constraints.txt
 
-.PHONY: quickstart fleet test test-unit test-long test-chaos test-resume test-slurm test-fleet test-other-megatron bench clean
+.PHONY: quickstart fleet test test-unit test-long test-due test-resume bench clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -49,44 +49,33 @@ quickstart: $(VENV)/.base
 # files at a time, in the order of their names, so that the many short ones fill up the end; a file's own fixtures are
 # made once.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
-test test-unit test-long test-chaos test-resume test-slurm test-fleet test-other-megatron: export OMP_NUM_THREADS = 1
+test test-unit test-resume: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
 	$(BIN)/ruff format --check megasharp tools tests
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(TWO) tests -m "not long"
+	$(BIN)/python -m pytest $(TWO) tests -m "not long" -rs --junitxml=.reports/test.xml
 
 test-unit: $(VENV)/.test
-	$(BIN)/python -m pytest $(TWO) tests/unit
+	$(BIN)/python -m pytest $(TWO) tests/unit -m "not long"
 
-# The longest files of tests/fleet come first, so that no worker is left alone with one of them at the end.
+# The slices of .ci/slices: all, or SLICE="fleet slurm". Some need root and what .ci/packages installs, some `make fleet`,
+# which they call.
 test-long: $(VENV)/.test
-	$(BIN)/python -m pytest $(TWO) tests/long -m long
-	$(MAKE) test-fleet
-	$(MAKE) --jobs=2 --output-sync=target test-slurm test-other-megatron
+	$(BIN)/python tools/long_tier.py $(SLICE)
 
-# Part of test-long too. CHAOS_SEED=N draws other steps for the faults.
-test-chaos: $(VENV)/.test
-	$(BIN)/python -m pytest tests/long/test_chaos.py -m long -s
+# The slices that the last day's changes owe, as many as fit in 20 minutes.
+test-due: $(VENV)/.test
+	$(BIN)/python tools/long_tier.py --due
 
 # Exact resume, printed: what is equal after a stop at every layout, and how far a change of layout moves the next step.
 test-resume: $(VENV)/.test
 	$(BIN)/python -m pytest -s tests/e2e/test_resume.py tests/long/test_resume.py tests/dist/mcore/test_state.py
-
-# A real Slurm on this machine; needs root, and what .ci/packages installs. One evaluation there is on SGLang engines.
-test-slurm: $(VENV)/.test $(FLEET)/.built
-	$(BIN)/python -m pytest tests/slurm -m long
-
-test-fleet: $(VENV)/.test $(FLEET)/.built
-	$(BIN)/python -m pytest $(TWO) $(wildcard tests/fleet/test_train*.py) tests/fleet/test_sync.py tests/fleet -m long
-
-test-other-megatron: $(VENV)/.test
-	$(BIN)/python tools/test_other_megatron.py 0.19.2
 
 bench: $(VENV)/.bench
 	$(BIN)/python tools/bench_cpu.py
 	$(BIN)/python tools/bench_scaling.py
 
 clean:
-	rm -rf $(VENV) $(FLEET) build dist *.egg-info
+	rm -rf $(VENV) $(FLEET) .reports build dist *.egg-info

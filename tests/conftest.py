@@ -1,4 +1,4 @@
-"""What holds for all tests: no GPU but for tests/gpu, the helpers' folder, and signals as they were.
+"""Applies to all tests: no GPU but for tests/gpu, helpers to import, slices, CPU seconds, and signals as they were.
 
 On a machine with a GPU the suite tests what runs on CPUs; only `pytest tests/gpu`, by name, sees the GPU.
 """
@@ -23,6 +23,21 @@ if "PYTEST_XDIST_WORKER" not in os.environ and not any("tests/gpu" in argument f
 
 
 _CPU_AT_START = pytest.StashKey[float]()
+_ALLOWED_SKIPS = ("no CUDA",)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slice", help="of the tests marked long(NAME), run those of this name")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long tests of other slices than the one that was asked for."""
+    asked = config.getoption("--slice")
+    if asked is None:
+        return
+    others = [item for item in items if (mark := item.get_closest_marker("long")) is None or mark.args != (asked,)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -32,7 +47,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         # What outlives its parent is no descendant any more, and its seconds are gone: never less than nothing.
         spent = max(0.0, cpu_seconds() - item.stash[_CPU_AT_START])
         item.user_properties.append(("cpu_s", f"{spent:.3f}"))
-    return (yield)
+        item.user_properties.extend(("costly", mark.args[0]) for mark in item.iter_markers("costly"))
+    report = yield
+    assert isinstance(report, pytest.TestReport)
+    if report.skipped and "CI" in os.environ and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith(_ALLOWED_SKIPS):
+            # What CI skips, nobody ever runs.
+            report.outcome, report.longrepr = "failed", f"{item.nodeid} was skipped: {reason}"
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

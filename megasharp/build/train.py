@@ -10,6 +10,7 @@ from pathlib import Path
 
 from megasharp import loop, signals
 from megasharp.algos.base import MemoryNeed
+from megasharp.build.arrow import leave_pandas_out
 from megasharp.build.check import Checked
 from megasharp.build.checkpoints import REFERENCE, Checkpoints, DriverState
 from megasharp.build.guard import make_watchdog
@@ -93,6 +94,7 @@ def _how_to_go_on(root: Path) -> str:
 
 def _train(checked: Checked, root: Path, resume: bool, allowed: Sequence[str], say: Say, began: float | None) -> None:
     check_placement(checked)
+    leave_pandas_out()
     deterministic = checked.config.deterministic
     limit_threads(checked.architecture, deterministic)
     if deterministic:

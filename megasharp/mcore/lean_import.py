@@ -48,7 +48,7 @@ def lean() -> Iterator[None]:
     compile_, with_cuda = torch.compile, torch.cuda.is_available()
     if not with_cuda:
         torch.compile = _as_it_is  # type: ignore[assignment]
-    names = _NEVER_USED
+    names: tuple[str, ...] = _NEVER_USED
     if not with_cuda and importlib.metadata.version("megatron-core").startswith("0.16."):
         names += _USED_WITH_CUDA_BY_0_16
     # An import of what is None fails, as where it is not installed.

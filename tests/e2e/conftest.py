@@ -14,9 +14,9 @@ from nursery import Nursery
 from quickstart import Command
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """What commands are forked from; gone with the file, whose neighbours may count their processes."""
+    """The process that commands are forked from."""
     with Nursery() as nursery:
         yield nursery
 

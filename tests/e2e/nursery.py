@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -39,8 +39,18 @@ class Nursery:
             self._process.stdout.close()
             self._process.wait(timeout=20)
 
-    def run(self, arguments: Sequence[str], folder: Path, out: Path, error: Path, timeout_s: float) -> int:
+    def run(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        out: Path,
+        error: Path,
+        timeout_s: float,
+        meanwhile: Callable[[int], object] | None = None,
+    ) -> int:
         """The exit code of `megasharp` with `arguments` in `folder`; its streams go to two files.
+
+        `meanwhile` is called with its process id while it runs.
 
         Raises TimeoutError, and ends the command and all of its session, after `timeout_s` seconds.
         """
@@ -54,6 +64,8 @@ class Nursery:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(request).encode() + b"\n")
         pid = int(process.stdout.readline())
+        if meanwhile is not None:
+            meanwhile(pid)
         if not select.select([process.stdout], [], [], timeout_s)[0]:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nursery import Nursery
@@ -54,11 +54,14 @@ class Command:
         """The arguments of a training command."""
         return ["train", QUICKSTART, "--runs", str(self.runs), *SMALL, *arguments]
 
-    def run(self, *arguments: str, code: int = 0) -> str:
-        """Run to the end; returns standard output, or standard error where `code` is not 0."""
+    def run(self, *arguments: str, code: int = 0, meanwhile: Callable[[int], object] | None = None) -> str:
+        """Run to the end; returns standard output, or standard error where `code` is not 0.
+
+        `meanwhile` is called with the command's process id while it runs.
+        """
         with tempfile.TemporaryDirectory(prefix="streams-") as folder:
             streams = [Path(folder) / name for name in ("out", "error")]
-            ended = self._nursery.run(arguments, REPOSITORY, *streams, timeout_s=HANG_S)
+            ended = self._nursery.run(arguments, REPOSITORY, *streams, timeout_s=HANG_S, meanwhile=meanwhile)
             out, error = [path.read_text() for path in streams]
         assert ended == code, f"exit {ended}, expected {code}\n{out}\n{error}"
         return error if code else out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from quickstart import Command
 from waiting import HANG_S
 
@@ -15,6 +16,7 @@ main()
 """
 
 
+@pytest.mark.long("runs")
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(command: Command) -> None:
     arguments = command.train("policy.device=cpu", "name=beside", "steps=1", "eval.probe=0")
     running = command.start(*arguments, environment={"CUDA_VISIBLE_DEVICES": "0"}, program=("-c", HAS_A_GPU))

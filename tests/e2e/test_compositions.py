@@ -40,6 +40,8 @@ COMPOSITIONS: dict[str, tuple[str, ...]] = {
     "dapo,forking_tokens": (),
     "w_reinforce": (),
 }
+# Of the papers' methods each is in one of these.
+FEW = ("dapo,iac,dlc", "grpo,ds,casp")
 # Figures that every run logs.
 ALWAYS = (
     "candidates/lambda_1", "candidates/lambda_2", "candidates/lambda_3", "candidates/lambda_sample",
@@ -66,7 +68,9 @@ def documented() -> list[str]:
     return [re.sub(r"<\w+>|(?<=lambda_)1", "*", name) for name in names]
 
 
-@pytest.mark.parametrize("methods", COMPOSITIONS)
+@pytest.mark.parametrize(
+    "methods", [pytest.param(names, marks=[] if names in FEW else [pytest.mark.long("runs")]) for names in COMPOSITIONS]
+)
 def test_combination_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str) -> None:
     monkeypatch.chdir(REPOSITORY)
     rows = run(tmp_path / "run", f"recipe.methods=[{methods}]", f"name={methods.replace(',', '-')}")
@@ -84,6 +88,7 @@ def test_combination_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met
     assert memory.is_dir() == (memory / "hf" / "config.json").is_file() == ("dlc" in methods)
 
 
+@pytest.mark.long("runs")
 def test_run_with_a_memory_resumes_to_the_last_digit(command: Command) -> None:
     """Weights, moments and the sampler's distance from the policy are those of an uninterrupted run."""
     dlc = ("recipe.methods=[grpo,dlc]", "recipe.dlc.mu=0.5", "recipe.dlc.memory.lr=1e-3", *STEPS[1:])
@@ -125,6 +130,7 @@ def _assert_shown_with_and_without(folder: Path, out: str) -> None:
     assert re.search(rf"distinct correct .* {stored['distinct_correct']:.3f} ", out)
 
 
+@pytest.mark.long("runs")
 def test_four_ranks_train_policy_and_memory_alike(command: Command) -> None:
     recipe = ("recipe.methods=[dapo,iac,dlc]", "steps=2")
     command.run(*command.train(*recipe, "name=one"))
@@ -134,6 +140,7 @@ def test_four_ranks_train_policy_and_memory_alike(command: Command) -> None:
             assert four[key] == pytest.approx(one[key], rel=1e-4, abs=1e-6), key
 
 
+@pytest.mark.long("runs")
 def test_schedule_resets_and_ramps_through_a_resume(command: Command) -> None:
     """Two steps of GRPO, then CaSP with a growing penalty to a reference that is reset after step 3."""
     recipe = (

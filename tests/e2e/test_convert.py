@@ -42,6 +42,7 @@ run_command(lambda: getattr(conversion, sys.argv[1])(Path(sys.argv[2]), Path(sys
 """
 
 
+@pytest.mark.long("ranks")
 def test_verify_tells_a_converted_model_from_another(command: Command, tmp_path: Path) -> None:
     megatron = tmp_path / "megatron"
     command.run("convert", "hf-to-megatron", str(BASE), str(megatron), "--tp", "2", "--pp", "2")
@@ -54,6 +55,7 @@ def test_verify_tells_a_converted_model_from_another(command: Command, tmp_path:
     assert other.splitlines()[-1] == "different"
 
 
+@pytest.mark.long("ranks")
 def test_a_run_is_not_resumed_with_another_models_arguments(command: Command, tmp_path: Path) -> None:
     base, memory = tmp_path / "base", tmp_path / "memory"
     shutil.copytree(BASE, base)
@@ -90,6 +92,7 @@ def bare(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long("ranks")
 def test_scripts_need_neither_ray_nor_sglang_nor_the_command_line(tmp_path: Path) -> None:
     megatron, back = tmp_path / "megatron", tmp_path / "back"
     for script, source, target in (("hf_to_megatron.py", BASE, megatron), ("megatron_to_hf.py", megatron, back)):
@@ -103,6 +106,7 @@ def test_scripts_need_neither_ray_nor_sglang_nor_the_command_line(tmp_path: Path
     assert done.stderr.count("\n") == 1 and "rms_norm_eps=0.5, recorded" in done.stderr
 
 
+@pytest.mark.long("ranks")
 @pytest.mark.parametrize(
     ("function", "number"), [("hf_to_megatron", signal.SIGKILL), ("megatron_to_hf", signal.SIGTERM)]
 )
@@ -153,6 +157,7 @@ def wait_for(marker: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long("ranks")
 def test_a_run_from_a_converted_folder_is_the_run_from_its_source(command: Command, megatron: Path) -> None:
     command.run(*command.train("steps=2", "name=hf"))
     command.run(*command.train("steps=2", "name=megatron", f"model.path={megatron}"))

@@ -16,6 +16,7 @@ ADAPTERS = (
 )
 
 
+@pytest.mark.long("runs")
 def test_adapters_train_alike_through_a_resume_on_other_ranks(command: Command) -> None:
     """Step 3 begins at the reference; in step 4 the resumed run has it from its checkpoint alone."""
     out = command.run(*command.train(*ADAPTERS, "steps=4", "name=whole"))

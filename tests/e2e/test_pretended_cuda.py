@@ -41,6 +41,7 @@ def run(root: Path, device: str, steps: int, *, resume: bool = False) -> None:
     train(check(config, str(RUN)), root, resume=resume, say=print)
 
 
+@pytest.mark.long("layouts")
 def test_a_run_is_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     run(tmp_path / "cpu", "cpu", 3)

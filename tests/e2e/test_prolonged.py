@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from quickstart import Command
 
 # A rate of nearly zero: evaluations with the same seeds give the same figures, so the metric stagnates.
@@ -23,6 +24,7 @@ STAGNANT = (
 SAME = ("policy/reset", "rollout/length_limit", "policy/loss", "policy/grad_norm", "rollout/tokens")
 
 
+@pytest.mark.long("saves")
 def test_a_run_in_two_halves_resets_and_lengthens_at_the_steps_of_a_whole_one(command: Command) -> None:
     out = command.run(*command.train(*STAGNANT, "steps=5", "name=whole"))
     # Stopped where a reset is decided by the evaluation after the last checkpoint, and not carried out.
@@ -53,6 +55,7 @@ def test_a_run_in_two_halves_resets_and_lengthens_at_the_steps_of_a_whole_one(co
     ]
 
 
+@pytest.mark.long("runs")
 def test_a_budget_of_tokens_ends_a_run_with_its_evaluation_and_summary(command: Command) -> None:
     asked = ("eval.suites=[countdown_dev]", "eval.every=0", "eval.at_start=false", "eval.n=2", "eval.k=[1,2]")
     command.run(*command.train("steps=2", "name=before"))
@@ -67,6 +70,7 @@ def test_a_budget_of_tokens_ends_a_run_with_its_evaluation_and_summary(command: 
     assert len(command.rows("budget")) == 3
 
 
+@pytest.mark.long("runs")
 def test_a_metric_that_no_evaluation_gives_is_one_line(command: Command) -> None:
     line = command.run(*command.train(*STAGNANT, "checkpoint.keep_best=reward/mean", "name=bad"), code=2)
     assert len(line.splitlines()) == 1 and "checkpoint.keep_best: no evaluation gives 'reward/mean'" in line

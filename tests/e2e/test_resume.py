@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 from matrix import Cell, run, table
 from quickstart import REPOSITORY, Command
 
 
+@pytest.mark.long("saves")
 def test_a_killed_run_goes_on_bit_for_bit_at_an_epochs_end(command: Command, tmp_path: Path) -> None:
     """Two steps are an epoch, so the first prompt after the resume is the first of the next one."""
     data = tmp_path / "data.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from quickstart import QUICKSTART, REPOSITORY, Command
-from waiting import HANG_S
+from waiting import HANG_S, wait_until
 
 from megasharp.checkpoint.attempts import read_attempts
 from megasharp.metrics.writers import read_metrics
@@ -84,6 +85,7 @@ def _told_apart(folder: Path, spent: Mapping[str, float]) -> None:
         assert sum(value or 0.0 for value in stages.values()) == pytest.approx(row["time/step"])
 
 
+@pytest.mark.long("runs")
 def test_what_a_run_reads_may_not_change_unseen(command: Command, tmp_path: Path) -> None:
     """The configuration of a start that came to nothing is not the run's."""
     data = tmp_path / "train.jsonl"
@@ -109,6 +111,7 @@ def test_what_a_run_reads_may_not_change_unseen(command: Command, tmp_path: Path
     assert "steps: 3" in (command.runs / "a" / "config.yaml").read_text()
 
 
+@pytest.mark.long("runs")
 def test_an_engine_that_samples_another_policy_is_told(command: Command) -> None:
     """Two programs round differently; with a limit that small the alarm must sound, and with the usual one not."""
     output = command.run(*command.train("name=gap", "steps=1", "guard.engine_gap=1.0e-12"))
@@ -118,29 +121,46 @@ def test_an_engine_that_samples_another_policy_is_told(command: Command) -> None
     assert "log-probs are" not in command.run(*command.train("name=usual", "steps=1"))
 
 
-def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(
+def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(command: Command) -> None:
+    killed_and_resumed(command)
+
+
+@pytest.mark.long("runs")
+def test_the_curves_of_a_killed_run_go_on_in_a_tracker(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its curves go on where they were, in a tracker too."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
-    command.run(*command.train("steps=6", "checkpoint.every=2", "name=whole"))
-    tracked = ("steps=6", "checkpoint.every=2", "name=killed", "log.mlflow=countdown")
-    killed = command.start(*command.train(*tracked))
-    _wait_for(command.runs / "killed" / "checkpoints" / "step_000002" / "manifest.json")
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    out = command.run(*command.train(*tracked, "--resume"))
-    assert "resuming" in out and "log.mlflow" not in out
-    whole, resumed = command.rows("whole"), command.rows("killed")
-    assert [row["step"] for row in resumed] == [1, 2, 3, 4, 5, 6]
-    for expected, found in zip(whole, resumed, strict=True):
-        assert {key: found[key] for key in SAME} == {key: expected[key] for key in SAME}
+    out, whole = killed_and_resumed(command, "log.mlflow=countdown")
+    assert "log.mlflow" not in out
     (loss,) = (tmp_path / "mlflow").glob("*/*/metrics/policy/loss")
     points = [line.split() for line in loss.read_text().splitlines()]
     assert [(int(step), float(value)) for _, value, step in points] == [
         (row["step"], row["policy/loss"]) for row in whole
     ]
+
+
+def killed_and_resumed(command: Command, *options: str) -> tuple[str, list[dict[str, float]]]:
+    """Kill a run after its first checkpoint and resume it; returns what that printed and the undisturbed run's rows.
+
+    The two runs must have the same figures.
+    """
+    steps = ("steps=6", "checkpoint.every=2")
+    command.run(*command.train(*steps, "name=whole"))
+    first = command.runs / "killed" / "checkpoints" / "step_000002" / "manifest.json"
+
+    def kill(pid: int) -> None:
+        wait_until(first.exists)
+        os.kill(pid, signal.SIGKILL)
+
+    command.run(*command.train(*steps, *options, "name=killed"), code=-signal.SIGKILL, meanwhile=kill)
+    out = command.run(*command.train(*steps, *options, "name=killed", "--resume"))
+    assert "resuming" in out
+    whole, resumed = command.rows("whole"), command.rows("killed")
+    assert [row["step"] for row in resumed] == [1, 2, 3, 4, 5, 6]
+    for expected, found in zip(whole, resumed, strict=True):
+        assert {key: found[key] for key in SAME} == {key: expected[key] for key in SAME}
+    return out, whole
 
 
 def _wait_for(path: Path, seconds: float = HANG_S) -> None:
@@ -158,6 +178,7 @@ def test_tensor_and_pipeline_ranks_train_the_same_policy(command: Command) -> No
             assert four[key] == pytest.approx(one[key], rel=1e-4), key
 
 
+@pytest.mark.long("runs")
 def test_a_checkpoint_converts_and_evaluates(command: Command, tmp_path: Path) -> None:
     command.run(*command.train("steps=1", "name=a"))
     checkpoint = command.runs / "a" / "checkpoints" / "step_000001"
@@ -171,6 +192,7 @@ def test_a_checkpoint_converts_and_evaluates(command: Command, tmp_path: Path) -
     assert json.loads((tmp_path / "step_000001" / "countdown_dev.json").read_text())["label"] == "a step 1"
 
 
+@pytest.mark.long("runs")
 def test_converting_there_and_back_is_bit_exact(command: Command, tmp_path: Path) -> None:
     base = Path("examples/quickstart/base")
     command.run("convert", "hf-to-megatron", str(base), str(tmp_path / "megatron"))
@@ -188,6 +210,7 @@ def test_quickstart_file_is_what_the_readme_describes(command: Command) -> None:
     assert "48 prompts x 8 = 384 responses" in out
 
 
+@pytest.mark.long("runs")
 def test_a_disk_that_fills_up_while_training_goes_on(command: Command) -> None:
     """The save in the background fails: one line, and what was saved before is what the run continues from."""
     often = ("checkpoint.every=1", "checkpoint.keep_last=1", "name=full")
@@ -207,6 +230,7 @@ def test_a_disk_that_fills_up_while_training_goes_on(command: Command) -> None:
     assert [row["step"] for row in command.rows("full")] == list(range(1, newest + 3))
 
 
+@pytest.mark.long("runs")
 def test_a_run_that_ends_itself_leaves_the_checkpoint_it_speaks_of(command: Command) -> None:
     """Answers of one token are all wrong, so dynamic sampling drops every group."""
     arguments = command.train(
@@ -217,6 +241,7 @@ def test_a_run_that_ends_itself_leaves_the_checkpoint_it_speaks_of(command: Comm
     assert (command.runs / "a" / "checkpoints" / "latest").read_text() == "step_000002\n"
 
 
+@pytest.mark.long("runs")
 def test_a_damaged_checkpoint_is_passed_over_by_name(command: Command) -> None:
     command.run(*command.train("steps=2", "checkpoint.every=1", "name=a"))
     shard = next((command.runs / "a" / "checkpoints" / "step_000002" / "policy").glob("*.distcp"))
@@ -228,12 +253,14 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(command: Command) -> None:
     assert [row["step"] for row in command.rows("a")] == [1, 2]
 
 
+@pytest.mark.long("runs")
 def test_a_run_cannot_be_resumed_to_an_earlier_end(command: Command) -> None:
     command.run(*command.train("steps=2", "name=a"))
     line = command.run(*command.train("steps=1", "name=a", "--resume"), code=2)
     assert "step 2 is done already" in line
 
 
+@pytest.mark.long("runs")
 def test_a_pool_of_workers_gives_the_identical_run(command: Command) -> None:
     evaluation = ("eval.suites=[countdown_dev]", "eval.n=1", "eval.k=[1]", "eval.at_start=false")
     command.run(*command.train("steps=2", *evaluation, "name=here"))

@@ -48,6 +48,7 @@ def to_all(process: subprocess.Popen[str], number: int) -> None:
             member.send_signal(number)
 
 
+@pytest.mark.long("runs")
 @pytest.mark.parametrize(
     ("backend", "send", "number", "code", "word"),
     [
@@ -64,6 +65,7 @@ def test_a_run_on_its_way(command: Command, backend: str, send: Send, number: in
     assert ended == (code, f"megasharp: {word}; continue with --resume\n")
 
 
+@pytest.mark.long("runs")
 def test_while_ray_starts(command: Command, temporary: Path) -> None:
     """The signal comes twice."""
     process = command.start(
@@ -86,6 +88,7 @@ def test_while_ray_starts(command: Command, temporary: Path) -> None:
     assert "step 1/1" in command.run(*command.train("steps=1", "name=a"))
 
 
+@pytest.mark.long("runs")
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_a_run_whose_time_is_nearly_up(command: Command, backend: str) -> None:
     """It saves where it stands, wants to be started again, and goes on there; children hear the signal too."""

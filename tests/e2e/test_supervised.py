@@ -8,6 +8,7 @@ import signal
 import time
 
 import psutil
+import pytest
 from quickstart import Command
 from waiting import HANG_S, SOON_S
 
@@ -16,6 +17,7 @@ from megasharp.checkpoint.attempts import read_attempts
 STEPS = 12
 
 
+@pytest.mark.long("runs")
 def test_a_killed_rank_costs_an_attempt(command: Command) -> None:
     options = (f"steps={STEPS}", "name=a", "policy.tp=2", "checkpoint.every=2")
     process = command.start(*command.train(*options), "--retries", "2")

@@ -34,6 +34,7 @@ def grid(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long("runs")
 def test_a_sweep_goes_on_where_it_was_stopped(command: Command, grid: Path) -> None:
     arguments = ("sweep", str(grid), "--runs", str(command.runs))
     process = command.start(*arguments)
@@ -69,12 +70,14 @@ def test_a_sweep_goes_on_where_it_was_stopped(command: Command, grid: Path) -> N
     assert (folder / "table" / "pass_at_k.png").is_file()
 
 
+@pytest.mark.long("runs")
 def test_one_command_at_a_time_runs_a_grid(command: Command, grid: Path) -> None:
     with held(command.runs / "study", ""):
         line = command.run("sweep", str(grid), "--runs", str(command.runs), code=2)
     assert line.rstrip().endswith("study: another megasharp sweep runs this grid")
 
 
+@pytest.mark.long("runs")
 def test_a_mistake_in_the_last_run_is_told_before_the_first_begins(command: Command, grid: Path) -> None:
     grid.write_text(grid.read_text().replace("entropy_bonus]", "entropy_bonsu]"))
     line = command.run("sweep", str(grid), "--runs", str(command.runs), code=2)

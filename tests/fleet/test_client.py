@@ -31,7 +31,7 @@ from megasharp.sync.fleet import FleetSync, make_transport
 from megasharp.sync.settings import SyncSettings
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet")
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = REPOSITORY / ".venv-fleet" / "bin" / "python"

@@ -10,7 +10,7 @@ from engines import errors, make_model, running, tensors_of
 from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
 from megasharp.serving.checksum import checksum
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet-runs")
 
 
 def test_an_engine_starts_from_a_converted_folder(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from megasharp.serving.bucket import write_bucket
 from megasharp.serving.checksum import checksum
 from megasharp.types import SamplingParams
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet")
 
 WITH_MEMORY, PLAIN, RANKS = "Qwen3 + Qwen3", "Qwen3", "Qwen3 + Qwen2, tp 2, pages"
 

@@ -11,7 +11,7 @@ from megasharp.build.evaluate import Asked, evaluate_source
 from megasharp.errors import UserError
 from megasharp.evals.groups import Settings
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet-runs")
 
 REPOSITORY = Path(__file__).parents[2]
 BASE = REPOSITORY / "examples" / "quickstart" / "base"

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from waiting import HANG_S
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet-runs")
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS, AFTER = 4, 2

@@ -18,7 +18,7 @@ from waiting import HANG_S
 from megasharp.checkpoint.rollouts import read_unfinished
 from megasharp.serving.client.api import _FLUSH_S
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet-runs")
 
 REPOSITORY = Path(__file__).parents[2]
 # A token takes some milliseconds on a CPU.

@@ -11,7 +11,7 @@ import pytest
 from engines import PYTHON
 from used_of_sglang import ENGINE, REPLACED, imports
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet")
 
 # The files that import SGLang: a new one belongs here, and in the table of megasharp/serving/README.md.
 IMPORTERS = {"seams.py", "arguments.py", "cpu_platform.py"}

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from megasharp.checkpoint.run_folder import open_run
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet-runs")
 
 
 def test_the_example_trains_and_resumes(tmp_path: Path) -> None:

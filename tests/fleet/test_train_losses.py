@@ -16,7 +16,7 @@ import pytest
 from example_runs import GAP, all_gone, engine_leaders, finish, rows, running, wait_for, wait_until
 from waiting import SOON_S
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("fleet-runs")
 
 
 def test_a_run_goes_on_with_the_engine_that_is_left_until_the_other_comes_back(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(REPOSITORY / "tools"))
 
 import bench_step  # noqa: E402
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("examples")
 
 SMALL_STEP = "--model quickstart --dtype float32 --tokens 256 --prompt 8 --response 24 --steps 2 --annotate"
 DRAWN_STEP = (

@@ -23,7 +23,7 @@ from megasharp.sandbox.pool import VerifierPool
 from megasharp.sandbox.programs import Limits, Sandbox
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("examples")
 
 WORKERS = 2
 PROGRAM_S, ITEM_S, BOUND_S = 4.0, 8.0, 60.0

@@ -30,7 +30,7 @@ OPTIONS = [
 ]
 # What the time decides, and what attempts have of their own.
 OF_THE_CLOCK = ("time", "update/", "mem/", "gpu/", "rollout/tokens_per_second")
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long("saves"), pytest.mark.timeout(1800)]
 
 
 def schedule(seed: int) -> list[Fault]:

@@ -14,7 +14,7 @@ from launch import run_ranks  # noqa: E402
 from policies import ragged_sequences, save_model  # noqa: E402
 from test_invariance import CASES, CUTS, REFERENCE_CUT, assert_same, start_weights, train_all  # noqa: E402
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("layouts")
 
 
 @pytest.mark.parametrize("layout", ["cp4", "dp2cp2"])

@@ -17,7 +17,7 @@ from megasharp.signals import save_kept_from_children
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "examples" / "quickstart" / "base"
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("saves")
 
 
 def suite_of_forty(folder: Path) -> Path:

@@ -25,7 +25,7 @@ from megasharp.ranks.inprocess import OneRank
 from megasharp.ranks.learner import RanksLearner
 
 KILLS = 50
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long("saves"), pytest.mark.timeout(900)]
 
 
 class Shards:

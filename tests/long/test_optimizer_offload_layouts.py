@@ -14,7 +14,7 @@ import torch  # noqa: E402
 from test_optimizer_offload import check  # noqa: E402
 from test_optimizer_offload_places import check_places  # noqa: E402
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("layouts")
 
 
 @pytest.mark.parametrize(

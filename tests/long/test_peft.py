@@ -15,7 +15,7 @@ from tests.unit.convert.conftest import SIZES
 from tests.unit.families import new_model
 
 
-@pytest.mark.long
+@pytest.mark.long("ranks")
 @pytest.mark.parametrize("tied", [True, False])
 def test_peft_finds_the_base_and_makes_the_merged_exports_logits(tmp_path: Path, tied: bool) -> None:
     # Of no concern to who collects the other tests.

@@ -19,7 +19,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.long
+@pytest.mark.long("examples")
 def test_pass_at_1_doubles_in_time_and_memory(tmp_path: Path) -> None:
     before = cpu_seconds()
     command = [sys.executable, "-m", "megasharp.cli", "train", "examples/quickstart/run.yaml", "--runs", str(tmp_path)]

@@ -29,7 +29,7 @@ from page_runs import EVIL, make_run, result
 from megasharp.build.report import write_report
 from megasharp.evals.files import save
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("examples")
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1400,900")

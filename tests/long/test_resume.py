@@ -16,7 +16,7 @@ from matrix import DLC, LONG, Cell, Found, run, table
 from nursery import Nursery
 from quickstart import Command
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long("saves"), pytest.mark.timeout(900)]
 
 KILL, SAVE = signal.SIGKILL, signal.SIGUSR1
 TP2, PP2 = ("policy.tp=2",), ("policy.pp=2",)

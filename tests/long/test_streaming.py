@@ -78,7 +78,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.long
+@pytest.mark.long("ranks")
 def test_a_model_takes_less_than_a_quarter_of_its_weights_beyond_a_tiny_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

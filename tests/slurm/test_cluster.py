@@ -14,7 +14,7 @@ import pytest
 from cluster import Cluster, wait_for
 from waiting import SOON_S
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("slurm")
 
 HOLDS_ONE = """
 import subprocess, sys, time

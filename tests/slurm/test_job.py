@@ -10,7 +10,7 @@ from cluster import Cluster, wait_for
 from submitting import Submitting
 from waiting import SOON_S
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("slurm")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from cluster import Cluster, wait_for
 from submitting import QUICKSTART, REPOSITORY, Submitting
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("slurm")
 
 SMALL = ("eval.suites=[]", "eval.every=0", "log.tensorboard=false", "data.prompts_per_step=8")
 

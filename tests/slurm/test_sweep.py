@@ -11,7 +11,7 @@ import pytest
 from cluster import Cluster, wait_for
 from submitting import QUICKSTART, REPOSITORY
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long("slurm")
 
 GRID = """
 name: study

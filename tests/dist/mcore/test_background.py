@@ -34,6 +34,7 @@ def save_twice(rank: int, world: int, root: Path, model: str) -> dict[str, dict[
     return saved
 
 
+@pytest.mark.long("saves")
 def test_a_save_meanwhile_writes_the_same_files(tmp_path: Path) -> None:
     model = save_model(tmp_path, "qwen3-tied")
     files = run_ranks(2, save_twice, tmp_path, model)[0]

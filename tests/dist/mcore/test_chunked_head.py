@@ -54,6 +54,7 @@ def both_forms(
     return found
 
 
+@pytest.mark.long("layouts")
 @pytest.mark.parametrize("world", WORLDS)
 def test_equal_to_the_form_with_logits(tmp_path: Path, world: int) -> None:
     folders = {model: save_model(tmp_path, model) for model in MODELS}

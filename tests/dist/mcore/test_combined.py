@@ -102,6 +102,7 @@ def alone(folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[LoraSet
     return {case.lora: result for case, result in zip(cases, results, strict=True)}
 
 
+@pytest.mark.long("layouts")
 @pytest.mark.parametrize("world", sorted({case.layout.world for case in CASES}))
 def test_together_they_are_one_rank_without(
     folder: str, alone: dict[LoraSettings | None, Trained], world: int, tmp_path: Path

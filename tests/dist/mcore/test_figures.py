@@ -45,7 +45,9 @@ def by_transformers(folder: str) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2", "dp2"])
+@pytest.mark.parametrize(
+    "layout", ["tp2", *(pytest.param(layout, marks=pytest.mark.long("layouts")) for layout in ("tp1", "pp2", "dp2"))]
+)
 def test_figures_are_those_of_the_whole_step(tmp_path_factory: pytest.TempPathFactory, layout: str) -> None:
     folder = save_model(tmp_path_factory.mktemp("models"), "qwen3-tied")
     metrics = run_ranks(LAYOUTS[layout].world, figures, folder, layout)[0]

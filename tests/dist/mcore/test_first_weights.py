@@ -75,7 +75,9 @@ def compare(rank: int, world: int, source: Path, megatron: Path) -> float:
     return stats.loss
 
 
-@pytest.mark.parametrize("world", CASES)
+@pytest.mark.parametrize(
+    "world", [pytest.param(world, marks=[pytest.mark.long("ranks")] if world > 1 else []) for world in CASES]
+)
 def test_a_run_from_a_converted_folder_is_the_run_from_its_source(tmp_path: Path, world: int) -> None:
     case = CASES[world]
     source = Path(save_model(tmp_path, case.model, num_hidden_layers=LAYERS.get(world, 4)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import pytest
@@ -66,6 +67,14 @@ CASES = (
 REFERENCE_CUT = Cut(LARGE, share_prompts=False)
 CUTS = (Cut(SMALL, True), Cut(MIDDLE, True), Cut(MIDDLE, False), Cut(LARGE, True))
 WORLDS = {1: ("tp1",), 2: ("tp2", "pp2", "dp2", "cp2"), 4: ("tp2pp2", "tp2dp2", "tp2cp2", "pp2cp2")}
+# A case and a cut for each way to split the work: all of them, and all cuts, in a slice.
+FEW = (
+    (CASES[0], "tp2", CUTS[1]),
+    (CASES[2], "pp2", CUTS[0]),
+    (CASES[3], "dp2", CUTS[2]),
+    (CASES[4], "dp2", CUTS[1]),
+    (CASES[1], "cp2", CUTS[1]),
+)
 Run = tuple[Case, str, Cut]
 
 
@@ -130,9 +139,18 @@ def cut_cases(layout: str) -> list[tuple[Case, Cut]]:
     return turns + [(CASES[0], cut) for cut in CUTS[1:]] if layout in ("tp1", "tp2") else turns
 
 
+def test_result_does_not_depend_on_tp_pp_dp_or_cp(folders: dict[str, str], references: dict[Case, Result]) -> None:
+    check_runs(2, FEW, folders, references)
+
+
+@pytest.mark.long("layouts")
 @pytest.mark.parametrize("world", WORLDS)
 def test_result_does_not_depend_on_the_cut(folders: dict[str, str], references: dict[Case, Result], world: int) -> None:
     runs = [(case, layout, cut) for layout in WORLDS[world] for case, cut in cut_cases(layout)]
+    check_runs(world, runs, folders, references)
+
+
+def check_runs(world: int, runs: SequenceOf[Run], folders: dict[str, str], references: dict[Case, Result]) -> None:
     results = run_ranks(world, train_all, folders, ragged_sequences(), runs)[0]
     assert len(results) == len(runs)
     for run, result in zip(runs, results, strict=True):

@@ -206,6 +206,7 @@ def offload(rank: int, world: int, folder: str, bf16: str) -> list[Offloaded]:
     return found
 
 
+@pytest.mark.long("layouts")
 def test_offload_frees_and_restores(tmp_path: Path) -> None:
     folder, bf16 = save_model(tmp_path, MODEL), save_model(tmp_path / "bf16", MODEL, dtype="bfloat16")
     for rank in run_ranks(2, offload, folder, bf16):
@@ -308,7 +309,9 @@ def direct_logp(folder: str, weights: dict[str, Tensor] | None) -> dict[int, Ten
     return found
 
 
-@pytest.mark.parametrize(("world", "layouts"), [(1, ["tp1"]), (2, ["tp2", "pp2", "dp2"])])
+@pytest.mark.parametrize(
+    ("world", "layouts"), [(1, ["tp1"]), pytest.param(2, ["tp2", "pp2", "dp2"], marks=pytest.mark.long("layouts"))]
+)
 def test_old_log_probs_move_and_reference_ones_stay(tmp_path: Path, world: int, layouts: list[str]) -> None:
     folder = save_model(tmp_path, MODEL)
     at_start = direct_logp(folder, None)

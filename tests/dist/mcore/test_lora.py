@@ -102,6 +102,7 @@ def references(root: Path) -> dict[Case, Result]:
     return dict(zip(CASES, run_ranks(1, train_all, root, ragged_sequences(), runs)[0], strict=True))
 
 
+@pytest.mark.long("layouts")
 @pytest.mark.parametrize(("world", "layouts"), [(2, ("tp2", "pp2", "dp2")), (4, ("tp2pp2",))])
 def test_result_does_not_depend_on_the_layout(
     root: Path, references: dict[Case, Result], world: int, layouts: tuple[str, ...]
@@ -249,7 +250,7 @@ GRADIENTS = (
 )
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2"])
+@pytest.mark.parametrize("layout", ["tp1", pytest.param("tp2", marks=pytest.mark.long("layouts"))])
 def test_gradients_and_merged_weights_are_those_of_the_plain_formula(root: Path, layout: str) -> None:
     sequences = ragged_sequences()
     by_rank = run_ranks(LAYOUTS[layout].world, look_inside, root, sequences, [(case, layout) for case in GRADIENTS])
@@ -340,6 +341,7 @@ def assert_adapts(checkpoint: Path, base: Path, start: dict[str, Tensor], export
             assert (merged - exported[weight]).abs().max() <= 1e-6, name
 
 
+@pytest.mark.long("layouts")
 def test_a_checkpoint_alone_gives_the_merged_model(root: Path, tmp_path: Path) -> None:
     """Saved by four ranks, read as one stream by the conversion, which knows of the adapters from the record alone."""
     (tmp_path / "policy").mkdir()

@@ -127,7 +127,9 @@ def test_policy_does_not_notice_the_memory(models: tuple[str, str], alone: Resul
     assert all(torch.equal(without.policy[name], weight) for name, weight in alone.policy.items())
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2", "cp2"])
+@pytest.mark.parametrize(
+    "layout", ["tp2", *(pytest.param(layout, marks=pytest.mark.long("layouts")) for layout in ("pp2", "dp2", "cp2"))]
+)
 def test_every_layout_trains_the_same_memory(models: tuple[str, str], alone: Result, layout: str) -> None:
     split = run_ranks(2, train_both, *models, layout, True)[0]
     for got, expected in zip(split.metrics, alone.metrics, strict=True):

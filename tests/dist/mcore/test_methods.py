@@ -85,7 +85,9 @@ def alone(folder: str) -> list[StepStats]:
     return run_ranks(1, steps, folder, "tp1")[0]
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2", "cp2"])
+@pytest.mark.parametrize(
+    "layout", ["dp2", *(pytest.param(layout, marks=pytest.mark.long("layouts")) for layout in ("tp2", "pp2", "cp2"))]
+)
 def test_ranks_do_not_change_a_method(folder: str, alone: list[StepStats], layout: str) -> None:
     split = run_ranks(2, steps, folder, layout)[0]
     for names, got, expected in zip(cases(), split, alone, strict=True):

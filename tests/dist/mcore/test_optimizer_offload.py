@@ -123,7 +123,10 @@ def on_rank(
     return results
 
 
-@pytest.mark.parametrize(("layout", "names"), [("tp1", ("float32",)), ("dp2", ("overlapped",))])
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [("tp1", ("float32",)), pytest.param("dp2", ("overlapped",), marks=pytest.mark.long("layouts"))],
+)
 def test_every_number_is_that_of_a_learner_without(layout: str, names: tuple[str, ...], tmp_path: Path) -> None:
     check(layout, names, tmp_path)
 

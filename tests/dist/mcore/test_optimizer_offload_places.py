@@ -78,6 +78,7 @@ def run(own: RankLearner, learner: RanksLearner, seeds: tuple[int, ...]) -> list
     return figures
 
 
+@pytest.mark.long("layouts")
 def test_where_everything_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_places(tmp_path, torch.bfloat16, monkeypatch)
 

@@ -71,6 +71,7 @@ def on_rank(rank: int, world: int, folder: str, layout: str, root: Path) -> dict
     }
 
 
+@pytest.mark.long("layouts")
 @pytest.mark.parametrize(("world", "layout"), [(2, "dp2")])
 def test_numbers_are_those_without(world: int, layout: str, tmp_path: Path) -> None:
     folder = save_model(tmp_path, "qwen3-tied")

@@ -78,6 +78,7 @@ meta_program.main()
 """
 
 
+@pytest.mark.long("ranks")
 def test_models_are_built_where_there_is_a_gpu_too() -> None:
     """A process that believes in one: whatever asks for it would fail here."""
     lora, layout = LoraSettings(16, 32.0, ("qkv",)), ParallelLayout(dp=2, tp=4, pp=3, vpp=4)

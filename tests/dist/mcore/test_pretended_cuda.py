@@ -73,7 +73,11 @@ def steps(
         return stats, {name: tensor.clone() for name, tensor in exported.items()}
 
 
-@pytest.mark.parametrize("methods", RECIPES, ids="+".join)
+@pytest.mark.parametrize(
+    "methods",
+    [RECIPES[0], *(pytest.param(methods, marks=pytest.mark.long("layouts")) for methods in RECIPES[1:])],
+    ids="+".join,
+)
 def test_a_step_is_the_cpus(tmp_path: Path, methods: tuple[str, ...]) -> None:
     folder = save_model(tmp_path, MODELS[RECIPES.index(methods) % 2])
     expected, weights = steps(folder, methods, torch.device("cpu"))
@@ -87,6 +91,7 @@ def test_a_step_is_the_cpus(tmp_path: Path, methods: tuple[str, ...]) -> None:
     assert all(torch.allclose(there[name], weights[name], atol=1e-5) for name in weights)
 
 
+@pytest.mark.long("layouts")
 def test_weights_come_and_go(tmp_path: Path) -> None:
     """Adapters, offload, the reference in its place on the host, and shards that a CPU wrote."""
     folder = save_model(tmp_path, "qwen3-tied")
@@ -135,6 +140,7 @@ def held_by(learner: RankLearner) -> tuple[int, int, int]:
     return trained, kept[0], fewer
 
 
+@pytest.mark.long("layouts")
 def test_what_is_held_on_the_host_is_locked_and_no_larger_than_it_is(tmp_path: Path) -> None:
     """The reference and what offloading keeps; torch's own allocator would round each size up to a power of two."""
     chosen, layout = recipe(("grpo", "kl")), ParallelLayout()
@@ -155,6 +161,7 @@ def test_what_is_held_on_the_host_is_locked_and_no_larger_than_it_is(tmp_path: P
         assert RUNTIME.locked == {}
 
 
+@pytest.mark.long("layouts")
 def test_the_comparison_that_waits_for_a_gpu_can_be_made() -> None:
     """tests/gpu's of the head's kernels, whose place torch's arithmetic takes here."""
     tests = Path(__file__).parents[2]

@@ -56,14 +56,15 @@ def one_thread_and_no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def children() -> list[psutil.Process]:
-    """Living children of this process, except those that multiprocessing and torch keep for other tests."""
+    """Living children of this process, except those that multiprocessing, torch and tests/e2e keep for other tests."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             command = " ".join(child.cmdline())
             # What the second forks is named like it.
             server = "multiprocessing.forkserver" in command and child.ppid() == os.getpid()
-            kept = server or "multiprocessing.resource_tracker" in command or "torch_shm_manager" in command
+            others = ("multiprocessing.resource_tracker", "torch_shm_manager", "tests/e2e/nursery.py")
+            kept = server or any(other in command for other in others)
             if not kept and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
     return found
@@ -117,6 +118,7 @@ def place_of(part: RankLearner, offset: int) -> tuple[int, bool]:
     return part.place.pp + offset, part.place.exports
 
 
+@pytest.mark.long("ranks")
 def test_a_function_runs_on_every_rank(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the user happens to be among files that are called as Python's modules are."""
     (tmp_path / "socket.py").write_text("raise SystemExit('a module of the folder where the user is')")
@@ -149,6 +151,7 @@ def test_an_end_of_file_in_a_call_is_an_error(folder: str, tmp_path: Path) -> No
         ranks.apply(POLICY, read_a_cut_file)
 
 
+@pytest.mark.long("ranks")
 def test_ranks_that_do_not_end_share_one_time_limit(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +184,7 @@ def test_killed_rank_is_named_at_once(folder: str, tmp_path: Path, victim: int) 
     assert children() == []
 
 
+@pytest.mark.long("ranks")
 def test_a_stopped_rank_is_found_by_the_watchdog(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stacks are nobody's, the others' are in the file; none is left."""
     monkeypatch.setattr(signals._State, "failure", None)
@@ -243,6 +247,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long("ranks")
 @pytest.mark.parametrize("end", ["killed", "raises"])
 def test_ranks_end_with_their_driver(folder: str, tmp_path: Path, end: str) -> None:
     script = tmp_path / "driver.py"

@@ -40,6 +40,8 @@ from megasharp.ranks.processes import ProcessRanks
 from megasharp.types import StepStats
 from megasharp.watchdog import STACKS_FILE, Budget, Watchdog, Watched
 
+pytestmark = pytest.mark.long("ranks")
+
 METHOD = recipe(("grpo", "kl"), mini_batches=2)
 LAYOUT = LAYOUTS["tp2"]
 TWO_RANKS = make_layout(Needs(world=2, tp=2, engines=0, engine_tp=1))

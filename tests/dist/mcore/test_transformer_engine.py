@@ -18,6 +18,8 @@ from waiting import HANG_S
 if TYPE_CHECKING:
     Results = dict[int, list[dict[str, dict[bool, Trained]]]]
 
+pytestmark = pytest.mark.long("layouts")
+
 STAND_INS = Path(__file__).resolve().parents[2] / "stand_ins"
 PROGRAM = Path(__file__).with_name("transformer_engine_program.py")
 # As many norms are fused as stand before a linear map that is not adapted.

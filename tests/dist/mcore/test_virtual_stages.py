@@ -92,6 +92,7 @@ def assert_close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
         torch.testing.assert_close(got[name], weight, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long("layouts")
 def test_interleaved_stages_train_save_and_load_as_one_rank_does(tmp_path: Path) -> None:
     folder = save_model(tmp_path, "qwen3-tied", num_hidden_layers=6)
     alone = tmp_path / "alone"
@@ -108,6 +109,7 @@ def test_interleaved_stages_train_save_and_load_as_one_rank_does(tmp_path: Path)
     assert any(not torch.equal(want.after[name], weight) for name, weight in want.at_save.items())
 
 
+@pytest.mark.long("layouts")
 def test_interleaved_stages_train_the_same_adapters(tmp_path: Path) -> None:
     folder = save_model(tmp_path, "qwen3-tied", num_hidden_layers=6)
     (want,) = run_ranks(1, train_adapters, folder, "tp1")

@@ -21,7 +21,6 @@ from megasharp.ops.head import HeadOutput, Kernels, VocabShard, token_head
 
 # Ranks, and the sizes of groups that they form one after the other.
 WORLDS: dict[Kernels, tuple[int, tuple[int, ...]]] = {"torch": (4, (2, 4)), "triton": (8, (2, 4, 8))}
-SIZES = [(kernels, tp) for kernels, (_, sizes) in WORLDS.items() for tp in sizes]
 
 
 @dataclass(frozen=True)
@@ -196,9 +195,16 @@ def refusals(rank: int, world: int, vocabulary: int, padded: int) -> list[str]:
     return messages
 
 
+@pytest.fixture(scope="module", params=["torch", pytest.param("triton", marks=pytest.mark.long("layouts"))])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    chosen: Kernels = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def observed() -> dict[Kernels, list[dict[tuple[int, str], Observed]]]:
-    return {kernels: run_ranks(world, observe_cases, kernels) for kernels, (world, _) in WORLDS.items()}
+def observed(kernels: Kernels) -> list[dict[tuple[int, str], Observed]]:
+    """By rank, every case at every size."""
+    return run_ranks(WORLDS[kernels][0], observe_cases, kernels)
 
 
 def expected_of(case: Case) -> tuple[dict[str, Tensor], Tensor]:
@@ -206,15 +212,21 @@ def expected_of(case: Case) -> tuple[dict[str, Tensor], Tensor]:
     return named(head), gradient_TV
 
 
-@pytest.mark.parametrize(("kernels", "tp", "name"), [(k, tp, name) for k, tp in SIZES for name in cases(k)])
 def test_equal_to_one_rank(
-    observed: dict[Kernels, list[dict[tuple[int, str], Observed]]], kernels: Kernels, tp: int, name: str
+    observed: list[dict[tuple[int, str], Observed]], kernels: Kernels, subtests: pytest.Subtests
 ) -> None:
-    case = cases(kernels)[name]
+    for tp in WORLDS[kernels][1]:
+        for name, case in cases(kernels).items():
+            with subtests.test(tp=tp, case=name):
+                assert_equal_to_one_rank(case, [rank[tp, name] for rank in observed], tp)
+
+
+def assert_equal_to_one_rank(case: Case, found: list[Observed], tp: int) -> None:
+    """Every group of `tp` ranks has the outputs and the gradient of one rank with the whole vocabulary."""
     outputs, gradient_TV = expected_of(case)
     tolerance = 2e-6 if case.logits_TV.dtype == torch.float32 else 1e-12
-    for first in range(0, len(observed[kernels]), tp):
-        ranks = [rank[tp, name] for rank in observed[kernels][first : first + tp]]
+    for first in range(0, len(found), tp):
+        ranks = found[first : first + tp]
         for rank in ranks:
             assert rank.outputs.keys() == outputs.keys()
             for key, value in outputs.items():
@@ -226,13 +238,13 @@ def test_equal_to_one_rank(
         assert torch.equal(gradient_TVp[:, vocabulary:], torch.zeros_like(gradient_TVp[:, vocabulary:]))
 
 
-@pytest.mark.parametrize(("kernels", "tp"), SIZES)
 def test_communication_is_two_reductions_and_one_gather(
-    observed: dict[Kernels, list[dict[tuple[int, str], Observed]]], kernels: Kernels, tp: int
+    observed: list[dict[tuple[int, str], Observed]], kernels: Kernels
 ) -> None:
-    for rank in observed[kernels]:
-        assert rank[tp, "padded"].collectives == {"all_reduce": 2, "all_gather": 1}
-        assert rank[tp, "no top-N"].collectives == {"all_reduce": 2}
+    for rank in observed:
+        for tp in WORLDS[kernels][1]:
+            assert rank[tp, "padded"].collectives == {"all_reduce": 2, "all_gather": 1}, tp
+            assert rank[tp, "no top-N"].collectives == {"all_reduce": 2}, tp
 
 
 @pytest.mark.parametrize(("vocabulary", "padded"), [(13, 16), (5, 12)], ids=["padded", "a shard of padding only"])
