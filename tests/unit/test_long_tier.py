@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from datetime import date
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "tools"))
-
 from long_tier import Slice, choose, read_slices, record
 
+REPOSITORY = Path(__file__).parents[2]
 SLICES = read_slices()
 LONG = re.compile(r"mark\.long\b(?:\((?:\"([^\"]*)\")?\))?")
 
@@ -45,7 +42,8 @@ def test_slices_of_one_date_take_turns() -> None:
 
 
 def test_a_green_run_changes_its_own_table_only(tmp_path: Path) -> None:
-    text = '# A comment.\n\n[ab]\nminutes = 3\ngreen = 2026-01-01\n\n[a]\ntests = ["[x]"]\nminutes = 4\ngreen = 2026-01-02\n'
+    first = "# A comment.\n\n[ab]\nminutes = 3\ngreen = 2026-01-01\n\n"
+    text = f'{first}[a]\ntests = ["[x]"]\nminutes = 4\ngreen = 2026-01-02\n'
     file = tmp_path / "slices"
     file.write_text(text)
     record("ab", 7, date(2026, 2, 3), file)

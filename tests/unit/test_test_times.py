@@ -8,12 +8,9 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "tools"))
-
 from test_times import read_report, table, write_table
 
+REPOSITORY = Path(__file__).parents[2]
 CONFTEST = (REPOSITORY / "tests" / "conftest.py").read_text()
 TESTS = """
 import subprocess, sys, pytest
@@ -52,10 +49,10 @@ def test_seconds_of_child_processes_and_reasons_are_in_the_report(report: Path) 
 
 def test_the_table_replaces_the_one_before(report: Path, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- tools/test_times.py -->\nold\n<!-- end -->\nafter\n")
+    readme.write_text("before\n<!-- tools/test_times.py -->\nformer\n<!-- end -->\nafter\n")
     text = table(read_report(report))
     write_table(readme, text, date(2026, 1, 2))
     written = readme.read_text()
-    assert "| unit | 2 |" in written and "old" not in written and "Measured on 2026-01-02." in written
+    assert "| unit | 2 |" in written and "former" not in written and "Measured on 2026-01-02." in written
     assert written.startswith("before\n") and written.endswith("<!-- end -->\nafter\n")
     assert written.count("test_in_a_child") == 1
