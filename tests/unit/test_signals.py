@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
-from waiting import HANG_S
+from waiting import HANG_S, is_pending, wait_until
 
 from megasharp import signals
 from megasharp.command import run_command
@@ -212,7 +213,7 @@ def test_children_do_not_hear_it() -> None:
         with started():
             child = subprocess.Popen(["sleep", "60"])
         child.send_signal(signal.SIGUSR1)
-        time.sleep(0.2)
+        wait_until(partial(is_pending, child.pid, signal.SIGUSR1))
         assert child.poll() is None
         child.kill()
         child.wait()

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from verdict_limits import limit_only
 
 from megasharp.build.judging import Judging, all_verifiers, check_judging, training_items, workers_for
 from megasharp.config.run import RewardConfig
@@ -58,6 +59,7 @@ def test_a_function_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: py
     text = "import time\ndef hangs(text, answer): time.sleep(3600 if text == '1' else 0); return 1.0\n"
     (tmp_path / "own_hanging.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
+    limit_only(monkeypatch, lambda item: item.text == "1")
     reward, said = RewardConfig(function="own_hanging:hangs", timeout_s=1.0), list[str]()
     assert 1 <= workers_for(reward, {"countdown"}) <= 4
     check_judging(reward, {"countdown"}, "run.yaml")
@@ -80,9 +82,10 @@ def test_a_path_that_is_none_is_refused_before_anything_starts() -> None:
         training_items([ITEM], RewardConfig(function="own_nowhere:length"))
 
 
-def test_what_no_bound_of_mathematics_holds_is_ended_by_the_pool() -> None:
+def test_what_no_bound_of_mathematics_holds_is_ended_by_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """An equation that sympy would solve for minutes; the same worker's place judges the next response."""
-    reward = RewardConfig(workers=1, timeout_s=5.0)
+    reward = RewardConfig(workers=1, timeout_s=2.0)
+    limit_only(monkeypatch, lambda item: item is bomb)
     bomb = Item("math", r"\boxed{x^9+7x^5+3x^3-\sin x+e^x=5}", MathAnswer("x^2+y^2=1"))
     plain = Item("math", r"\boxed{0.5}", MathAnswer("1/2"))
     with closing(Judging(reward, ["math"], None, print)) as judging:

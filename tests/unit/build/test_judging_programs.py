@@ -6,7 +6,9 @@ import shutil
 from contextlib import closing
 
 import pytest
+from verdict_limits import limit_only
 
+from megasharp.build import judging as module
 from megasharp.build.judging import Judging, check_judging
 from megasharp.config.run import RewardConfig
 from megasharp.errors import UserError
@@ -17,7 +19,7 @@ from megasharp.types import Outcome
 
 COUNTDOWN = Item("countdown", "1+2", CountdownAnswer((1, 2), 3))
 PROGRAM = Item("code", "```\nprint(input())\n```", CodeAnswer(stdin=(StdinTest("x", "x"),)))
-HANGING = Item("code", "```\nwhile True: pass\n```", PROGRAM.answer)
+HANGING = Item("code", "```\nimport time\ntime.sleep(3600)\n```", PROGRAM.answer)
 
 
 def judging(tasks: set[str], said: list[str], **reward: object) -> Judging:
@@ -56,9 +58,12 @@ def test_a_limit_that_nobody_keeps_is_refused() -> None:
     check_judging(RewardConfig(timeout_s=3.0, workers=1), {"countdown"}, "run.yaml")
 
 
-def test_programs_in_workers() -> None:
+def test_programs_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that hangs is ended by its verifier: no worker is killed for it."""
-    with closing(judging({"code"}, [], sandbox="none", workers=1, timeout_s=5.0)) as there:
+    # Of 10 s; a busy machine may take longer than what it has by itself, a second, to end a program.
+    monkeypatch.setattr(module, "_PROGRAMS_SHARE", 0.5)
+    limit_only(monkeypatch, lambda item: item is HANGING)
+    with closing(judging({"code"}, [], sandbox="none", workers=1, timeout_s=10.0)) as there:
         outcomes = [verdict.outcome for verdict in there.judge.verdicts([PROGRAM, HANGING, COUNTDOWN])]
         assert outcomes == [Outcome.CORRECT, Outcome.TIMEOUT, Outcome.CORRECT]
         assert there.take() == {"reward/killed": 0.0, "reward/died": 0.0, "reward/retried": 0.0}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from reasoning_gym.factory import DATASETS, create_dataset
+from waiting import HANG_S
 
 from megasharp.build.judging import Judging, all_verifiers, check_judging
 from megasharp.config.run import RewardConfig
@@ -121,7 +122,7 @@ def test_worker_processes_judge_them() -> None:
         Item("reasoning_gym", f"<answer>{each}</answer>", GymAnswer(GymDataset("gcd", 4, 1), index))
         for index, each in enumerate([create_dataset("gcd", size=4, seed=1)[0]["answer"], "0", "-", "x"])
     ]
-    judging = Judging(RewardConfig(workers=1, timeout_s=60.0), {"reasoning_gym"}, None, print)
+    judging = Judging(RewardConfig(workers=1, timeout_s=HANG_S), {"reasoning_gym"}, None, print)
     try:
         outcomes = [verdict.outcome for verdict in judging.judge.verdicts(items)]
     finally:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import misbehaving
 import pytest
+from verdict_limits import limit_only
 from waiting import HANG_S, SOON_S, wait_until
 
 from megasharp.errors import UserError
 from megasharp.rewards.judge import Item
 from megasharp.sandbox.pool import PoolCounts, VerifierPool
-from megasharp.sandbox.workers import Worker
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
 LIMIT_S = 2.0
@@ -30,12 +30,7 @@ LIMITED = ("hang", "begin", "stop", "sleep 3600", "child", "limited")
 
 @pytest.fixture(autouse=True)
 def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Worker.ask
-
-    def patiently(worker: Worker, item: Item, seconds: float) -> Verdict:
-        return ask(worker, item, seconds if item.text.startswith(LIMITED) else HANG_S)
-
-    monkeypatch.setattr(Worker, "ask", patiently)
+    limit_only(monkeypatch, lambda item: item.text.startswith(LIMITED))
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
+from waiting import HANG_S, wait_until
 
 from megasharp.errors import RunFailed
+from megasharp.stacks import state_of
 from megasharp.sweeps.local import Task, run_all
 
 
@@ -78,7 +78,7 @@ def test_runs_end_with_the_sweep(tmp_path: Path, number: signal.Signals, code: i
     try:
         pid = _pid(tmp_path / "pid")
         sweep.send_signal(number)
-        assert sweep.wait(60) == code
+        assert sweep.wait(HANG_S) == code
     finally:
         sweep.kill()
     _gone(pid)
@@ -86,15 +86,9 @@ def test_runs_end_with_the_sweep(tmp_path: Path, number: signal.Signals, code: i
 
 
 def _pid(file: Path) -> int:
-    until = time.monotonic() + 60
-    while not (file.exists() and file.read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: file.exists() and file.read_text())
     return int(file.read_text())
 
 
 def _gone(pid: int) -> None:
-    until = time.monotonic() + 30
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until, "the run outlived its sweep"
-        time.sleep(0.05)
+    wait_until(lambda: state_of(pid) in ("Z", "gone"))
