@@ -37,7 +37,7 @@ class Nursery:
             assert self._process.stdin is not None and self._process.stdout is not None
             self._process.stdin.close()
             self._process.stdout.close()
-            self._process.wait(timeout=20)
+            self._process.wait()
 
     def run(
         self,

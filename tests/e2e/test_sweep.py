@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from quickstart import REPOSITORY, Command
+from waiting import HANG_S, wait_until
 
 from megasharp.files import held
 
@@ -40,12 +40,9 @@ def test_a_sweep_goes_on_where_it_was_stopped(command: Command, grid: Path) -> N
     process = command.start(*arguments)
     folder = command.runs / "study"
     metrics = folder / "bonus_s1" / "metrics.jsonl"
-    until = time.monotonic() + 200
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.1)
+    wait_until(lambda: process.poll() is not None or (metrics.exists() and metrics.read_text().count("\n") > 3))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(100) == 143
+    assert process.wait(HANG_S) == 143
     assert command.run(*arguments, "--dry-run").split("\n")[:2] == ["plain_s1: finished", "bonus_s1: to do"]
     text = command.run(*arguments, "--results")
     assert text.startswith("**Partial: 1 of 2 runs are finished.**")

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 
-from waiting import SOON_S
+from waiting import HANG_S, SOON_S
 
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.judge import verify as judge_and_catch
@@ -341,7 +341,7 @@ def test_what_no_bound_holds_ends_with_its_process(gold: str, bomb: str) -> None
     worker.join(3.0)
     was_alive = worker.is_alive()
     worker.kill()
-    worker.join(5.0)
+    worker.join(HANG_S)
     assert was_alive, "it is bounded now: move it to the bombs"
     assert worker.exitcode == -signal.SIGKILL
 
@@ -355,9 +355,9 @@ def test_it_judges_in_threads_and_touches_no_signal() -> None:
     for thread in threads:
         thread.join()
     assert found == [CORRECT] * 4
-    signal.setitimer(signal.ITIMER_REAL, 100.0)
+    signal.setitimer(signal.ITIMER_REAL, 1000.0)
     assert judge("1/2", "0.75") is WRONG
-    assert 90.0 < signal.setitimer(signal.ITIMER_REAL, 0.0)[0] <= 100.0
+    assert 900.0 < signal.setitimer(signal.ITIMER_REAL, 0.0)[0] <= 1000.0
     assert signal.getsignal(signal.SIGALRM) is handler
 
 
