@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from megasharp.types import as_dtype
 from tests.unit.families import new_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SIZES = {
     "hidden_size": 24,
@@ -23,7 +26,7 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 
-MakeModel = Callable[..., PreTrainedModel]
+MakeModel = Callable[..., "PreTrainedModel"]
 SaveModel = Callable[..., Path]
 
 

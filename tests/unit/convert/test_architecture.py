@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
@@ -83,6 +82,8 @@ def test_windows_are_what_transformers_attends_with(
 
 def test_a_mistral_whose_config_names_kinds_of_layers_has_them(save_model) -> None:
     """transformers reads such a config as Ministral's; Ministral-8B is published as MistralForCausalLM."""
+    from transformers import AutoModelForCausalLM
+
     folder = save_model("ministral", sliding_window=7, layer_types=PATTERN)
     path = folder / "config.json"
     stored = json.loads(path.read_text())
@@ -119,6 +120,8 @@ def test_architecture_travels_to_other_processes(save_model) -> None:
     ids=lambda rope: rope["rope_type"],
 )
 def test_rope_settings_suffice_for_the_frequencies(make_model, rope: dict[str, float | str]) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     model = make_model("qwen3", rope_parameters=rope)
     arch = FAMILIES["Qwen3ForCausalLM"].architecture(model.config)
     again = Qwen3Config(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from megasharp.convert.record import read_record
 from megasharp.errors import UserError
@@ -47,6 +46,8 @@ def edit_json(path: Path, **values: object) -> None:
 @each_case("dtype", ["float32", "bfloat16"])
 @each_case("family", ["qwen3", "qwen2"])
 def test_there_and_back(save_model, tmp_path: Path, family: str, dtype: str) -> None:
+    from transformers import AutoModelForCausalLM
+
     source = save_model(family, shard=9000, dtype=dtype)
     for name in ("tokenizer.json", "chat_template.jinja"):
         (source / name).write_text(f"content of {name}")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.hf_write import write_hf_folder
@@ -34,6 +33,8 @@ def data_start(path: Path) -> int:
 @each_case("tied", [True, False])
 @each_case("family", ["qwen3", "qwen2"])
 def test_transformers_loads_the_same_model(save_model, make_model, family: str, tied: bool, limit: int) -> None:
+    from transformers import AutoModelForCausalLM
+
     source = save_model(family, tie_word_embeddings=tied)
     target = source.parent / "new" / "copy"
     write_hf_folder(target, source, weights(source), max_shard_bytes=limit)
@@ -120,6 +121,8 @@ def test_a_file_of_the_source_that_cannot_be_read_is_named(save_model) -> None:
 
 
 def test_config_names_the_dtype_that_was_written(save_model) -> None:
+    from transformers import AutoModelForCausalLM
+
     source = save_model(dtype="bfloat16")
     path = source / "config.json"
     path.write_text(path.read_text().replace('"dtype"', '"torch_dtype"'))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 from megasharp.algos.base import MemoryNeed
@@ -148,6 +147,8 @@ def test_bad_requests_are_refused_before_sampling():
 
 
 def test_saved_files_hold_the_result(tmp_path):
+    import pandas as pd
+
     result = run(label="after", step=150)
     path = save(result, tmp_path / "evals" / "step_000150")
     assert stored_figures(path) == result.figures()

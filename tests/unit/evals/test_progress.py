@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from megasharp.errors import UserError
@@ -74,6 +73,8 @@ def test_a_chunk_that_is_none_is_named(tmp_path: Path) -> None:
 
 def test_files_of_older_versions_are_read(tmp_path: Path) -> None:
     """Their JSON has none of the later figures, their table none of the later columns."""
+    import pandas as pd
+
     result = run(label="old", step=3)
     path = save(result, tmp_path)
     tree = json.loads(path.read_text())
@@ -90,6 +91,8 @@ def test_files_of_older_versions_are_read(tmp_path: Path) -> None:
 
 
 def test_a_table_of_another_evaluation_is_told(tmp_path: Path) -> None:
+    import pandas as pd
+
     path = save(run(), tmp_path)
     table = path.with_suffix(".parquet")
     whole = pd.read_parquet(table)

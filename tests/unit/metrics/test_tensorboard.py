@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from megasharp.metrics.tensorboard import TensorBoard
 
@@ -21,6 +19,8 @@ def attempt(folder: Path, resumed: int | None, steps: range, value: float) -> No
 
 def in_files(folder: Path) -> list[int]:
     """Steps of all rows in all event files, as they lie there."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
     # Names end with a process's count of its writers, which has more digits from the tenth on.
     paths = sorted(folder.iterdir(), key=lambda path: [int(part) for part in path.name.split(".") if part.isdigit()])
     events = [event for path in paths for event in EventFileLoader(str(path)).Load()]
@@ -28,6 +28,8 @@ def in_files(folder: Path) -> list[int]:
 
 
 def shown(folder: Path) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder))
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars("reward/mean")]

@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from mlflow.tracking import MlflowClient
 from waiting import HANG_S, SOON_S, wait_until
-from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from megasharp.errors import UserError
 from megasharp.metrics.trackers.follow import LIMIT_S, Follower, _wait_for_end
@@ -25,6 +24,9 @@ from megasharp.metrics.trackers.record import Record
 from megasharp.metrics.trackers.sink import Row
 from megasharp.metrics.trackers.watch import Trackers, check_installed
 from megasharp.metrics.writers import MetricLog
+
+if TYPE_CHECKING:
+    from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 CONFIG = "name: mine\npolicy:\n  optimizer: {lr: 1.0e-06}\nrecipe:\n  methods: [grpo]\n"
 
@@ -63,6 +65,8 @@ def attempt(root: Path, name: str, resumed: int | None, steps: range, value: flo
 
 def wandb_records(root: Path) -> list[WandbRecord]:
     """All that lies in the offline files, in the order in which it was written."""
+    from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
+
     found = []
     for path in sorted(root.glob("trackers/wandb/offline-run-*/*.wandb")):
         found += [WandbRecord.FromString(data) for data in leveldb_records(path.read_bytes())]
@@ -94,6 +98,8 @@ def wandb_points(root: Path, name: str) -> list[tuple[int, float]]:
 
 
 def mlflow_points(run: str, name: str) -> list[tuple[int, float]]:
+    from mlflow.tracking import MlflowClient
+
     return [(metric.step, metric.value) for metric in MlflowClient().get_metric_history(run, name)]
 
 
@@ -121,6 +127,8 @@ def test_wandb_is_told_the_configuration_once(root: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(root: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
     assert attempt(root, "mlflow", None, range(1, 6)) == []
     assert attempt(root, "mlflow", 3, range(4, 8), 100.0) == []
     client = MlflowClient()
@@ -139,6 +147,8 @@ def mlflow_id(root: Path) -> str:
 
 def test_a_copied_folder_is_a_run_of_its_own_there(root: Path) -> None:
     """It has all steps, the original gets none of them, and both go on in their own afterwards."""
+    from mlflow.tracking import MlflowClient
+
     attempt(root, "mlflow", None, range(1, 4))
     fork = root.with_name("fork")
     shutil.copytree(root, fork)
@@ -195,6 +205,8 @@ def test_a_record_that_does_not_read_is_told_and_ends_nothing(root: Path) -> Non
 
 
 def test_points_carry_the_time_of_their_rows(root: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
     attempt(root, "mlflow", None, range(1, 2))
     run = Record.model_validate_json((root / "trackers/mlflow.json").read_text()).id
     (point,) = MlflowClient().get_metric_history(run, "reward/mean")

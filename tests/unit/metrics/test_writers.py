@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megasharp.errors import UserError
 from megasharp.metrics.writers import MetricLog, read_metrics
@@ -113,6 +112,8 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
 
 
 def test_tensorboard_shows_one_curve_after_a_resume(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     write_steps(tmp_path, range(1, 6), 0.0, None, tensorboard=True)
     write_steps(tmp_path, range(4, 8), 100.0, 3, tensorboard=True)
     events = EventAccumulator(str(tmp_path / "tensorboard"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-from reasoning_gym.logic.knights_knaves import KnightsKnavesConfig, KnightsKnavesDataset
-
 from megasharp.data.knights import Statement, solutions
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.knights import KnightsAnswer, verify
@@ -71,6 +69,8 @@ def translated(statement: tuple) -> Statement:
 
 @each_case(("people", "depth"), [(2, 2), (3, 2), (4, 3), (5, 3)])
 def test_solutions_and_verdicts_are_reasoning_gyms(people: int, depth: int) -> None:
+    from reasoning_gym.logic.knights_knaves import KnightsKnavesConfig, KnightsKnavesDataset
+
     theirs = KnightsKnavesDataset(
         KnightsKnavesConfig(n_people=people, depth_constraint=depth, width_constraint=2, size=100, seed=people)
     )

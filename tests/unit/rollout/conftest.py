@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from megasharp.rollout.inprocess import InProcessEngine
 from tests.unit.families import new_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SIZES = {
     "vocab_size": 23,
@@ -25,7 +28,7 @@ SIZES = {
     "eos_token_id": None,
 }
 
-MakeModel = Callable[..., tuple[PreTrainedModel, Path]]
+MakeModel = Callable[..., "tuple[PreTrainedModel, Path]"]
 
 
 @pytest.fixture

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
 from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROMPTS = ((3, 7, 1, 9, 4, 4, 2), (5, 6, 7), (8,), (3, 7, 1, 9, 4, 4, 2, 11, 12))
 REQUESTS = [GenerateRequest(tokens, tuple(range(10 * i, 10 * i + 3))) for i, tokens in enumerate(PROMPTS)]

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from megasharp.rollout.inprocess import InProcessEngine, generation
 from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
 from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 PROMPTS = ((3, 7, 1, 9, 4, 4, 2), (5, 6, 7), (8,), (3, 7, 1, 9, 4, 4, 2, 11, 12))
 REQUESTS = [GenerateRequest(tokens, tuple(range(10 * i, 10 * i + 5))) for i, tokens in enumerate(PROMPTS)]
 SMALLER = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2}
-Networks = tuple[PreTrainedModel, PreTrainedModel]
+Networks = tuple["PreTrainedModel", "PreTrainedModel"]
 
 
 def pair_of(make_model: MakeModel, memory_family: str = "qwen3", **options: int) -> tuple[Networks, InProcessEngine]:

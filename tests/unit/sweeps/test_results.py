@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from megasharp.build.sweep_results import write_results
@@ -118,6 +117,8 @@ def test_a_difference_whose_sign_the_runs_leave_open_is_not_bold() -> None:
 
 
 def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
+    import pandas as pd
+
     config = SweepConfig(
         name="study",
         run="run.yaml",
