@@ -13,20 +13,24 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from verdict_limits import limit_only
 from waiting import HANG_S
 
 from megasharp.rewards.code import CodeAnswer, StdinTest
 from megasharp.rewards.judge import Item, Verifier
+from megasharp.sandbox import code
 from megasharp.sandbox.bubblewrap import open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.sandbox.pool import VerifierPool
 from megasharp.sandbox.programs import Limits, Sandbox
 from megasharp.types import Outcome, TaskAnswer, Verdict
 
-pytestmark = pytest.mark.long("examples")
+pytestmark = pytest.mark.long("sandbox")
 
 WORKERS = 2
-PROGRAM_S, ITEM_S, BOUND_S = 4.0, 8.0, 60.0
+PROGRAM_S, ITEM_S, BOUND_S = 4.0, 8.0, 240.0
+# In a program that is to be ended; any other has all the time that it needs.
+ENDLESS = "# endless"
 BESIDE = 12
 ANSWER = CodeAnswer(stdin=(StdinTest("", "fine"),))
 ERROR, TIMEOUT, WRONG, INFRA = Outcome.ERROR, Outcome.TIMEOUT, Outcome.WRONG, Outcome.INFRA
@@ -83,7 +87,15 @@ def hang(text: str, _: TaskAnswer) -> Verdict:
 
 
 def make(sandbox: Sandbox) -> Mapping[str, Verifier]:
-    return {"code": CodeVerifier(sandbox, PROGRAM_S), "sympy": hang}
+    """In the process that workers come from."""
+    code.TEST_S = HANG_S
+    endless, patient = CodeVerifier(sandbox, PROGRAM_S), CodeVerifier(sandbox, HANG_S)
+    return {"code": lambda text, answer: (endless if ENDLESS in text else patient)(text, answer), "sympy": hang}
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_only(monkeypatch, lambda item: item.task == "sympy" or ENDLESS in item.text)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +146,7 @@ def check(pool: VerifierPool, bomb: Item, outcomes: set[Outcome], name: str) -> 
 def test_programs(pool: VerifierPool, name: str) -> None:
     program, outcomes = PROGRAMS[name]
     killed = pool.counts.killed
-    check(pool, response(program), outcomes, name)
+    check(pool, response(f"{ENDLESS}\n{program}" if TIMEOUT in outcomes else program), outcomes, name)
     assert pool.counts.killed == killed, "programs are ended by their verifier"
 
 

@@ -8,18 +8,21 @@ import time
 from pathlib import Path
 
 import pytest
+from programs_to_judge import response
 from waiting import HANG_S
 
 from megasharp.errors import UserError
-from megasharp.sandbox import bubblewrap
+from megasharp.rewards.code import CallTest, CodeAnswer, StdinTest
+from megasharp.sandbox import bubblewrap, code
 from megasharp.sandbox.bubblewrap import open_sandbox
+from megasharp.sandbox.code import CodeVerifier
 from megasharp.sandbox.programs import Clock, End, Ran, Sandbox, run
+from megasharp.types import Outcome
+from tests.unit.cases import each_case
 
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    if shutil.which("bwrap") is None:
-        pytest.skip("no bubblewrap; .ci/packages installs it")
     return open_sandbox("bubblewrap")
 
 
@@ -43,6 +46,7 @@ def test_bubblewrap_that_may_not_make_namespaces(monkeypatch: pytest.MonkeyPatch
         open_sandbox("bubblewrap")
 
 
+@pytest.mark.long("sandbox")
 def test_a_sandbox_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> None:
     """A bubblewrap that shares everything."""
     monkeypatch.setattr(bubblewrap, "_ways", lambda _: [Sandbox((), sandbox.python, (), alone=False)])
@@ -50,7 +54,8 @@ def test_a_sandbox_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch
         open_sandbox("bubblewrap")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.long("sandbox")
+@each_case(
     "program",
     [
         "open('/etc/passwd')",
@@ -74,6 +79,7 @@ def test_what_a_program_must_not(sandbox: Sandbox, program: str) -> None:
     assert "Error" in ran.complaint
 
 
+@pytest.mark.long("sandbox")
 def test_what_a_program_may(sandbox: Sandbox) -> None:
     program = (
         "import os, threading\nopen('/tmp/x', 'w').write('1')\nopen('/dev/null', 'w').write('1')\n"
@@ -83,6 +89,7 @@ def test_what_a_program_may(sandbox: Sandbox) -> None:
     assert tried(sandbox, program) == Ran(End.EXITED, 0, b"done\n/tmp True\n", "")
 
 
+@pytest.mark.long("sandbox")
 def test_nothing_of_this_process_goes_in(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "quokka")
     ran = tried(sandbox, "import os\nprint(os.environ, [os.readlink(f'/proc/self/fd/{n}') for n in range(3)])")
@@ -90,6 +97,51 @@ def test_nothing_of_this_process_goes_in(sandbox: Sandbox, monkeypatch: pytest.M
     assert ran.printed.count(b"memfd") == 3
 
 
+@pytest.mark.long("sandbox")
 def test_root_becomes_nobody(sandbox: Sandbox) -> None:
     ran = tried(sandbox, "import os\nprint(os.getuid())")
     assert int(ran.printed) == (65534 if os.getuid() == 0 else os.getuid())
+
+
+SEARCH = """
+import gc, glob, os, sys
+found = [repr(frame.f_locals) + repr(frame.f_globals) for frame in sys._current_frames().values()]
+found += [repr(thing) for thing in gc.get_objects() if isinstance(thing, (str, bytes, list, dict))]
+for path in glob.glob("/proc/WHOSE/*") + glob.glob("/proc/WHOSE/fd/*") + glob.glob("/tmp/*"):
+    if path.endswith(("cmdline", "environ")) or "/fd/" in path or "/tmp/" in path:
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                found.append(repr(os.pread(handle, 1 << 24, 0)))
+            finally:
+                os.close(handle)
+        except OSError:
+            pass
+secret = "".join(map(chr, [113, 117, 111, 107, 107, 97]))
+assert not any(secret in text for text in found)
+"""
+
+
+@pytest.mark.long("sandbox")
+@each_case(
+    "answer",
+    [
+        CodeAnswer(stdin=(StdinTest("", "quokka"),)),
+        CodeAnswer(function="f", calls=(CallTest((), '"quokka"'),)),
+        CodeAnswer(function="f", check="def check(candidate):\n    assert candidate() == 'quokka'\n"),
+    ],
+    ids=["stdin", "call", "check"],
+)
+def test_expected_values_are_nowhere_where_a_program_could_look(
+    sandbox: Sandbox, answer: CodeAnswer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "TEST_S", HANG_S)
+    program = f"{SEARCH.replace('WHOSE', '*')}\ndef f():\n    return 1"
+    verdict = CodeVerifier(sandbox, HANG_S)(response(program), answer)
+    assert verdict.outcome is Outcome.WRONG, verdict
+
+
+def test_the_search_above_finds_what_is_there() -> None:
+    answer = CodeAnswer(stdin=(StdinTest("quokka", ""),))
+    verdict = CodeVerifier(open_sandbox("none"), HANG_S)(response(SEARCH.replace("WHOSE", "self")), answer)
+    assert verdict.outcome is Outcome.ERROR and "AssertionError" in verdict.detail

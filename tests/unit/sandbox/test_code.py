@@ -5,7 +5,6 @@ Each with and without bubblewrap: nothing here is dangerous.
 
 from __future__ import annotations
 
-import shutil
 import time
 from dataclasses import replace
 
@@ -15,20 +14,23 @@ from waiting import HANG_S, SOON_S
 
 from megasharp.rewards.code import CallTest, CodeAnswer, StdinTest
 from megasharp.sandbox import code, programs
-from megasharp.sandbox.bubblewrap import open_sandbox
+from megasharp.sandbox.bubblewrap import Kind, open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.sandbox.inside import decode, encode
 from megasharp.sandbox.programs import Sandbox
 from megasharp.types import Outcome, Verdict
+from tests.unit.cases import each_case
 
 CORRECT, WRONG, ERROR, TIMEOUT = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR, Outcome.TIMEOUT
 
 
-@pytest.fixture(scope="module", params=["none", "bubblewrap"])
+# Of a module, so that each test is run in both, also those that loop over cases.
+@pytest.fixture(
+    scope="module", autouse=True, params=["none", pytest.param("bubblewrap", marks=pytest.mark.long("sandbox"))]
+)
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    if request.param == "bubblewrap" and shutil.which("bwrap") is None:
-        pytest.skip("no bubblewrap; .ci/packages installs it")
-    return open_sandbox(request.param)
+    kind: Kind = request.param
+    return open_sandbox(kind)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,7 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "program"), RIGHT)
+@each_case(("answer", "program"), RIGHT)
 def test_right_programs(sandbox: Sandbox, answer: CodeAnswer, program: str) -> None:
     verdict = judge(sandbox, program, answer)
     assert (verdict.outcome, verdict.reward, verdict.detail) == (CORRECT, 1.0, "")
@@ -107,14 +109,14 @@ WRONG_ONES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "program", "outcome", "detail"), WRONG_ONES)
+@each_case(("answer", "program", "outcome", "detail"), WRONG_ONES)
 def test_what_earns_nothing(sandbox: Sandbox, answer: CodeAnswer, program: str, outcome: Outcome, detail: str) -> None:
     verdict = judge(sandbox, program, answer)
     assert (verdict.outcome, verdict.reward) == (outcome, 0.0), verdict
     assert detail in verdict.detail
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("check", "detail"),
     [
         ("def check(candidate):\n    assert absent == candidate(1, 2)\n", "NameError: name 'absent' is not defined"),
@@ -159,47 +161,7 @@ def test_what_a_served_program_says_at_its_end_is_waited_for(sandbox: Sandbox, m
     assert time.monotonic() - began < SOON_S
 
 
-SEARCH = """
-import gc, glob, os, sys
-found = [repr(frame.f_locals) + repr(frame.f_globals) for frame in sys._current_frames().values()]
-found += [repr(thing) for thing in gc.get_objects() if isinstance(thing, (str, bytes, list, dict))]
-for path in glob.glob("/proc/WHOSE/*") + glob.glob("/proc/WHOSE/fd/*") + glob.glob("/tmp/*"):
-    if path.endswith(("cmdline", "environ")) or "/fd/" in path or "/tmp/" in path:
-        try:
-            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            try:
-                found.append(repr(os.pread(handle, 1 << 24, 0)))
-            finally:
-                os.close(handle)
-        except OSError:
-            pass
-secret = "".join(map(chr, [113, 117, 111, 107, 107, 97]))
-assert not any(secret in text for text in found)
-"""
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        CodeAnswer(stdin=(StdinTest("", "quokka"),)),
-        CodeAnswer(function="f", calls=(CallTest((), '"quokka"'),)),
-        CodeAnswer(function="f", check="def check(candidate):\n    assert candidate() == 'quokka'\n"),
-    ],
-    ids=["stdin", "call", "check"],
-)
-def test_expected_values_are_nowhere_where_a_program_could_look(answer: CodeAnswer) -> None:
-    if shutil.which("bwrap") is None:
-        pytest.skip("no bubblewrap; .ci/packages installs it")
-    verdict = judge(open_sandbox("bubblewrap"), f"{SEARCH.replace('WHOSE', '*')}\ndef f():\n    return 1", answer)
-    assert verdict.outcome is WRONG, verdict
-
-
-def test_the_search_above_finds_what_is_there() -> None:
-    verdict = judge(open_sandbox("none"), SEARCH.replace("WHOSE", "self"), CodeAnswer(stdin=(StdinTest("quokka", ""),)))
-    assert verdict.outcome is ERROR and "AssertionError" in verdict.detail
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("answer", "program"),
     [(SUM, "while True:\n    pass"), (SMALLEST, "import time\ntime.sleep(3600)"), (ADD, "while True:\n    pass")],
 )
@@ -235,7 +197,7 @@ def test_no_program(sandbox: Sandbox) -> None:
     assert (verdict.outcome, verdict.reward) == (Outcome.FORMAT, 0.0)
 
 
-@pytest.mark.parametrize("answer", [SUM, SMALLEST, ADD])
+@each_case("answer", [SUM, SMALLEST, ADD])
 def test_a_sandbox_that_does_not_start_is_infra(answer: CodeAnswer) -> None:
     for broken in (("/bin/false",), ("/no/such/program",)):
         verdict = judge(Sandbox(broken, "python3", ()), "print(5)", answer)

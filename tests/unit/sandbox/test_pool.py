@@ -22,6 +22,7 @@ from megasharp.errors import UserError
 from megasharp.rewards.judge import Item
 from megasharp.sandbox.pool import PoolCounts, VerifierPool
 from megasharp.types import Outcome, TaskAnswer, Verdict
+from tests.unit.cases import each_case
 
 LIMIT_S = 2.0
 # What hangs, and meets the pool's limit; a verdict that must come has a limit that only a hang reaches.
@@ -89,7 +90,7 @@ def test_ten_megabytes() -> None:
         patient.close()
 
 
-@pytest.mark.parametrize("word", ["hang", "stop", "sleep 3600"])
+@each_case("word", ["hang", "stop", "sleep 3600"])
 def test_what_takes_too_long_is_killed_and_costs_the_others_nothing(shared: VerifierPool, word: str) -> None:
     before, began = shared.counts, time.monotonic()
     verdicts = judge(shared, word, *["echo x"] * 20)
@@ -123,7 +124,7 @@ def test_a_childs_child_ends_too(shared: VerifierPool, tmp_path: Path) -> None:
     wait_until(lambda: not runs(int(file.read_text())))
 
 
-@pytest.mark.parametrize("word", ["die", "eat 1024", "eat 102400"])
+@each_case("word", ["die", "eat 1024", "eat 102400"])
 def test_who_dies_twice_is_infra(shared: VerifierPool, word: str) -> None:
     before = shared.counts
     verdicts = judge(shared, word, "echo x", "echo x")
