@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,10 +71,12 @@ def test_a_stopped_process_shows_none_and_its_state_tells_why(rank: tuple[RankPr
     assert at_fault(reports) == [(3, "is stopped (state T, as by SIGSTOP)")]
 
 
-def test_a_process_that_is_gone(rank: tuple[RankProcess, Path]) -> None:
-    gone = RankProcess(3, 2**22 + 1, rank[0].host)
-    assert state_of(gone.pid) == "gone"
-    assert at_fault(examine_all([(gone, rank[1])], 0.5)) == [(3, "has ended")]
+def test_a_process_that_is_gone(tmp_path: Path) -> None:
+    gone = RankProcess(3, 2**22 + 1, socket.gethostname())
+    assert gone.here and state_of(gone.pid) == "gone"
+    log = tmp_path / "rank_3.log"
+    log.touch()
+    assert at_fault(examine_all([(gone, log)], 0.5)) == [(3, "has ended")]
 
 
 def test_another_process_by_now_has_the_number(rank: tuple[RankProcess, Path]) -> None:

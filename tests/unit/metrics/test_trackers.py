@@ -31,16 +31,20 @@ if TYPE_CHECKING:
 CONFIG = "name: mine\npolicy:\n  optimizer: {lr: 1.0e-06}\nrecipe:\n  methods: [grpo]\n"
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_folder(tmp_path: Path, environment: pytest.MonkeyPatch) -> Path:
     """A run folder; the trackers' services are files below it."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    environment.setenv("WANDB_MODE", "offline")
+    environment.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    environment.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
     root = tmp_path / "mine"
     root.mkdir()
     (root / "config.yaml").write_text(CONFIG)
     return root
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return run_folder(tmp_path, monkeypatch)
 
 
 def attempt(root: Path, name: str, resumed: int | None, steps: range, value: float = 0.0) -> list[str]:
@@ -106,9 +110,18 @@ def mlflow_points(run: str, name: str) -> list[tuple[int, float]]:
 CONTINUED = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0), (6, 106.0), (7, 107.0)]
 
 
-def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(root: Path) -> None:
-    assert attempt(root, "wandb", None, range(1, 6)) == []
-    assert attempt(root, "wandb", 3, range(4, 8), 100.0) == []
+@pytest.fixture(scope="module")
+def resumed_in_wandb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was resumed two steps before its end."""
+    with pytest.MonkeyPatch.context() as environment:
+        root = run_folder(tmp_path_factory.mktemp("wandb"), environment)
+        assert attempt(root, "wandb", None, range(1, 6)) == []
+        assert attempt(root, "wandb", 3, range(4, 8), 100.0) == []
+    return root
+
+
+def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(resumed_in_wandb: Path) -> None:
+    root = resumed_in_wandb
     records = wandb_records(root)
     runs = {record.run.run_id for record in records if record.WhichOneof("record_type") == "run"}
     assert runs == {Record.model_validate_json((root / "trackers/wandb.json").read_text()).id}
@@ -117,10 +130,8 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(root: Path) -> None:
     assert wandb_points(root, "policy/gap") == []
 
 
-def test_wandb_is_told_the_configuration_once(root: Path) -> None:
-    attempt(root, "wandb", None, range(1, 3))
-    attempt(root, "wandb", 2, range(3, 4))
-    runs = [record.run for record in wandb_records(root) if record.WhichOneof("record_type") == "run"]
+def test_wandb_is_told_the_configuration_once(resumed_in_wandb: Path) -> None:
+    runs = [record.run for record in wandb_records(resumed_in_wandb) if record.WhichOneof("record_type") == "run"]
     told = [{item.key: item.value_json for item in run.config.update} for run in runs]
     assert [run.display_name for run in runs] == ["mine", "mine"]
     assert told[0]["policy"] == '{"optimizer":{"lr":1e-6}}' and "policy" not in told[-1]
@@ -139,6 +150,8 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(root: Path) -> None:
     assert mlflow_points(run.info.run_id, "eval/dev_with_memory/pass_at_4") == [(5, 0.0), (7, 100.0)]
     assert run.data.params == {"name": "mine", "policy.optimizer.lr": "1e-06", "recipe.methods": "['grpo']"}
     assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
+    last = client.get_metric_history(run.info.run_id, "reward/mean")[-1]
+    assert abs(last.timestamp / 1000 - (root / "metrics.jsonl").stat().st_mtime) < 60, "the time of its row"
 
 
 def mlflow_id(root: Path) -> str:
@@ -202,15 +215,6 @@ def test_a_record_that_does_not_read_is_told_and_ends_nothing(root: Path) -> Non
     (root / "trackers/mlflow.json").write_text("{")
     (line,) = attempt(root, "mlflow", None, range(1, 2))
     assert line.startswith("log.mlflow: exit code 1: ValidationError")
-
-
-def test_points_carry_the_time_of_their_rows(root: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    attempt(root, "mlflow", None, range(1, 2))
-    run = Record.model_validate_json((root / "trackers/mlflow.json").read_text()).id
-    (point,) = MlflowClient().get_metric_history(run, "reward/mean")
-    assert abs(point.timestamp / 1000 - (root / "metrics.jsonl").stat().st_mtime) < 60
 
 
 def test_a_new_run_of_the_same_name_is_another_one_there(root: Path) -> None:
