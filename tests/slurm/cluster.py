@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
-START_S = 300.0
-STOP_S = 120.0
+START_S = 500.0
+STOP_S = 300.0
 
 CONFIGURATION = """\
 ClusterName=test

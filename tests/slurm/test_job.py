@@ -8,7 +8,7 @@ import psutil
 import pytest
 from cluster import Cluster, wait_for
 from submitting import Submitting
-from waiting import SOON_S
+from waiting import HANG_S, SOON_S
 
 pytestmark = pytest.mark.long("slurm")
 
@@ -22,7 +22,7 @@ def test_a_warned_run_saves_and_goes_on_until_it_is_done(submit: Submitting, slu
     job = submit.standin("a", "saves")
     submit.warn("a", job, 0, "saves")
     submit.warn("a", job, 1, "saves")
-    done = slurm.ended(job, 120)
+    done = slurm.ended(job, HANG_S)
     assert (done.state, done.exit_code, done.restarts) == ("COMPLETED", 0, 2), submit.log("a", job)
     begins = [
         line.split("begins at ")[1].split(" on ")[0] for line in submit.log("a", job).splitlines() if "begins" in line
@@ -33,49 +33,49 @@ def test_a_warned_run_saves_and_goes_on_until_it_is_done(submit: Submitting, slu
 
 def test_a_run_that_makes_no_progress_is_given_up_after_two_restarts(submit: Submitting, slurm: Cluster) -> None:
     job = submit.standin("a", "stuck")
-    done = slurm.ended(job, 180)
+    done = slurm.ended(job, HANG_S)
     assert (done.state, done.exit_code, done.restarts) == ("FAILED", 1, 2)
     assert "two restarts began at no checkpoint and made no progress" in submit.log("a", job)
 
 
 def test_no_more_restarts_than_were_allowed(submit: Submitting, slurm: Cluster) -> None:
     job = submit.standin("a", "stuck", "--restarts", "0")
-    done = slurm.ended(job, 60)
+    done = slurm.ended(job, HANG_S)
     assert (done.state, done.exit_code, done.restarts) == ("FAILED", 1, 0)
     assert "0 restarts are all that were allowed" in submit.log("a", job)
 
 
 def test_a_run_that_fails_is_not_queued_again_and_its_last_lines_are_told(submit: Submitting, slurm: Cluster) -> None:
     job = submit.standin("a", "fails")
-    done = slurm.ended(job, 60)
+    done = slurm.ended(job, HANG_S)
     assert (done.state, done.exit_code, done.restarts) == ("FAILED", 2, 0)
     assert "failed with exit code 2" in submit.log("a", job) and "the user's mistake" in submit.log("a", job)
 
 
 def test_a_cancelled_job_leaves_nothing(submit: Submitting, slurm: Cluster) -> None:
     job = submit.standin("a", "waits")
-    wait_for(lambda: "waits" in submit.node("a", job, 0), 60, lambda: submit.log("a", job))
+    wait_for(lambda: "waits" in submit.node("a", job, 0), HANG_S, lambda: submit.log("a", job))
     left = [
         one for one in psutil.process_iter(["cmdline"]) if str(submit.folder) in " ".join(one.info["cmdline"] or [])
     ]
     assert left
     slurm.call("scancel", job)
-    assert slurm.ended(job, 60).state == "CANCELLED"
+    assert slurm.ended(job, HANG_S).state == "CANCELLED"
     assert psutil.wait_procs(left, timeout=SOON_S)[1] == []
 
 
 def test_one_run_has_one_job_at_a_time(submit: Submitting, slurm: Cluster) -> None:
     first, second = submit.standin("a", "waits"), submit.standin("a", "waits")
-    wait_for(lambda: "waits" in submit.node("a", first, 0), 60, lambda: submit.log("a", first))
-    wait_for(lambda: slurm.show(second)["Reason"] == "Dependency", 30, lambda: str(slurm.show(second)))
+    wait_for(lambda: "waits" in submit.node("a", first, 0), HANG_S, lambda: submit.log("a", first))
+    wait_for(lambda: slurm.show(second)["Reason"] == "Dependency", HANG_S, lambda: str(slurm.show(second)))
     slurm.call("scancel", first, second)
-    assert slurm.ended(first, 60).state == slurm.ended(second, 60).state == "CANCELLED"
+    assert slurm.ended(first, HANG_S).state == slurm.ended(second, HANG_S).state == "CANCELLED"
 
 
 def test_a_users_own_dependency_is_heeded_beside_the_runs(submit: Submitting, slurm: Cluster) -> None:
     earlier, other = submit.standin("a", "waits"), submit.standin("b", "waits")
     later = submit.standin("a", "waits", f"--sbatch=--dependency=afterany:{other}")
-    wait_for(lambda: slurm.show(later)["Reason"] == "Dependency", 30, lambda: str(slurm.show(later)))
+    wait_for(lambda: slurm.show(later)["Reason"] == "Dependency", HANG_S, lambda: str(slurm.show(later)))
     assert slurm.show(later)["Dependency"] == f"afterany:{other}(unfulfilled),singleton(unfulfilled)"
     slurm.call("scancel", earlier, other, later)
-    assert {slurm.ended(job, 60).state for job in (earlier, other, later)} == {"CANCELLED"}
+    assert {slurm.ended(job, HANG_S).state for job in (earlier, other, later)} == {"CANCELLED"}

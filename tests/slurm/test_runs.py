@@ -13,6 +13,7 @@ import psutil
 import pytest
 from cluster import Cluster, wait_for
 from submitting import QUICKSTART, REPOSITORY, Submitting
+from waiting import HANG_S
 
 pytestmark = pytest.mark.long("slurm")
 
@@ -38,7 +39,7 @@ def held(submit: Submitting, name: str, job: str, step: int) -> Iterator[None]:
         metrics = submit.folder / "runs" / name / "metrics.jsonl"
         return len(steps(submit, name)) if metrics.exists() else 0
 
-    wait_for(lambda: recorded() >= step, 200, lambda: submit.log(name, job))
+    wait_for(lambda: recorded() >= step, HANG_S, lambda: submit.log(name, job))
     runs = str(submit.folder / "runs")
     (run,) = [
         one
@@ -56,8 +57,8 @@ def held(submit: Submitting, name: str, job: str, step: int) -> Iterator[None]:
 
 def test_two_nodes_are_examined_and_share_a_ray(submit: Submitting, slurm: Cluster) -> None:
     cluster = ("cluster.backend=ray", "cluster.nodes=2", "policy.dp=2")
-    job = submit("two", *SMALL, *cluster, "steps=2", "--doctor", MEGASHARP_INTERFACE="lo", MEGASHARP_JOIN_SECONDS="200")
-    done = slurm.ended(job, 400)
+    job = submit("two", *SMALL, *cluster, "steps=2", "--doctor", MEGASHARP_INTERFACE="lo", MEGASHARP_JOIN_SECONDS="400")
+    done = slurm.ended(job, HANG_S)
     said = submit.node("two", job, 0) + submit.node("two", job, 0, node=1)
     assert (done.state, done.exit_code) == ("COMPLETED", 0), submit.log("two", job) + said
     assert steps(submit, "two") == [1, 2]
@@ -72,9 +73,9 @@ def test_engines_on_two_nodes_copy_weights_from_the_ranks_beside_them(submit: Su
         REPOSITORY / ".venv-fleet" / "bin" / "python",
     )
     layout = ("cluster.nodes=2", "policy.tp=1", "policy.dp=2", "sync.transport=ipc", f"rollout.python={python}")
-    variables = {"MEGASHARP_INTERFACE": "lo", "MEGASHARP_JOIN_SECONDS": "200"}
+    variables = {"MEGASHARP_INTERFACE": "lo", "MEGASHARP_JOIN_SECONDS": "400"}
     job = submit("lent", *SMALL, *layout, "steps=2", file=str(example), **variables)
-    done = slurm.ended(job, 500)
+    done = slurm.ended(job, HANG_S)
     said = submit.node("lent", job, 0) + submit.node("lent", job, 0, node=1)
     assert (done.state, done.exit_code) == ("COMPLETED", 0), submit.log("lent", job) + said
     assert steps(submit, "lent") == [1, 2]
@@ -83,7 +84,7 @@ def test_engines_on_two_nodes_copy_weights_from_the_ranks_beside_them(submit: Su
 
 def test_a_node_that_is_not_well_begins_nothing(submit: Submitting, slurm: Cluster) -> None:
     job = submit.standin("sick", "waits", "--doctor", "rollout.python=/no/such/python", "rollout.engine=sglang")
-    done = slurm.ended(job, 200)
+    done = slurm.ended(job, HANG_S)
     assert (done.state, done.exit_code, done.restarts) == ("FAILED", 1, 0)
     assert "FAIL  mounts: not seen here: /no/such/python" in submit.log("sick", job)
     assert submit.node("sick", job, 0) == ""
@@ -103,12 +104,12 @@ def test_a_run_is_asked_by_its_time_limit_and_queues_itself_again_to_the_end(
 
     job = submit("long", *SMALL, "steps=60", "--time", "2", "--lead", "50")
     with held(submit, "long", job, 10):
-        wait_for(lambda: said("time is nearly up", 1), 200, lambda: submit.log("long", job))
-    wait_for(lambda: said("queued again", 1), 60, lambda: submit.log("long", job))
+        wait_for(lambda: said("time is nearly up", 1), HANG_S, lambda: submit.log("long", job))
+    wait_for(lambda: said("queued again", 1), HANG_S, lambda: submit.log("long", job))
     with held(submit, "long", job, len(steps(submit, "long")) + 10):
         submit.warn("long", job, 1)
-        wait_for(lambda: said("time is nearly up", 2), 60, lambda: submit.log("long", job))
-    done = slurm.ended(job, 600)
+        wait_for(lambda: said("time is nearly up", 2), HANG_S, lambda: submit.log("long", job))
+    done = slurm.ended(job, HANG_S)
     log = submit.log("long", job)
     assert (done.state, done.exit_code) == ("COMPLETED", 0) and done.restarts >= 2, log
     assert log.count("time is nearly up") == log.count("queued again") == done.restarts
@@ -118,7 +119,7 @@ def test_a_run_is_asked_by_its_time_limit_and_queues_itself_again_to_the_end(
 def test_nodes_that_do_not_join_in_time_are_named(submit: Submitting, slurm: Cluster) -> None:
     cluster = ("cluster.backend=ray", "cluster.nodes=2", "policy.dp=2")
     job = submit("late", *SMALL, *cluster, "steps=2", MEGASHARP_INTERFACE="lo", MEGASHARP_JOIN_SECONDS="0.1")
-    done = slurm.ended(job, 120)
+    done = slurm.ended(job, HANG_S)
     assert (done.state, done.restarts) == ("FAILED", 0)
     assert "node2 did not join Ray at 127.0.0.1:" in submit.log("late", job)
 
@@ -126,7 +127,7 @@ def test_nodes_that_do_not_join_in_time_are_named(submit: Submitting, slurm: Clu
 def test_a_node_without_the_interface_says_which_it_has(submit: Submitting, slurm: Cluster) -> None:
     cluster = ("cluster.backend=ray", "cluster.nodes=2", "policy.dp=2")
     job = submit("none", *SMALL, *cluster, "steps=2", MEGASHARP_INTERFACE="ib9")
-    done = slurm.ended(job, 120)
+    done = slurm.ended(job, HANG_S)
     assert (done.state, done.restarts) == ("FAILED", 0)
     assert "MEGASHARP_INTERFACE=ib9: node" in submit.log("none", job)
 
@@ -138,7 +139,7 @@ def test_an_evaluation_is_a_job_of_its_own_on_engines(submit: Submitting, slurm:
     base = REPOSITORY / "examples" / "quickstart" / "base"
     asked = ("--eval", "countdown_test", "--checkpoint", str(base), "eval.n=1", "eval.k=[1]")
     job = submit("judged", *asked, f"rollout.python={python}", "rollout.engines=1", file=example)
-    done = slurm.ended(job, 400)
+    done = slurm.ended(job, HANG_S)
     assert (done.state, done.exit_code) == ("COMPLETED", 0), submit.log("judged", job) + submit.node("judged", job, 0)
     measured = submit.folder / "runs/judged/evals/by_hand/base"
     found = json.loads((measured / "countdown_test.json").read_text())

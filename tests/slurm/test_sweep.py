@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, wait_for
 from submitting import QUICKSTART, REPOSITORY
+from waiting import HANG_S
 
 pytestmark = pytest.mark.long("slurm")
 
@@ -45,7 +46,7 @@ def test_an_array_runs_each_seed_and_one_that_is_warned_goes_on(slurm: Cluster, 
         path = folder / "logs" / f"{number}_{task}.log"
         return path.read_text() if path.exists() else ""
 
-    wait_for(lambda: len(steps(2)) > 3, 200, lambda: log(1))
+    wait_for(lambda: len(steps(2)) > 3, HANG_S, lambda: log(1))
     slurm.call("scancel", "--batch", "--signal=USR1", f"{number}_1")
     ended = [slurm.ended(f"{number}_{task}", 400) for task in (0, 1)]
     assert [(done.state, done.exit_code) for done in ended] == [("COMPLETED", 0)] * 2, (log(0), log(1))
