@@ -34,7 +34,7 @@ PYTHON = REPOSITORY / ".venv-fleet" / "bin" / "python"
 KEY = "a key for tests"
 VOCABULARY = 320
 LOADER = "megasharp.serving.engine.receive.load_bucket"
-_START_S = 300.0
+_START_S = HANG_S
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 2048,

@@ -54,7 +54,7 @@ def settings(folder: Path) -> FleetSettings:
         log_folder=folder / "logs",
         engines=2,
         sglang={"max_total_tokens": 4096, "max_running_requests": 16, "skip_tokenizer_init": True},
-        start_limit_s=400.0,
+        start_limit_s=HANG_S,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from engines import PYTHON, VOCABULARY, closed_form, errors, make_model
 from parity import CASES, SETUPS, TOLERANCES, Errors, Pair, pair_of, prompt_of
 from transformers import PreTrainedModel
-from waiting import HANG_S
+from waiting import HANG_S, SOON_S
 
 from megasharp.ops.uniform import seeds_to_int64
 from megasharp.rollout.inprocess.sampling import Logits
@@ -229,7 +229,7 @@ def test_sleep_and_wake(pair: Pair) -> None:
     status, answer = engine.call("/generate", {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}})
     assert status == 503 and "sleeps" in str(answer)
     started = time.monotonic()
-    assert engine.call("/health")[0] == 200 and time.monotonic() - started < 10
+    assert engine.call("/health")[0] == 200 and time.monotonic() - started < SOON_S
     for path, body in (
         ("/release_memory_occupation", {"tags": ["weights"]}),
         ("/resume_memory_occupation", {"tags": ["cuda_graph"]}),

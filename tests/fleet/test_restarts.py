@@ -68,7 +68,7 @@ def test_an_engine_that_came_back_is_like_the_others_and_one_that_hangs_comes_ba
         log_folder=tmp_path / "logs",
         engines=2,
         sglang={"max_total_tokens": 8192, "max_running_requests": 16},
-        start_limit_s=300.0,
+        start_limit_s=HANG_S,
     )
     told: list[str] = []
     options = FleetOptions(
@@ -91,7 +91,7 @@ def test_an_engine_that_came_back_is_like_the_others_and_one_that_hangs_comes_ba
                 version = pushing.push(policy, memory)
                 time.sleep(0.5)
             want = hashed(policy) | hashed(memory, "memory.")
-            answers = [member.process.api.checksums(60.0) for member in fleet.members.alive()]
+            answers = [member.process.api.checksums(HANG_S) for member in fleet.members.alive()]
             assert [rank for answer in answers for rank in answer] == [want, want]  # type: ignore[union-attr]
             assert [member.health.condition.value for member in fleet.members.all] == ["serving", "serving"]
             assert whole(fleet.generate(REQUESTS, SAMPLING), version)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from learners import CPU, FOLDERS, REPOSITORY, die_at, interrupt, learner_settings, scale
-from waiting import SOON_S
+from waiting import HANG_S, SOON_S
 
 from megasharp.errors import RankDied, UserError
 from megasharp.mcore.offload import Kind
@@ -60,7 +60,7 @@ def running(folder: Path, engines: int = 2, tp: int = 1, sleep: bool = False) ->
         tp=tp,
         sleep=sleep,
         sglang={"max_total_tokens": 4096, "max_running_requests": 16},
-        start_limit_s=300.0,
+        start_limit_s=HANG_S,
     )
     told: list[str] = []
     fleet = start_fleet(settings, FleetOptions(watch=WatchSettings(probe_every=2.0, suspect_every=0.5)), told.append)
@@ -262,7 +262,7 @@ def test_what_an_engine_holds_is_compared(tmp_path: Path, monkeypatch: pytest.Mo
         def spoil_and_end(receivers: Receivers, stamp: Stamp) -> None:
             name, tensor = next(item for item in policy.export_weights() if item[0] == "model.norm.weight")
             write_bucket(tmp_path / "spoiled", stamp, [(name, tensor + 1)])
-            assert fleet.members.all[1].process.api.load_file(tmp_path / "spoiled", 2, 60.0) is None
+            assert fleet.members.all[1].process.api.load_file(tmp_path / "spoiled", 2, HANG_S) is None
             end(receivers, stamp)
 
         monkeypatch.setattr(Receivers, "end", spoil_and_end)

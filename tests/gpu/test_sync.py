@@ -13,6 +13,7 @@ import torch.distributed as dist
 from stand_in_engine import StandIn
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
+from waiting import HANG_S
 
 from megasharp.convert.shards import TensorView
 from megasharp.serving.bucket import Header, new_stamp
@@ -136,7 +137,7 @@ def test_an_engine_that_died_with_it_open_keeps_nothing() -> None:
     assert victim.pid is not None
     os.kill(victim.pid, signal.SIGKILL)
     victim.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     before, held = free(), part.offload()
     while free() - before < 0.9 * held.nbytes:
         assert time.monotonic() < deadline

@@ -87,7 +87,7 @@ def test_a_run_comes_through_all_of_it(tmp_path: Path, monkeypatch: pytest.Monke
     write_schedule(tmp_path / "faults", schedule(seed))
     others = set(psutil.Process().children(recursive=True))
     said: list[str] = []
-    code = Supervisor(attempts(chaos, "guard.stage_timeout_s=15"), chaos, said.append).run(20)
+    code = Supervisor(attempts(chaos, "guard.stage_timeout_s=30"), chaos, said.append).run(20)
     print(f"CHAOS_SEED={seed}", *said, sep="\n")
 
     assert code == 0, said

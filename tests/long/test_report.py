@@ -179,7 +179,7 @@ def test_runs_scales_and_models_can_be_chosen(page: webdriver.Chrome) -> None:
     click(page, "#passk .chip", "base")
     assert find(page, "[data-figure='candidates base']") == [], "a model is chosen for the whole page"
     click(page, "summary", "more figures")
-    WebDriverWait(page, 10).until(lambda driver: find(driver, "[data-figure='something/of_its_own'] polyline"))
+    WebDriverWait(page, HANG_S).until(lambda driver: find(driver, "[data-figure='something/of_its_own'] polyline"))
     assert logs(page)[0] == []
 
 
@@ -250,7 +250,7 @@ def test_light_dark_and_print(page: webdriver.Chrome) -> None:
 
     dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    WebDriverWait(page, 10).until(lambda driver: paper() == "rgb(13, 17, 23)")
+    WebDriverWait(page, HANG_S).until(lambda driver: paper() == "rgb(13, 17, 23)")
     page.refresh()
     assert paper() == "rgb(13, 17, 23)", "as the system is"
     click(page, "#theme", "dark / light")
@@ -286,7 +286,7 @@ def test_a_served_page_refreshes_and_keeps_what_was_chosen(browser: webdriver.Ch
             save(result([1, 2, 3, 5], 8, 7), root / "evals" / "step_000007")
             with (root / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": 7, "time": time.time(), "time/step": 2.0, "reward/mean": 0.7}) + "\n")
-            WebDriverWait(browser, 30).until(lambda driver: "step 7 of 6" in texts(driver, ".run")[0])
+            WebDriverWait(browser, HANG_S).until(lambda driver: "step 7 of 6" in texts(driver, ".run")[0])
             assert browser.execute_script("return document.querySelector('#curves input[type=checkbox]').checked")
             shown = texts(browser, "#passk .chip[aria-pressed=true]")
             assert shown == ["base", "mine 7"], "the last is another one now"

@@ -10,6 +10,7 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -37,7 +38,7 @@ def port(root: Path) -> Iterator[int]:
 
 
 def ask(port: int, path: str, **headers: str) -> HTTPResponse:
-    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = HTTPConnection("127.0.0.1", port, timeout=HANG_S)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     answer.body = answer.read()
