@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import pytest
 import torch
 
 from megasharp.metrics.rollouts import SCHEMA, TokenColumns, write_rollouts
 from megasharp.types import FinishReason, Outcome, VersionSpan
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def table_of(path: Path) -> DataFrame:
+    from pandas import read_parquet
+
+    return read_parquet(path)
 
 
 def test_one_row_per_response(tmp_path, make_response, make_group):
@@ -24,7 +33,7 @@ def test_one_row_per_response(tmp_path, make_response, make_group):
     ]
     path = write_rollouts(tmp_path, 7, groups, {("step7-0", 1): 0.75})
     assert path == tmp_path / "rollouts" / "step_000007.parquet"
-    table = pd.read_parquet(path)
+    table = table_of(path)
     assert list(table["group_id"]) == ["step7-0", "step7-0", "step7-1"]
     assert list(table["index"]) == [0, 1, 0]
     assert set(table["step"]) == {7}
@@ -44,7 +53,7 @@ def test_one_row_per_response(tmp_path, make_response, make_group):
 def test_the_memorys_log_prob_has_a_column(tmp_path, make_response, make_group):
     plain = make_response(Outcome.WRONG, 2)
     beside = replace(plain, completion=replace(plain.completion, memory_logp=torch.tensor([-0.5, -3.0])))
-    table = pd.read_parquet(write_rollouts(tmp_path, 0, [make_group(beside, plain)]))
+    table = table_of(write_rollouts(tmp_path, 0, [make_group(beside, plain)]))
     assert table["mean_memory_logp"][0] == pytest.approx(-1.75)
     assert table["mean_memory_logp"].isna().tolist() == [False, True]
 
@@ -59,7 +68,7 @@ def test_every_span_names_both_networks_versions(tmp_path, make_response, make_g
     empty = make_response(Outcome.INFRA, 0)
     unsampled = replace(empty, completion=replace(empty.completion, version_spans=()))
     path = write_rollouts(tmp_path, 0, [make_group(beside, switched, unsampled)], memory_ahead=-3)
-    found = [[dict(span) for span in spans] for spans in pd.read_parquet(path)["versions"]]
+    found = [[dict(span) for span in spans] for spans in table_of(path)["versions"]]
     assert found == [
         [{"start": 0, "end": 2, "policy": 6, "memory": 3}, {"start": 2, "end": 5, "policy": 7, "memory": 4}],
         [{"start": 0, "end": 2, "policy": 6, "memory": None}, {"start": 2, "end": 5, "policy": 7, "memory": None}],
@@ -76,12 +85,12 @@ def test_the_readme_names_every_column():
 def test_a_repeated_step_replaces_its_table(tmp_path, make_response, make_group):
     write_rollouts(tmp_path, 1, [make_group(*[make_response(Outcome.WRONG)] * 3)])
     path = write_rollouts(tmp_path, 1, [make_group(make_response(Outcome.WRONG))])
-    assert len(pd.read_parquet(path)) == 1
+    assert len(table_of(path)) == 1
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_step_without_groups_keeps_the_columns(tmp_path):
-    table = pd.read_parquet(write_rollouts(tmp_path, 2, []))
+    table = table_of(write_rollouts(tmp_path, 2, []))
     assert table.empty
     assert "canonical_answer" in table.columns
 
@@ -96,7 +105,7 @@ def test_whole_groups_are_written_token_by_token_up_to_the_limit(tmp_path, make_
     chosen = columns.chosen(groups)
     assert chosen == columns.chosen(groups[::-1])
     assert len(chosen) == 2 or chosen == {"b"}
-    table = pd.read_parquet(write_rollouts(tmp_path, 3, groups, tokens=columns))
+    table = table_of(write_rollouts(tmp_path, 3, groups, tokens=columns))
     written = table[table.token_texts.notna()]
     assert set(written.group_id) == chosen
     assert written.token_texts.iloc[0].tolist() == ["<0>"] * written.length.iloc[0]
@@ -106,7 +115,7 @@ def test_whole_groups_are_written_token_by_token_up_to_the_limit(tmp_path, make_
 
 def test_a_limit_below_every_group_writes_none(tmp_path, make_response, make_group):
     columns = TokenColumns(lambda tokens: [""] * len(tokens), limit=1)
-    table = pd.read_parquet(write_rollouts(tmp_path, 3, [make_group(make_response(Outcome.WRONG, 2))], tokens=columns))
+    table = table_of(write_rollouts(tmp_path, 3, [make_group(make_response(Outcome.WRONG, 2))], tokens=columns))
     assert table.token_texts.isna().all()
 
 

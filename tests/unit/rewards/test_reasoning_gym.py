@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from reasoning_gym.factory import DATASETS, create_dataset
 from waiting import HANG_S
 
 from megasharp.build.judging import Judging, all_verifiers, check_judging
@@ -36,6 +35,8 @@ NAMES = (
 
 @each_case("name", NAMES)
 def test_the_librarys_own_answers_are_right_and_nothing_below_a_score_of_one(name: str) -> None:
+    from reasoning_gym.factory import create_dataset
+
     theirs = create_dataset(name, size=5, seed=3)
     for index in range(5):
         answer, entry = GymAnswer(GymDataset(name, 5, 3), index), theirs[index]
@@ -77,6 +78,8 @@ def test_no_answer_is_run(text: str, tmp_path: Path) -> None:
 
 
 def test_what_mathematics_calls_is_judged() -> None:
+    from reasoning_gym.factory import create_dataset
+
     for text in (
         "sin(x)*(x+1)",
         "exp(2*x)/4 + C",
@@ -93,6 +96,8 @@ def test_what_mathematics_calls_is_judged() -> None:
 
 
 def test_a_score_beyond_its_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from reasoning_gym.factory import DATASETS
+
     dataset_class, _ = DATASETS["chain_sum"]
     for score in (1.5, -0.1, float("nan")):
         monkeypatch.setattr(dataset_class, "score_answer", lambda self, answer, entry, score=score: score)
@@ -118,6 +123,8 @@ def test_the_same_file_gives_the_same_problems_in_another_process() -> None:
 
 
 def test_worker_processes_judge_them() -> None:
+    from reasoning_gym.factory import create_dataset
+
     items = [
         Item("reasoning_gym", f"<answer>{each}</answer>", GymAnswer(GymDataset("gcd", 4, 1), index))
         for index, each in enumerate([create_dataset("gcd", size=4, seed=1)[0]["answer"], "0", "-", "x"])
