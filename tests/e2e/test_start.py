@@ -57,3 +57,13 @@ def test_a_first_step_needs_few_imports(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("imported:")] == ["imported:"]
+
+
+def test_a_dry_run_needs_fewer_still(tmp_path: Path) -> None:
+    options = ["--dry-run", "--runs", str(tmp_path)]
+    command = [sys.executable, "-X", "importtime", "-m", "megasharp.cli", "train", QUICKSTART, *options]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "megasharp.build.check" in imported
+    assert imported.isdisjoint({*NEVER, "megatron", "megatron.core", "megasharp.build.train"})
