@@ -10,7 +10,6 @@ from pathlib import Path
 
 from megasharp import loop, signals
 from megasharp.algos.base import MemoryNeed
-from megasharp.build.arrow import leave_pandas_out
 from megasharp.build.check import Checked
 from megasharp.build.checkpoints import REFERENCE, Checkpoints, DriverState
 from megasharp.build.guard import make_watchdog
@@ -37,6 +36,7 @@ from megasharp.evals.suites import Suite
 from megasharp.files import write_text
 from megasharp.generators import generator_states, seed_generators
 from megasharp.jobs.telemetry import open_telemetry
+from megasharp.metrics.arrow import leave_pandas_out
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import (
     AFTER,

@@ -51,7 +51,7 @@ def lost_while_sampling(fleet: Fleet, index: int, how: signal.Signals) -> list[l
     while not member.requests:
         assert time.monotonic() < deadline
     os.kill(member.process.pid, how)  # type: ignore[attr-defined]
-    sampling.join(240)
+    sampling.join(HANG_S)
     assert not sampling.is_alive() and not member.health.alive
     return found
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cases import each_case
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -44,7 +45,6 @@ from megasharp.types import (
     TaskAnswer,
     Verdict,
 )
-from tests.unit.cases import each_case
 
 Real = NDArray[np.float64]
 Complex = NDArray[np.complex128]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from cases import each_case
 from harness import HORIZON, Answer, Case, Complex, check, clip, each_step, maximum, minimum, random_case, run
 
 from megasharp.algos.base import Reduction
 from megasharp.algos.clip import ClipParams
 from megasharp.algos.grpo import GRPOParams
 from megasharp.algos.kl import KLParams
-from tests.unit.cases import each_case
 
 # Tight bounds, so that many tokens are clipped on either side.
 TIGHT = ClipParams(low=0.1, high=0.15)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from cases import each_case
 from harness import HORIZON, Answer, Case, Complex, check, clip, each_step, maximum
 from test_base import grpo_advantages
 
@@ -13,7 +14,6 @@ from megasharp.algos.base import MethodParams, Reduction
 from megasharp.algos.differential_entropy import DifferentialEntropyParams
 from megasharp.algos.entropy_bonus import EntropyBonusParams
 from megasharp.algos.entropy_penalty import EntropyPenaltyParams
-from tests.unit.cases import each_case
 
 CASES: dict[str, tuple[MethodParams, Callable[[Answer], float]]] = {
     "entropy_bonus": (EntropyBonusParams(coefficient=0.3), lambda a: -0.3),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from cases import each_case
 from harness import HORIZON, Answer, Case, Complex, check, clip, each_step, maximum
 
 from megasharp.algos.base import MethodParams
@@ -14,7 +15,6 @@ from megasharp.algos.passk_training import PassKTrainingParams
 from megasharp.algos.pkpo import PKPOParams
 from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaselineParams
 from megasharp.algos.w_reinforce import WReinforceParams
-from tests.unit.cases import each_case
 
 Advantages = dict[Answer, float]
 Coefficient = Callable[[Case], float]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases import each_case
 from harness import Case, Cut, random_case, run
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import Method, overridden_hooks
-from tests.unit.cases import each_case
 
 CUTS = {
     "one response at a time": Cut(micro_batch_tokens=1, share_prompts=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from harness import Answer, Case, Complex, check, clip, each_step, log_softmax, maximum, random_case, run, stop
 
 from megasharp.algos.casp import CaSPParams
@@ -11,7 +12,6 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.ds import DSParams
 from megasharp.algos.entropy_adv import EntropyAdvParams
 from megasharp.algos.iac import IACParams
-from tests.unit.cases import each_case
 
 LOW, HIGH = 0.1, 0.15
 # Tight bounds, so that many tokens are clipped on either side.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 from harness import Answer, Case, Complex, absolute, check, clip, each_step, maximum, stop
 from test_base import grpo_advantages
 
@@ -19,7 +20,6 @@ from megasharp.algos.forking_tokens import ForkingTokensParams
 from megasharp.algos.gspo import GSPOParams
 from megasharp.algos.kl_cov import KLCovParams
 from megasharp.algos.truncated_is import TruncatedISParams
-from tests.unit.cases import each_case
 
 # Where the hash of the choice among tokens starts counting positions.
 CHOICE = 1 << 32

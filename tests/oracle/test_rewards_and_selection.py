@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from cases import each_case
 from harness import Answer, Case, Complex, check, clip, each_step, maximum, minimum, run
 
 from megasharp.algos.base import MethodParams
@@ -12,7 +13,6 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.difficulty_filter import DifficultyFilterParams
 from megasharp.algos.soft_overlong import SoftOverlongParams
 from megasharp.algos.unlikeliness import UnlikelinessParams
-from tests.unit.cases import each_case
 
 Rewards = Callable[[Case, list[Answer]], list[float]]
 Groups = Callable[[Case], list[list[Answer]]]

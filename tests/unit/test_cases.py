@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from tests.unit.cases import each_case
+from cases import each_case
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = """
 import enum, os, sys
 import pytest
-from tests.unit.cases import each_case
+from cases import each_case
 
 class Colour(enum.Enum):
     RED = "red"
@@ -95,7 +95,8 @@ def test_cases_are_independent_and_every_failure_is_named(tmp_path: Path) -> Non
     (tmp_path / "test_suite.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "tests" / "support")}
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     told = re.findall(r"^(SUBFAILED\S*|PASSED|FAILED) .*::(\w+)", done.stdout, re.MULTILINE)
     failing = {
         "test_half_fail": ["1", "3"],

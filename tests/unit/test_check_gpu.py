@@ -15,9 +15,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from cases import each_case
 from waiting import HANG_S, SOON_S, wait_until
-
-from tests.unit.cases import each_case
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from rich.console import Console
 
 from megasharp.algos import METHODS
 from megasharp.build.methods import describe_method, markdown_table, print_methods
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"

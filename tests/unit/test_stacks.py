@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from waiting import HANG_S, SOON_S
 
 from megasharp import stacks
 from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process, state_of
-from tests.unit.cases import each_case
 
 # A rank's thread that has work, in C code that keeps the interpreter's lock, beside one that sleeps.
 RANK = """

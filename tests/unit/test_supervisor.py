@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from cases import each_case
 from waiting import HANG_S, SOON_S, is_pending
 
 from megasharp import signals
 from megasharp.supervisor import Supervisor
-from tests.unit.cases import each_case
 
 # One attempt: its number is that of the folder it makes, its deed stands in `deeds`.
 RUN = """

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +17,6 @@ from megasharp.algos.casp import CaSP, CaSPParams
 from megasharp.algos.clip import ClipParams
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.types import Denominators, Metrics, MicroBatch, TokenInputs
-from tests.unit.cases import each_case
 
 VOCABULARY = 11
 TOKENS = 14

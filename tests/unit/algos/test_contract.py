@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.algos import METHODS
@@ -17,7 +18,6 @@ from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.algos.soft_overlong import SoftOverlongParams
 from megasharp.types import Denominators, Metrics, MicroBatch, MiniBatch, StepBatch, TokenInputs
-from tests.unit.cases import each_case
 
 DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
 # Coefficients that are tiny by default would hide a method's part of the loss.

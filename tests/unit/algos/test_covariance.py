@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp, Ramp
@@ -14,7 +15,6 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.clip_cov import ClipCov, ClipCovParams
 from megasharp.algos.covariance import covariance, covariance_means, share_of
 from megasharp.algos.kl_cov import KLCov, KLCovParams
-from tests.unit.cases import each_case
 
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, draw=True)
 WIDE = {"low": -10.0, "high": 10.0}

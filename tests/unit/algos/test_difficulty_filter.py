@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 from pydantic import ValidationError
 
 from megasharp.algos.difficulty_filter import DifficultyFilter, DifficultyFilterParams
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 SOLVED_OF_FOUR = [0, 1, 2, 3, 4]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from megasharp.algos.base import MemoryNeed, Ramp, overridden_hooks
 from megasharp.algos.build import build_recipe
@@ -10,7 +11,6 @@ from megasharp.algos.dlc import DLC, DLCParams, MemoryParams, PlausibleParams
 from megasharp.config.core import validate
 from megasharp.errors import UserError
 from megasharp.types import Plausible
-from tests.unit.cases import each_case
 
 
 def test_it_fills_no_hook_and_asks_for_a_memory() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import each_case
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.config.core import validate
 from megasharp.errors import UserError
 from megasharp.types import Group, Outcome, TokenInputs
-from tests.unit.cases import each_case
 
 TOKEN_FORMS = ["token", "seq_mean", "seq_sum"]
 # Two responses, the first correct; the last token of each is masked.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from cases import each_case
+
 from megasharp.algos.build import build_recipe
 from megasharp.algos.dynamic_sampling import DynamicSampling, DynamicSamplingParams
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 
 @each_case(

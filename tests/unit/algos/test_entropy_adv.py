@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.algos.base import Needs
 from megasharp.algos.entropy_adv import EntropyAdv, EntropyAdvParams
 from megasharp.types import TokenInputs
-from tests.unit.cases import each_case
 
 ADVANTAGES = [1.0, 1.0, -1.0, -1.0, 0.0, 0.5, 0.0]
 ENTROPIES = [0.5, 3.0, 0.5, 3.0, 3.0, 0.0, 0.0]

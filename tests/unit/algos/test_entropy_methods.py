@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.algos import METHODS
@@ -14,7 +15,6 @@ from megasharp.algos.build import build_recipe
 from megasharp.algos.differential_entropy import DifferentialEntropy, DifferentialEntropyParams
 from megasharp.algos.entropy_bonus import EntropyBonus, EntropyBonusParams
 from megasharp.algos.entropy_penalty import EntropyPenalty, EntropyPenaltyParams
-from tests.unit.cases import each_case
 
 NEEDS = Needs(entropy=True, entropy_gradient=True)
 

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos.base import Needs, OldLogp, Reduction
 from megasharp.algos.forking_tokens import ForkingTokens, ForkingTokensParams
-from tests.unit.cases import each_case
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS, old_entropy=True)
 

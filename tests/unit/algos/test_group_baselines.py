@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos.base import Needs, Reduction
 from megasharp.algos.build import build_recipe
@@ -14,7 +15,6 @@ from megasharp.algos.dr_grpo import DrGRPO
 from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaseline, ReinforcePPBaselineParams
 from megasharp.algos.rloo import RLOO
 from megasharp.types import Denominators, MiniBatch, StepBatch
-from tests.unit.cases import each_case
 
 REWARDS = [0.0, 0.25, 1.0, -2.0, 0.5]
 # RLOO's advantages of correct and wrong responses by the number of correct ones of eight.

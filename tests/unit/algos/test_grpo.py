@@ -6,9 +6,9 @@ import statistics
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos.grpo import GRPO, GRPOParams
-from tests.unit.cases import each_case
 
 # Advantages of correct and wrong responses by the number of correct ones of eight, unbiased deviation.
 VECTORS = {

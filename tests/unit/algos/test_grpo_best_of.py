@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos.grpo_best_of import GRPOBestOf
-from tests.unit.cases import each_case
 
 REWARDS = [0.3, -1.0, 2.0, 0.9, 0.9]
 

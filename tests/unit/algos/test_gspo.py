@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos.base import Needs, OldLogp, Reduction
 from megasharp.algos.build import build_recipe
@@ -14,7 +15,6 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.gspo import GSPO, GSPOParams
 from megasharp.algos.truncated_is import TruncatedISParams
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS)
 # So wide that nothing is clipped.

@@ -7,11 +7,11 @@ import statistics
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos import METHODS
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.passk_training import PassKTraining, PassKTrainingParams
-from tests.unit.cases import each_case
 
 # Advantages of correct and wrong responses by the number of correct ones of eight, k = 4.
 VECTORS = {1: (1.0, -0.1429), 2: (0.5222, -0.1741), 4: (0.1204, -0.1204), 7: (0.0, 0.0)}

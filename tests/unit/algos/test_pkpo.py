@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos.grpo_best_of import GRPOBestOf
 from megasharp.algos.pkpo import PKPO, PKPOParams
-from tests.unit.cases import each_case
 
 # Advantages of correct responses by the number of correct ones of eight, k = 4.
 VECTORS = {1: 0.5, 2: 0.2857, 4: 0.0571, 7: 0.0}

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MemoryNeed, MethodParams, Needs, OldLogp, Ramp, Reduction
@@ -16,7 +17,6 @@ from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.errors import UserError
 from megasharp.types import Denominators, MicroBatch, MiniBatch, Outcome, StepBatch
-from tests.unit.cases import each_case
 
 
 class Doubled(GRPO):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos.base import Reduction
 from megasharp.algos.reduction import token_coefficients
 from megasharp.types import Denominators
-from tests.unit.cases import each_case
 
 CONSTANT = 16.0
 

@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.truncated_is import TruncatedIS, TruncatedISParams
 from megasharp.types import TokenInputs
-from tests.unit.cases import each_case
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS, sampler_logp=True)
 

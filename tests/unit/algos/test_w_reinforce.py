@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.algos import METHODS
 from megasharp.algos.build import build_recipe
@@ -11,7 +12,6 @@ from megasharp.algos.ds import DSParams
 from megasharp.algos.w_reinforce import WReinforceParams
 from megasharp.errors import UserError
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 OUTCOMES = [Outcome.CORRECT, Outcome.WRONG, Outcome.FORMAT, Outcome.TIMEOUT, Outcome.ERROR, Outcome.CORRECT]
 

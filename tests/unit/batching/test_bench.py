@@ -7,12 +7,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cases import each_case
 
 from megasharp.batching.figures import packing_metrics
 from megasharp.batching.flops import Flops
 from megasharp.batching.pack import PackLayout, pack
 from megasharp.batching.planning import plan
-from tests.unit.cases import each_case
 
 FLOPS = Flops(100.0, ((None, 0.01),))
 

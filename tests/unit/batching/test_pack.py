@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.batching.pack import PackLayout, pack
 from megasharp.types import MicroBatch, Sequence, StepBatch
-from tests.unit.cases import each_case
 
 
 def sequence(group: int, index: int, prompt: list[int], response: list[int], masked: int = 0) -> Sequence:

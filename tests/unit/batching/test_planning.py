@@ -7,13 +7,13 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from cases import each_case
 
 from megasharp.batching.balance import even_shares
 from megasharp.batching.filling import Capacity, fill
 from megasharp.batching.flops import Flops
 from megasharp.batching.planning import imbalance, loads, plan
 from megasharp.batching.sizes import Draft, Sizes, measure
-from tests.unit.cases import each_case
 
 # Attention costs as much as the rest at 100 positions: short sequences then differ as long ones do in a real model.
 FLOPS = Flops(100.0, ((None, 1.0),))

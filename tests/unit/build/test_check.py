@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from megasharp.build.check import check, check_collection
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run import RolloutConfig, RunConfig
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 
 @each_case("key", [{"oversample": 0.5}, {"max_staleness": 1}, {"stragglers": "keep"}, {"request_limit_s": 5.0}])

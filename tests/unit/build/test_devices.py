@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.build.devices import check_enough, check_names, gpus_here, leave_gpus_alone
 from megasharp.build.eval_engines import evaluation_settings
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 MINIMAL = """
 name: minimal

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.build.engines import (
     check_context,
@@ -22,7 +23,6 @@ from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 MINIMAL = """
 name: minimal

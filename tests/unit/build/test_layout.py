@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cases import each_case
+
 from megasharp.build.check import check
 from megasharp.build.layout import describe
 from megasharp.config.run import load_run
-from tests.unit.cases import each_case
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
 UNREAD = "note       recipe.dlc is set, but no method of the recipe reads it"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import each_case
 
 from megasharp.build.plan import Options, ask, compare, formula_counts
 from megasharp.config.run import load_run
@@ -15,7 +16,6 @@ from megasharp.plan.make import make_plan
 from megasharp.plan.suggest import suggest
 from megasharp.plan.text import plan_text, suggestions_text
 from tests.unit.build.plans import EXAMPLES, REPOSITORY, asked, asked_in_process, planned, texts
-from tests.unit.cases import each_case
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from typer.testing import CliRunner
 
 from megasharp.build.model_check import ModelCheck
@@ -26,7 +27,6 @@ from megasharp.plan.text import plan_text, suggestions_text
 from megasharp.plan.tree import plan_tree
 from megasharp.types import ParallelLayout
 from tests.unit.build.plans import EXAMPLES, REPOSITORY, asked, write_run
-from tests.unit.cases import each_case
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from megasharp.build.precision import check_precision
 from megasharp.config.run import run_of
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 ARCHITECTURE = Architecture(
     family="qwen3", num_layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=64, norm_eps=1e-6,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cases import each_case
 
 from megasharp.build.check import check
 from megasharp.build.resume import check_inputs, check_recorded, check_resume, inputs_of
@@ -16,7 +17,6 @@ from megasharp.config.run import RunConfig, load_run
 from megasharp.convert.arguments import record_arguments
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 from tests.unit.saving import save_at_once
 
 REPOSITORY = Path(__file__).resolve().parents[3]

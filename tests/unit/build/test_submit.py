@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.build.submit import Asked, submit_run
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 CASP = REPOSITORY / "examples" / "qwen2.5-32b-casp" / "run.yaml"

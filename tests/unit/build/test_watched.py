@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.build.prolonged import what_is_reset
 from megasharp.build.recipes import build_recipes, resolved
@@ -12,7 +13,6 @@ from megasharp.build.watched import check_prolonged
 from megasharp.config.core import dump_yaml
 from megasharp.config.run import RunConfig, load_run
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = """

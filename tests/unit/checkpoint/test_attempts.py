@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp import signals
 from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptLog, AttemptRecord, read_attempts
 from megasharp.errors import RankDied, RunFailed, TrainingStopped, UserError
-from tests.unit.cases import each_case
 
 
 class Clock:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from waiting import HANG_S
 
 from megasharp.checkpoint.manifest import FileEntry, describe_files
@@ -24,7 +25,6 @@ from megasharp.prolonged.control import ControlState
 from megasharp.prolonged.lengths import LengthChange, LengthState
 from megasharp.prolonged.resets import Reset, ResetState
 from megasharp.prolonged.stagnation import Watch
-from tests.unit.cases import each_case
 from tests.unit.saving import save_at_once
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+from cases import each_case
 from pydantic import Field
 
 from megasharp.config.core import Section, apply_overrides, dump_yaml, merge, parse_yaml, read_tree, validate
 from megasharp.config.run import load_run
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 
 class Inner(Section):

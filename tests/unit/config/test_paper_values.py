@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cases import each_case
 
 from megasharp.algos.schedule import RecipeSchedule
 from megasharp.build.recipes import build_recipes
 from megasharp.config.run import RunConfig, load_run
-from tests.unit.cases import each_case
 
 PAPER = Path(__file__).parents[3] / "configs" / "algo" / "paper"
 ROWS = sorted(file.stem for file in PAPER.glob("*.yaml") if not file.name.startswith("_"))

@@ -6,6 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from cases import each_case
+
 from megasharp.algos import METHODS
 from megasharp.algos.schedule import RecipeSchedule
 from megasharp.build.recipes import build_recipes
@@ -16,7 +18,6 @@ from megasharp.data.tasks import TASKS
 from megasharp.evals.groups import load_group
 from megasharp.evals.suites import SuiteFile
 from megasharp.sweeps.grid import cells, load_sweep
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 PAPER = REPOSITORY / "configs" / "algo" / "paper"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.algos import METHODS
 from megasharp.config.core import dump_yaml, parse_yaml, validate
 from megasharp.config.run import RunConfig, load_run
 from megasharp.convert.lora import TARGETS
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 MINIMAL = """

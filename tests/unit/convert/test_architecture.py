@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 from tests.unit.families import CLASSES
 
 

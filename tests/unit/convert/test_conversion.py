@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 from safetensors.torch import load_file, save_file
 
 from megasharp.convert.record import read_record
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
-from tests.unit.cases import each_case
 
 FC1 = "decoder.layers.mlp.linear_fc1.weight"
 

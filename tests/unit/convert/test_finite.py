@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from cases import each_case
 
 from megasharp.convert.finite import is_finite
-from tests.unit.cases import each_case
 
 
 @each_case("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

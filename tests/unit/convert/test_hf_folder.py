@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import pytest
 import torch
+from cases import each_case
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
@@ -19,7 +20,6 @@ from transformers import PreTrainedTokenizerFast
 from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
 from megasharp.convert.shards import megatron_tensor
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 NORM = "model.layers.1.input_layernorm.weight"
 

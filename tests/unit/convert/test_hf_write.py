@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.hf_write import write_hf_folder
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 
 def weights(folder: Path) -> Iterator[tuple[str, Tensor]]:

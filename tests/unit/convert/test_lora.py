@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.convert.architecture import Architecture, RopeParameters
@@ -27,7 +28,6 @@ from megasharp.convert.lora import (
 )
 from megasharp.convert.mapping import Rule, Shard
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 RANK, SCALE = 3, 0.75
 # head_dim is not hidden / heads, so that no size stands in for another.

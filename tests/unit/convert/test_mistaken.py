@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each_case
 from safetensors.torch import load_file
 
 from megasharp.convert.hf_folder import HFReader
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import MegatronWeights, hf_to_megatron
 from megasharp.mcore.verification import verify
-from tests.unit.cases import each_case
 
 
 def error_of(read: Callable[[Path], object], folder: Path) -> str:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.convert.architecture import RopeParameters
 from megasharp.convert.hf_folder import read_config
 from megasharp.errors import UserError
 from megasharp.mcore.blank import alone, blank_model
 from megasharp.mcore.model_check import check_model
-from tests.unit.cases import each_case
 
 
 def check(folder: Path, **misread: object) -> None:

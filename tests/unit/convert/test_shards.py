@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
 from megasharp.convert.mapping import Shard, padded_vocab
 from megasharp.convert.shards import expected_hf_shapes, hf_tensors, hf_views, megatron_tensor
-from tests.unit.cases import each_case
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

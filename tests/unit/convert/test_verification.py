@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from megasharp.errors import UserError
 from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
 from megasharp.mcore.verification import Probe, Verification, verify
-from tests.unit.cases import each_case
 
 PROBE = Probe(tokens=24)
 DOWN = "model.layers.1.mlp.down_proj.weight"

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.data.tasks import load_items
 from megasharp.errors import UserError
 from megasharp.rewards.code import CallTest, CodeAnswer, StdinTest
-from tests.unit.cases import each_case
 
 SUM = {"id": "sum", "prompt": "Add.", "stdin": [["2 3\n", "5\n"]]}
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from cases import each_case
 
 from megasharp.data.countdown import CountdownRange, make_problem, prompt_text, read_records
 from megasharp.errors import UserError
 from megasharp.rewards.countdown import CountdownAnswer, verify
 from megasharp.rewards.countdown_solver import count_solutions
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 SHIPPED = Path(__file__).parents[3] / "examples" / "quickstart" / "data"
 GOOD = '{"id": "a", "numbers": [3, 5, 7, 8], "target": 24, "solutions": 3}'

@@ -10,13 +10,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from cases import each_case
 from waiting import HANG_S
 
 from megasharp.data.knights import Statement, is_true, make_puzzle, prompt_text, puzzle_text, read_records, solutions
 from megasharp.errors import UserError
 from megasharp.rewards.knights import verify
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 GOOD = {"names": ["Alice", "Boris"], "statements": [["knave", 1], ["same", 0, 1]], "solution": [True, False]}

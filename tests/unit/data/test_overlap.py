@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from random import Random
 
+from cases import each_case
+
 from megasharp.data.overlap import OverlapIndex, words_of
 from megasharp.data.tasks import TaskItem
 from megasharp.rewards.math import MathAnswer
-from tests.unit.cases import each_case
 
 
 def item(name: str, question: str) -> TaskItem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.data.chat import prompt_of
 from megasharp.data.countdown_tags import prompt_text
@@ -15,7 +16,6 @@ from megasharp.data.stream import PromptStream
 from megasharp.data.tasks import digest_of
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 FILES = Path(__file__).parent / "files" / "sets"

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from cases import each_case
 
 from megasharp.data.sets.load import load_set
 from megasharp.data.share import StreamShare
@@ -15,7 +16,6 @@ from megasharp.data.stream import DataCursor, PromptStream
 from megasharp.data.tasks import TaskItem, load_items
 from megasharp.errors import UserError
 from megasharp.rewards.countdown import CountdownAnswer
-from tests.unit.cases import each_case
 
 ANSWER = CountdownAnswer((1, 2), 3)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.data.tasks import TASKS, load_items
 from megasharp.errors import UserError
@@ -17,7 +18,6 @@ from megasharp.rewards.math import MathAnswer
 from megasharp.sandbox.bubblewrap import open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 FILES = Path(__file__).parent / "files"
 SHIPPED = Path(__file__).parents[3] / "examples" / "quickstart" / "data" / "dev.jsonl"

@@ -8,11 +8,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from cases import each_case
 
 from megasharp.data.countdown import make_problem, prompt_text
 from megasharp.data.tokenizer import load_tokenizer
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"
 METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}

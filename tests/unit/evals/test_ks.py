@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from cases import each_case
 
 from megasharp.errors import UserError
 from megasharp.evals.ks import default_ks, parse_ks
-from tests.unit.cases import each_case
 
 
 @each_case(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cases import each_case
+
 from megasharp.data import countdown, knights
 from megasharp.data.knights import solutions
 from megasharp.data.tasks import load_items
@@ -11,7 +13,6 @@ from megasharp.data.tokenizer import load_tokenizer
 from megasharp.evals.suites import load_suite
 from megasharp.rewards.countdown_solver import count_solutions
 from megasharp.sweeps.grid import cells, load_sweep
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 STUDY = REPOSITORY / "examples" / "solution_multiplicity"

@@ -7,10 +7,10 @@ from itertools import combinations
 from math import comb
 
 import pytest
+from cases import each_case
 
 from megasharp.errors import UserError
 from megasharp.evals.passk import pass_at_k, pass_at_k_mean
-from tests.unit.cases import each_case
 
 
 def exact(n: int, correct: int, k: int) -> Fraction:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 import torch
+from cases import each_case
 from standin_nvml import StandinNvml
 
 from megasharp.build import doctor as build
@@ -19,7 +20,6 @@ from megasharp.jobs import doctor
 from megasharp.jobs.all_reduce import measure
 from megasharp.jobs.checks import Finding
 from megasharp.jobs.doctor import Patient, Place, examine, report
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from example_jobs import EXAMPLES, SLURM
 
 from megasharp.errors import UserError
 from megasharp.jobs.job import Job, Resources, Software, render, seconds
-from tests.unit.cases import each_case
 
 REPOSITORY = Path(__file__).parents[3]
 ASKED = Resources(nodes=4, time="24:00:00", gpus_per_node=8, extra=("--qos=high",))

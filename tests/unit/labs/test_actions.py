@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.labs.actions import STUDY, training
 from megasharp.labs.actions.experiments import BASE, EXPLORED, OPTIMAL, measure
@@ -25,7 +26,6 @@ from megasharp.labs.actions.theory import (
 from megasharp.labs.output import write_findings
 from megasharp.labs.softmax import Array, policy_gradient, softmax
 from megasharp.labs.study import Findings, Outcome
-from tests.unit.cases import each_case
 
 POLICY_V, REWARD_V = np.array([0.6, 0.05, 0.35]), np.array([0.5, 1.0, 0.0])
 

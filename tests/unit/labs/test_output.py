@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from cases import each_case
 from rich.console import Console
 
 from megasharp.labs import STUDIES
 from megasharp.labs.output import cell_text, open_console, print_findings
 from megasharp.labs.study import Findings
-from tests.unit.cases import each_case
 
 SmallRun = Callable[[str], Findings]
 PIPED = 160

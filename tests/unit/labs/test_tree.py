@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.algos.casp import CaSP, CaSPParams
@@ -44,7 +45,6 @@ from megasharp.labs.tree.world import (
     sequence_probability,
 )
 from megasharp.types import Group, Prompt, TaskAnswer, TokenInputs
-from tests.unit.cases import each_case
 
 SEQUENCES = ["".join(path) for path in itertools.product(ACTIONS, repeat=HORIZON)]
 GROUP = Group("g", Prompt("p", "tree", "", (), TaskAnswer(), "", 0, 0), (), 0)

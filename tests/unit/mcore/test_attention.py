@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.mcore.attention import PackedAttention
 from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.rope import rotary_tables, rotate
 from megasharp.types import Segments
-from tests.unit.cases import each_case
 
 HEADS, GROUPS, DIM = 4, 2, 6
 # A prompt of 9 rows with responses of 14 and 3, and a run that shares nothing.

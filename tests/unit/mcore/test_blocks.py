@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from cases import each_case
 
 from megasharp.mcore.blocks import AttentionPlan, full_plan, windowed_plan
 from megasharp.mcore.spans import longest_context
 from megasharp.types import Segments
-from tests.unit.cases import each_case
 
 # Prompts of 5 and 1 rows with two and one responses, and runs that share nothing.
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (9, -1), (1, -1), (3, -1)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import stand_in_flash
 import torch
+from cases import each_case
 from plain_attention import inputs, segments_of, visible, written_out
 
 from megasharp.batching.layout import PackLayout
@@ -17,7 +18,6 @@ from megasharp.mcore.context import ContextCut
 from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.share import rank_share
 from megasharp.types import MicroBatch, Sequence
-from tests.unit.cases import each_case
 
 # Prompts of 5 and 1 rows with two and one responses, runs that share nothing, and padding: 48 rows.
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (9, -1), (1, -1), (3, -1), (9, -1)]

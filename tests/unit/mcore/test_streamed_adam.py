@@ -6,13 +6,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.mcore.adam import Adam
 from megasharp.mcore.cpu import on_cpu
 from megasharp.mcore.streamed_adam import PIECE, SLOTS, StreamedAdam, cut
 from megasharp.plan.formulas import staging_bytes
-from tests.unit.cases import each_case
 
 CPU = torch.device("cpu")
 # Two groups, which differ in weight decay; a shard may be empty, smaller than a piece, or several of them.

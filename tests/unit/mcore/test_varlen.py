@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import stand_in_flash
 import torch
+from cases import each_case
 from plain_attention import DIM, inputs, segments_of, visible, written_out
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from megasharp.mcore.packed import packed_rows
 from megasharp.mcore.spans import spans_of
 from megasharp.mcore.varlen import VarlenPlan, varlen_attention, varlen_plan
 from megasharp.types import Segments
-from tests.unit.cases import each_case
 
 # Prompts of 5 and 1 rows with two and one responses, and runs that share nothing.
 RUNS = [(5, -1), (7, 0), (1, 0), (1, -1), (12, 3), (9, -1), (1, -1), (3, -1)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 from head_cases import loss, oracle
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megasharp.ops import chunked_head
 from megasharp.ops.chunked_head import chunked_token_head
 from megasharp.ops.head import HeadOutput, VocabShard, token_head
-from tests.unit.cases import each_case
 
 TOKENS, HIDDEN, VOCABULARY, PADDED = 7, 5, 13, 16
 SHARD = VocabShard(0, VOCABULARY, None)

@@ -7,10 +7,10 @@ from fractions import Fraction
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.ops.distinct import expected_distinct
-from tests.unit.cases import each_case
 
 
 def random_logp(seed: int, vocabulary: int, scale: float = 2.0) -> Tensor:

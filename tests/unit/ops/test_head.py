@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 from head_cases import loss, oracle
 from torch import Tensor
 
 from megasharp.ops.head import VocabShard, token_head
-from tests.unit.cases import each_case
 
 VOCABULARY = 13
 TOKENS = 6

@@ -16,11 +16,11 @@ from typing import Any
 import head_kernel_faults as faults
 import pytest
 import torch
+from cases import each_case
 from head_cases import Case, observe, oracle
 from torch import Tensor
 
 from megasharp.ops.head import Kernels
-from tests.unit.cases import each_case
 
 VOCABULARY = 187
 KERNELS: tuple[Kernels, ...] = ("torch", "triton")

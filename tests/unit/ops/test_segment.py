@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megasharp.ops.segment import segment_broadcast, segment_mean, segment_quantile, segment_sum
-from tests.unit.cases import each_case
 
 # Not sorted, and segments 1 and 4 are empty.
 SEQ_T = torch.tensor([3, 0, 0, 2, 3, 0, 2])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,7 +20,6 @@ from megasharp.ops.chunked_head import CHUNK_TOKENS, chunked_token_head
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.plan import formulas
 from megasharp.plan.formulas import Lengths
-from tests.unit.cases import each_case
 
 MODELS = Path(__file__).parents[3] / "configs" / "model"
 # As their authors publish them; a tied head counts once.

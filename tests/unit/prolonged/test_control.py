@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 
+from cases import each_case
 from pydantic import TypeAdapter
 
 from megasharp.prolonged.best import BestFigure
@@ -13,7 +14,6 @@ from megasharp.prolonged.control import Control, ControlState, Rules
 from megasharp.prolonged.lengths import LengthChange, LengthStage, Threshold
 from megasharp.prolonged.resets import ResetRule
 from megasharp.prolonged.stagnation import StagnationRule, Watch
-from tests.unit.cases import each_case
 
 PASS = "eval/dev/pass@1"
 TRUNCATED = "rollout/truncated"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from cases import each_case
+
 from megasharp.report.page.code_errors import code_error
-from tests.unit.cases import each_case
 
 
 @each_case(

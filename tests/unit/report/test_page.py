@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from cases import each_case
 from page_runs import EVIL, make_run, result
 
 from megasharp.build.report import read_page, write_report
@@ -27,7 +28,6 @@ from megasharp.report.page.records import Page
 from megasharp.report.page.sampling import ranges, spread_out, thinned
 from megasharp.report.page.words import words
 from megasharp.runs.history import read_run
-from tests.unit.cases import each_case
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import permutations
 from random import Random
 
+from cases import each_case
+
 from megasharp.rewards.arithmetic import parse
-from tests.unit.cases import each_case
 
 # Large and unrelated, so that no two different expressions of four of them share a value by chance.
 POINTS = (1_000_003, 7_368_787, 15_485_863, 104_395_301)

@@ -2,10 +2,11 @@ r"""Multiple choice: boxes, sentences, labels of both kinds, and sentences that 
 
 from __future__ import annotations
 
+from cases import each_case
+
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.choice import ChoiceAnswer, verify
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 FOUR = ChoiceAnswer("B", ("A", "B", "C", "D"))
 NUMBERS = ChoiceAnswer("3", ("1", "2", "3", "4"))

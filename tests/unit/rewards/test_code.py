@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
+from cases import each_case
 from waiting import SOON_S
 
 from megasharp.rewards.code import PREAMBLE, name_of, program_of, same_output, same_value
-from tests.unit.cases import each_case
 
 
 @each_case(

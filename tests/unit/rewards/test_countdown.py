@@ -13,13 +13,13 @@ from itertools import permutations
 from random import Random
 
 import pytest
+from cases import each_case
 
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.arithmetic import MAX_CHARACTERS, MAX_DEPTH
 from megasharp.rewards.countdown import CountdownAnswer, verify
 from megasharp.rewards.countdown_solver import count_solutions, solve
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from cases import each_case
+
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.countdown_tags import TaggedCountdownAnswer, verify
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 ANSWER = TaggedCountdownAnswer((19, 36, 55, 7), 65)
 RIGHT = "55+36-7-19"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from cases import each_case
+
 from megasharp.rewards.extraction import MAX_CHARACTERS, last_box, last_stated, last_tag
-from tests.unit.cases import each_case
 
 
 @each_case(

@@ -2,10 +2,11 @@ r"""The form of a response: tags in their order, once each, and boxes."""
 
 from __future__ import annotations
 
+from cases import each_case
+
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.form import Form, FormAnswer, verify
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 
 @each_case(

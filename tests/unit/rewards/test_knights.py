@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+from cases import each_case
+
 from megasharp.data.knights import Statement, solutions
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.knights import KnightsAnswer, verify
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 ANSWER = KnightsAnswer((("Zoey", True), ("Oliver", False), ("Grace", True)))
 

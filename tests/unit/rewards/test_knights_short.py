@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+from cases import each_case
+
 from megasharp.data.knights import KnightsPuzzle, make_puzzle, solutions
 from megasharp.data.knights_short import SIGNS, prompt_text
 from megasharp.rewards.knights_short import KnightsShortAnswer, signs, verify
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 
 @each_case(

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 
+from cases import each_case
 from waiting import HANG_S, SOON_S
 
 from megasharp.rewards import VERIFIERS
@@ -18,7 +19,6 @@ from megasharp.rewards.judge import verify as judge_and_catch
 from megasharp.rewards.math import MathAnswer, canonical, verify
 from megasharp.rewards.math_bounds import beyond
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
 

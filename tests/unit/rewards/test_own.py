@@ -6,12 +6,12 @@ import pickle
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.errors import UserError
 from megasharp.rewards.countdown import CountdownAnswer
 from megasharp.rewards.own import OwnReward, find_function
 from megasharp.types import Outcome, Verdict
-from tests.unit.cases import each_case
 
 ANSWER = CountdownAnswer((1, 2), 3)
 MODULE = """

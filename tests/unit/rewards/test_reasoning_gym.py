@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from waiting import HANG_S
 
 from megasharp.build.judging import Judging, all_verifiers, check_judging
@@ -17,7 +18,6 @@ from megasharp.errors import UserError
 from megasharp.rewards.judge import Item
 from megasharp.rewards.reasoning_gym import EVALUATED, GymAnswer, GymDataset, calls, verify
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "reasoning_gym.yaml"
 # Quick to make, and of every kind: exact texts, partial scores, many solutions.

@@ -2,10 +2,11 @@ r"""Short answers: what does not count is taken away, everything else must be th
 
 from __future__ import annotations
 
+from cases import each_case
+
 from megasharp.rewards import VERIFIERS
 from megasharp.rewards.short_answer import ShortAnswer, verify
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 
 @each_case(

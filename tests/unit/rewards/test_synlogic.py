@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cases import each_case
 from waiting import SOON_S
 
 from megasharp.rewards import VERIFIERS
@@ -16,7 +17,6 @@ from megasharp.rewards.synlogic import CHECKERS, SynLogicAnswer, checker, verify
 from megasharp.rewards.synlogic.game import GameError
 from megasharp.rewards.synlogic.literals import UnreadableError, read_literal
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "synlogic_games.yaml"
 OUTCOMES = {"right": Outcome.CORRECT, "wrong": Outcome.WRONG, "unreadable": Outcome.FORMAT}

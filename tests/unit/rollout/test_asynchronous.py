@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import pytest
+from cases import each_case
 from waiting import HANG_S, wait_until
 
 from megasharp.errors import UserError
@@ -28,7 +29,6 @@ from megasharp.types import (
     TaskAnswer,
     Verdict,
 )
-from tests.unit.cases import each_case
 from tests.unit.rollout.standin_engine import Delay, StandInEngine, length, token
 
 SAMPLING = SamplingParams(max_tokens=12)

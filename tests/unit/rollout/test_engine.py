@@ -7,11 +7,11 @@ from itertools import chain
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.errors import UserError
 from megasharp.rollout.inprocess import InProcessEngine
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
-from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 PROMPTS = ((3, 7, 1, 9, 4, 4, 2), (5, 6, 7), (8,))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
-from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 if TYPE_CHECKING:

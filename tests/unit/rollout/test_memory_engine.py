@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from megasharp.errors import UserError
 from megasharp.rollout.inprocess import InProcessEngine
 from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
-from tests.unit.cases import each_case
 from tests.unit.rollout.conftest import MakeModel, engine_of, named_weights
 
 CPU = torch.device("cpu")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import each_case
 from torch.distributions import Categorical, kl_divergence
 
 from megasharp.rollout.inprocess import sampling as module
 from megasharp.rollout.inprocess.sampling import Logits, draw
 from megasharp.types import Plausible, SamplingParams
-from tests.unit.cases import each_case
 
 
 def test_a_token_without_mass_is_never_drawn() -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from programs_to_judge import response
 from waiting import HANG_S
 
@@ -18,7 +19,6 @@ from megasharp.sandbox.bubblewrap import open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.sandbox.programs import Clock, End, Ran, Sandbox, run
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 
 @pytest.fixture(scope="module")

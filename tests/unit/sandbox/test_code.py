@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from cases import each_case
 from programs_to_judge import ADD, SMALLEST, SUM, response
 from waiting import HANG_S, SOON_S
 
@@ -19,7 +20,6 @@ from megasharp.sandbox.code import CodeVerifier
 from megasharp.sandbox.inside import decode, encode
 from megasharp.sandbox.programs import Sandbox
 from megasharp.types import Outcome, Verdict
-from tests.unit.cases import each_case
 
 CORRECT, WRONG, ERROR, TIMEOUT = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR, Outcome.TIMEOUT
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import misbehaving
 import pytest
+from cases import each_case
 from verdict_limits import limit_only
 from waiting import HANG_S, SOON_S, wait_until
 
@@ -22,7 +23,6 @@ from megasharp.errors import UserError
 from megasharp.rewards.judge import Item
 from megasharp.sandbox.pool import PoolCounts, VerifierPool
 from megasharp.types import Outcome, TaskAnswer, Verdict
-from tests.unit.cases import each_case
 
 LIMIT_S = 2.0
 # What hangs, and meets the pool's limit; a verdict that must come has a limit that only a hang reaches.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.serving.bucket import (
     ALIGNMENT,
@@ -22,7 +23,6 @@ from megasharp.serving.bucket import (
     write_bucket,
 )
 from megasharp.serving.checksum import checksum
-from tests.unit.cases import each_case
 
 TENSORS = [
     ("a.weight", torch.arange(6, dtype=torch.float32).reshape(2, 3)),

@@ -6,10 +6,10 @@ import random
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.serving import checksum as module
 from megasharp.serving.checksum import checksum
-from tests.unit.cases import each_case
 
 ALL = 2**64
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 
 from megasharp.errors import UserError
 from megasharp.serving.client.api import BUCKET_LOADER
@@ -21,7 +22,6 @@ from megasharp.serving.engine.config import (
 )
 from megasharp.serving.engine.flags import Flag
 from megasharp.serving.engine.version import PINNED, check_build, check_version
-from tests.unit.cases import each_case
 
 
 def whole_number(value: object) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.ops.uniform import uniforms
@@ -17,7 +18,6 @@ from megasharp.serving.client.wire import generate_body
 from megasharp.serving.engine.drawing import draw, logp_at, subtract_memory, truncate
 from megasharp.serving.engine.requests import Columns, check_request, columns_of
 from megasharp.types import GenerateRequest, Plausible, SamplingParams
-from tests.unit.cases import each_case
 
 ROWS, VOCABULARY = 200, 40
 

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 import psutil
 import torch
 import torch.distributed as dist
+from waiting import HANG_S, SOON_S
 
 from megasharp.serving.engine.meeting import held_port, meet_at_one_address
 
@@ -35,11 +36,11 @@ def test_the_store_of_a_group_listens_on_the_address_it_was_given() -> None:
         for process in processes:
             process.start()
         try:
-            assert all(answer.poll(60) for answer in answers)
+            assert all(answer.poll(HANG_S) for answer in answers)
             found = [answer.recv() for answer in answers]
         finally:
             for process in processes:
-                process.join(20)
+                process.join(SOON_S)
                 process.kill()
     assert [total for total, _ in found] == [3.0, 3.0]
     assert [addresses for _, addresses in found] == [["127.0.0.1"], []]

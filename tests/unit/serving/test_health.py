@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
+from cases import each_case
+
 from megasharp.serving.client.health import Answered, Condition, Doubted, Event, Health, Lost, Missed, Wanted, after
-from tests.unit.cases import each_case
 
 STARTING, SERVING, SUSPECT, STALE, DEAD = (
     Condition.STARTING,

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cases import each_case
 from waiting import HANG_S, SOON_S, wait_until
 
 from megasharp.errors import RunFailed, UserError
@@ -21,7 +22,6 @@ from megasharp.serving.client import launch as module
 from megasharp.serving.client.engine_log import EngineLog
 from megasharp.serving.client.launch import HeldPort, environment, launch, stop
 from megasharp.serving.client.local_start import LocalStarter
-from tests.unit.cases import each_case
 from tests.unit.serving.conftest import running, settings
 
 

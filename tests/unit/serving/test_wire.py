@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 
 from megasharp.errors import UserError
 from megasharp.serving.client.wire import MalformedAnswer, completions, generate_body, version_number
 from megasharp.types import FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
-from tests.unit.cases import each_case
 
 PLAIN = SamplingParams(max_tokens=8, temperature=0.7, stop_token_ids=(1,))
 WITH_MEMORY = SamplingParams(max_tokens=8, memory_mu=0.5)

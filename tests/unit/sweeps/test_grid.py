@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.config.core import dump_tree, read_tree
 from megasharp.errors import UserError
 from megasharp.sweeps.grid import cells, load_sweep, nested
-from tests.unit.cases import each_case
 
 RUN = "name: one\nsteps: 3\nrecipe: {methods: [grpo], casp: {alpha: 0.5, topn: 2}}\nseed: 9\n"
 GRID = """

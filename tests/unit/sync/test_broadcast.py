@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 from waiting import HANG_S, SOON_S, wait_until
 
@@ -20,7 +21,6 @@ from megasharp.sync import broadcast_rank
 from megasharp.sync.fleet import FleetSync
 from megasharp.sync.posting import Failure, Posts
 from megasharp.sync.seats import SharePlan
-from tests.unit.cases import each_case
 from tests.unit.serving.conftest import Limited, Make
 from tests.unit.sync.conftest import weights
 

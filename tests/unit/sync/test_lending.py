@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from cases import each_case
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from waiting import HANG_S
@@ -37,7 +38,6 @@ from megasharp.serving.lending import (
 )
 from megasharp.sync.ipc_rank import share
 from megasharp.sync.seats import SharePlan
-from tests.unit.cases import each_case
 
 ROWS, COLUMNS = 12, 8
 READER = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 from waiting import HANG_S, wait_until
 
@@ -22,7 +23,6 @@ from megasharp.sync.buckets import buckets, difference
 from megasharp.sync.fleet import FleetSync
 from megasharp.sync.settings import PUSH_FOLDER
 from megasharp.types import GenerateRequest, SamplingParams, VersionSpan
-from tests.unit.cases import each_case
 from tests.unit.serving.conftest import Limited, Make
 from tests.unit.sync.conftest import Source, memory, source, sums, weights
 

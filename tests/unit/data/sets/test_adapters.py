@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from cases import each_case
 
 from megasharp.data.sets import SETS
 from megasharp.data.sets.load import load_set
@@ -23,7 +24,6 @@ from megasharp.rewards.math import MathAnswer
 from megasharp.sandbox.bubblewrap import open_sandbox
 from megasharp.sandbox.code import CodeVerifier
 from megasharp.types import Outcome
-from tests.unit.cases import each_case
 
 FILES = Path(__file__).parents[1] / "files" / "sets"
 # The programs below are ours.

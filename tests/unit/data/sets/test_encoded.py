@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from megasharp.data.sets.encoded import decoded
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 
 def encoded(value: object, protocol: int = pickle.HIGHEST_PROTOCOL) -> str:

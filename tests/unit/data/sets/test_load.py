@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from waiting import HANG_S
 
 from megasharp.data.sets import SETS
@@ -18,7 +19,6 @@ from megasharp.data.sets.base import Part, Source
 from megasharp.data.sets.load import load_set
 from megasharp.data.sets.local import files_of
 from megasharp.errors import UserError
-from tests.unit.cases import each_case
 
 FILES = Path(__file__).parents[1] / "files" / "sets"
 GSM8K = FILES / "gsm8k.jsonl"
