@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from megasharp.command import run_command
+from megasharp.command import collect_as_usual, collect_seldom, run_command
 from megasharp.errors import UserError
-
-_OBJECTS_PER_COLLECTION = 50_000
 
 app = typer.Typer(
     add_completion=False,
@@ -62,6 +59,7 @@ def train(
     from megasharp.metrics.clock import process_began
 
     typer.echo(describe(checked))
+    collect_as_usual()
     folder = run_training(
         checked,
         runs / checked.config.name,
@@ -206,6 +204,7 @@ def evaluate(
     from megasharp.command import note
     from megasharp.config.run import RewardConfig
 
+    collect_as_usual()
     asked = Asked(
         source,
         [name.strip() for name in suite.split(",")],
@@ -467,9 +466,7 @@ def verify(
 
 def main() -> None:
     """Entry point of `megasharp`."""
-    # Python looks for unreachable cycles after every 700 new objects; an import of torch makes a million, of which none
-    # goes away again. That is a tenth of a command's start.
-    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    collect_seldom()
     run_command(app)
 
 

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from transformers import PretrainedConfig
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.config_text import architecture_name, check_values, read_text
@@ -30,6 +30,7 @@ from megasharp.convert.weight_files import (
     weight_files,
     where_looked_for,
 )
+from megasharp.data.lean_transformers import AutoConfig, AutoTokenizer
 from megasharp.errors import UserError, one_line
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")

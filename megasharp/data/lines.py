@@ -45,9 +45,14 @@ def text_field(fields: Fields, key: str, where: str) -> str:
     """A field that must be a non-empty string of Unicode text. Raises UserError otherwise."""
     value = fields.get(key)
     # JSON can hold halves of surrogate pairs, which no table or file name can.
-    if not isinstance(value, str) or not value or any("\ud800" <= sign <= "\udfff" for sign in value):
+    if not isinstance(value, str) or not value or not (value.isascii() or is_unicode(value)):
         raise UserError(f"{where}: '{key}' must be a non-empty string of Unicode text{absent(fields, key)}")
     return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text holds no half of a surrogate pair."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def absent(fields: Fields, key: str) -> str:

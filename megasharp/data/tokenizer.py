@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from megasharp.data.lean_transformers import AutoTokenizer
 from megasharp.errors import UserError, one_line
 
 

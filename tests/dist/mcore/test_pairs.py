@@ -26,8 +26,8 @@ AXES = {
     "dtype": (torch.float32, torch.bfloat16),
 }
 PLAIN = {name: values[0] for name, values in AXES.items()}
-# Of losses, norms and weights. In bfloat16 another order of sums is rounded elsewhere (measured: up to 1.4 % of a norm),
-# and the second step's gradients amplify it: one rank's are 16 % from those in float32.
+# Of losses, norms and weights. In bfloat16 another order of sums is rounded elsewhere (measured: up to 1.4 % of a norm)
+# and the second step's gradients amplify that: one rank's are 16 % from those in float32.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2.5e-2}
 COMPARED_STEPS = {torch.float32: 2, torch.bfloat16: 1}
 Trained = tuple[list[StepStats], dict[str, Tensor]]
