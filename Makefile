@@ -50,6 +50,8 @@ quickstart: $(VENV)/.base
 # made once.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 test test-unit test-resume: export OMP_NUM_THREADS = 1
+# Bytecode is written once, not compiled again by each of a suite's hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
 
 test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
