@@ -16,6 +16,7 @@ from policies import (
     LAYOUTS,
     by_sequence,
     learner_on,
+    optimizer_settings,
     packed,
     ragged_sequences,
     recipe,
@@ -152,6 +153,34 @@ def test_non_finite_step_is_skipped_on_all_ranks(tmp_path: Path) -> None:
         for found in advantages:
             assert found.good is not None and found.good.skipped == 0 and found.moved
             assert math.isfinite(found.good.grad_norm)
+
+
+# --- clipping ---------------------------------------------------------------------------------------------------
+
+
+def clipped(rank: int, world: int, folder: str) -> list[tuple[float, dict[str, Tensor]]]:
+    """The gradient's norm and what a step changes, without clipping and at a norm of 1.
+
+    With so large an epsilon Adam's first step is the gradient; otherwise it would not see the gradient's size.
+    """
+    layout, found = LAYOUTS["tp1"], []
+    batch = packed(with_advantage(ragged_sequences(), 100.0), layout)
+    for clip_grad in (0.0, 1.0):
+        optimizer = optimizer_settings(lr=1e6, eps=1e6, clip_grad=clip_grad)
+        with learner_on(settings(folder, layout, recipe().needs, optimizer)) as (learner, _):
+            before = weights_of(learner)
+            norm = learner.step(batch, recipe()).grad_norm
+            found.append((norm, {name: value - before[name] for name, value in weights_of(learner).items()}))
+    return found
+
+
+def test_a_gradient_above_the_clip_is_scaled_down_to_it(tmp_path: Path) -> None:
+    ((norm, free), (same_norm, scaled)) = run_ranks(1, clipped, save_model(tmp_path, MODEL))[0]
+    assert norm == same_norm > 2.0
+    size = math.sqrt(sum(float(change.double().square().sum()) for change in scaled.values()))
+    assert math.isclose(size, 1.0, rel_tol=1e-3)
+    for name, change in scaled.items():
+        torch.testing.assert_close(change, free[name] / norm, rtol=1e-3, atol=1e-6)
 
 
 # --- offload ----------------------------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ GRADIENTS = (
 )
 
 
-@pytest.mark.parametrize("layout", ["tp1", pytest.param("tp2", marks=pytest.mark.long("layouts"))])
+@pytest.mark.parametrize("layout", ["tp1", "tp2"])
 def test_gradients_and_merged_weights_are_those_of_the_plain_formula(root: Path, layout: str) -> None:
     sequences = ragged_sequences()
     by_rank = run_ranks(LAYOUTS[layout].world, look_inside, root, sequences, [(case, layout) for case in GRADIENTS])

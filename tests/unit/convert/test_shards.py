@@ -109,6 +109,19 @@ def test_round_trip_is_bit_exact(make_model, family: str, tp: int, tied: bool, d
 
 
 @each_case("family", LAYER_NAMES)
+def test_a_head_s_query_key_and_value_lie_in_this_order(make_model, family: str) -> None:
+    """Of equal sizes, as without grouped queries, where no shape tells a query from a key."""
+    reader = StateDict(make_model(family, num_key_value_heads=4))
+    name, dim = "decoder.layers.1.self_attention.linear_qkv.weight", reader.arch.head_dim
+    (fused,) = reader.shards(name, 1)
+    wholes = [reader.tensor(f"model.layers.1.self_attn.{x}_proj.weight") for x in "qkv"]
+    for head, rows in enumerate(fused.split(3 * dim)):
+        for whole, part in zip(wholes, rows.split(dim), strict=True):
+            assert same_bits(part, whole[head * dim : (head + 1) * dim])
+    assert all(same_bits(tensor, reader.tensor(key)) for key, tensor in reader.merged(name, [fused]).items())
+
+
+@each_case("family", LAYER_NAMES)
 @each_case(("tp", "tied"), [(1, False), (2, True), (4, False)])
 def test_views_of_all_ranks_make_up_every_tensor_once(make_model, family: str, tp: int, tied: bool) -> None:
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 4} if tp == 4 else {}
