@@ -22,7 +22,7 @@ from megasharp.cluster.slots import Slots
 from megasharp.errors import UserError
 from megasharp.serving.client.launch import FleetSettings, stop
 
-pytestmark = pytest.mark.long("fleet")
+pytestmark = pytest.mark.long("fleet-sync")
 
 REPOSITORY = Path(__file__).parents[2]
 POLICY = REPOSITORY / "examples" / "quickstart" / "base"

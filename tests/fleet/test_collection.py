@@ -45,7 +45,7 @@ from megasharp.types import (
     Verdict,
 )
 
-pytestmark = pytest.mark.long("fleet")
+pytestmark = pytest.mark.long("fleet-sync")
 
 TOLERANCE = 1e-5
 # A few of 320 tokens end a response, so lengths differ widely. At 0 and 319 SGLang stops by itself: the model's config

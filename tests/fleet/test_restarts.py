@@ -25,7 +25,7 @@ from megasharp.sync.fleet import FleetSync, make_transport
 from megasharp.sync.settings import SyncSettings
 from megasharp.types import Completion, GenerateRequest, ParallelLayout, SamplingParams
 
-pytestmark = pytest.mark.long("fleet")
+pytestmark = pytest.mark.long("fleet-sync")
 
 SAMPLING = SamplingParams(max_tokens=48)
 REQUESTS = [GenerateRequest((6, 7 + n % 8, 8, 9 + n % 3), (2 * n, 2 * n + 1)) for n in range(48)]

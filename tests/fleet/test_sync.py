@@ -39,7 +39,7 @@ from megasharp.sync.receivers import Receivers
 from megasharp.sync.settings import SyncSettings
 from megasharp.types import GenerateRequest, ParallelLayout, SamplingParams
 
-pytestmark = pytest.mark.long("fleet")
+pytestmark = pytest.mark.long("fleet-sync")
 
 TRANSPORTS = ("shared_memory", "disk", "gloo", "ipc")
 LAYOUTS = {"one": ParallelLayout(), "tp2": ParallelLayout(tp=2), "tp2pp2": ParallelLayout(tp=2, pp=2)}
