@@ -45,10 +45,10 @@ fleet: $(VENV)/.base $(FLEET)/.built
 quickstart: $(VENV)/.base
 	$(BIN)/megasharp train examples/quickstart/run.yaml
 
-# Tests are many small computations and ranks that share the cores: more threads only get into each other's way. Two
-# files at a time, in the order of their names, so that the many short ones fill up the end; a file's own fixtures are
-# made once.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests are many small computations and ranks that share the cores: more threads only get into each other's way. Three
+# files at a time, because a third of the time a test waits for processes; in the order of their names, so that the many
+# short ones fill up the end; a file's own fixtures are made once.
+THREE := -n 3 --dist loadfile --no-loadscope-reorder
 test test-unit test-resume: export OMP_NUM_THREADS = 1
 # Bytecode is written once, not compiled again by each of a suite's hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,10 +57,10 @@ test: $(VENV)/.test
 	$(BIN)/ruff check megasharp tools tests
 	$(BIN)/ruff format --check megasharp tools tests
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(TWO) tests -m "not long" -rs --junitxml=.reports/test.xml
+	$(BIN)/python -m pytest $(THREE) tests -m "not long" -rs --junitxml=.reports/test.xml
 
 test-unit: $(VENV)/.test
-	$(BIN)/python -m pytest $(TWO) tests/unit -m "not long"
+	$(BIN)/python -m pytest $(THREE) tests/unit -m "not long"
 
 # The slices of .ci/slices: all, or SLICE="fleet slurm". Some need root and what .ci/packages installs, some `make fleet`,
 # which they call.

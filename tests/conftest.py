@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ and not any("tests/gpu" in argument f
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+_BEGAN = pytest.StashKey[float]()
 _CPU_AT_START = pytest.StashKey[float]()
 _ALLOWED_SKIPS = ("no CUDA",)
 
@@ -48,6 +50,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         # What outlives its parent is no descendant any more, and its seconds are gone: never less than nothing.
         spent = max(0.0, cpu_seconds() - item.stash[_CPU_AT_START])
         item.user_properties.append(("cpu_s", f"{spent:.3f}"))
+        # The report's own time has a loop's cases twice.
+        item.user_properties.append(("wall_s", f"{time.monotonic() - item.stash[_BEGAN]:.3f}"))
         item.user_properties.extend(("costly", mark.args[0]) for mark in item.iter_markers("costly"))
     report = yield
     assert isinstance(report, pytest.TestReport)
@@ -61,6 +65,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[_BEGAN] = time.monotonic()
     item.stash[_CPU_AT_START] = cpu_seconds()
     return (yield)
 

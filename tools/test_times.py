@@ -51,7 +51,7 @@ def _test_time(case: ElementTree.Element) -> TestTime:
     return TestTime(
         "/".join(folders[:2]) or file,
         f"{'/'.join([*folders, file])}::{case.get('name', '')}",
-        float(case.get("time", "0")),
+        float(properties.get("wall_s", "0")),
         float(properties.get("cpu_s", "0")),
         properties.get("costly", ""),
     )

@@ -43,7 +43,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_seconds_of_child_processes_and_reasons_are_in_the_report(report: Path) -> None:
     child, cheap = read_report(report)
     assert (child.folder, child.name) == ("unit", "unit/test_one::test_in_a_child")
-    assert child.cpu_s >= 0.5 > cheap.cpu_s
+    # The kernel counts in ticks of a hundredth of a second.
+    assert child.cpu_s > 0.4 > cheap.cpu_s
     assert (child.reason, cheap.reason) == ("", "it must be seen")
 
 

@@ -213,6 +213,7 @@ def loaded(folder: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
+@pytest.mark.costly("each of eleven models of every family against transformers, in float32 and bfloat16")
 @pytest.mark.parametrize(
     "layouts",
     [FAMILIES, *(pytest.param(layouts, marks=pytest.mark.long("layouts")) for layouts in OTHERS)],

@@ -85,6 +85,7 @@ def alone(folder: str) -> list[StepStats]:
     return run_ranks(1, steps, folder, "tp1")[0]
 
 
+@pytest.mark.costly("every method with hooks around the update, once on two ranks")
 @pytest.mark.parametrize(
     "layout", ["dp2", *(pytest.param(layout, marks=pytest.mark.long("layouts")) for layout in ("tp2", "pp2", "cp2"))]
 )

@@ -129,6 +129,7 @@ def ways(name: str, kernels: Kernels) -> tuple[bool, ...]:
     return (OF_VALUES.index(name) % 2 == 1,) if kernels == "triton" and name in OF_VALUES else (False, True)
 
 
+@pytest.mark.costly("Triton's interpreter is the only way to run the kernels without a GPU")
 @each_case("kernels", KERNELS)
 @each_case("name", CASES)
 def test_equal_to_the_oracle(interpreter: Callable[..., Any], name: str, kernels: Kernels) -> None:
