@@ -35,7 +35,7 @@ DUE_MINUTES = 20.0
 class Slice:
     """One table of `.ci/slices`.
 
-    `tests` are pytest's paths, of which the tests marked `long("NAME")` run, three files at a time or as many as
+    `tests` are pytest's paths, of which the tests marked `long("NAME")` run, two files at a time or as many as
     `workers` says; `program` is run in their place where it is given. `make` names what make must build first.
     """
 
