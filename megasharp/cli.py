@@ -252,6 +252,7 @@ def probe(
     """Let a run's base model and checkpoints read the same responses, for `megasharp report`; what is there stays."""
     from megasharp.build.probe import probe_runs
 
+    collect_as_usual()
     probe_runs(names, runs, suite, problems, typer.echo)
 
 
@@ -271,6 +272,7 @@ def report(
     """Draw runs as one HTML file: curves, pass@k, candidates, responses, time. It needs no network."""
     from megasharp.build.report import PORT, serve_report, write_report
 
+    collect_as_usual()
     if port is not None and not serve:
         raise UserError("--port is of a page that is served; add --serve, or leave it out")
     if out is not None and serve:
@@ -313,6 +315,7 @@ def toy(
     from megasharp.build.toy import list_studies, run_study
     from megasharp.labs.study import Options
 
+    collect_as_usual()
     if not name:
         typer.echo(list_studies())
         return
@@ -413,6 +416,7 @@ def hf_to_megatron(
     """
     from megasharp.mcore.conversion import hf_to_megatron as run
 
+    collect_as_usual()
     run(source, target, tp=tp, pp=pp, dtype=dtype)
     typer.echo(f"wrote {target}")
 
@@ -422,6 +426,7 @@ def megatron_to_peft(source: Path, target: Path) -> None:
     """The adapters in a run's checkpoint SOURCE (policy.lora) to a PEFT folder TARGET; megatron-to-hf merges them."""
     from megasharp.mcore.conversion import megatron_to_peft as run
 
+    collect_as_usual()
     run(source, target)
     typer.echo(f"wrote {target}")
 
@@ -435,6 +440,7 @@ def megatron_to_hf(
     """Megatron checkpoint folder (or a run's checkpoint) SOURCE to a Hugging Face folder TARGET."""
     from megasharp.mcore.conversion import megatron_to_hf as run
 
+    collect_as_usual()
     run(source, target, dtype=dtype)
     typer.echo(f"wrote {target}")
 
@@ -458,6 +464,7 @@ def verify(
     from megasharp.mcore.verification import Probe
     from megasharp.mcore.verification import verify as run
 
+    collect_as_usual()
     found = run(one, other, Probe(tokens, seed, dtype) if logits else None)
     for line in found.lines:
         typer.echo(line)

@@ -26,7 +26,10 @@ def collect_seldom() -> None:
 
 
 def collect_as_usual() -> None:
-    """End `collect_seldom` for a command that has its imports and goes on; they are not looked through again."""
+    """End `collect_seldom` for a command that has its imports and holds tensors or goes on for long.
+
+    The imports are not looked through again.
+    """
     gc.freeze()
     gc.set_threshold(*_USUAL)
 

@@ -55,12 +55,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         item.user_properties.extend(("costly", mark.args[0]) for mark in item.iter_markers("costly"))
     report = yield
     assert isinstance(report, pytest.TestReport)
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Fail in CI what is skipped for another reason than a missing GPU: nobody else runs it."""
     if report.skipped and "CI" in os.environ and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped: ")
         if not reason.startswith(_ALLOWED_SKIPS):
-            # What CI skips, nobody ever runs.
-            report.outcome, report.longrepr = "failed", f"{item.nodeid} was skipped: {reason}"
-    return report
+            report.outcome, report.longrepr = "failed", f"{report.nodeid} was skipped: {reason}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -75,8 +75,8 @@ def read_slices(file: Path = SLICES) -> dict[str, Slice]:
 def choose(slices: Sequence[Slice], changed: Sequence[str], commit: str, minutes: float = DUE_MINUTES) -> list[Choice]:
     """Say of every slice whether it is due at a commit, in the order in which they run.
 
-    The slice that was green longest ago has its place kept, so that each has its turn however much changes; slices of
-    one date are drawn by the commit.
+    The slice that was green longest ago has its place kept, so that each has its turn however much changes, as long as
+    the dates of green runs are committed; slices of one date are drawn by the commit.
     """
 
     def age(one: Slice) -> tuple[date, str]:
@@ -99,7 +99,7 @@ def choose(slices: Sequence[Slice], changed: Sequence[str], commit: str, minutes
 def changed_files() -> tuple[list[str], str]:
     """Return the files that differ from the newest commit older than 24 hours (all, without one), and HEAD's hash."""
     head, base = _git("rev-parse", "HEAD"), _git("rev-list", "-1", "--before=24 hours ago", "HEAD")
-    paths = _git("diff", "--name-only", base, head) if base else _git("ls-files")
+    paths = _git("diff", "--name-only", "--no-renames", base, head) if base else _git("ls-files")
     return paths.splitlines(), head
 
 
@@ -112,7 +112,10 @@ def _git(*arguments: str) -> str:
 def run(one: Slice) -> int:
     """Build what a slice needs and run it; records date and minutes where it passes. Returns its exit code."""
     for target in one.make:
-        subprocess.run(["make", target], cwd=REPOSITORY, check=True)
+        code = subprocess.run(["make", target], cwd=REPOSITORY, check=False).returncode
+        if code:
+            print(f"slice {one.name}: make {target} failed with exit code {code}", flush=True)
+            return code
     command = [sys.executable, *one.program] if one.program else _pytest(one)
     began = time.monotonic()
     code = subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode

@@ -35,7 +35,7 @@ FILES = (
     "transformer_engine",
     "virtual_stages",
 )
-_MORE_RANKS = "not [4 and not [6"
+_MORE_RANKS = "not [4 and not [6 and not tp2pp2"
 
 
 def fetch(version: str, folder: Path) -> Path:

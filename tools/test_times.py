@@ -5,7 +5,7 @@
     python tools/test_times.py .reports/fleet.xml      # of a slice of the long tier
 
 CPU seconds are user and system seconds of the test, its fixtures and its processes (tests/conftest.py records them);
-wall seconds are those of the test alone, and two tests run at a time. A test above 10 s of CPU states its reason by
+wall seconds are those of the test alone, and three files run at a time. A test above 10 s of CPU states its reason by
 `@pytest.mark.costly("why")`; one that states none is printed as such.
 """
 

@@ -25,8 +25,9 @@ class _NoPandas(MetaPathFinder):
 def leave_pandas_out() -> None:
     """Have pyarrow look for pandas now and not find it; half a second of CPU, with the first table that it makes.
 
-    pyarrow wants to know whether a list may be a pandas Series. It looks again when a table is converted to pandas, so
-    that `to_pandas` works afterwards. Nothing changes where pandas is imported already.
+    pyarrow wants to know whether a list may be a pandas Series. It looks again when a table is converted to pandas or
+    from it, so that `to_pandas` and `from_pandas` work afterwards; until then `pa.array` of a Series keeps its NaN
+    instead of making it null. Nothing changes where pandas is imported already.
     """
     if "pandas" in sys.modules:
         return

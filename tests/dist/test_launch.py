@@ -55,7 +55,7 @@ def test_failing_rank_is_named_with_its_traceback() -> None:
 
 
 def test_death_without_exception_is_reported_at_once() -> None:
-    """The other rank would sleep for an hour."""
+    """The other rank sleeps for an hour, and a hang is reported by another message."""
     with pytest.raises(RankError, match="rank 1 of 2 failed\nexit code 7"):
         run_ranks(2, die_on_rank_1)
 

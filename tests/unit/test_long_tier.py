@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from datetime import date
 from pathlib import Path
 
+import long_tier
+import pytest
 from long_tier import Slice, choose, read_slices, record
 
 REPOSITORY = Path(__file__).parents[2]
@@ -66,6 +69,16 @@ def test_slices_name_what_is_there_and_guard_every_package() -> None:
     for one in SLICES.values():
         for path in (*one.guards, *one.tests, *one.program[:1]):
             assert (REPOSITORY / path).exists(), f"{one.name}: {path}"
-    packages = [f"megasharp/{path.parent.name}" for path in (REPOSITORY / "megasharp").glob("*/__init__.py")]
+    packages = {f"megasharp/{path.parent.name}" for path in (REPOSITORY / "megasharp").glob("*/__init__.py")}
+    modules = {f"megasharp/{path.name}" for path in (REPOSITORY / "megasharp").glob("[!_]*.py")}
     guarded = {guard for one in SLICES.values() for guard in one.guards}
-    assert set(packages) <= guarded, f"guarded by no slice: {sorted(set(packages) - guarded)}"
+    missing = (packages | modules | {"constraints.txt", "pyproject.toml"}) - guarded
+    assert not missing, f"guarded by no slice: {sorted(missing)}"
+
+
+def test_what_cannot_be_built_is_not_green(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the other slices still run."""
+    slices = {name: dataclasses.replace(slice_of(name, 5, 1), make=("no-such-target",)) for name in ("a", "b")}
+    monkeypatch.setattr(long_tier, "read_slices", lambda: slices)
+    assert long_tier.main([]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "not green: a, b"
