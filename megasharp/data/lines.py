@@ -51,7 +51,7 @@ def text_field(fields: Fields, key: str, where: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text holds no half of a surrogate pair."""
+    """Return True for a text without halves of surrogate pairs."""
     return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 

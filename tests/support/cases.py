@@ -29,7 +29,7 @@ LABEL = 100
 
 @dataclass(frozen=True)
 class Axis:
-    """What one `each_case` says: `names` take each of the `values` in turn."""
+    """The arguments of one `each_case`: `names` take each of the `values` in turn."""
 
     names: tuple[str, ...]
     values: Values

@@ -25,12 +25,12 @@ def wait_until(ready: Callable[[], object], otherwise: Callable[[], object] = st
 
 
 def is_pending(process: int, number: int) -> bool:
-    """Whether a signal waits until the process can hear it."""
+    """Return True while a signal is pending for the process."""
     return _has(process, "ShdPnd", number)
 
 
 def is_ignored(process: int, number: int) -> bool:
-    """Whether the process ignores a signal by now."""
+    """Return True once the process ignores a signal."""
     return _has(process, "SigIgn", number)
 
 

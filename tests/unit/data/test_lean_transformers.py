@@ -1,4 +1,4 @@
-"""What is scanned once is what transformers finds by itself, and stays as it is afterwards."""
+"""One scan of the model files gives the import structure of two, and the function is restored afterwards."""
 
 from __future__ import annotations
 
