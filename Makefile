@@ -11,7 +11,7 @@ endif
 
 FLEET := .venv-fleet
 FLEET_PIP := $(FLEET)/bin/python -m pip --disable-pip-version-check
-FLEET_SET := megasharp/serving/engine/constraints.txt
+FLEET_SET := megasharp/rollout/sglang/engine/constraints.txt
 
 .PHONY: quickstart fleet test test-unit test-long test-due test-resume bench clean
 
@@ -73,7 +73,7 @@ test-due: $(VENV)/.test
 
 # Exact resume, printed: what is equal after a stop at every layout, and how far a change of layout moves the next step.
 test-resume: $(VENV)/.test
-	$(BIN)/python -m pytest -s tests/e2e/test_resume.py tests/long/test_resume.py tests/dist/mcore/test_state.py
+	$(BIN)/python -m pytest -s tests/e2e/test_resume.py tests/long/test_resume.py tests/multirank/learner/test_state.py
 
 bench: $(VENV)/.bench
 	$(BIN)/python tools/bench_cpu.py

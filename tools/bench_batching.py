@@ -35,14 +35,11 @@ from pathlib import Path
 import torch
 from results import Figure, report, unusual
 
-from megasharp.batching.flops import Flops
-from megasharp.batching.layout import GPU_ROWS, PackLayout
-from megasharp.batching.pack import pack
-from megasharp.batching.planning import imbalance, loads, plan
-from megasharp.batching.sizes import Draft, Sizes, measure
+from megasharp.batching.packing import pack
+from megasharp.batching.planning import GPU_ROWS, Draft, Flops, PackLayout, Sizes, imbalance, loads, measure, plan
+from megasharp.common.records import Sequence as TrainSequence
 from megasharp.convert.hf_folder import read_config
-from megasharp.plan.formulas import packing_flops
-from megasharp.types import Sequence as TrainSequence
+from megasharp.planner.formulas import packing_flops
 
 MODELS = Path(__file__).resolve().parents[1] / "configs" / "model"
 GROUP = 16

@@ -41,9 +41,9 @@ class Setting:
 
 def run_megasharp(setting: Setting) -> list[float]:
     """Seconds of each step, from the run's own clock."""
-    from megasharp.build.check import check
-    from megasharp.build.train import train
     from megasharp.config.run import load_run
+    from megasharp.trainer.resolve.run import check
+    from megasharp.trainer.run import train
 
     overrides = [
         "name=bench",
@@ -75,8 +75,8 @@ def run_trl(setting: Setting) -> list[float]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from megasharp.data.tasks import load_items
-    from megasharp.rewards.countdown import verify
+    from megasharp.tasks.countdown import verify
+    from megasharp.tasks.table import load_items
 
     folder = REPOSITORY / "examples" / "quickstart"
     items = load_items("countdown", folder / "data" / "train.jsonl")[: setting.prompts * (setting.steps + 1)]

@@ -35,8 +35,8 @@ from dlc_ways.processor import MEMORY, MU
 from dlc_ways.two_engines import two_engines
 from dlc_ways.work import Responses, Way, make_work, through_fleet
 
-from megasharp.serving.client.fleet import Fleet
-from megasharp.serving.client.launch import EngineProcess, FleetSettings, launch, stop
+from megasharp.rollout.sglang.client.fleet import Fleet
+from megasharp.rollout.sglang.client.launch import EngineProcess, FleetSettings, launch, stop
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLAIN, ZERO = "policy alone", "DLC, mu = 0"

@@ -22,20 +22,19 @@ import torch
 from results import Figure, report
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.algos.build import build_recipe
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.recipe import Recipe
-from megasharp.batching.layout import PackLayout, row_multiple
-from megasharp.batching.pack import pack
+from megasharp.batching.packing import pack
+from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams, Sequence
 from megasharp.convert.hf_folder import read_config
-from megasharp.convert.weight_files import CONFIG_FILE
-from megasharp.mcore.learner import LearnerSettings
-from megasharp.mcore.optimizer import OptimizerSettings
-from megasharp.mcore.rank import POLICY
-from megasharp.plan.formulas import forward_flops_per_token
-from megasharp.ranks.inprocess import OneRank
-from megasharp.ranks.learner import RanksLearner
+from megasharp.convert.model_folder import CONFIG_FILE
+from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.optimizer import OptimizerSettings
+from megasharp.learner.rank import POLICY
+from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.planner.formulas import forward_flops_per_token
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.types import GenerateRequest, ParallelLayout, SamplingParams, Sequence
 
 BASE = Path(__file__).resolve().parents[1] / "examples" / "quickstart" / "base"
 CPU = torch.device("cpu")

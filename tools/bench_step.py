@@ -40,28 +40,27 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.algos.build import build_recipe
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.recipe import Recipe
-from megasharp.batching.layout import PackLayout, row_multiple
-from megasharp.batching.pack import pack
+from megasharp.batching.packing import pack
+from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.common.errors import UserError
+from megasharp.common.records import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
+from megasharp.common.records import Sequence as TrainSequence
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
-from megasharp.errors import UserError
-from megasharp.mcore import varlen
-from megasharp.mcore.head import HeadForm
-from megasharp.mcore.layer_spec import Wanted, uses_transformer_engine
-from megasharp.mcore.learner import LearnerSettings, RankLearner
-from megasharp.mcore.model import Fp8
-from megasharp.mcore.optimizer import OptimizerSettings
-from megasharp.mcore.parallel import device_of_rank, meet
-from megasharp.mcore.rank import POLICY, Rank
-from megasharp.metrics.tokens import Diagnostics
-from megasharp.plan.formulas import packing_flops
-from megasharp.plan.hardware import GPUS, Gpu
-from megasharp.sync.bucket_memory import bucket_memory
-from megasharp.sync.buckets import buckets
-from megasharp.types import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
-from megasharp.types import Sequence as TrainSequence
+from megasharp.learner import flash_varlen
+from megasharp.learner.layer_spec import Wanted, uses_transformer_engine
+from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.model import Fp8
+from megasharp.learner.optimizer import OptimizerSettings
+from megasharp.learner.output_head import HeadForm
+from megasharp.learner.parallel import device_of_rank, meet
+from megasharp.learner.rank import POLICY, Rank
+from megasharp.metrics.groups import Diagnostics
+from megasharp.planner.formulas import packing_flops
+from megasharp.planner.request import GPUS, Gpu
+from megasharp.weight_sync.buckets import bucket_memory, buckets
 
 MFU_BAR = 40.0
 BUCKET_MB = 512
@@ -250,7 +249,7 @@ def modules(setting: Setting, architecture: Architecture, device: torch.device) 
     query = torch.empty(0, architecture.heads, architecture.head_dim, dtype=as_dtype(setting.dtype), device=device)
     return {
         "layer_spec": "Transformer Engine's" if engine else "Megatron's local",
-        "attention": "torch's variable-length kernels" if varlen.supports(query) else "torch's, padded blocks",
+        "attention": "torch's variable-length kernels" if flash_varlen.supports(query) else "torch's, padded blocks",
     }
 
 

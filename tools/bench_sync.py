@@ -3,9 +3,9 @@
     python tools/bench_sync.py --model qwen3-8b               # one GPU; with two and more NCCL too; weights are drawn
     python tools/bench_sync.py --model qwen3-1.7b --layers 4  # a CPU: handles of /dev/shm instead of CUDA's, gloo
 
-The learner's side is what a run does (`sync/ipc_rank.py`, `sync/broadcast_rank.py`); its parameters lie in one buffer,
-as the distributed optimizer has them. Another process stands in for an engine (`stand_in_engine.py`) and reads lent
-memory with the engines' own code. HTTP and SGLang's part are not in the figures.
+The learner's side is what a run does (`weight_sync/ipc_rank.py`, `weight_sync/broadcast_rank.py`). Its parameters lie
+in one buffer, as the distributed optimizer has them. Another process stands in for an engine (`stand_in_engine.py`)
+and reads lent memory with the engines' own code. HTTP and SGLang's part are not in the figures.
 
 Seconds are from before the first byte until the device of both sides is done, medians after a run that does not count.
 The plain copy is timed before each push, so that what else the machine does meets both.
@@ -35,19 +35,18 @@ from stand_in_engine import StandIn
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
+from megasharp.common.errors import UserError
+from megasharp.common.records import ParallelLayout, as_dtype
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.shards import TensorView, expected_hf_shapes
-from megasharp.errors import UserError
-from megasharp.mcore.first_weights import first_weights
-from megasharp.mcore.model import build_chunks, transformer_config
-from megasharp.mcore.parallel import Place, device_of_rank, initialize, meet, megatron_device
-from megasharp.mcore.weights import export_stage, weight_views
-from megasharp.serving.bucket import Header, new_stamp
-from megasharp.sync.broadcast_rank import GroupPlan, SendPlan, join, leave, send
-from megasharp.sync.ipc_rank import share
-from megasharp.sync.parts import RankPart
-from megasharp.sync.seats import SharePlan
-from megasharp.types import ParallelLayout, as_dtype
+from megasharp.learner.model import build_chunks, transformer_config
+from megasharp.learner.parallel import Place, device_of_rank, initialize, meet, megatron_device
+from megasharp.learner.weights import export_stage, first_weights, weight_views
+from megasharp.rollout.sglang.bucket import Header, new_stamp
+from megasharp.weight_sync.broadcast_rank import GroupPlan, SendPlan, join, leave, send
+from megasharp.weight_sync.colocation import SharePlan
+from megasharp.weight_sync.ipc_rank import share
+from megasharp.weight_sync.rank_sources import RankPart
 
 BAR = 70.0
 _LIMIT_S = 300.0
@@ -111,7 +110,7 @@ class Lending:
         return (self._moves, *(parameter.data_ptr() for parameter in self._parameters()))
 
     def move(self) -> None:
-        """Give the memory back and take it again, as `mcore/offload.py` does on a GPU."""
+        """Give the memory back and take it again, as `learner/offload.py` does on a GPU."""
         self._moves += 1
         if self.device.type == "cuda":
             storage = self._buffer.untyped_storage()

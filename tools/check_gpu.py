@@ -31,8 +31,8 @@ from pathlib import Path
 
 import torch
 
-from megasharp.mcore.layer_spec import transformer_engine_is_there
-from megasharp.orphans import ended_with_parent
+from megasharp.common.parent_death import ended_with_parent
+from megasharp.learner.layer_spec import transformer_engine_is_there
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _OUTPUT_LINES = 12
@@ -55,7 +55,7 @@ _CURVES = (
 _REWARDS_APART = 0.03
 _REWARDS_STEPS = 200
 # Bytes. Qwen3-4B with its optimizer has 72 GB, and 46 GB of activations where attention alone is computed again, by
-# `megasharp/plan/formulas.py`; on smaller GPUs all is, and no logits are held.
+# `megasharp/planner/formulas.py`; on smaller GPUs all is, and no logits are held.
 _ROOM_FOR_ACTIVATIONS = 140e9
 
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.shards import megatron_tensor
-from megasharp.mcore.blank import alone, blank_model
+from megasharp.learner.meta_models import alone, blank_model
 
 TP = 2
 _SIZES: dict[str, Any] = {

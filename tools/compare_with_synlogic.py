@@ -5,7 +5,7 @@
 
 Each problem's solution is judged by both, and so are copies with one cell or digit changed. The repository's generators
 need numpy, its checkers sympy and math-verify too. A disagreement is printed; the known ones are said in
-`megasharp/rewards/synlogic/README.md`.
+`megasharp/tasks/synlogic/README.md`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megasharp.rewards.synlogic import SynLogicAnswer, verify
-from megasharp.rewards.synlogic.filling import ARROWS
+from megasharp.tasks.synlogic import SynLogicAnswer, verify
+from megasharp.tasks.synlogic.filling import ARROWS
 
 CHANGES = 6
 

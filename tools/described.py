@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from megasharp.convert.weight_files import CONFIG_FILE
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
+from megasharp.convert.model_folder import CONFIG_FILE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

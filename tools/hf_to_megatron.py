@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from megasharp.command import run_command
-from megasharp.mcore.conversion import DTYPES, hf_to_megatron
+from megasharp.common.exit_codes import run_command
+from megasharp.learner.conversion import DTYPES, hf_to_megatron
 
 
 def main() -> None:

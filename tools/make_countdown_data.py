@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
-from megasharp.data.countdown import CountdownProblem, make_problem
-from megasharp.rewards.countdown_solver import count_solutions
+from megasharp.tasks.countdown import CountdownProblem, count_solutions, make_problem
 
 SPLITS = {"dev": 128, "test": 256, "train": 8_000}
 THREE_NUMBER_SHARE = {"dev": 0.0, "test": 0.0, "train": 0.1}

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from megasharp.data.knights import KnightsPuzzle, Statement, make_puzzle
+from megasharp.tasks.knights import KnightsPuzzle, Statement, make_puzzle
 
 SPLITS = {"dev": 128, "test": 256, "train": 8_000}
 

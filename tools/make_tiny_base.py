@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from megasharp.data import countdown, knights, knights_short
-from megasharp.rewards.knights_short import signs
+from megasharp.tasks import countdown, knights, knights_short
+from megasharp.tasks.knights_short import signs
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 COUNTDOWN_CHARACTERS = "0123456789+-*/()=: "

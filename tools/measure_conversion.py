@@ -26,9 +26,9 @@ from torch import Tensor
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, read_config
 from megasharp.convert.hf_write import write_hf_folder
+from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import read_record
 from megasharp.convert.shards import expected_hf_shapes
-from megasharp.convert.weight_files import CONFIG_FILE
 
 GB = 10**9
 # Qwen2.5-3B's widths; the number of layers makes the size.
@@ -50,7 +50,7 @@ CONFIG: dict[str, object] = {
 _RUN = """
 import sys
 from pathlib import Path
-from megasharp.mcore import conversion
+from megasharp.learner import conversion
 getattr(conversion, sys.argv[1])(Path(sys.argv[2]), Path(sys.argv[3]))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

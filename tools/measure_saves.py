@@ -26,20 +26,19 @@ from statistics import median
 import torch
 
 from megasharp.algos.base import Needs
-from megasharp.algos.cross_entropy import cross_entropy_recipe
-from megasharp.batching.pack import PackLayout, pack
+from megasharp.algos.dlc import cross_entropy_recipe
+from megasharp.batching.packing import PackLayout, pack
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
+from megasharp.common.records import ParallelLayout, Sequence, StepBatch
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.hf_write import write_hf_folder
+from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import software_versions
 from megasharp.convert.shards import expected_hf_shapes
-from megasharp.convert.weight_files import CONFIG_FILE
-from megasharp.mcore.learner import LearnerSettings
-from megasharp.mcore.optimizer import OptimizerSettings
-from megasharp.mcore.rank import POLICY
-from megasharp.ranks.inprocess import OneRank
-from megasharp.ranks.learner import RanksLearner
-from megasharp.types import ParallelLayout, Sequence, StepBatch
+from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.optimizer import OptimizerSettings
+from megasharp.learner.rank import POLICY
+from megasharp.learner.ranks.learner import OneRank, RanksLearner
 
 MIB = 2**20
 # Qwen2.5-0.5B's layers, with a small vocabulary; their number makes the size.

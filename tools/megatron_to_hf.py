@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from megasharp.command import run_command
-from megasharp.mcore.conversion import DTYPES, megatron_to_hf
+from megasharp.common.exit_codes import run_command
+from megasharp.learner.conversion import DTYPES, megatron_to_hf
 
 
 def main() -> None:

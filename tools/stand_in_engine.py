@@ -1,7 +1,7 @@
 """An engine's part in a push of weights, in a process of its own and without SGLang, for benchmarks and GPU tests.
 
 It holds a model's weights under their Hugging Face names, reads lent memory with the engines' own code
-(`serving/borrowing.py`), and takes part in broadcasts as SGLang does: one flat tensor a bucket.
+(`rollout/sglang/shared_weights_import.py`), and takes part in broadcasts as SGLang does: one flat tensor a bucket.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from megasharp.serving.borrowing import Borrower, Goal
-from megasharp.serving.bucket import Entry, Header, parse_header, unflattened
-from megasharp.serving.checksum import checksum
-from megasharp.serving.client.api import EngineApi, GroupSeat, Refused
-from megasharp.serving.lending import parse_loan, parse_memory
+from megasharp.rollout.sglang.bucket import Entry, Header, checksum, parse_header, unflattened
+from megasharp.rollout.sglang.client.api import EngineApi, GroupSeat, Refused
+from megasharp.rollout.sglang.shared_weights_export import parse_loan, parse_memory
+from megasharp.rollout.sglang.shared_weights_import import Borrower, Goal
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -37,7 +36,7 @@ class Weights:
         self._announced: tuple[Entry, ...] = ()
 
     def load_lent(self, ranks: Sequence[Sequence[tuple[str, str]]]) -> None:
-        """As `serving/engine/receive.py` loads them."""
+        """As `rollout/sglang/engine/receive.py` loads them."""
         [((kind, text), *rest)] = ranks
         if kind == "loan":
             loan = parse_loan(text)

@@ -26,17 +26,17 @@ from pathlib import Path
 
 import numpy as np
 
+from megasharp.common.files import write_text
+from megasharp.common.records import Completion, GenerateRequest, Plausible, SamplingParams
 from megasharp.convert.hf_write import carry_over
-from megasharp.data.tokenizer import load_tokenizer
+from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.files import save
-from megasharp.evals.passk import pass_at_k
 from megasharp.evals.suites import Suite, load_suite
-from megasharp.files import write_text
-from megasharp.mcore.conversion import megatron_to_hf
-from megasharp.serving.client.fleet import Fleet, start_fleet
-from megasharp.serving.client.launch import FleetSettings
-from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
+from megasharp.learner.conversion import megatron_to_hf
+from megasharp.rollout.sglang.client.fleet import Fleet, start_fleet
+from megasharp.rollout.sglang.client.launch import FleetSettings
+from megasharp.tasks.tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICKSTART = REPOSITORY / "examples" / "quickstart"

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# The other files of tests/dist are about methods, cuts of a step and how ranks are started, which no version changes.
+# Other files of tests/multirank are about methods, cuts of a step and how ranks start, which no version changes.
 FILES = (
     "background",
     "chunked_head",
@@ -51,7 +51,7 @@ def fetch(version: str, folder: Path) -> Path:
 
 
 def main(version: str) -> int:
-    """Run FILES of tests/dist/mcore with that version first on the path; returns pytest's exit code."""
+    """Run FILES of tests/multirank/learner with that version first on the path; returns pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         root = fetch(version, Path(folder))
         environment = {**os.environ, "PYTHONPATH": str(root)}
@@ -65,7 +65,7 @@ def main(version: str) -> int:
         if seen.stdout.split()[-1] != version:
             sys.exit(f"expected megatron-core {version} on the path, found {seen.stdout.strip()}")
         print(f"megatron-core {version}")
-        tests = [str(REPOSITORY / "tests" / "dist" / "mcore" / f"test_{name}.py") for name in FILES]
+        tests = [str(REPOSITORY / "tests" / "multirank" / "learner" / f"test_{name}.py") for name in FILES]
         command = [sys.executable, "-m", "pytest", *tests, "-k", _MORE_RANKS]
         return subprocess.run(command, env=environment, cwd=REPOSITORY, check=False).returncode
 

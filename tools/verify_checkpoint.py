@@ -12,9 +12,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from megasharp.command import run_command
-from megasharp.mcore.conversion import DTYPES
-from megasharp.mcore.verification import Probe, verify
+from megasharp.common.exit_codes import run_command
+from megasharp.learner.conversion import DTYPES
+from megasharp.learner.verification import Probe, verify
 
 
 def main() -> None:

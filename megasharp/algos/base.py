@@ -4,6 +4,8 @@ A method overrides only the hooks it changes, so its file is its difference from
 tensors (`TokenInputs`), never logits and never a process group. Hooks before the update (up to `prepare`) see the whole
 step at once, so that what they compute does not depend on packing; hooks of the loss see one micro-batch at a time.
 `megasharp.algos.recipe` applies a list of methods in the order of the hooks.
+
+Which tokens of a response are gated: those at which the policy is least sure (CaSP, 2510.14807 appendix E.1).
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.config.core import Section
-from megasharp.types import Group, Plausible, TokenInputs
+from megasharp.common.records import Group, Plausible, TokenInputs
+from megasharp.common.section import Section
+from megasharp.ops.segment import segment_broadcast, segment_quantile
 
 
 class Reduction(StrEnum):
@@ -234,3 +237,22 @@ EXCLUSIVE_HOOKS = ("advantages", "surrogate")
 def overridden_hooks(method: type[Method[Any]]) -> tuple[str, ...]:
     """The hooks a method fills, in the order in which they are applied."""
     return tuple(hook for hook in HOOKS if getattr(method, hook) is not getattr(Method, hook))
+
+
+DEFAULT_QUANTILE = 0.8
+
+
+def gated(x: TokenInputs, quantile: float) -> Tensor:
+    """bool [T]: unmasked tokens whose entropy is above the `quantile` of their response's unmasked tokens.
+
+    The comparison is strict, so of equal entropies none passes the threshold they set, and a response of one token is
+    not gated. By definition 0 gates every unmasked token, and 1 none.
+    """
+    assert x.entropy_T is not None
+    scored_T = x.mask_T > 0
+    if quantile == 0.0:
+        return scored_T
+    # In float64: a rank that is a whole number must not fall between two tokens by rounding.
+    entropy_T = x.entropy_T.detach().double()
+    threshold_S = segment_quantile(entropy_T, x.seq_T, x.num_sequences, quantile, x.mask_T)
+    return (entropy_T > segment_broadcast(threshold_S, x.seq_T)) & scored_T

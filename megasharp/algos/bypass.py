@@ -19,7 +19,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs
 from megasharp.algos.truncated_is import TruncatedIS
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 
 class Bypass(Method[MethodParams]):

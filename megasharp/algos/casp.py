@@ -33,9 +33,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, Stats, TokenMetric, TokenMetrics
-from megasharp.algos.gate import DEFAULT_QUANTILE, gated
-from megasharp.types import TokenInputs
+from megasharp.algos.base import DEFAULT_QUANTILE, Method, MethodParams, Needs, Stats, TokenMetric, TokenMetrics, gated
+from megasharp.common.records import TokenInputs
 
 
 class CaSPParams(MethodParams):

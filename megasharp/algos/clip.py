@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetric, TokenMetrics
-from megasharp.algos.ratio import bounded, clip_metrics, ratio_metrics
-from megasharp.types import TokenInputs
+from megasharp.algos.group_statistics import bounded, clip_metrics, ratio_metrics
+from megasharp.common.records import TokenInputs
 
 
 class ClipParams(MethodParams):

@@ -22,7 +22,7 @@ from torch import Tensor
 from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetric, TokenMetrics
 from megasharp.algos.clip import ClipParams
 from megasharp.algos.covariance import covariance, covariance_means, draw_threshold, share_of
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 
 class ClipCovParams(MethodParams):

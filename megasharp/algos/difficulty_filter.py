@@ -21,8 +21,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from megasharp.algos.base import Method, MethodParams, Needs
-from megasharp.algos.groups import correct_of
-from megasharp.types import Group
+from megasharp.algos.group_statistics import correct_of
+from megasharp.common.records import Group
 
 
 class DifficultyFilterParams(MethodParams):

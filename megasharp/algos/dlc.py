@@ -17,6 +17,12 @@ subtraction, and takes one of two forms:
 
     plausible: {min_p: 0.1}     tokens with at least a tenth of the likeliest token's probability at the temperature
     plausible: {top_k: 20}      the 20 likeliest tokens
+
+Next-token cross-entropy on sampled responses: the loss of DLC's memory network (arXiv 2601.15609, section 4.2).
+
+    loss = - mean over response tokens of log pi_memory(y_t | x, y_<t)
+
+Not a method of the table: it is no way to train a policy on rewards.
 """
 
 from __future__ import annotations
@@ -24,10 +30,38 @@ from __future__ import annotations
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
-from megasharp.algos.base import MemoryNeed, Method, MethodParams, Needs, Ramp, settled
-from megasharp.config.core import Section
-from megasharp.types import Plausible
+from megasharp.algos.base import (
+    MemoryNeed,
+    Method,
+    MethodParams,
+    Needs,
+    Ramp,
+    Reduction,
+    Stats,
+    TokenMetric,
+    TokenMetrics,
+    settled,
+)
+from megasharp.algos.recipe import Recipe
+from megasharp.common.records import Plausible, TokenInputs
+from megasharp.common.section import Section
+
+
+class CrossEntropy(Method[MethodParams]):
+    """Minus the log-prob of each sampled token."""
+
+    paper = "2601.15609"
+
+    def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        assert x.logp_T is not None
+        return -x.logp_T, {"memory/cross_entropy": TokenMetric(-x.logp_T.detach(), x.mask_T)}
+
+
+def cross_entropy_recipe() -> Recipe:
+    """The recipe of one supervised step; its advantages are never asked for."""
+    return Recipe({"cross_entropy": CrossEntropy(MethodParams())}, Reduction.TOKEN_MEAN, constant=1.0, mini_batches=1)
 
 
 class MemoryParams(Section):

@@ -14,8 +14,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Reduction
-from megasharp.algos.groups import centred
-from megasharp.types import Group
+from megasharp.algos.group_statistics import centred
+from megasharp.common.records import Group
 
 
 class DrGRPO(Method[MethodParams]):

@@ -32,8 +32,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Ramp, TokenMetric, TokenMetrics, settled
+from megasharp.common.records import Group, Outcome, Response, TokenInputs
 from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
-from megasharp.types import Group, Outcome, Response, TokenInputs
 
 NonNegative = Annotated[float, Field(ge=0.0)]
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from megasharp.algos.base import Method, MethodParams, Needs
-from megasharp.algos.groups import rewards_of, uniform
-from megasharp.types import Group
+from megasharp.algos.group_statistics import rewards_of, uniform
+from megasharp.common.records import Group
 
 REASON = "uniform"
 

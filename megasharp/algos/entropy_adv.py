@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, TokenMetric, TokenMetrics
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 
 class EntropyAdvParams(MethodParams):

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric, TokenMetrics, settled
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 
 class EntropyBonusParams(MethodParams):

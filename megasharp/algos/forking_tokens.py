@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, Reduction, Stats, TokenMetric, TokenMetrics
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 
 class ForkingTokensParams(MethodParams):

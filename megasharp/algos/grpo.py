@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.algos.groups import centred, uniform
-from megasharp.types import Group
+from megasharp.algos.group_statistics import centred, uniform
+from megasharp.common.records import Group
 
 
 class GRPOParams(MethodParams):

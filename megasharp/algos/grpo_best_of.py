@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.types import Group
+from megasharp.common.records import Group
 
 
 class GRPOBestOf(Method[MethodParams]):

@@ -26,8 +26,8 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.clip_cov import ClipCov
 from megasharp.algos.forking_tokens import ForkingTokens
 from megasharp.algos.truncated_is import TruncatedIS
+from megasharp.common.records import TokenInputs
 from megasharp.ops.segment import segment_broadcast, segment_mean
-from megasharp.types import TokenInputs
 
 
 class GSPOParams(MethodParams):

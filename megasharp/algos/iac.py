@@ -34,8 +34,8 @@ from torch import Tensor
 from megasharp.algos.base import Method, MethodParams, TokenMetric, TokenMetrics
 from megasharp.algos.negative_only import NegativeOnly
 from megasharp.algos.nsr import NSR
+from megasharp.common.records import TokenInputs
 from megasharp.ops.segment import segment_broadcast, segment_sum
-from megasharp.types import TokenInputs
 
 BINS = 5
 

@@ -27,8 +27,8 @@ from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Ramp, Sta
 from megasharp.algos.bypass import Bypass
 from megasharp.algos.casp import CaSP
 from megasharp.algos.covariance import covariance, covariance_means, draw_threshold, share_of
-from megasharp.algos.ratio import bounded, ratio_metrics
-from megasharp.types import TokenInputs
+from megasharp.algos.group_statistics import bounded, ratio_metrics
+from megasharp.common.records import TokenInputs
 
 
 class KLCovParams(MethodParams):

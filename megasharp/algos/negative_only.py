@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, TokenMetric, TokenMetrics
 from megasharp.algos.psr import PSR
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 
 class NegativeOnly(Method[MethodParams]):

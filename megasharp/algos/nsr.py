@@ -13,9 +13,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from megasharp.algos.base import MethodParams
-from megasharp.algos.groups import correct_of
-from megasharp.algos.outcomes import OutcomeEstimator
-from megasharp.types import Group
+from megasharp.algos.group_statistics import OutcomeEstimator, correct_of
+from megasharp.common.records import Group
 
 
 class NSR(OutcomeEstimator[MethodParams]):

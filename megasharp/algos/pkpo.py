@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.types import Group
+from megasharp.common.records import Group
 
 
 class PKPOParams(MethodParams):

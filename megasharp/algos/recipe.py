@@ -1,7 +1,13 @@
 """A recipe: a list of methods, applied in the order of the hooks.
 
 The pipeline around it (loop, packing, learner) is blind to methods; it calls `select`, `advantages`, `calibrate` and
-`loss`. `megasharp.algos.build` makes one from names and refuses what cannot be combined.
+`loss`. `megasharp.algos.from_names` makes one from names and refuses what cannot be combined.
+
+From losses per token to one number, applied once and with counts over the whole optimizer step.
+
+The result does not depend on packing, micro-batch size or the number of ranks, because no count here is local.
+
+Which recipe trains at which step: `recipe.schedule` gives the first steps other methods than the rest of the run.
 """
 
 from __future__ import annotations
@@ -14,21 +20,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from megasharp.algos.base import (
-    Method,
-    Needs,
-    OldLogp,
-    Reduction,
-    Stats,
-    TokenMetric,
-    TokenMetrics,
-    overridden_hooks,
-)
-from megasharp.algos.flat import joined, micro_batches, with_advantages
-from megasharp.algos.groups import is_scored, rewards_of
-from megasharp.algos.reduction import token_coefficients
-from megasharp.ops.read_back import means
-from megasharp.types import (
+from megasharp.algos.base import Method, Needs, OldLogp, Reduction, Stats, TokenMetric, TokenMetrics, overridden_hooks
+from megasharp.algos.covariance import joined, micro_batches, with_advantages
+from megasharp.algos.group_statistics import is_scored, rewards_of
+from megasharp.common.records import (
     Denominators,
     Group,
     Mean,
@@ -39,9 +34,29 @@ from megasharp.types import (
     StepBatch,
     TokenInputs,
 )
-from megasharp.types import (
-    Sequence as TrainSequence,
-)
+from megasharp.common.records import Sequence as TrainSequence
+from megasharp.ops.segment import means
+
+
+def token_coefficients(
+    reduction: Reduction, mask_T: Tensor, seq_T: Tensor, length_S: Tensor, denominators: Denominators
+) -> Tensor:
+    """The factor of each token's loss, so that the loss is `sum(loss_T * coefficient_T)`; [T], no gradient.
+
+    `length_S` counts unmasked tokens per sequence of the micro-batch; a sequence without any gets no weight.
+    With N tokens, S sequences, |y| tokens of a sequence and a constant horizon C in the whole step:
+    token_mean 1/N; seq_mean_token_mean 1/(S |y|); seq_mean_token_sum 1/S; token_sum_over_constant 1/(S C).
+    """
+    tokens, sequences = max(denominators.tokens, 1.0), max(denominators.sequences, 1.0)
+    if reduction is Reduction.TOKEN_MEAN:
+        return mask_T / tokens
+    if reduction is Reduction.SEQ_MEAN_TOKEN_MEAN:
+        per_sequence = torch.clamp(length_S, min=1.0).to(mask_T.dtype)[seq_T]
+        return mask_T / (per_sequence * sequences)
+    if reduction is Reduction.SEQ_MEAN_TOKEN_SUM:
+        return mask_T / sequences
+    return mask_T / (sequences * denominators.constant)
+
 
 MiniBatchStats = Sequence[Stats]
 
@@ -231,3 +246,39 @@ def _means(metrics: TokenMetrics) -> dict[str, Mean]:
 def _sums(value_T: Tensor, weight_T: Tensor) -> tuple[Tensor, Tensor]:
     masked_T = torch.where(weight_T > 0, value_T * weight_T, torch.zeros_like(weight_T))
     return masked_T.sum(), weight_T.sum()
+
+
+class RecipeSchedule:
+    """Recipes one after another; each of `stages` holds until its step, `final` from there on.
+
+    Example: CaSP after 50 steps of GRPO is `RecipeSchedule([(50, grpo)], casp)`. `needs` is the union over all stages.
+    `limited` has the same recipes under other response limits than the run's largest, by limit in tokens.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, Recipe]],
+        final: Recipe,
+        limited: Mapping[int, RecipeSchedule] | None = None,
+    ) -> None:
+        assert [until for until, _ in stages] == sorted({until for until, _ in stages})
+        self._stages = tuple(stages)
+        self.final = final
+        self._limited = dict(limited or {})
+        self.needs: Needs = fold(lambda a, b: a | b, (recipe.needs for _, recipe in stages), final.needs)
+
+    @property
+    def all(self) -> tuple[Recipe, ...]:
+        """Every stage's recipe under every limit, the final one under the largest limit last."""
+        limited = (recipe for schedule in self._limited.values() for recipe in schedule.all)
+        return (*limited, *(recipe for _, recipe in self._stages), self.final)
+
+    def at(self, step: int, response_limit: int | None = None) -> Recipe:
+        """The recipe of training step `step` (from 1), coefficients that change with the step settled.
+
+        `response_limit` is how many tokens its responses may have; None is the run's largest limit.
+        """
+        if response_limit in self._limited:
+            return self._limited[response_limit].at(step)
+        recipe = next((recipe for until, recipe in self._stages if step <= until), self.final)
+        return recipe.at(step)

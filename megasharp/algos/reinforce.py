@@ -17,8 +17,8 @@ from torch import Tensor
 from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Stats, TokenMetrics
 from megasharp.algos.bypass import Bypass
 from megasharp.algos.casp import CaSP
-from megasharp.algos.ratio import bounded, logp_along, ratio_metrics
-from megasharp.types import TokenInputs
+from megasharp.algos.group_statistics import bounded, logp_along, ratio_metrics
+from megasharp.common.records import TokenInputs
 
 
 class Reinforce(Method[MethodParams]):

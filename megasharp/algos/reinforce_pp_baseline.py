@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, TokenMetric, TokenMetrics
-from megasharp.algos.groups import centred
-from megasharp.types import Group, TokenInputs
+from megasharp.algos.group_statistics import centred
+from megasharp.common.records import Group, TokenInputs
 
 
 class ReinforcePPBaselineParams(MethodParams):

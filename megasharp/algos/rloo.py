@@ -13,8 +13,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.algos.groups import centred
-from megasharp.types import Group
+from megasharp.algos.group_statistics import centred
+from megasharp.common.records import Group
 
 
 class RLOO(Method[MethodParams]):

@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.errors import UserError
-from megasharp.types import Group
+from megasharp.common.errors import UserError
+from megasharp.common.records import Group
 
 CACHE_SHARE = 5
 

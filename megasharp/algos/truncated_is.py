@@ -25,9 +25,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, TokenMetric, TokenMetrics
-from megasharp.algos.ratio import bounded
+from megasharp.algos.group_statistics import bounded
+from megasharp.common.records import TokenInputs
 from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
-from megasharp.types import TokenInputs
 
 
 class TruncatedISParams(MethodParams):

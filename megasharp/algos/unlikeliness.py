@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.types import Group, Response
+from megasharp.common.records import Group, Response
 
 
 class UnlikelinessParams(MethodParams):

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from megasharp.rollout.unfinished import SampledWith, Unfinished
-from megasharp.types import Completion, FinishReason, VersionSpan
+from megasharp.common.records import Completion, FinishReason, VersionSpan
+from megasharp.rollout.in_flight import SampledWith, Unfinished
 
 FILE = "rollouts.parquet"
 

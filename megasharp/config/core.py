@@ -1,6 +1,8 @@
 """Strict configuration: a base class that refuses unknown keys, YAML with includes, dotted overrides.
 
 Every mistake becomes one `UserError` line that names the file and the key.
+
+Where a path in a configuration leads: as written, from the working directory, or from the repository.
 """
 
 from __future__ import annotations
@@ -12,20 +14,27 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from megasharp.config.paths import find
-from megasharp.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.section import Section
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def find(path: str) -> Path:
+    """The first of: the path as written (relative to the working directory), the same below the repository.
+
+    A path that exists at neither place is returned as written, for the caller's own message.
+    """
+    written = Path(path).expanduser()
+    below = REPOSITORY / written
+    return below if not written.exists() and below.exists() else written
+
 
 # The tree as YAML gives it, before validation: it never leaves this room.
 Tree = dict[str, Any]
-
-
-class Section(BaseModel):
-    """One table of a configuration file. Unknown keys and non-finite numbers fail; values are not coerced; frozen."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class _Loader(yaml.SafeLoader):

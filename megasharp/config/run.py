@@ -13,8 +13,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_s
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, Reduction
-from megasharp.config.core import Section, Tree, apply_overrides, included, read_tree, validate
-from megasharp.watchdog import STAGE_TIMEOUT_S
+from megasharp.common.section import Section
+from megasharp.common.watchdog import STAGE_TIMEOUT_S
+from megasharp.config.core import Tree, apply_overrides, included, read_tree, validate
 
 DtypeName = Literal["float32", "bfloat16"]
 # What a flag of SGLang can be in YAML; the installed SGLang judges names, types and choices.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
 
 Dimension = Literal["vocab", "hidden", "head_dim", "query_size", "kv_size", "ffn"]
 RopeValue = float | int | str | bool | tuple[float, ...] | None

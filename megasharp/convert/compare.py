@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from megasharp.types import as_dtype
+from megasharp.common.records import as_dtype
 
 _SHOWN_LAYERS = 5
 # Of a digest's 64 digits: enough to tell two apart by eye.

@@ -1,20 +1,122 @@
 """A config.json's text, checked before transformers reads it: its own words for a wrong value name no file.
 
 Where transformers has a default, a key may be absent, except for what no two models share: their sizes.
+
+What a value of a config.json must be: the checks of its text are tables of these.
+
+The rotary settings of a config.json's text: transformers only warns of a value that gives no frequencies.
+
+They stand in `rope_parameters`, in files of older versions in `rope_scaling`. What must be so is transformers' own
+(modeling_rope_utils): its rules make the frequencies.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from megasharp.convert.expected import SIZE, Expected, is_above, is_size, is_whole, or_null
-from megasharp.convert.mistaken import what_it_is
-from megasharp.convert.rope_text import rope_faults
-from megasharp.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line
+from megasharp.convert.model_folder import what_it_is
+
+SIZE = "a whole number of at least 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the values of some keys must be; `what` says it in a message."""
+
+    keys: tuple[str, ...]
+    fits: Callable[[object], bool]
+    what: str
+    required: bool = False
+
+    def faults(self, values: Mapping[str, object], table: str = "") -> Iterator[str]:
+        """What is wrong with those keys, a message each; `table` is the one that `values` stand in, with its dot."""
+        for key in self.keys:
+            if key not in values and self.required:
+                yield f"{table}{key} is missing: it must be {self.what}"
+            elif key in values and not self.fits(values[key]):
+                yield f"{table}{key}={values[key]!r} must be {self.what}"
+
+
+def is_whole(value: object) -> bool:
+    """A whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_size(value: object) -> bool:
+    """`SIZE`."""
+    return isinstance(value, int) and is_whole(value) and value > 0
+
+
+def is_above(value: object, bound: float) -> bool:
+    """A finite number greater than `bound`; JSON as Python reads it has NaN and Infinity too."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return bound < value <= sys.float_info.max
+
+
+def is_at_least(value: object, bound: float) -> bool:
+    """A finite number of `bound` or more."""
+    return (value == bound and not isinstance(value, bool)) or is_above(value, bound)
+
+
+def or_null(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    """The same, or null."""
+    return lambda value: value is None or fits(value)
+
+
+_TABLES = ("rope_parameters", "rope_scaling")
+
+
+def _is_above_0(value: object) -> bool:
+    return is_above(value, 0)
+
+
+# Of 1, every dimension would have one wavelength.
+_THETA = Expected(("rope_theta",), lambda value: is_above(value, 1), "a number above 1, such as 10000.0")
+_ROPE_EXPECTED = (
+    _THETA,
+    Expected(("factor",), lambda value: is_at_least(value, 1), "a number of at least 1"),
+    Expected(("low_freq_factor", "high_freq_factor"), _is_above_0, "a positive number"),
+    Expected(("original_max_position_embeddings",), is_size, SIZE),
+    Expected(("attention_factor", "beta_fast", "beta_slow"), or_null(_is_above_0), "a positive number, or null"),
+    Expected(
+        ("mscale", "mscale_all_dim"), or_null(lambda value: is_at_least(value, 0)), "a number of at least 0, or null"
+    ),
+    Expected(("truncate",), lambda value: isinstance(value, bool), "either true or false"),
+    Expected(("partial_rotary_factor",), _is_above_0, "a positive number"),
+)
+_NAMED = {"rope_type", "type"} | {key for expected in _ROPE_EXPECTED for key in expected.keys}
+
+
+def rope_faults(raw: Mapping[str, object]) -> Iterator[str]:
+    """What is wrong with the rotary settings, a message each; the tables must be tables or null."""
+    for name in _TABLES:
+        settings = raw.get(name) or {}
+        assert isinstance(settings, dict)
+        yield from _table_faults(settings, f"{name}.")
+    # Null where a table has it.
+    if raw.get("rope_theta") is not None:
+        yield from _THETA.faults(raw)
+
+
+def _table_faults(settings: Mapping[str, object], table: str) -> Iterator[str]:
+    for expected in _ROPE_EXPECTED:
+        yield from expected.faults(settings, table)
+    for key, value in settings.items():
+        # Other versions' settings: the rules that are built do not read them.
+        if key not in _NAMED and isinstance(value, str | dict):
+            yield f"{table}{key}={value!r} must be a number"
+    high, low = settings.get("high_freq_factor"), settings.get("low_freq_factor")
+    if isinstance(high, int | float) and isinstance(low, int | float) and high <= low:
+        yield f"{table}high_freq_factor={high!r} must be greater than low_freq_factor={low!r}"
+
 
 ConfigText = Mapping[str, object]
 

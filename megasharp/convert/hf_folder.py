@@ -1,11 +1,14 @@
 """Hugging Face checkpoint folders, opened with every name and shape checked.
 
 Nothing here reaches the network.
+
+Which keys of config.json ask for a tensor and its shape, for the message where a file has another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -15,23 +18,76 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from megasharp.convert.architecture import Architecture
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.lean_transformers import AutoConfig, AutoTokenizer
+from megasharp.convert.architecture import Architecture, Dimension
 from megasharp.convert.config_text import architecture_name, check_values, read_text
 from megasharp.convert.families import FAMILIES, Family
-from megasharp.convert.mistaken import what_it_is
-from megasharp.convert.shape_keys import key_of_presence, keys_of_shape
-from megasharp.convert.shards import expected_hf_shapes
-from megasharp.convert.weight_files import (
+from megasharp.convert.model_folder import (
     CONFIG_FILE,
     INDEX_FILE,
     open_weights,
     tensor_names,
     tensors_by_file,
     weight_files,
+    what_it_is,
     where_looked_for,
 )
-from megasharp.data.lean_transformers import AutoConfig, AutoTokenizer
-from megasharp.errors import UserError, one_line
+from megasharp.convert.shards import expected_hf_shapes
+
+_LAYER = re.compile(r"(?<=^model\.layers\.)\d+(?=\.)")
+_HEAD_KEYS = "lm_head.weight"
+
+
+def keys_of_shape(family: Family, arch: Architecture, name: str, found: tuple[int, ...]) -> str:
+    """The keys, with their values, of the dimensions of the tensor `name` that a shape does not have.
+
+    Example: "num_key_value_heads=4 x head_dim=16".
+    """
+    dimensions = _dimensions(family, arch, name)
+    sizes = arch.shape(dimensions)
+    same_rank = len(found) == len(sizes)
+    wrong = [dimension for axis, dimension in enumerate(dimensions) if not same_rank or found[axis] != sizes[axis]]
+    return ", ".join(_keys(arch, dimension) for dimension in dict.fromkeys(wrong))
+
+
+def key_of_presence(arch: Architecture, name: str, stored: Collection[str]) -> str | None:
+    """The key, with its value, by which a model has the tensor `name` or has it not; None where no single one does.
+
+    `stored` are the names in the files: where others of the tensor's layer are there, it is not the number of layers.
+    """
+    if name == _HEAD_KEYS:
+        return f"tie_word_embeddings={str(arch.tied).lower()}"
+    layer = _LAYER.search(name)
+    if layer is None:
+        return None
+    stored_too = any(other.startswith(f"model.layers.{layer.group()}.") for other in stored)
+    is_beyond = int(layer.group()) >= arch.num_layers
+    return f"num_hidden_layers={arch.num_layers}" if is_beyond or not stored_too else None
+
+
+def _dimensions(family: Family, arch: Architecture, name: str) -> tuple[Dimension, ...]:
+    pattern = _LAYER.sub("{layer}", name)
+    return next(
+        shape
+        for rule in family.present(arch)
+        for hf_name, shape in zip(rule.hf, rule.shapes, strict=True)
+        if hf_name == pattern
+    )
+
+
+def _keys(arch: Architecture, dimension: Dimension) -> str:
+    head_dim = f"head_dim={arch.head_dim}"
+    keys: dict[Dimension, str] = {
+        "vocab": f"vocab_size={arch.vocab}",
+        "hidden": f"hidden_size={arch.hidden}",
+        "head_dim": head_dim,
+        "query_size": f"num_attention_heads={arch.heads} x {head_dim}",
+        "kv_size": f"num_key_value_heads={arch.kv_heads} x {head_dim}",
+        "ffn": f"intermediate_size={arch.ffn}",
+    }
+    return keys[dimension]
+
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megasharp.config.core import Section, validate
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.files import write_text
+from megasharp.common.section import Section
+from megasharp.config.core import validate
 from megasharp.convert.architecture import Architecture
-from megasharp.errors import UserError, one_line
-from megasharp.files import write_text
 
 Target = Literal["qkv", "proj", "fc1", "fc2"]
 TARGETS: tuple[Target, ...] = get_args(Target)

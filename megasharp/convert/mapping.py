@@ -15,7 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from megasharp.convert.architecture import Architecture, Dimension
+from megasharp.convert.architecture import (
+    Architecture,
+    Dimension,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from megasharp.errors import UserError
-from megasharp.evals.bootstrap import Interval, mean_intervals
-from megasharp.evals.columns import columns
-from megasharp.evals.passk import pass_at_k_mean
+from megasharp.common.errors import UserError
+from megasharp.evals.estimators import Interval, columns, mean_intervals, pass_at_k_mean
 from megasharp.evals.result import EvalResult
-from megasharp.evals.rows import ProblemResult
+from megasharp.evals.samples import ProblemResult
 
 # More samples alone make them larger, so they are compared at the same number only.
 _GROW_WITH_N = ("pass@n", "answer_entropy", "distinct_correct", "solutions_found")

@@ -16,13 +16,13 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megasharp.errors import UserError, one_line
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.files import completed
+from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.evals.evaluate import Tokenizer, sample_seed
 from megasharp.evals.suites import Suite
-from megasharp.files import completed
-from megasharp.protocols import Engine
-from megasharp.rollout.inprocess.candidates import Candidates
-from megasharp.types import GenerateRequest, SamplingParams
+from megasharp.rollout.engine import Engine
+from megasharp.rollout.inprocess.engine import Candidates
 
 FOLDER = "probe"
 RESPONSES = "responses.parquet"

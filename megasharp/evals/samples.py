@@ -1,18 +1,197 @@
 """One judged sample, as small as figures need it: what is counted now, and stored for an evaluation that goes on later.
 
 Counting reads these records and nothing else, so an evaluation that was resumed is bit for bit the one in one piece.
+
+The answers among one problem's samples: how many of each, which are correct, how much they vary.
+
+One answer is one canonical answer of the task's verifier: two wrong responses that say the same are one answer. A
+correct and a wrong response are never one, whatever their texts. All responses without a canonical answer, whatever is
+wrong with them, are together one class of the entropy (2510.04028 C.5); they have no vote in a majority.
+
+What an evaluation keeps of one problem: counts, its answers, and what its responses' tokens tell.
+
+Solution multiplicity: how many distinct solutions a problem has, where a solver knows (2511.19942 equation 2).
+
+The paper counts a suite's mean; here each problem has its own, and the share of its solutions among the samples. What
+is one solution is what is one canonical answer: an expression up to order and nesting for Countdown.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from torch import Tensor
 
-from megasharp.evals.answers import AnswerCounts
-from megasharp.evals.multiplicity import solution_count
-from megasharp.evals.rows import ProblemResult, TokenFigures
-from megasharp.types import Completion, FinishReason, Outcome, TaskAnswer, Verdict
+from megasharp.common.records import Completion, FinishReason, Outcome, TaskAnswer, Verdict
+from megasharp.tasks.countdown import CountdownAnswer, count_solutions
+from megasharp.tasks.countdown_tags import TaggedCountdownAnswer
+from megasharp.tasks.knights import KnightsAnswer
+
+# How many answers' texts are kept, those given most often, and how many characters of each.
+TEXTS_KEPT = 64
+_TEXT_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How often each answer was given; the most frequent first, ties by text.
+
+    `counts` and `correct` have an entry per answer, `texts` one for each of the first `TEXTS_KEPT`, cut at 200
+    characters. `invalid` counts judged responses without a canonical answer, `unnamed` those of them that are correct
+    (a verifier that gives no canonical answers).
+
+    Example: `Answers(counts=(5, 2), correct=(True, False), texts=("1+2", "1*2"), invalid=1, unnamed=0)`.
+    """
+
+    counts: tuple[int, ...]
+    correct: tuple[bool, ...]
+    texts: tuple[str, ...]
+    invalid: int
+    unnamed: int
+
+    @property
+    def distinct_correct(self) -> int:
+        """How many different answers are correct."""
+        return sum(self.correct)
+
+    @property
+    def total(self) -> int:
+        """Judged responses, invalid ones included."""
+        return sum(self.counts) + self.invalid
+
+    @property
+    def entropy(self) -> float:
+        """-sum p ln p over answers, invalid responses as one class, in nats (2510.04028 C.5).
+
+        It is of the samples at hand: with few of them it is too low, so it compares between equal numbers of samples.
+        """
+        total = self.total
+        shares = [count / total for count in (*self.counts, self.invalid) if count]
+        return -sum(share * math.log(share) for share in shares) + 0.0
+
+
+@dataclass(slots=True)
+class AnswerCounts:
+    """Counts answers as verdicts come in; long answers are told apart by their digest, so memory stays bounded."""
+
+    _counts: Counter[tuple[bool, str]] = field(default_factory=Counter)
+    _invalid: int = 0
+    _unnamed: int = 0
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one judged response; an INFRA verdict is none."""
+        right = verdict.outcome is Outcome.CORRECT
+        if verdict.canonical_answer is None:
+            self._invalid += 1
+            self._unnamed += right
+        else:
+            self._counts[right, _key(verdict.canonical_answer)] += 1
+
+    def answers(self) -> Answers:
+        """What was counted."""
+        ranked = sorted(self._counts.items(), key=lambda item: (-item[1], item[0][1], item[0][0]))
+        return Answers(
+            counts=tuple(count for _, count in ranked),
+            correct=tuple(right for (right, _), _ in ranked),
+            texts=tuple(text for (_, text), _ in ranked[:TEXTS_KEPT]),
+            invalid=self._invalid,
+            unnamed=self._unnamed,
+        )
+
+    def correct_texts(self) -> Iterable[str]:
+        """The correct answers, each once, long ones cut."""
+        return (text for right, text in self._counts if right)
+
+
+def _key(answer: str) -> str:
+    """The answer itself; a long one's beginning and digest."""
+    if len(answer) <= _TEXT_LENGTH:
+        return answer
+    digest = hashlib.blake2b(answer.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return f"{answer[: _TEXT_LENGTH - 17]}#{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFigures:
+    """Means over a problem's responses of each one's mean over its tokens, in nats, at the sampling temperature.
+
+    `entropy` is exact: that of the policy's next-token distribution over the whole vocabulary (2510.04028 C.5).
+    `entropy_sampled` is -log of the probability that each sampled token was drawn with: an estimate of the entropy of
+    what was sampled from, after top-p and all else that changes it. Summed over a response both have the same
+    expectation where nothing is cut off; the means over tokens differ a little, because a response's length depends on
+    its tokens.
+    `lambdas[n - 1]` is Lambda(n), of the log-prob of the policy's n-th likeliest token, and `lambda_sample` of the
+    sampled one's (2510.14807 equation 2; there at the training temperature).
+    None, or empty, where the engine does not tell.
+    """
+
+    entropy: float | None = None
+    entropy_sampled: float | None = None
+    lambdas: tuple[float, ...] = ()
+    lambda_sample: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemResult:
+    """One problem's samples. `samples` counts the judged ones, so not `infra`; `tokens` is over all.
+
+    `correct`, `wrong`, `format`, `error`, `timeout` and `infra` count outcomes, `distinct_correct` the
+    canonical answers among the correct ones, `truncated` responses that met the length limit.
+    `solutions` is how many distinct solutions the problem has, where a solver knows, `solutions_found` how many of them
+    are among the samples. `answers` is None in files that older versions wrote.
+    """
+
+    id: str
+    samples: int
+    correct: int
+    distinct_correct: int
+    wrong: int
+    format: int
+    error: int
+    timeout: int
+    infra: int
+    tokens: int
+    truncated: int
+    greedy_correct: bool | None
+    answers: Answers | None = None
+    tokens_seen: TokenFigures = TokenFigures()
+    solutions: int | None = None
+    solutions_found: int | None = None
+
+    @property
+    def share_of_solutions(self) -> float | None:
+        """The share of the problem's solutions that was found; None without a solver, or without a solution."""
+        if self.solutions is None or self.solutions_found is None or not self.solutions:
+            return None
+        return self.solutions_found / self.solutions
+
+
+# Five numbers take the solver about a second a problem; a suite would wait for minutes.
+_MOST_NUMBERS = 4
+
+
+def solution_count(answer: TaskAnswer) -> int | None:
+    """The number of distinct solutions; None where no solver knows, or it would take long.
+
+    Countdown with up to four numbers is searched whole; a puzzle of knights and knaves has one solution by its making.
+    """
+    match answer:
+        case CountdownAnswer(numbers, target) | TaggedCountdownAnswer(numbers, target):
+            return _countdown(tuple(sorted(numbers)), target)
+        case KnightsAnswer():
+            return 1
+        case _:
+            return None
+
+
+@lru_cache(maxsize=1 << 16)
+def _countdown(numbers: tuple[int, ...], target: int) -> int | None:
+    return count_solutions(numbers, target) if 1 <= len(numbers) <= _MOST_NUMBERS else None
 
 
 @dataclass(frozen=True, slots=True)

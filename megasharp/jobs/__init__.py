@@ -1,1 +1,1 @@
-"""Slurm jobs: what is given to sbatch, what each node runs, and what is looked at before (`megasharp doctor`)."""
+"""Slurm jobs of releases before 0.2, which name modules of this package."""

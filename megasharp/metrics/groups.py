@@ -3,6 +3,12 @@
 All groups given count, those that selection dropped too: they were sampled, and leaving them out would bias
 the mean reward. An infra failure says nothing about the policy: such responses count in their outcome's share
 only.
+
+Metrics that still know how to be reduced, turned into plain figures.
+
+The figures of a step's advantages, as the update will use them.
+
+The figures of every update's tokens: how sure the policy is, and where its probability lies among candidates.
 """
 
 from __future__ import annotations
@@ -10,10 +16,38 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from megasharp.types import FinishReason, Group, Outcome, Response
+from megasharp.common.records import (
+    FinishReason,
+    Group,
+    Maximum,
+    Mean,
+    Metric,
+    Metrics,
+    MiniBatch,
+    Outcome,
+    Response,
+    StepBatch,
+    TokenInputs,
+)
+from megasharp.ops.segment import means, segment_mean, segment_sum
+
+
+def flatten(metrics: Metrics) -> dict[str, float]:
+    """The value of every metric: a Mean's average, a Maximum's largest. A Mean over nothing has no value and no entry.
+
+    Example: `flatten({"clipped": Mean(3.0, 12.0), "entropy/correct": Mean(0.0, 0.0)}) == {"clipped": 0.25}`.
+    """
+    return {name: float(metric.value) for name, metric in metrics.items() if _has_value(metric)}
+
+
+def _has_value(metric: Metric) -> bool:
+    return isinstance(metric, Maximum) or metric.weight > 0
+
 
 HARDNESS_BINS = 5
 
@@ -139,3 +173,112 @@ def _memory_figures(responses: Sequence[Response]) -> dict[str, float]:
         "memory/responses_moved": sum(bool(moved_T.any()) for moved_T in moved) / len(moved),
         "memory/calibration_kl": float(torch.cat(kl).mean()),
     }
+
+
+def advantage_metrics(batch: StepBatch) -> Metrics:
+    """Figures over unmasked tokens, after calibration.
+
+    - `group/zero_advantage`: share of the step's groups in which no token has an advantage, so that teach nothing.
+    - `policy/advantage_positive`, `policy/advantage_negative`: sums of positive and of negative advantages per
+      response token, whose balance says whether a step mostly raises or mostly lowers probabilities.
+    """
+    groups = len(batch.group_ids)
+    moved_G = torch.zeros(groups, dtype=torch.float64)
+    positive = negative = tokens = 0.0
+    for mini in batch.mini_batches:
+        for adv_T, group_T in _scored(mini):
+            moved_G += segment_sum(adv_T.abs(), group_T, groups)
+            positive += float(adv_T.clamp(min=0.0).sum())
+            negative += float(adv_T.clamp(max=0.0).sum())
+            tokens += adv_T.numel()
+    return {
+        "group/zero_advantage": Mean(float((moved_G == 0.0).sum()), float(groups)),
+        "policy/advantage_positive": Mean(positive, tokens),
+        "policy/advantage_negative": Mean(negative, tokens),
+    }
+
+
+def _scored(mini: MiniBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Advantages and group numbers of each micro-batch's unmasked tokens."""
+    micros = [micro for rank in mini.per_rank for micro in rank]
+    kept = [micro.inputs.mask_T > 0 for micro in micros]
+    return [(m.advantage_T[k].double(), m.inputs.group_T[k]) for m, k in zip(micros, kept, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """What an update's figures tell of: the `candidates` most probable tokens, and `samples` draws of a next token."""
+
+    candidates: int
+    samples: int
+
+
+def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
+    """Figures of one micro-batch at the current policy; add those of a step's micro-batches to have the step's.
+
+    Only unmasked tokens count: what a masked one holds need not even be finite.
+
+    - `entropy/policy`: mean over tokens, in nats. `entropy/response_mean`: mean over responses of the mean over their
+      tokens (2510.04028 C.5). `entropy/correct`, `entropy/incorrect`: over tokens of correct and of other responses.
+    - `candidates/lambda_1` .. `lambda_<candidates>`: response mean of token means of the log-prob of the n-th most
+      probable token; `candidates/lambda_sample`: the same of the sampled token (2510.14807 equation 2).
+    - `candidates/top1_rate`: share of sampled tokens that are the most probable one.
+    - `policy/sampler_gap`: mean |log-prob now - log-prob of the sampler|, in nats.
+    - `policy/engine_gap`, `policy/engine_gap_max`: mean and largest |log-prob before the update - the engine's record
+      of the policy's own|, in nats.
+    """
+    assert x.logp_T is not None and x.entropy_T is not None
+    assert x.sampler_logp_T is not None and x.policy_logp_T is not None
+    kept_K = (x.mask_T > 0).nonzero()[:, 0]
+    logp_K, entropy_K = x.logp_T.detach()[kept_K], x.entropy_T.detach()[kept_K]
+    correct_K = x.correct_T[kept_K] > 0
+    responses = _Responses(x, kept_K)
+    engine_gap_K = (x.before_T[kept_K] - x.policy_logp_T[kept_K]).abs()
+    sums = {
+        "entropy/policy": _sums(entropy_K),
+        "entropy/response_mean": responses.sums(entropy_K),
+        "entropy/correct": _sums(entropy_K, correct_K),
+        "entropy/incorrect": _sums(entropy_K, ~correct_K),
+        "policy/sampler_gap": _sums((logp_K - x.sampler_logp_T[kept_K]).abs()),
+        "policy/engine_gap": _sums(engine_gap_K),
+        **_candidate_sums(x, kept_K, responses, candidates),
+    }
+    largest = {"policy/engine_gap_max": Maximum(float(engine_gap_K.max()))} if engine_gap_K.numel() else {}
+    return {**means(sums), **largest}
+
+
+# A total and a weight.
+_Sums = tuple[Tensor, Tensor]
+
+
+class _Responses:
+    """Means over a micro-batch's responses, each by its own unmasked tokens; a response without any does not count."""
+
+    def __init__(self, x: TokenInputs, kept_K: Tensor) -> None:
+        self._seq_K = x.seq_T[kept_K]
+        self._count = x.num_sequences
+        ones_K = torch.ones_like(self._seq_K, dtype=torch.float64)
+        self._present_S = segment_sum(ones_K, self._seq_K, self._count) > 0
+
+    def sums(self, value_K: Tensor) -> _Sums:
+        """Of responses' means over tokens; adds up over micro-batches, because responses are never split."""
+        mean_S = segment_mean(value_K.double(), self._seq_K, self._count)
+        # Without tokens a response's mean is 0.
+        return mean_S.sum(), self._present_S.sum()
+
+
+def _candidate_sums(x: TokenInputs, kept_K: Tensor, responses: _Responses, candidates: int) -> dict[str, _Sums]:
+    assert x.logp_T is not None and x.topn_logp_TN is not None and x.is_top1_T is not None
+    topn_logp_KN = x.topn_logp_TN.detach()[kept_K]
+    lambdas = {f"candidates/lambda_{n + 1}": responses.sums(topn_logp_KN[:, n]) for n in range(candidates)}
+    return {
+        **lambdas,
+        "candidates/lambda_sample": responses.sums(x.logp_T.detach()[kept_K]),
+        "candidates/top1_rate": _sums(x.is_top1_T[kept_K]),
+    }
+
+
+def _sums(value_K: Tensor, counts_K: Tensor | None = None) -> _Sums:
+    """Over all tokens, or over those that count."""
+    counts_K = torch.ones_like(value_K, dtype=torch.bool) if counts_K is None else counts_K
+    return torch.where(counts_K, value_K.double(), 0.0).sum(), counts_K.sum()

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megasharp.errors import UserError, one_line
-from megasharp.files import completed, flush
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.files import completed, flush
 
 if TYPE_CHECKING:
     from megasharp.metrics.tensorboard import TensorBoard

@@ -27,8 +27,7 @@ from megasharp.ops.head import (
     in_order,
     refuse_second_derivative,
 )
-from megasharp.ops.head.group import TargetCheck, join_over_group
-from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart, Softmax
+from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart, Softmax, TargetCheck, join_over_group
 
 # Of a vocabulary of 152k in bfloat16 they are 311 MB of logits.
 CHUNK_TOKENS = 1024

@@ -2,12 +2,25 @@
 
 `seq_T` (int64) names the sequence, from 0 to `num_segments - 1`, that each token belongs to; tokens of one
 sequence need not be neighbours. Everything is differentiable with respect to the floating-point inputs.
+
+How many different next tokens K independent rollouts can be expected to draw (2510.14807 Proposition 3).
+
+    E |{y_1, ..., y_K}| = sum_v 1 - (1 - p_v)^K
+
+It needs the whole next-token distribution: a sum over the vocabulary, so that partial sums over shards of it add up.
+Nothing here carries a gradient.
+
+Sums on a device to metrics on the host, all in one copy: each of its own would wait until the device is idle.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
+
+from megasharp.common.records import Mean
 
 
 def segment_sum(x_T: Tensor, seq_T: Tensor, num_segments: int) -> Tensor:
@@ -58,3 +71,32 @@ def segment_quantile(x_T: Tensor, seq_T: Tensor, num_segments: int, q: float, ma
         (start_S + step_S.long()).masked_fill(count_S == 0, x_T.numel()) for step_S in (rank_S.floor(), rank_S.ceil())
     )
     return torch.lerp(sorted_T[below_S], sorted_T[above_S], rank_S.frac().to(x_T.dtype))
+
+
+def expected_distinct(logp_V: Tensor, samples: int) -> Tensor:
+    """The expected number of distinct tokens among `samples` independent draws; over the last dimension of `logp_V`.
+
+    `logp_V` holds normalised log-probs, natural, any leading shape, any floating dtype (kept); -inf is allowed. A shard
+    of the vocabulary gives that shard's part of the sum. Between 1 and min(samples, V) for a whole distribution.
+
+    Example: a fair coin thrown twice shows `2 * (1 - 0.5**2) == 1.5` sides.
+    """
+    return _seen(logp_V.detach(), samples).sum(dim=-1)
+
+
+def _seen(logp: Tensor, samples: int) -> Tensor:
+    """1 - (1 - p)^samples: the probability that a token appears at all. Exact for tiny p and for p near 1."""
+    # log(1 - p) loses all digits of a tiny p in the one form and of a p near 1 in the other.
+    log_absent = torch.where(logp < -0.5, torch.log1p(-logp.exp()), torch.log(-torch.expm1(logp)))
+    return -torch.expm1(samples * log_absent)
+
+
+def means(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Mean]:
+    """From pairs (total, weight) of scalars on one device, of any dtypes; exact for integers below 2^53.
+
+    Example: `means({"a": (torch.tensor(3.0), torch.tensor(2))}) == {"a": Mean(3.0, 2.0)}`.
+    """
+    if not sums:
+        return {}
+    numbers = torch.stack([value.double() for pair in sums.values() for value in pair]).tolist()
+    return {name: Mean(*pair) for name, pair in zip(sums, zip(numbers[::2], numbers[1::2], strict=True), strict=True)}

@@ -114,10 +114,10 @@ def _become(arguments: list[str], folder: str, streams: list[str], environment: 
 
 
 def _main() -> None:
-    import megasharp.build.evaluate
-    import megasharp.build.report
-    import megasharp.build.train  # noqa: F401
-    from megasharp.cli import main
+    import megasharp.reporting.report_command
+    import megasharp.trainer.evaluation
+    import megasharp.trainer.run  # noqa: F401
+    from megasharp.cli.main import main
 
     request = _forked()
     if request is not None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from quickstart import QUICKSTART, REPOSITORY, SMALL
 
-from megasharp import cli
+from megasharp.cli import main
 
 
 def _mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -19,7 +19,7 @@ def _mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "argv", ["megasharp", *arguments])
     with pytest.raises(SystemExit) as stopped:
-        cli.main()
+        main.main()
     error = capsys.readouterr().err
     assert stopped.value.code == 2, error
     assert error.count("\n") == 1, error

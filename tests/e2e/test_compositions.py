@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from quickstart import QUICKSTART, REPOSITORY, SMALL, Command
 
-from megasharp.build.check import check
-from megasharp.build.train import train
 from megasharp.config.run import load_run
+from megasharp.trainer.resolve.run import check
+from megasharp.trainer.run import train
 
 # Two optimizer steps per batch, so that ratios differ from one; groups of eight, some of which are uniform.
 STEPS = (

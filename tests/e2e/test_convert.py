@@ -29,8 +29,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 STUCK = """
 import sys, time
 from pathlib import Path
-from megasharp.command import run_command
-from megasharp.mcore import conversion
+from megasharp.common.exit_codes import run_command
+from megasharp.learner import conversion
 add = conversion.Digests.add
 def slow(self, *arguments):
     add(self, *arguments)
@@ -145,7 +145,7 @@ def megatron(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def convert(function: str, source: Path, target: Path) -> None:
-    from megasharp.mcore import conversion
+    from megasharp.learner import conversion
 
     getattr(conversion, function)(source, target)
 

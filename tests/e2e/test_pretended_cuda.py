@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "tests" / "dist" / "mcore"))
+sys.path.insert(0, str(REPOSITORY / "tests" / "multirank" / "learner"))
 
 from pretended_cuda import pretended_cuda  # noqa: E402
 
-from megasharp.build.check import check  # noqa: E402
-from megasharp.build.train import train  # noqa: E402
 from megasharp.config.run import load_run  # noqa: E402
+from megasharp.trainer.resolve.run import check  # noqa: E402
+from megasharp.trainer.run import train  # noqa: E402
 
 RUN = REPOSITORY / "examples" / "quickstart" / "run.yaml"
 SHORT = (

@@ -38,7 +38,7 @@ def seen(self, step, values):
         assert torch.compile is compile_
     return write(self, step, values)
 MetricLog.write = seen
-from megasharp.cli import main
+from megasharp.cli.main import main
 main()
 import pyarrow
 assert list(pyarrow.table({"a": [1]}).to_pandas()["a"]) == [1]
@@ -51,7 +51,7 @@ assert torch.equal(swiglu(value), torch.nn.functional.silu(value[:, :1]) * value
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA Megatron's fused functions are compiled")
 def test_a_first_step_needs_few_imports(tmp_path: Path) -> None:
-    """What is kept out while Megatron is imported (`mcore/lean_import.py`) is there again afterwards."""
+    """What is kept out while Megatron is imported (`learner/lean_import.py`) is there again afterwards."""
     program = f"NEVER = {NEVER!r}\n{PROGRAM}"
     command = [sys.executable, "-c", program, "train", QUICKSTART, "--runs", str(tmp_path), *OPTIONS]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
@@ -65,5 +65,5 @@ def test_a_dry_run_needs_fewer_still(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert "megasharp.build.check" in imported
-    assert imported.isdisjoint({*NEVER, "megatron", "megatron.core", "megasharp.build.train"})
+    assert "megasharp.trainer.resolve.run" in imported
+    assert imported.isdisjoint({*NEVER, "megatron", "megatron.core", "megasharp.trainer.run"})

@@ -9,7 +9,7 @@ import pytest
 from quickstart import REPOSITORY, Command
 from waiting import HANG_S, wait_until
 
-from megasharp.files import held
+from megasharp.common.files import held
 
 GRID = """
 name: study

@@ -17,12 +17,12 @@ import torch
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from megasharp.algos.recipe import Recipe
-from megasharp.convert.hashes import tensor_sha256, weights_sha256
-from megasharp.mcore.learner import RankLearner
-from megasharp.mcore.optimizer import parts
-from megasharp.mcore.parallel import megatron_device
-from megasharp.ranks.learner import RanksLearner
-from megasharp.types import StepBatch, StepStats
+from megasharp.common.records import StepBatch, StepStats
+from megasharp.convert.digests import tensor_sha256, weights_sha256
+from megasharp.learner.learner import RankLearner
+from megasharp.learner.optimizer import parts
+from megasharp.learner.parallel import megatron_device
+from megasharp.learner.ranks.learner import RanksLearner
 
 
 def held(own: RankLearner) -> tuple[list[int], int, int]:

@@ -9,7 +9,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     import witness
 
-    from megasharp.cli import main
+    from megasharp.cli.main import main
 
     witness.install(Path(sys.argv.pop(1)))
     main()

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import torch
 
-from megasharp import loop
 from megasharp.checkpoint import store
-from megasharp.mcore import background, learner
+from megasharp.learner import async_checkpoint, learner
+from megasharp.trainer import loop
 
 DRIVER = "driver"
 VARIABLE = "FAULTS_FOLDER"
@@ -81,7 +81,7 @@ class Injector:
         else:
             _before(learner.RankLearner, "step", lambda *_: self.at("update"))
             _after(learner.Passes, "update", lambda passes, *_: self._poison(passes))
-            background.FileHash = _Hashing(self)  # type: ignore[misc, assignment]
+            async_checkpoint.FileHash = _Hashing(self)  # type: ignore[misc, assignment]
 
     def start(self, checkpoints: Path) -> None:
         """In the driver, before anything else: corrupt what is due."""
@@ -130,7 +130,7 @@ class _Hashing:
 
     def __init__(self, injector: Injector) -> None:
         self._injector = injector
-        self._own = background.FileHash
+        self._own = async_checkpoint.FileHash
 
     def of(self, path: Path) -> object:
         self._injector.at("save")

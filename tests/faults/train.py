@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from megasharp.cli import app
-from megasharp.command import run_command
+from megasharp.cli.main import app
+from megasharp.common.exit_codes import run_command
 from tests.faults.injector import VARIABLE, Injector
 
 _INJECTOR = Injector(Path(os.environ[VARIABLE]))

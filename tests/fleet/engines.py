@@ -27,13 +27,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 from waiting import HANG_S
 
-from megasharp.serving.client import child
+from megasharp.rollout.sglang.client import child
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = REPOSITORY / ".venv-fleet" / "bin" / "python"
 KEY = "a key for tests"
 VOCABULARY = 320
-LOADER = "megasharp.serving.engine.receive.load_bucket"
+LOADER = "megasharp.rollout.sglang.engine.receive.load_bucket"
 _START_S = HANG_S
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -214,7 +214,15 @@ def running(folder: Path, model: Path, memory: Path | None, python: Path = PYTHO
     environment.pop("PYTHONPATH", None)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(python), child.__file__, str(os.getpid()), str(python), "-m", "megasharp.serving.engine", str(path)],
+            [
+                str(python),
+                child.__file__,
+                str(os.getpid()),
+                str(python),
+                "-m",
+                "megasharp.rollout.sglang.engine",
+                str(path),
+            ],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

@@ -53,7 +53,7 @@ def engine_leaders(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
     found = {}
     for child in psutil.Process(process.pid).children(recursive=True):
         words = child.cmdline()
-        if "megasharp.serving.engine" in words and words[-1].endswith(".json"):
+        if "megasharp.rollout.sglang.engine" in words and words[-1].endswith(".json"):
             found[int(Path(words[-1]).stem.removeprefix("engine_"))] = child
     return found
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megasharp.algos.base import Needs
-from megasharp.mcore.learner import LearnerSettings, RankLearner
-from megasharp.mcore.optimizer import OptimizerSettings
-from megasharp.mcore.rank import MEMORY, POLICY
-from megasharp.ranks.inprocess import OneRank
-from megasharp.types import ParallelLayout
+from megasharp.common.records import ParallelLayout
+from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.optimizer import OptimizerSettings
+from megasharp.learner.rank import MEMORY, POLICY
+from megasharp.learner.ranks.learner import OneRank
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDERS = {

@@ -18,8 +18,7 @@ from engines import VOCABULARY, Engine, closed_form, errors, make_model, running
 from transformers import PreTrainedModel
 from waiting import HANG_S
 
-from megasharp.serving.bucket import Stamp, new_stamp, write_bucket
-from megasharp.serving.checksum import checksum
+from megasharp.rollout.sglang.bucket import Stamp, checksum, new_stamp, write_bucket
 
 Errors = dict[str, float]
 TOLERANCES = {

@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from waiting import HANG_S, SOON_S
 
-from megasharp.errors import UserError
-from megasharp.serving.client import launch
-from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
-from megasharp.serving.client.launch import FleetSettings
-from megasharp.serving.client.members import WatchSettings
-from megasharp.sync.fleet import FleetSync, make_transport
-from megasharp.sync.settings import SyncSettings
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
+from megasharp.common.errors import UserError
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
+from megasharp.rollout.sglang.client import launch
+from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
+from megasharp.rollout.sglang.client.launch import FleetSettings
+from megasharp.rollout.sglang.client.members import WatchSettings
+from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet")
 
@@ -50,7 +50,7 @@ TOLERANCE = 3e-4
 LITTLE_MEMORY = (
     "import resource, runpy\n"
     "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
-    "runpy.run_module('megasharp.serving.engine', run_name='__main__')"
+    "runpy.run_module('megasharp.rollout.sglang.engine', run_name='__main__')"
 )
 
 
@@ -259,7 +259,7 @@ def test_an_engine_killed_while_its_processes_start(tmp_path: Path) -> None:
 # What a process is started with is unpickled before its function runs, and that imports the module of the server.
 SPAWNS = """
 import multiprocessing, time
-from megasharp.serving.engine import lifeline, server
+from megasharp.rollout.sglang.engine import lifeline, server
 if __name__ == "__main__":
     lifeline.publish()
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))

@@ -15,12 +15,12 @@ import psutil
 import pytest
 from waiting import HANG_S, SOON_S
 
-from megasharp.cluster.engines import ClusterEngine, launch_on_cluster
-from megasharp.cluster.layout import Needs, make_layout
-from megasharp.cluster.session import RaySession, SessionSettings
-from megasharp.cluster.slots import Slots
-from megasharp.errors import UserError
-from megasharp.serving.client.launch import FleetSettings, stop
+from megasharp.cluster.ray_runtime.engines import ClusterEngine, launch_on_cluster
+from megasharp.cluster.ray_runtime.layout import Needs, make_layout
+from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
+from megasharp.cluster.ray_runtime.slots import Slots
+from megasharp.common.errors import UserError
+from megasharp.rollout.sglang.client.launch import FleetSettings, stop
 
 pytestmark = pytest.mark.long("fleet-sync")
 

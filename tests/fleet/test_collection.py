@@ -21,18 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from waiting import HANG_S
 
-from megasharp.rewards.judge import DirectJudge
-from megasharp.rollout.asynchronous import AsyncRollouts
-from megasharp.rollout.groups import GroupMaker
-from megasharp.rollout.order import Collected, CollectionSettings, Order
-from megasharp.serving.client import api
-from megasharp.serving.client.api import InFlight
-from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
-from megasharp.serving.client.launch import FleetSettings
-from megasharp.serving.client.members import WatchSettings
-from megasharp.sync.fleet import FleetSync, make_transport
-from megasharp.sync.settings import SyncSettings
-from megasharp.types import (
+from megasharp.common.records import (
     Completion,
     FinishReason,
     GenerateRequest,
@@ -44,6 +33,16 @@ from megasharp.types import (
     TaskAnswer,
     Verdict,
 )
+from megasharp.rollout.async_collector import AsyncRollouts
+from megasharp.rollout.sglang.client import api
+from megasharp.rollout.sglang.client.api import InFlight
+from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
+from megasharp.rollout.sglang.client.launch import FleetSettings
+from megasharp.rollout.sglang.client.members import WatchSettings
+from megasharp.rollout.step_request import Collected, CollectionSettings, GroupMaker, StepRequest
+from megasharp.tasks.judge import DirectJudge
+from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet-sync")
 
@@ -109,7 +108,7 @@ class Run:
         self._sync.push(self.weights)
 
     def step(self, number: int, last: bool = False) -> Collected:
-        found = self.rollouts.collect(self.source, Order(number, WANTED, lambda groups: groups, last=last))
+        found = self.rollouts.collect(self.source, StepRequest(number, WANTED, lambda groups: groups, last=last))
         assert len(found.groups) == WANTED
         self.seen += [group.prompt.position for group in found.groups]
         return found

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from engines import errors, make_model, running, tensors_of
 
-from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
-from megasharp.serving.checksum import checksum
+from megasharp.learner.conversion import hf_to_megatron, megatron_to_hf
+from megasharp.rollout.sglang.bucket import checksum
 
 pytestmark = pytest.mark.long("fleet-runs")
 

@@ -18,12 +18,11 @@ from parity import CASES, SETUPS, TOLERANCES, Errors, Pair, pair_of, prompt_of
 from transformers import PreTrainedModel
 from waiting import HANG_S, SOON_S
 
+from megasharp.common.records import SamplingParams
 from megasharp.ops.uniform import seeds_to_int64
-from megasharp.rollout.inprocess.sampling import Logits
-from megasharp.rollout.inprocess.sampling import draw as draw_inprocess
-from megasharp.serving.bucket import write_bucket
-from megasharp.serving.checksum import checksum
-from megasharp.types import SamplingParams
+from megasharp.rollout.inprocess.generation import Logits
+from megasharp.rollout.inprocess.generation import draw as draw_inprocess
+from megasharp.rollout.sglang.bucket import checksum, write_bucket
 
 pytestmark = pytest.mark.long("fleet")
 
@@ -276,7 +275,7 @@ REFUSALS: dict[str, dict[str, Any]] = {
     "did you mean page_size": {"sglang": {"page_sise": 16}},
     "page_size is '16': Expected `int | null`": {"sglang": {"page_size": "16"}},
     "it must be one of": {"device": "cuda", "memory": None, "sglang": {"attention_backend": "fa5"}},
-    "which knows no CUDA; megasharp/serving/README.md says": {"device": "cuda"},
+    "which knows no CUDA; megasharp/rollout/sglang/README.md says": {"device": "cuda"},
     "attention_backend flashmla is not known to serve a memory": {
         "device": "cuda",
         "sglang": {"attention_backend": "flashmla"},
@@ -296,7 +295,7 @@ def checked(tmp_path: Path, networks: dict[str, str], **keys: Any) -> subprocess
     path = tmp_path / "engine.json"
     basic = {"host": "127.0.0.1", "port": 1, "api_key": "k", "device": "cpu", "dtype": "float32", "tp": 1}
     path.write_text(json.dumps({**networks, **basic, **keys}))
-    command = [str(PYTHON), "-m", "megasharp.serving.engine", "--check", str(path)]
+    command = [str(PYTHON), "-m", "megasharp.rollout.sglang.engine", "--check", str(path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 

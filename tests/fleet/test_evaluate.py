@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.build.evaluate import Asked, evaluate_source
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
 from megasharp.evals.groups import Settings
+from megasharp.trainer.evaluation import Asked, evaluate_source
 
 pytestmark = pytest.mark.long("fleet-runs")
 

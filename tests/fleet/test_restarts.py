@@ -12,18 +12,16 @@ import pytest
 from learners import CPU, FOLDERS, REPOSITORY, learner_settings, scale
 from waiting import HANG_S
 
-from megasharp.mcore.rank import MEMORY, POLICY
-from megasharp.protocols import WeightSource
-from megasharp.ranks.inprocess import OneRank
-from megasharp.ranks.learner import RanksLearner
-from megasharp.serving.checksum import checksum
-from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
-from megasharp.serving.client.launch import FleetSettings
-from megasharp.serving.client.members import WatchSettings
-from megasharp.serving.client.restart import RestartSettings
-from megasharp.sync.fleet import FleetSync, make_transport
-from megasharp.sync.settings import SyncSettings
-from megasharp.types import Completion, GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.common.records import Completion, GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.learner.rank import MEMORY, POLICY
+from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.rollout.sglang.bucket import checksum
+from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
+from megasharp.rollout.sglang.client.launch import FleetSettings
+from megasharp.rollout.sglang.client.members import RestartSettings, WatchSettings
+from megasharp.weight_sync.endpoints import WeightSource
+from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet-sync")
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from waiting import HANG_S
 
 from megasharp.checkpoint.rollouts import read_unfinished
-from megasharp.serving.client.api import _FLUSH_S
+from megasharp.rollout.sglang.client.api import _FLUSH_S
 
 pytestmark = pytest.mark.long("fleet-runs")
 

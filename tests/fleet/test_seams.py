@@ -13,7 +13,7 @@ from used_of_sglang import ENGINE, REPLACED, imports
 
 pytestmark = pytest.mark.long("fleet")
 
-# The files that import SGLang: a new one belongs here, and in the table of megasharp/serving/README.md.
+# The files that import SGLang: a new one belongs here, and in the table of megasharp/rollout/sglang/README.md.
 IMPORTERS = {"seams.py", "arguments.py", "cpu_platform.py"}
 # Classes of ours whose methods stand in for those of SGLang's class.
 SUBCLASSES = {"EngineSampler": "Sampler", "PlainCpuPlatform": "SRTPlatform"}
@@ -25,7 +25,7 @@ def test_the_installed_sglang_has_all_that_we_use() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([str(PYTHON), str(script)], capture_output=True, text=True, env=environment, check=False)
     problems = [line for line in done.stdout.splitlines() if line.startswith("sglang ")]
-    assert not problems, "megasharp/serving/README.md, Seams, says which file uses what:\n" + "\n".join(problems)
+    assert not problems, "megasharp/rollout/sglang/README.md, Seams, says which file uses what:\n" + "\n".join(problems)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -18,26 +18,23 @@ import pytest
 from learners import CPU, FOLDERS, REPOSITORY, die_at, interrupt, learner_settings, scale
 from waiting import HANG_S, SOON_S
 
-from megasharp.errors import RankDied, UserError
-from megasharp.mcore.offload import Kind
-from megasharp.mcore.rank import MEMORY, POLICY
-from megasharp.protocols import WeightSource
-from megasharp.ranks.inprocess import OneRank
-from megasharp.ranks.learner import Ranks, RanksLearner
-from megasharp.ranks.processes import ProcessRanks
-from megasharp.serving.bucket import Header, Stamp, laid_out, new_stamp, write_bucket
-from megasharp.serving.checksum import checksum
-from megasharp.serving.client.api import EngineApi, Refused
-from megasharp.serving.client.fleet import Fleet, FleetOptions, start_fleet
-from megasharp.serving.client.launch import FleetSettings
-from megasharp.serving.client.members import WatchSettings
-from megasharp.serving.client.sleep import Sleeper
-from megasharp.serving.lending import parse_loan
-from megasharp.sync.fleet import FleetSync, make_transport
-from megasharp.sync.phases import Colocated
-from megasharp.sync.receivers import Receivers
-from megasharp.sync.settings import SyncSettings
-from megasharp.types import GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.common.errors import RankDied, UserError
+from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.learner.offload import Kind
+from megasharp.learner.rank import MEMORY, POLICY
+from megasharp.learner.ranks.learner import OneRank, Ranks, RanksLearner
+from megasharp.learner.ranks.processes import ProcessRanks
+from megasharp.rollout.sglang.bucket import Header, Stamp, checksum, laid_out, new_stamp, write_bucket
+from megasharp.rollout.sglang.client.api import EngineApi, Refused
+from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper, start_fleet
+from megasharp.rollout.sglang.client.launch import FleetSettings
+from megasharp.rollout.sglang.client.members import WatchSettings
+from megasharp.rollout.sglang.shared_weights_export import parse_loan
+from megasharp.weight_sync.device_turns import Colocated
+from megasharp.weight_sync.endpoints import WeightSource
+from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.receivers import Receivers
+from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet-sync")
 

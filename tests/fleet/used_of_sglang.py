@@ -111,9 +111,9 @@ def main() -> None:
     """Print what does not fit."""
     os.environ |= {
         "SGLANG_PLATFORM": "megasharp_cpu",
-        "SGLANG_EXTERNAL_MODEL_PACKAGE": "megasharp.serving.engine.models",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "megasharp.rollout.sglang.engine.models",
     }
-    from megasharp.serving.engine.torchvision_ops import define_missing_ops
+    from megasharp.rollout.sglang.engine.torchvision_ops import define_missing_ops
 
     define_missing_ops()
     found: dict[str, Any] = {}
@@ -177,7 +177,9 @@ def _text_of_class(found: Any) -> str:
 
 def _flags() -> Iterator[str]:
     """Flags are named by their words in our files: those that we set, and those that we refuse."""
-    from megasharp.serving.engine import config, flags, pairing
+    from megasharp.rollout.sglang.engine import config
+    from megasharp.rollout.sglang.engine import config as flags
+    from megasharp.rollout.sglang.engine import config as pairing
 
     tables = (config._OURS, config._REFUSED, config._REFUSED_WITH_MEMORY, config._CPU_DEFAULTS, pairing.ATTENTION_KEYS)
     known = flags.installed_flags()

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 TESTS = Path(__file__).parents[1]
-PLACES = (TESTS / "unit" / "ops", TESTS / "dist" / "mcore", TESTS / "dist", TESTS / "gpu", TESTS.parent / "tools")
+PLACES = (
+    TESTS / "unit" / "ops",
+    TESTS / "multirank" / "learner",
+    TESTS / "multirank",
+    TESTS / "gpu",
+    TESTS.parent / "tools",
+)
 sys.path[:0] = [str(place) for place in PLACES]
 
 

@@ -1,6 +1,6 @@
 """Some steps of a small learner on one device, as JSON: figures, a digest of its weights, and memory.
 
-    export PYTHONPATH=.:tests/dist:tests/dist/mcore
+    export PYTHONPATH=.:tests/multirank:tests/multirank/learner
     python tests/gpu/learner_program.py FOLDER '{"dtype": "bfloat16", "deterministic": true}'
 
 A process for each case, because deterministic algorithms, and what Megatron finds of Transformer Engine, are a
@@ -20,13 +20,13 @@ import torch.distributed as dist
 from policies import optimizer_settings, ragged_sequences, recipe, settings
 from torch._C._distributed_c10d import HashStore
 
-from megasharp.batching.layout import PackLayout, row_multiple
-from megasharp.batching.pack import pack
-from megasharp.mcore.learner import LearnerSettings
-from megasharp.mcore.model import Fp8
-from megasharp.mcore.parallel import device_of_rank, meet
-from megasharp.mcore.rank import POLICY, Rank
-from megasharp.types import ParallelLayout, StepBatch, as_dtype
+from megasharp.batching.packing import pack
+from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.common.records import ParallelLayout, StepBatch, as_dtype
+from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.model import Fp8
+from megasharp.learner.parallel import device_of_rank, meet
+from megasharp.learner.rank import POLICY, Rank
 
 STEPS = 3
 METHOD = recipe(("grpo",), mini_batches=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megasharp.mcore.packed import PackedRows, packed_rows
-from megasharp.types import Segments
+from megasharp.common.records import Segments
+from megasharp.learner.packed import PackedRows, packed_rows
 
 # Prompts with responses, runs that share nothing, and stretches longer than the kernels' tiles.
 RUNS = [(150, -1), (300, 0), (1, 0), (129, 0), (1, -1), (400, 4), (257, -1), (3, -1)]

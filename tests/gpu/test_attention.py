@@ -7,9 +7,9 @@ import torch
 from packed_inputs import RUNS, inputs, on_gpu, segments_of, with_gradients
 from torch import Tensor
 
-from megasharp.mcore import varlen
-from megasharp.mcore.attention import attend
-from megasharp.types import Segments
+from megasharp.common.records import Segments
+from megasharp.learner import flash_varlen
+from megasharp.learner.attention import attend
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
 
@@ -39,9 +39,9 @@ def test_outputs_and_gradients(
     exact = [x.double().requires_grad_() for x in given]
     expected = with_gradients(written_out(*exact, segments, window), exact, cotangent.double())
     given = [x.requires_grad_() for x in given]
-    assert varlen.supports(given[0])
+    assert flash_varlen.supports(given[0])
     got = with_gradients(attend(*given, on_gpu(segments, rows), window, None), given, cotangent)
-    monkeypatch.setattr(varlen, "supports", lambda query: False)
+    monkeypatch.setattr(flash_varlen, "supports", lambda query: False)
     blocks = with_gradients(attend(*given, on_gpu(segments, rows), window, None), given, cotangent)
     for mine, theirs, true in zip(got, blocks, expected, strict=True):
         error, usual = ((x.double() - true).norm() / true.norm() for x in (mine, theirs))

@@ -11,11 +11,11 @@ from packed_inputs import RUNS, inputs, on_gpu, segments_of, with_gradients
 from programs import run, small_model
 from torch import Tensor
 
-from megasharp.mcore.attention import attend
-from megasharp.mcore.layer_spec import transformer_engine_is_there
+from megasharp.common.records import SamplingParams
+from megasharp.learner.attention import attend
+from megasharp.learner.layer_spec import transformer_engine_is_there
 from megasharp.ops.head import VocabShard, token_head
-from megasharp.rollout.inprocess.sampling import _choose
-from megasharp.types import SamplingParams
+from megasharp.rollout.inprocess.generation import _choose
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
 REPEATS = 20

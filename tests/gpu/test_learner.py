@@ -11,7 +11,7 @@ import pytest
 import torch
 from programs import run, small_model
 
-from megasharp.mcore.layer_spec import transformer_engine_is_there
+from megasharp.learner.layer_spec import transformer_engine_is_there
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
 ENGINE = pytest.mark.skipif(not transformer_engine_is_there(), reason="Transformer Engine is not installed")

@@ -16,11 +16,10 @@ from torch._C._distributed_c10d import HashStore
 from waiting import HANG_S
 
 from megasharp.convert.shards import TensorView
-from megasharp.serving.bucket import Header, new_stamp
-from megasharp.serving.checksum import checksum
-from megasharp.sync.broadcast_rank import GroupPlan, SendPlan, join, leave, send
-from megasharp.sync.ipc_rank import share
-from megasharp.sync.seats import SharePlan
+from megasharp.rollout.sglang.bucket import Header, checksum, new_stamp
+from megasharp.weight_sync.broadcast_rank import GroupPlan, SendPlan, join, leave, send
+from megasharp.weight_sync.colocation import SharePlan
+from megasharp.weight_sync.ipc_rank import share
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
 
@@ -57,7 +56,7 @@ class Part:
         return (self.moves, self.buffer.data_ptr())
 
     def offload(self) -> Tensor:
-        """As `mcore/offload.py`."""
+        """As `learner/offload.py`."""
         self.moves += 1
         held = self.buffer.cpu()
         self.buffer.untyped_storage().resize_(0)

@@ -6,4 +6,9 @@ import sys
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(_TESTS / "dist"), str(_TESTS / "dist" / "mcore"), str(_TESTS / "e2e"), str(Path(__file__).parent)]
+sys.path[:0] = [
+    str(_TESTS / "multirank"),
+    str(_TESTS / "multirank" / "learner"),
+    str(_TESTS / "e2e"),
+    str(Path(__file__).parent),
+]

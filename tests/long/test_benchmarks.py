@@ -15,14 +15,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from waiting import HANG_S
 
-from megasharp.algos.build import build_recipe
+from megasharp.algos.from_names import build_recipe
 from megasharp.convert.hf_folder import read_config
-from megasharp.mcore import cpu
-from megasharp.mcore.head import HeadForm
-from megasharp.mcore.rank import POLICY
-from megasharp.plan import formulas
-from megasharp.ranks.inprocess import OneRank
-from megasharp.ranks.learner import RanksLearner
+from megasharp.learner import cpu_backend
+from megasharp.learner.output_head import HeadForm
+from megasharp.learner.rank import POLICY
+from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.planner import formulas
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tools"))
@@ -70,7 +69,7 @@ def of_sum(own: torch.Size, a: torch.Size, b: torch.Size, *scales: object, out_s
 def test_flops_are_those_of_torchs_counter(monkeypatch: pytest.MonkeyPatch, head: HeadForm) -> None:
     """All matrix products, attention aside, of rows without filling; the formula has the norms' weights, 0.3 % here."""
     # Products that the counter does not know.
-    monkeypatch.setattr(cpu, "product", lambda *_: None)
+    monkeypatch.setattr(cpu_backend, "product", lambda *_: None)
     words = "bench_step --model quickstart --dtype float32 --tokens 516 --prompt 65 --response 64 --micro-batches 1"
     monkeypatch.setattr(sys, "argv", [*words.split(), "--head", head])
     setting = bench_step.arguments()

@@ -16,14 +16,14 @@ import pytest
 from verdict_limits import limit_only
 from waiting import HANG_S
 
-from megasharp.rewards.code import CodeAnswer, StdinTest
-from megasharp.rewards.judge import Item, Verifier
-from megasharp.sandbox import code
-from megasharp.sandbox.bubblewrap import open_sandbox
-from megasharp.sandbox.code import CodeVerifier
-from megasharp.sandbox.pool import VerifierPool
-from megasharp.sandbox.programs import Limits, Sandbox
-from megasharp.types import Outcome, TaskAnswer, Verdict
+from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks.code import CodeAnswer, StdinTest
+from megasharp.tasks.judge import Item, Verifier
+from megasharp.tasks.sandbox import verify_code
+from megasharp.tasks.sandbox.bubblewrap import open_sandbox
+from megasharp.tasks.sandbox.pool import VerifierPool
+from megasharp.tasks.sandbox.programs import Limits, Sandbox
+from megasharp.tasks.sandbox.verify_code import CodeVerifier
 
 pytestmark = pytest.mark.long("sandbox")
 
@@ -88,7 +88,7 @@ def hang(text: str, _: TaskAnswer) -> Verdict:
 
 def make(sandbox: Sandbox) -> Mapping[str, Verifier]:
     """In the process that workers come from."""
-    code.TEST_S = HANG_S
+    verify_code.TEST_S = HANG_S
     endless, patient = CodeVerifier(sandbox, PROGRAM_S), CodeVerifier(sandbox, HANG_S)
     return {"code": lambda text, answer: (endless if ENDLESS in text else patient)(text, answer), "sympy": hang}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-DIST = Path(__file__).parents[1] / "dist"
-sys.path[:0] = [str(DIST), str(DIST / "mcore")]
+DIST = Path(__file__).parents[1] / "multirank"
+sys.path[:0] = [str(DIST), str(DIST / "learner")]
 
 from launch import run_ranks  # noqa: E402
 from policies import ragged_sequences, save_model  # noqa: E402

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import HANG_S
 
-from megasharp.signals import save_kept_from_children
+from megasharp.common.signals import save_kept_from_children
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "examples" / "quickstart" / "base"

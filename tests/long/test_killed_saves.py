@@ -19,10 +19,9 @@ from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model,
 from waiting import HANG_S
 
 from megasharp.checkpoint.store import LATEST, CheckpointStore, RunState, Writing
-from megasharp.convert.hashes import tensor_sha256, weights_sha256
-from megasharp.mcore.rank import POLICY
-from megasharp.ranks.inprocess import OneRank
-from megasharp.ranks.learner import RanksLearner
+from megasharp.convert.digests import tensor_sha256, weights_sha256
+from megasharp.learner.rank import POLICY
+from megasharp.learner.ranks.learner import OneRank, RanksLearner
 
 KILLS = 50
 pytestmark = [pytest.mark.long("saves"), pytest.mark.timeout(900)]

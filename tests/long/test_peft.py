@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from megasharp.mcore.conversion import megatron_to_hf, megatron_to_peft
+from megasharp.learner.conversion import megatron_to_hf, megatron_to_peft
 from tests.unit.convert.adapted import save_adapted
 from tests.unit.convert.conftest import SIZES
 from tests.unit.families import new_model

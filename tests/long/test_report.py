@@ -22,12 +22,12 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 from waiting import HANG_S
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "reporting" / "report"))
 
 from page_runs import EVIL, make_run, result
 
-from megasharp.build.report import write_report
 from megasharp.evals.files import save
+from megasharp.reporting.report_command import write_report
 
 pytestmark = pytest.mark.long("examples")
 
@@ -40,7 +40,7 @@ FIGURES = {
     *("success evaluation: dev", "success training: groups of responses", "code errors", "stages a", "stages b"),
     "rollout/tokens_per_second",
 }
-DOM = Path(__file__).parents[2] / "megasharp" / "report" / "page" / "static" / "dom.js"
+DOM = Path(__file__).parents[2] / "megasharp" / "reporting" / "page" / "static" / "dom.js"
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ LAYERS = 26
 PEAKS = """
 import json, os, sys
 from pathlib import Path
-from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
+from megasharp.learner.conversion import hf_to_megatron, megatron_to_hf
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -29,11 +29,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megasharp.algos.base import MethodParams, Needs, Reduction
-from megasharp.algos.build import build_recipe
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.recipe import Recipe
-from megasharp.batching.pack import PackLayout, pack
-from megasharp.ops.head import VocabShard, token_head
-from megasharp.types import (
+from megasharp.batching.packing import PackLayout, pack
+from megasharp.common.records import (
     Completion,
     FinishReason,
     Group,
@@ -45,6 +44,7 @@ from megasharp.types import (
     TaskAnswer,
     Verdict,
 )
+from megasharp.ops.head import VocabShard, token_head
 
 Real = NDArray[np.float64]
 Complex = NDArray[np.complex128]

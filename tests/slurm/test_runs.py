@@ -46,7 +46,7 @@ def held(submit: Submitting, name: str, job: str, step: int) -> Iterator[None]:
         for one in psutil.process_iter(["cmdline"])
         if {"megasharp.cli", "train", f"name={name}", runs} <= set(one.info["cmdline"] or [])
         # Nor the one that would start it again.
-        and not {"megasharp.jobs.node", "--retries"} & set(one.info["cmdline"])
+        and not {"megasharp.cluster.slurm.node", "--retries"} & set(one.info["cmdline"])
     ]
     run.send_signal(signal.SIGSTOP)
     try:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from waiting import HANG_S
 
-from megasharp.rewards.judge import Item
-from megasharp.sandbox.workers import Worker
-from megasharp.types import Verdict
+from megasharp.common.records import Verdict
+from megasharp.tasks.judge import Item
+from megasharp.tasks.sandbox.pool import Worker
 
 
 def limit_only(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[Item], bool]) -> None:

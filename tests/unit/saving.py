@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from megasharp.checkpoint.store import CheckpointStore, RunState
-from megasharp.files import FileHash
+from megasharp.common.files import FileHash
 
 
 class Written:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from waiting import HANG_S
 
-from megasharp.generators import GeneratorStates, generator_states, restore_generators, seed_generators
+from megasharp.common.random_state import GeneratorStates, generator_states, restore_generators, seed_generators
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def test_equal_seeds_draw_equally_and_others_do_not() -> None:
 
 DETERMINISTIC = """
 import os, torch
-from megasharp.deterministic import compute_deterministically
+from megasharp.common.random_state import compute_deterministically
 compute_deterministically()
 print(torch.are_deterministic_algorithms_enabled(), os.environ["CUBLAS_WORKSPACE_CONFIG"], os.environ["NCCL_ALGO"])
 """

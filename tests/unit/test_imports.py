@@ -1,4 +1,4 @@
-"""The house's walls: imports go down only, and each room uses only the libraries that it may."""
+"""Imports go down only, and each package uses only the libraries that it may."""
 
 from __future__ import annotations
 
@@ -14,67 +14,47 @@ from waiting import HANG_S
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "megasharp"
 
-# What a room may import besides the standard library and megasharp. A new room gets a line here.
+# What a package may import besides the standard library and megasharp. A new package gets a line here.
 LIBRARIES = {
     "algos": {"torch", "pydantic"},
     "batching": {"torch"},
-    "build": {"torch", "rich"},
     "checkpoint": {"pydantic", "torch", "pyarrow"},
-    "cluster": {"torch", "ray", "numpy", "psutil"},
+    "cli": {"typer", "rich"},
+    "cluster/ray_runtime": {"torch", "ray", "numpy", "psutil"},
+    "cluster/slurm": {"psutil", "pynvml", "torch"},
+    "common": {"torch", "numpy", "pydantic", "transformers"},
     "config": {"torch", "pydantic", "pydantic_core", "yaml"},
     "convert": {"torch", "transformers", "safetensors", "tokenizers", "pydantic"},
-    "data": {"pydantic", "torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "pyarrow"},
     "evals": {"torch", "numpy", "pydantic", "pandas", "pyarrow"},
-    "jobs": {"psutil", "pynvml", "torch"},
-    "labs": {"torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},
-    "mcore": {"pydantic", "torch", "megatron", "transformer_engine", "apex", "transformers"},
+    "jobs": set(),
+    "learner": {"pydantic", "torch", "megatron", "transformer_engine", "apex", "transformers"},
+    "learner/ranks": {"torch"},
     "metrics": {"torch", "numpy", "pandas", "pyarrow", "psutil", "rich", "tensorboard", "wandb", "mlflow"},
     "ops": {"torch", "triton"},
-    "plan": set(),
-    "prolonged": set(),
-    "ranks": {"torch"},
-    "report": {"matplotlib", "numpy", "pandas", "pyarrow", "rich"},
-    "rewards": {"math_verify", "sympy", "reasoning_gym"},
-    "runs": {"pydantic", "rich"},
+    "planner": set(),
+    "reporting": {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "pydantic"},
     "rollout": {"torch", "transformers", "safetensors"},
-    "sandbox": set(),
-    "sweeps": {"pydantic", "numpy", "pandas", "matplotlib"},
-    "serving": {"torch"},
-    "serving/client": {"torch"},
-    "serving/engine": {"torch", "sglang", "transformers", "fastapi", "msgspec"},
-    "sync": {"torch", "safetensors"},
-    "cli": {"typer", "rich"},
-    "command": set(),
-    "deterministic": {"torch"},
-    "errors": set(),
-    "files": set(),
-    "generators": {"torch", "numpy"},
-    "loop": {"torch"},
-    "orphans": set(),
-    "protocols": {"torch"},
-    "scratch": set(),
-    "signals": set(),
-    "stacks": set(),
-    "supervisor": set(),
-    "watchdog": set(),
-    "types": {"torch"},
-    "__init__": set(),
+    "rollout/sglang": {"torch"},
+    "rollout/sglang/client": {"torch"},
+    "rollout/sglang/engine": {"torch", "sglang", "transformers", "fastapi", "msgspec"},
+    "studies": {"torch", "numpy", "pandas", "matplotlib", "rich", "transformers"},
+    "tasks": {
+        *("pydantic", "torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "pyarrow"),
+        *("math_verify", "sympy", "reasoning_gym"),
+    },
+    "tasks/sandbox": set(),
+    "trainer": {"torch", "rich"},
+    "weight_sync": {"torch", "safetensors"},
+    ".": set(),
 }
 LIGHT = (
-    "algos",
-    "batching",
-    "rewards",
-    "data",
-    "config",
-    "ops",
-    "types",
-    "convert",
-    "plan",
-    "prolonged",
-    "rollout",
-    "sandbox",
-    "serving",
-    "serving/client",
+    *("algos", "batching", "tasks", "tasks/sandbox", "config", "ops", "convert", "planner"),
+    *("rollout", "rollout/sglang", "rollout/sglang/client"),
+)
+# The files that many processes live on: each imports the standard library alone.
+BARE = (
+    *("errors", "files", "signals", "stack_dumps", "watchdog", "supervisor"),
+    *("exit_codes", "parent_death", "control"),
 )
 HEAVY = ("megatron", "sglang", "ray", "transformer_engine")
 
@@ -85,11 +65,10 @@ def test_imports_go_down_only(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert status == EXIT_STATUS_SUCCESS, capsys.readouterr().out
 
 
-def room_of(file: Path) -> str:
-    """A top-level folder or module; the two halves of `serving` are rooms of their own: they run in two Pythons."""
-    parts = file.relative_to(PACKAGE).parts
-    half = len(parts) > 2 and parts[0] == "serving"
-    return "/".join(parts[:2]) if half else parts[0].removesuffix(".py")
+def package_of(file: Path) -> str:
+    """The innermost folder that `LIBRARIES` names: the two halves of the fleet run in two Pythons."""
+    folder = file.relative_to(PACKAGE).parent
+    return next(str(each) for each in (folder, *folder.parents) if str(each) in LIBRARIES)
 
 
 def libraries_of(file: Path) -> set[str]:
@@ -103,20 +82,20 @@ def libraries_of(file: Path) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"megasharp"}
 
 
-def test_rooms_use_only_their_libraries() -> None:
+def test_packages_use_only_their_libraries() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
-    assert {room_of(file) for file in files} <= LIBRARIES.keys(), "a new room: say here what it may import"
+    assert {package_of(file) for file in files} == LIBRARIES.keys(), "packages that came or went"
     for file in files:
-        extra = libraries_of(file) - LIBRARIES[room_of(file)]
+        extra = libraries_of(file) - LIBRARIES[package_of(file)]
         assert not extra, f"{file.relative_to(REPOSITORY)} imports {sorted(extra)}"
 
 
-def test_light_rooms_load_nothing_heavy() -> None:
-    """In a process of its own, with every module of those rooms."""
+def test_light_packages_load_nothing_heavy() -> None:
+    """In a process of its own, with every module of those packages."""
     modules = [
         ".".join(file.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
         for file in sorted(PACKAGE.rglob("*.py"))
-        if room_of(file) in LIGHT
+        if package_of(file) in LIGHT
     ]
     assert len(modules) > 20
     script = (
@@ -129,3 +108,8 @@ def test_light_rooms_load_nothing_heavy() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_files_that_processes_live_on_need_the_standard_library_alone(name: str) -> None:
+    assert libraries_of(PACKAGE / "common" / f"{name}.py") == set()

@@ -9,21 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from megasharp import loop
 from megasharp.algos.base import Needs
-from megasharp.algos.build import build_recipe
-from megasharp.algos.recipe import Recipe
-from megasharp.algos.schedule import RecipeSchedule
-from megasharp.batching.pack import PackLayout
-from megasharp.errors import TrainingStopped
-from megasharp.metrics.clock import StageClock
-from megasharp.prolonged.control import Control, ControlState, Rules
-from megasharp.prolonged.lengths import LengthStage
-from megasharp.prolonged.resets import Reset, ResetRule
-from megasharp.prolonged.spikes import SpikeRule
-from megasharp.protocols import WeightSource
-from megasharp.rollout.order import Collected, Order, PromptSource
-from megasharp.types import (
+from megasharp.algos.from_names import build_recipe
+from megasharp.algos.recipe import Recipe, RecipeSchedule
+from megasharp.batching.packing import PackLayout
+from megasharp.common.control import Control, ControlState, LengthStage, Reset, ResetRule, Rules, SpikeRule
+from megasharp.common.errors import TrainingStopped
+from megasharp.common.records import (
     Completion,
     FinishReason,
     Group,
@@ -38,6 +30,10 @@ from megasharp.types import (
     Verdict,
     VersionSpan,
 )
+from megasharp.metrics.clock import StageClock
+from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
+from megasharp.trainer import loop
+from megasharp.weight_sync.endpoints import WeightSource
 
 
 class StandIn:
@@ -51,7 +47,7 @@ class StandIn:
         self.saved_in: set[str] = set()
         self.evaluated: list[int] = []
         self.best: set[int] = set()
-        self.orders: list[Order] = []
+        self.orders: list[StepRequest] = []
         self.values: list[Mapping[str, float]] = []
         self.limits: list[float | None] = []
         self.version = 0
@@ -70,7 +66,7 @@ class StandIn:
     def take(self, count: int) -> list[Prompt]:
         return [Prompt(str(i), "t", "", (1, 2), TaskAnswer(), "s", 0, i) for i in range(count)]
 
-    def collect(self, source: PromptSource, order: Order) -> Collected:
+    def collect(self, source: PromptSource, order: StepRequest) -> Collected:
         self.calls.append("collect")
         self.phase_at.append((self.calls[-1], self._phase))
         self.orders.append(order)
@@ -141,12 +137,12 @@ def _response(reward: float) -> Response:
 def _run(
     stand_in: StandIn,
     plan: loop.Plan,
-    standing: loop.Standing | None = None,
+    standing: loop.LoopState | None = None,
     methods: Sequence[str] = ("grpo",),
     clock: StageClock | None = None,
     control: Control | None = None,
 ) -> None:
-    parts = loop.Parts(
+    parts = loop.Components(
         stream=stand_in,
         rollouts=stand_in,
         control=control or Control(Rules(ResetRule(), (LengthStage(4),)), ControlState()),
@@ -161,7 +157,7 @@ def _run(
         checkpoint=stand_in.checkpoint,
         evaluate=stand_in.evaluate,
     )
-    loop.run(parts, plan, standing or loop.Standing())
+    loop.run(parts, plan, standing or loop.LoopState())
 
 
 def _plan(steps: int, nan_limit: int = 3) -> loop.Plan:
@@ -204,7 +200,7 @@ def test_a_run_is_over_after_the_step_that_used_its_tokens_up() -> None:
         told(step, groups, values)
 
     stand_in.after_step = after_step  # type: ignore[method-assign]
-    standing = loop.Standing()
+    standing = loop.LoopState()
     _run(stand_in, _plan(10), standing, control=control)
     assert (standing.step, stand_in.saved, stand_in.evaluated) == (3, [(3, 0)], [])
     assert control.state.tokens == 24
@@ -221,13 +217,13 @@ def test_evaluations_fall_due_but_the_end_is_left_to_the_run() -> None:
 
 def test_a_resumed_run_continues_at_the_next_step() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _plan(6), loop.Standing(step=4))
+    _run(stand_in, _plan(6), loop.LoopState(step=4))
     assert [call for call in stand_in.calls if call.startswith("after")] == ["after 5", "after 6"]
 
 
 def test_a_finished_run_does_nothing() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _plan(4), loop.Standing(step=4))
+    _run(stand_in, _plan(4), loop.LoopState(step=4))
     assert stand_in.calls == []
 
 
@@ -248,7 +244,7 @@ def test_an_applied_step_resets_the_count() -> None:
 def test_the_count_survives_a_resume() -> None:
     stand_in = StandIn({1: 1})
     with pytest.raises(TrainingStopped):
-        _run(stand_in, _plan(8), loop.Standing(step=5, skipped_in_a_row=2))
+        _run(stand_in, _plan(8), loop.LoopState(step=5, skipped_in_a_row=2))
     assert stand_in.saved == [(6, 3)]
 
 

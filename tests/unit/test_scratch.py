@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from megasharp import scratch
-from megasharp.scratch import Scratch, parent_for_sockets, remove_abandoned
+from megasharp.common import files
+from megasharp.common.files import Scratch, parent_for_sockets, remove_abandoned
 
 PREFIX = "megasharp-test-"
 
@@ -44,7 +44,7 @@ def test_closing_twice_leaves_another_owners_alone(tmp_path: Path) -> None:
 OWNER = """
 import subprocess, sys, time
 from pathlib import Path
-from megasharp.scratch import Scratch
+from megasharp.common.files import Scratch
 made = Scratch(sys.argv[1], Path(sys.argv[2]))
 subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
 print(made.path, flush=True)
@@ -73,14 +73,12 @@ def test_a_killed_owners_goes_with_the_next(tmp_path: Path) -> None:
 
 
 def test_only_folders_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, file, link = (
-        tmp_path / f"{PREFIX}{scratch._here()}{kind}" for kind in ("folder__", "file____", "link____")
-    )
+    folder, file, link = (tmp_path / f"{PREFIX}{files._here()}{kind}" for kind in ("folder__", "file____", "link____"))
     folder.mkdir()
     file.touch()
     link.symlink_to(tmp_path)
     uid = os.getuid()
-    monkeypatch.setattr(scratch.os, "getuid", lambda: uid + 1)
+    monkeypatch.setattr(files.os, "getuid", lambda: uid + 1)
     remove_abandoned(PREFIX, tmp_path)
     assert folder.exists()
     monkeypatch.undo()
@@ -92,9 +90,9 @@ def test_what_others_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """A user's folder of such a name, and those of other machines, whose locks are not seen here."""
     notes = tmp_path / f"{PREFIX}notes"
     notes.mkdir()
-    monkeypatch.setattr(scratch, "_BOOT", tmp_path / "boot")
+    monkeypatch.setattr(files, "_BOOT", tmp_path / "boot")
     (tmp_path / "boot").write_text("there")
-    there = Path(scratch.tempfile.mkdtemp(prefix=f"{PREFIX}{scratch._here()}", dir=tmp_path))
+    there = Path(files.tempfile.mkdtemp(prefix=f"{PREFIX}{files._here()}", dir=tmp_path))
     (tmp_path / "boot").write_text("here")
     remove_abandoned(PREFIX, tmp_path)
     assert notes.exists() and there.exists()
@@ -104,7 +102,7 @@ def test_what_others_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_taken_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, taken = scratch.fcntl.flock, list[Path]()
+    lock, taken = files.fcntl.flock, list[Path]()
 
     def after_another(descriptor: int, kind: int) -> None:
         if not taken:
@@ -112,13 +110,13 @@ def test_one_taken_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatc
             taken[0].rmdir()
         lock(descriptor, kind)
 
-    monkeypatch.setattr(scratch.fcntl, "flock", after_another)
+    monkeypatch.setattr(files.fcntl, "flock", after_another)
     with Scratch(PREFIX, tmp_path) as folder:
         assert folder.exists() and folder != taken[0]
 
 
 def test_sockets_get_a_short_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch.tempfile, "tempdir", "/var/tmp")
+    monkeypatch.setattr(files.tempfile, "tempdir", "/var/tmp")
     assert parent_for_sockets() == Path("/var/tmp")
-    monkeypatch.setattr(scratch.tempfile, "tempdir", f"/{'a' * 30}")
+    monkeypatch.setattr(files.tempfile, "tempdir", f"/{'a' * 30}")
     assert parent_for_sockets() == Path("/tmp")

@@ -15,9 +15,9 @@ from functools import partial
 import pytest
 from waiting import HANG_S, is_pending, wait_until
 
-from megasharp import signals
-from megasharp.command import run_command
-from megasharp.errors import RunFailed, StageTimeout, TrainingStopped, UserError
+from megasharp.common import signals
+from megasharp.common.errors import RunFailed, StageTimeout, TrainingStopped, UserError
+from megasharp.common.exit_codes import run_command
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,7 @@ def test_a_save_is_asked_for_where_nothing_is_lost() -> None:
 def test_a_save_that_is_asked_for_when_all_is_done_ends_nothing() -> None:
     """Threads that began inside do not hold it back as the main thread does."""
     code = (
-        "import os, signal, threading, time\nfrom megasharp import signals\n"
+        "import os, signal, threading, time\nfrom megasharp.common import signals\n"
         "with signals.save_kept_from_children():\n"
         "    with signals.save_heard():\n"
         "        threading.Thread(target=time.sleep, args=(1,)).start()\n"

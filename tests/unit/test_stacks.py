@@ -16,15 +16,15 @@ import pytest
 from cases import each_case
 from waiting import HANG_S, SOON_S
 
-from megasharp import stacks
-from megasharp.stacks import RankProcess, Report, at_fault, end, examine_all, read_process, state_of
+from megasharp.common import stack_dumps
+from megasharp.common.stack_dumps import RankProcess, Report, at_fault, end, examine_all, read_process, state_of
 
 # A rank's thread that has work, in C code that keeps the interpreter's lock, beside one that sleeps.
 RANK = """
 import ctypes, sys, threading, time
 from pathlib import Path
-from megasharp.ranks import worker
-from megasharp.stacks import write_stacks_on_signal
+from megasharp.learner.ranks import worker
+from megasharp.common.stack_dumps import write_stacks_on_signal
 
 worker.redirect_output(sys.argv[1])
 threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
@@ -104,16 +104,16 @@ def thread(*frames: str) -> str:
     return "Thread 0x1 (most recent call first):\n" + "".join(f"  {frame}\n" for frame in frames) + "\n"
 
 
-SERVE = 'File "/a/megasharp/ranks/worker.py", line 90 in serve'
-ANSWER = 'File "/a/megasharp/ranks/worker.py", line 110 in _answer_calls'
-OTHER_THREAD = thread('File "/a/megasharp/mcore/background.py", line 1 in _write')
+SERVE = 'File "/a/megasharp/learner/ranks/worker.py", line 90 in serve'
+ANSWER = 'File "/a/megasharp/learner/ranks/worker.py", line 110 in _answer_calls'
+OTHER_THREAD = thread('File "/a/megasharp/learner/background.py", line 1 in _write')
 COLLECTIVE = OTHER_THREAD + thread(
     'File "/a/torch/distributed/distributed_c10d.py", line 7 in all_reduce', ANSWER, SERVE
 )
 PIPELINE = thread('File "/a/megatron/core/pipeline_parallel/p2p_communication.py", line 7 in recv', ANSWER, SERVE)
-REQUEST = 'File "/a/megasharp/ranks/worker.py", line 120 in _request'
+REQUEST = 'File "/a/megasharp/learner/ranks/worker.py", line 120 in _request'
 IDLE = thread('File "/a/multiprocessing/connection.py", line 395 in _recv', REQUEST, ANSWER, SERVE)
-WORKING = thread('File "/a/megasharp/mcore/learner.py", line 7 in step', ANSWER, SERVE)
+WORKING = thread('File "/a/megasharp/learner/learner.py", line 7 in step', ANSWER, SERVE)
 RAY_IDLE = thread('File "/a/ray/_private/worker.py", line 1037 in main_loop')
 
 
@@ -146,4 +146,4 @@ def test_what_the_kernel_says_comes_first() -> None:
 
 
 def test_the_signal_is_none_that_slurm_or_a_terminal_sends() -> None:
-    assert stacks.STACKS not in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+    assert stack_dumps.STACKS not in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)

@@ -23,44 +23,50 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from megasharp.build.plan import Options, ask
-from megasharp.checkpoint.attempts import AttemptRecord
-from megasharp.checkpoint.manifest import CursorEntry, FileEntry, Inputs, Manifest, read_manifest, write_manifest
+from megasharp.checkpoint.run_folder import AttemptRecord
+from megasharp.checkpoint.store import CursorEntry, FileEntry, Inputs, Manifest, read_manifest, write_manifest
+from megasharp.common.control import (
+    BestFigure,
+    ControlState,
+    LengthChange,
+    LengthState,
+    Reset,
+    ResetState,
+    SpikeState,
+    Watch,
+)
+from megasharp.common.random_state import generator_states
+from megasharp.common.records import GenerateRequest, Outcome, Plausible, SamplingParams
 from megasharp.config.run import load_run
 from megasharp.convert.architecture import Architecture, RopeParameters
-from megasharp.convert.arguments import record_arguments
 from megasharp.convert.lora import LoraSettings, record_adapters, recorded_adapters
-from megasharp.convert.record import Digests, write_record
-from megasharp.data.tasks import digest_of, load_items
-from megasharp.evals.answers import Answers
-from megasharp.evals.average import averaged, save_group
+from megasharp.convert.record import Digests, record_arguments, write_record
+from megasharp.evals.evaluate import Progress
 from megasharp.evals.files import load_result, save
 from megasharp.evals.probe import SCHEMA as PROBE_SCHEMA
 from megasharp.evals.probe import ProbeResponse, write_responses
-from megasharp.evals.progress import Progress
-from megasharp.evals.result import EvalResult, EvalSetting, summarize
-from megasharp.evals.rows import ProblemResult, TokenFigures
-from megasharp.evals.samples import Sample
-from megasharp.generators import generator_states
+from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
+from megasharp.evals.samples import Answers, ProblemResult, Sample, TokenFigures
 from megasharp.metrics.rollouts import SCHEMA as ROLLOUTS_SCHEMA
-from megasharp.plan.make import make_plan
-from megasharp.plan.suggest import suggest
-from megasharp.plan.tree import plan_tree
-from megasharp.prolonged.best import BestFigure
-from megasharp.prolonged.control import ControlState
-from megasharp.prolonged.lengths import LengthChange, LengthState
-from megasharp.prolonged.resets import Reset, ResetState
-from megasharp.prolonged.spikes import SpikeState
-from megasharp.prolonged.stagnation import Watch
-from megasharp.report.page.records import Page
-from megasharp.sandbox.pool import PoolCounts
-from megasharp.serving.bucket import Header, Stamp, laid_out, parse_header, read_header, write_bucket
-from megasharp.serving.client.api import EngineApi, GroupSeat
-from megasharp.serving.client.launch import FleetSettings, engine_config
-from megasharp.serving.engine.config import EngineConfig
-from megasharp.serving.engine.settings import EngineSettings
-from megasharp.serving.lending import DeviceHandle, FileHandle, Loan, Memory, Piece, memory_to_json, parse_loan
-from megasharp.types import GenerateRequest, Outcome, Plausible, SamplingParams
+from megasharp.planner.suggest import make_plan, suggest
+from megasharp.planner.tree import plan_tree
+from megasharp.reporting.page.records import Page
+from megasharp.rollout.sglang.bucket import Header, Stamp, laid_out, parse_header, read_header, write_bucket
+from megasharp.rollout.sglang.client.api import EngineApi, GroupSeat
+from megasharp.rollout.sglang.client.launch import FleetSettings, engine_config
+from megasharp.rollout.sglang.engine.config import EngineConfig, EngineSettings
+from megasharp.rollout.sglang.shared_weights_export import (
+    DeviceHandle,
+    FileHandle,
+    Loan,
+    Memory,
+    Piece,
+    memory_to_json,
+    parse_loan,
+)
+from megasharp.tasks.sandbox.pool import PoolCounts
+from megasharp.tasks.table import digest_of, load_items
+from megasharp.trainer.plan import Options, ask
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden"

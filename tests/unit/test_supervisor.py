@@ -16,8 +16,8 @@ import psutil
 from cases import each_case
 from waiting import HANG_S, SOON_S, is_pending
 
-from megasharp import signals
-from megasharp.supervisor import Supervisor
+from megasharp.common import signals
+from megasharp.common.supervisor import Supervisor
 
 # One attempt: its number is that of the folder it makes, its deed stands in `deeds`.
 RUN = """
@@ -160,7 +160,7 @@ def test_an_earlier_attempts_record_is_not_this_ones(tmp_path: Path) -> None:
 PARENT = """
 import os, signal, sys
 from pathlib import Path
-from megasharp.supervisor import Supervisor
+from megasharp.common.supervisor import Supervisor
 FIRST
 say = lambda text: print(text, file=sys.stderr, flush=True)
 sys.exit(Supervisor(sys.argv[2:], Path(sys.argv[1]), say, pause_s=PAUSE).run(5))
@@ -289,7 +289,7 @@ def test_the_run_ends_with_its_supervisor(tmp_path: Path) -> None:
 
 def test_it_imports_nothing_that_takes_long() -> None:
     code = (
-        "import sys, megasharp.build.supervised; print(*({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy'}))"
+        "import sys, megasharp.trainer.retries; print(*({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from waiting import HANG_S, SOON_S
 
-from megasharp.stacks import Report
-from megasharp.watchdog import STACKS_FILE, verdict
+from megasharp.common.stack_dumps import Report
+from megasharp.common.watchdog import STACKS_FILE, verdict
 
 # The stage `update` may take BUDGET seconds; argv: the logs' folder, the number of ranks.
 DRIVER = """
 import ctypes, sys, threading, time
 from pathlib import Path
-from megasharp import signals
-from megasharp.command import run_command
+from megasharp.common import signals
+from megasharp.common.exit_codes import run_command
 from megasharp.metrics.clock import StageClock
-from megasharp.watchdog import Budget, Watchdog, Watched
+from megasharp.common.watchdog import Budget, Watchdog, Watched
 
 def last_words(error):
     print("last words:", error)
@@ -87,7 +87,7 @@ def test_a_main_thread_that_keeps_the_interpreters_lock_too(tmp_path: Path) -> N
 
 def test_a_watchdog_that_fails_leaves_the_end_to_the_timer(tmp_path: Path) -> None:
     body = (
-        "import megasharp.watchdog as module\nmodule._LOOK_S = 1.0\nmodule.examine_all = None\n"
+        "import megasharp.common.watchdog as module\nmodule._LOOK_S = 1.0\nmodule.examine_all = None\n"
         "module._by_node = lambda *_: 1 / 0\nwith clock.stage('update'):\n    threading.Event().wait()"
     )
     code, _, err, seconds = driver(body, tmp_path)

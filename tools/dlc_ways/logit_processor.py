@@ -7,7 +7,7 @@ import pickle
 
 from dlc_ways.processor import MemoryProcessor
 from dlc_ways.work import Responses, Way, Work, post
-from megasharp.serving.client.api import EngineApi
+from megasharp.rollout.sglang.client.api import EngineApi
 
 
 def logit_processor(api: EngineApi) -> Way:

@@ -9,18 +9,25 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from megasharp.serving.engine.config import EngineConfig, read_config
-from megasharp.serving.engine.server import prepare, run_detokenizer, run_scheduler
+from megasharp.rollout.sglang.engine.config import (
+    EngineConfig,
+    read_config,
+)
+from megasharp.rollout.sglang.engine.server import (
+    prepare,
+    run_detokenizer,
+    run_scheduler,
+)
 
 
 def serve(config: EngineConfig) -> None:
     """Serve until the process is told to end."""
     prepare(config.settings(), config.device, config.tp)
-    from megasharp.serving.engine import seams
+    from megasharp.rollout.sglang.engine import sglang_internals
 
     own = {"enable_custom_logit_processor": True, "disable_overlap_schedule": True}
-    seams.launch_server(
-        seams.ServerArgs(**config.server_args(), **own),
+    sglang_internals.launch_server(
+        sglang_internals.ServerArgs(**config.server_args(), **own),
         run_scheduler_process_func=run_scheduler,
         run_detokenizer_process_func=run_detokenizer,
     )

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from dlc_ways.work import Responses, Way, Work, post
-from megasharp.ops.uniform import seeds_to_int64, uniforms
-from megasharp.serving.client.api import EngineApi
+from megasharp.ops.uniform import (
+    seeds_to_int64,
+    uniforms,
+)
+from megasharp.rollout.sglang.client.api import EngineApi
 
 
 def two_engines(policy: EngineApi, memory: EngineApi, vocabulary: int, mu: float) -> Way:

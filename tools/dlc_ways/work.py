@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from megasharp.serving.client.api import EngineApi
-from megasharp.serving.client.fleet import Fleet
-from megasharp.types import GenerateRequest, SamplingParams
+from megasharp.common.records import (
+    GenerateRequest,
+    SamplingParams,
+)
+from megasharp.rollout.sglang.client.api import EngineApi
+from megasharp.rollout.sglang.client.fleet import Fleet
 
 _LIMIT_S = 600.0
 

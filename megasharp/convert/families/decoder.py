@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
+from megasharp.common.errors import UserError
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.mapping import ColumnSplit, FusedQKV, GatedMLP, Replicated, Rule, VocabularySplit
-from megasharp.errors import UserError
 
 LAYER = "decoder.layers.{layer}."
 HF_LAYER = "model.layers.{layer}."

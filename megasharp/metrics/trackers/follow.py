@@ -15,11 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
+from megasharp.common.errors import one_line
+from megasharp.common.files import write_text
 from megasharp.config.core import parse_yaml
-from megasharp.errors import one_line
-from megasharp.files import write_text
-from megasharp.metrics.trackers.record import Record, record_path
 from megasharp.metrics.trackers.sink import Described, Open, Row, Sink
+from megasharp.metrics.trackers.watch import Record, record_path
 from megasharp.metrics.writers import METRICS_FILE, RESERVED, parse_row
 
 LIMIT_S = 60

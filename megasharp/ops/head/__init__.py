@@ -23,8 +23,16 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import increment_version
 
-from megasharp.ops.head.group import TargetCheck, join_over_group
-from megasharp.ops.head.records import Arithmetic, HeadOutput, Incoming, Request, Softmax, VocabShard
+from megasharp.ops.head.records import (
+    Arithmetic,
+    HeadOutput,
+    Incoming,
+    Request,
+    Softmax,
+    TargetCheck,
+    VocabShard,
+    join_over_group,
+)
 from megasharp.ops.head.reference import REFERENCE
 
 __all__ = [

@@ -13,9 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from megasharp.ops.head.group import best, rescaled
 from megasharp.ops.head.kernels import backward_kernel, forward_kernel
-from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart, Softmax
+from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart, Softmax, best, rescaled
 
 MOST_CANDIDATES = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

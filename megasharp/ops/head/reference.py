@@ -7,8 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from megasharp.ops.head.group import VANISHED
-from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart, Softmax, VocabShard, statistics_dtype
+from megasharp.ops.head.records import (
+    VANISHED,
+    Arithmetic,
+    Incoming,
+    Request,
+    ShardPart,
+    Softmax,
+    VocabShard,
+    statistics_dtype,
+)
 
 
 def part(logits_TVp: Tensor, target_T: Tensor, request: Request) -> ShardPart:

@@ -3,25 +3,178 @@
 Requests are served in batches of at most `max_batch` samples, prompts of like length together, so the
 cache's memory is bounded; a completion depends on its prompt, its seed and the weights (up to rounding), not
 on its batch.
+
+Whether a policy and a memory network speak of the same tokens: their logits are subtracted token by token.
+
+What the policy might have said instead: the most probable tokens at each position of a text that is given.
+
+The policy, and beside it the memory network where there is one, as the one model the decode loop sees.
+
+Both read the same tokens and keep caches of their own, row for row alike: a step costs the policy's step plus the
+memory's, and nothing is added where there is no memory. Why two networks: `sampling.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.records import (
+    MEMORY_PREFIX,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    VersionSpan,
+)
+from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
-from megasharp.errors import UserError
-from megasharp.rollout.inprocess.candidates import Candidates, candidates_of, joined
-from megasharp.rollout.inprocess.composite import Composite
-from megasharp.rollout.inprocess.generation import Samples, generate_batch
-from megasharp.rollout.inprocess.sampling import BLOCK_ELEMENTS, Draw, check_sampling
-from megasharp.rollout.inprocess.vocabulary import check_same_vocabulary
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from megasharp.rollout.inprocess.decoder import Decoder, KeyValueCache, load_slots
+from megasharp.rollout.inprocess.generation import BLOCK_ELEMENTS, Draw, Logits, Samples, check_sampling, generate_batch
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def check_same_vocabulary(policy_folder: Path, policy: Architecture, memory_folder: Path, memory: Architecture) -> None:
+    """Refuse a memory network whose vocabulary is not the policy's.
+
+    Tokenizers are compared where both folders have a tokenizer.json, by the ids of their tokens.
+
+    Raises:
+        UserError: the vocabulary sizes or the tokens' ids differ, or a tokenizer.json cannot be read.
+    """
+    if policy.vocab != memory.vocab:
+        raise UserError(
+            f"the policy {policy_folder} has vocab_size {policy.vocab}, the memory network {memory_folder} "
+            f"{memory.vocab}; choose a memory of the policy's model family, with the same vocabulary"
+        )
+    files = (policy_folder / TOKENIZER_FILE, memory_folder / TOKENIZER_FILE)
+    if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
+        return
+    ours, theirs = (_token_ids(file) for file in files)
+    differing = sorted(token for token, _ in ours.items() ^ theirs.items())
+    if differing:
+        token = differing[0]
+        raise UserError(
+            f"token {token!r} has id {ours.get(token)} in {files[0]} but {theirs.get(token)} in {files[1]}; "
+            "the memory network must share the policy's tokenizer"
+        )
+
+
+def _token_ids(file: Path) -> dict[str, int]:
+    try:
+        return dict(PreTrainedTokenizerFast(tokenizer_file=str(file)).get_vocab())
+    except Exception as error:  # the tokenizers library raises plain Exception for a bad file
+        raise UserError(f"{file}: cannot be read ({one_line(error)}); copy it from the model again") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The next-token distributions before T given tokens, at temperature 1; log-probs and entropies in nats, float32.
+
+    `logp_T` is the given token's, `rank_T` (int64) how many tokens are more probable than it, `entropy_T` that of the
+    whole distribution. `tokens_TN` (int64) and `topn_logp_TN` are the N most probable tokens, the most probable first.
+    """
+
+    logp_T: Tensor
+    rank_T: Tensor
+    entropy_T: Tensor
+    tokens_TN: Tensor
+    topn_logp_TN: Tensor
+
+
+def candidates_of(logits_TV: Tensor, given_T: Tensor, n: int) -> Candidates:
+    """The candidates in `logits_TV`, where `given_T` (int64) was said; sums are float64, ties go to the lower id."""
+    logp_TV = torch.log_softmax(logits_TV.double(), dim=-1)
+    given_T1 = logp_TV.gather(1, given_T[:, None])
+    entropy_T = torch.special.entr(logp_TV.exp()).sum(dim=-1)
+    ranked_TV, token_of_rank_TV = logp_TV.sort(dim=-1, descending=True, stable=True)
+    return Candidates(
+        logp_T=given_T1.squeeze(1).float(),
+        rank_T=(logp_TV > given_T1).sum(dim=-1),
+        entropy_T=entropy_T.float(),
+        tokens_TN=token_of_rank_TV[:, :n],
+        topn_logp_TN=ranked_TV[:, :n].float(),
+    )
+
+
+def joined(parts: list[Candidates]) -> Candidates:
+    """Parts of one text, in order."""
+    return Candidates(
+        torch.cat([part.logp_T for part in parts]),
+        torch.cat([part.rank_T for part in parts]),
+        torch.cat([part.entropy_T for part in parts]),
+        torch.cat([part.tokens_TN for part in parts]),
+        torch.cat([part.topn_logp_TN for part in parts]),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Caches:
+    """Each network's cache; row `s` of both belongs to the same sample."""
+
+    policy: KeyValueCache
+    memory: KeyValueCache | None
+
+    def select(self, rows: Tensor) -> None:
+        """Keep `rows` (int64 indices, repeats allowed) in that order."""
+        self.policy.select(rows)
+        if self.memory is not None:
+            self.memory.select(rows)
+
+
+class Composite:
+    """Satisfies `generation.Model` with one network or with two."""
+
+    def __init__(
+        self, policy: Architecture, memory: Architecture | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.device = device
+        self._policy = Decoder(policy, dtype, device)
+        self._memory = Decoder(memory, dtype, device) if memory else None
+
+    def policy_alone(self) -> Composite:
+        """The same weights without the memory network."""
+        alone = copy(self)
+        alone._memory = None
+        return alone
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy every weight of both networks into place; the memory's names begin with `MEMORY_PREFIX`.
+
+        Raises UserError for an unknown, repeated, wrong-shaped or missing one; buffers then mix old and new.
+        """
+        slots = dict(self._policy.weights.slots)
+        if self._memory is not None:
+            slots.update((MEMORY_PREFIX + name, slot) for name, slot in self._memory.weights.slots.items())
+        load_slots(slots, tensors)
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Logits, Caches]:
+        """Read each prompt once. Returns the logits after each of B prompts, and caches of B rows."""
+        logits_BV, cache = self._policy.prefill(prompts)
+        if self._memory is None:
+            return Logits(logits_BV), Caches(cache, None)
+        memory_BV, memory_cache = self._memory.prefill(prompts)
+        return Logits(logits_BV, memory_BV), Caches(cache, memory_cache)
+
+    def read(self, tokens: Sequence[int], first: int, rows: int) -> Iterator[Tensor]:
+        """The policy's own logits that predict tokens `first` and later of one text, at most [`rows`, V] at a time."""
+        return self._policy.read(tokens, first, rows)
+
+    def step(self, tokens_S: Tensor, cache: Caches) -> Logits:
+        """Append `tokens_S` (int64, one per row) to both caches; returns the logits that follow."""
+        logits_SV = self._policy.step(tokens_S, cache.policy)
+        if self._memory is None:
+            return Logits(logits_SV)
+        assert cache.memory is not None
+        return Logits(logits_SV, self._memory.step(tokens_S, cache.memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +187,7 @@ class _Sample:
 
 
 class InProcessEngine:
-    """Samples from the weights of any dense family; satisfies `megasharp.protocols.Engine`.
+    """Samples from the weights of any dense family; satisfies `megasharp.rollout.engine.Engine`.
 
     `memory_folder` adds a memory network: where `SamplingParams.memory_mu` is given, that share of its logits is
     subtracted and its log-probs are recorded. The constructor reads no weights, only config.json (of two folders,
@@ -78,7 +231,7 @@ class InProcessEngine:
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy all weights of policy version `version` into place, and all of the memory network's where there is one.
 
-        The memory's names begin with `protocols.MEMORY_PREFIX`.
+        The memory's names begin with `MEMORY_PREFIX`.
         Raises UserError naming the first unknown, repeated, wrong-shaped or missing tensor; the engine then
         keeps its old version number but is unhealthy, and generates nothing until a load succeeds.
         """

@@ -2,11 +2,22 @@
 
 It knows a model only as `prefill` and `step`, a cache only as `select`, and hands logits on without looking inside; so
 whether there is a memory network beside the policy is the model's matter and `draw`'s.
+
+Drawing tokens: the cumulative distribution inverted at a uniform number hashed from (seed, position).
+
+There is no generator state, so a sample depends on its seed and its logits and on nothing else in the batch.
+
+With a memory network, tokens are drawn from softmax((policy - mu * memory) / T): distribution-level calibration (DLC),
+2601.15609 section 4.2. [PAPER] the subtraction of logits at every token, at rollout only. [DERIVED] that T divides the
+whole difference, and that top-k and top-p cut what comes out of it: the paper gives no order. [OURS] `plausible`, a
+guard that is NOT in the paper: it bars tokens by the policy's own probabilities before the subtraction, which lifts a
+token that the memory finds almost impossible however unlikely the policy finds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -14,9 +25,241 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from megasharp.ops.uniform import seeds_to_int64
-from megasharp.rollout.inprocess.sampling import Draw, Logits, draw, join
-from megasharp.types import SamplingParams
+from megasharp.common.errors import UserError
+from megasharp.common.records import Plausible, SamplingParams
+from megasharp.ops.uniform import seeds_to_int64, uniforms
+
+# Elements of a [rows, vocabulary] block worked on at a time; the sums are float64, so this bounds the memory.
+BLOCK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logits:
+    """What the networks say of the next token, [S, V] each; `memory_SV` is None without a memory network."""
+
+    policy_SV: Tensor
+    memory_SV: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Logits:
+        """These rows (int64 indices, repeats allowed)."""
+        memory_SV = None if self.memory_SV is None else self.memory_SV.index_select(0, rows)
+        return Logits(self.policy_SV.index_select(0, rows), memory_SV)
+
+    def block(self, start: int, end: int) -> Logits:
+        """Rows `[start, end)`, not copied."""
+        return Logits(self.policy_SV[start:end], None if self.memory_SV is None else self.memory_SV[start:end])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryDraw:
+    """What a memory network had to do with one token per row, [S] each.
+
+    `logp_S` float32 is its own log-prob of the token. Of the distributions before and after its subtraction (and the
+    guard), before truncation: `argmax_moved_S` bool, whether their likeliest tokens differ, and `kl_S` float32,
+    KL(calibrated || policy) in nats.
+    """
+
+    logp_S: Tensor
+    argmax_moved_S: Tensor
+    kl_S: Tensor
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> MemoryDraw:
+        """Every tensor changed alike."""
+        return MemoryDraw(change(self.logp_S), change(self.argmax_moved_S), change(self.kl_S))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What else the policy might have said: `entropy_S` (nats) and `top_logp_SN`, the likeliest first, float32."""
+
+    entropy_S: Tensor
+    top_logp_SN: Tensor
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> Candidates:
+        """Every tensor changed alike."""
+        return Candidates(change(self.entropy_S), change(self.top_logp_SN))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """One token per row: `tokens_S` int64; the log-probs float32.
+
+    `memory` is None without a memory network, `candidates` where `SamplingParams.record_top` does not ask for them.
+    """
+
+    tokens_S: Tensor
+    sampler_logp_S: Tensor
+    policy_logp_S: Tensor
+    memory: MemoryDraw | None = None
+    candidates: Candidates | None = None
+
+    def apply(self, change: Callable[[Tensor], Tensor]) -> Draw:
+        """Every tensor changed alike."""
+        memory = None if self.memory is None else self.memory.apply(change)
+        candidates = None if self.candidates is None else self.candidates.apply(change)
+        return Draw(change(self.tokens_S), change(self.sampler_logp_S), change(self.policy_logp_S), memory, candidates)
+
+
+def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Draw:
+    """Draws put together tensor by tensor, along S or along a new dimension, as `combine` does it.
+
+    Either all of them come with a memory network or none; so it is with candidates.
+    """
+    memory = [part.memory for part in draws if part.memory is not None]
+    candidates = [part.candidates for part in draws if part.candidates is not None]
+    assert len(memory) in (0, len(draws)) and len(candidates) in (0, len(draws))
+    return Draw(
+        combine([part.tokens_S for part in draws]),
+        combine([part.sampler_logp_S for part in draws]),
+        combine([part.policy_logp_S for part in draws]),
+        _join_memory(memory, combine) if memory else None,
+        _join_candidates(candidates, combine) if candidates else None,
+    )
+
+
+def _join_memory(parts: Sequence[MemoryDraw], combine: Callable[[list[Tensor]], Tensor]) -> MemoryDraw:
+    return MemoryDraw(
+        combine([part.logp_S for part in parts]),
+        combine([part.argmax_moved_S for part in parts]),
+        combine([part.kl_S for part in parts]),
+    )
+
+
+def _join_candidates(parts: Sequence[Candidates], combine: Callable[[list[Tensor]], Tensor]) -> Candidates:
+    return Candidates(combine([part.entropy_S for part in parts]), combine([part.top_logp_SN for part in parts]))
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raises UserError for parameters outside their range."""
+    if sampling.max_tokens < 1:
+        raise UserError(f"sampling.max_tokens is {sampling.max_tokens}; it must be at least 1")
+    if not 0.0 <= sampling.temperature < float("inf"):
+        raise UserError(f"sampling.temperature is {sampling.temperature}; it must be 0 (greedy) or above")
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise UserError(f"sampling.top_p is {sampling.top_p}; it must be in (0, 1]")
+    if sampling.top_k < 0:
+        raise UserError(f"sampling.top_k is {sampling.top_k}; it must be 0 (off) or above")
+    if sampling.record_top is not None and sampling.record_top < 1:
+        raise UserError(f"sampling.record_top is {sampling.record_top}; it must be at least 1")
+    if sampling.memory_mu is not None and not 0.0 <= sampling.memory_mu < float("inf"):
+        raise UserError(f"sampling.memory_mu is {sampling.memory_mu}; it must be 0 or above, and finite")
+    if sampling.plausible is not None:
+        _check_guard(sampling.plausible)
+
+
+def _check_guard(guard: Plausible) -> None:
+    if (guard.min_p is None) == (guard.top_k is None):
+        raise UserError("sampling.plausible must name one of min_p and top_k")
+    if guard.min_p is not None and not 0.0 < guard.min_p <= 1.0:
+        raise UserError(f"sampling.plausible.min_p is {guard.min_p}; it must be in (0, 1]")
+    if guard.top_k is not None and guard.top_k < 1:
+        raise UserError(f"sampling.plausible.top_k is {guard.top_k}; it must be at least 1")
+
+
+def draw(logits: Logits, seeds_S: Tensor, position: int, sampling: SamplingParams) -> Draw:
+    """Draw response token number `position` of every row.
+
+    `policy_logp` and `memory_logp` are each network's own at the sampling temperature over the whole vocabulary.
+    `sampler_logp` is that of the distribution drawn from: after the memory's subtraction, the plausibility guard, top-k
+    and then top-p, with what is left renormalised. Greedy takes the largest (policy - mu * memory); log-probs are then
+    at temperature 1, without top-k and top-p.
+    """
+    rows, vocabulary = logits.policy_SV.shape
+    step = max(1, BLOCK_ELEMENTS // vocabulary)
+    if rows <= step:
+        return _draw_block(logits, uniforms(seeds_S, position), sampling)
+    blocks = [
+        _draw_block(logits.block(i, i + step), uniforms(seeds_S[i : i + step], position), sampling)
+        for i in range(0, rows, step)
+    ]
+    return join(blocks, torch.cat)
+
+
+def _draw_block(logits: Logits, uniform_S: Tensor, sampling: SamplingParams) -> Draw:
+    policy_SV = _log_probs(logits.policy_SV, sampling)
+    memory_SV = None if logits.memory_SV is None else _log_probs(logits.memory_SV, sampling)
+    sampler_SV = policy_SV if sampling.memory_mu is None else _calibrated(policy_SV, memory_SV, sampling)
+    tokens_S, sampler_S = _choose(sampler_SV, uniform_S, sampling)
+    memory = None if memory_SV is None else _memory_draw(memory_SV, policy_SV, sampler_SV, tokens_S)
+    candidates = None if sampling.record_top is None else _candidates(policy_SV, sampling.record_top)
+    return Draw(tokens_S, sampler_S.float(), _at(policy_SV, tokens_S).float(), memory, candidates)
+
+
+def _candidates(policy_SV: Tensor, count: int) -> Candidates:
+    top_SN = policy_SV.topk(min(count, policy_SV.shape[1]), dim=-1).values
+    return Candidates(torch.special.entr(policy_SV.exp()).sum(dim=-1).float(), top_SN.float())
+
+
+def _memory_draw(memory_SV: Tensor, policy_SV: Tensor, calibrated_SV: Tensor, tokens_S: Tensor) -> MemoryDraw:
+    moved_S = calibrated_SV.argmax(dim=-1) != policy_SV.argmax(dim=-1)
+    # What the guard bars has probability zero, and zero times minus infinity is none of the sum.
+    terms_SV = calibrated_SV.exp() * (calibrated_SV - policy_SV)
+    kl_S = terms_SV.masked_fill_(calibrated_SV == float("-inf"), 0.0).sum(dim=-1)
+    return MemoryDraw(_at(memory_SV, tokens_S).float(), moved_S, kl_S.float())
+
+
+def _log_probs(logits_SV: Tensor, sampling: SamplingParams) -> Tensor:
+    """float64, at the sampling temperature; at 1 for greedy."""
+    wide = logits_SV.to(torch.float64)
+    return torch.log_softmax(wide / sampling.temperature if sampling.temperature else wide, dim=-1)
+
+
+def _calibrated(policy_SV: Tensor, memory_SV: Tensor | None, sampling: SamplingParams) -> Tensor:
+    """Log-probs of softmax((z_policy - mu z_memory) / T), from both networks' log-probs at T.
+
+    Exact: log-probs at T are logits / T up to a constant per row, and softmax does not see constants.
+    """
+    assert sampling.memory_mu is not None and memory_SV is not None, "the engine refuses a mu without a memory"
+    difference_SV = policy_SV - sampling.memory_mu * memory_SV
+    if sampling.plausible is not None:
+        difference_SV.masked_fill_(policy_SV < _least_plausible(policy_SV, sampling.plausible), float("-inf"))
+    return torch.log_softmax(difference_SV, dim=-1)
+
+
+def _least_plausible(policy_SV: Tensor, guard: Plausible) -> Tensor:
+    """The log-prob [S, 1] that the guard asks of a token, from the policy's own at the temperature."""
+    if guard.min_p is not None:
+        return policy_SV.amax(dim=-1, keepdim=True) + math.log(guard.min_p)
+    assert guard.top_k is not None, "checked with the parameters"
+    return policy_SV.topk(min(guard.top_k, policy_SV.shape[1]), dim=-1).values[:, -1:]
+
+
+def _choose(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """One token per row from `logp_SV`, and the log-prob it was drawn with."""
+    greedy = sampling.temperature == 0.0
+    truncated = sampling.top_p < 1.0 or 0 < sampling.top_k < logp_SV.shape[1]
+    if truncated and not greedy:
+        return _choose_truncated(logp_SV, uniform_S, sampling)
+    tokens_S = logp_SV.argmax(dim=-1) if greedy else _invert(logp_SV.exp().cumsum(dim=-1), uniform_S)
+    return tokens_S, _at(logp_SV, tokens_S)
+
+
+def _choose_truncated(logp_SV: Tensor, uniform_S: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Among the most likely tokens only; ties go to the lower token id."""
+    ranked_SV, token_of_rank_SV = logp_SV.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k:
+        ranked_SV = ranked_SV[:, : sampling.top_k]
+    cumulative_SV = ranked_SV.exp().cumsum(dim=-1)
+    before_SV = torch.cat([torch.zeros_like(cumulative_SV[:, :1]), cumulative_SV[:, :-1]], dim=-1)
+    kept_SV = before_SV < sampling.top_p * cumulative_SV[:, -1:]
+    # Past the last kept rank the sum stays flat, so the inversion cannot land there.
+    cumulative_SV = cumulative_SV.where(kept_SV, 0.0).cummax(dim=-1).values
+    rank_S = _invert(cumulative_SV, uniform_S)
+    return _at(token_of_rank_SV, rank_S), _at(ranked_SV, rank_S) - cumulative_SV[:, -1].log()
+
+
+def _at(values_SV: Tensor, index_S: Tensor) -> Tensor:
+    """[S]: each row's value at its index."""
+    return values_SV.gather(1, index_S[:, None]).squeeze(1)
+
+
+def _invert(cumulative_SV: Tensor, uniform_S: Tensor) -> Tensor:
+    """The first index whose cumulative sum exceeds `uniform` times the total; its own mass is never zero."""
+    target_S = uniform_S * cumulative_SV[:, -1]
+    index_S = torch.searchsorted(cumulative_SV, target_S[:, None], right=True).squeeze(1)
+    # Only rows of NaN get past the end; the caller reports those by their log-probs.
+    return index_S.clamp_(max=cumulative_SV.shape[1] - 1)
+
 
 # Finished rows are dropped once live ones are at most this share: a drop copies the cache.
 COMPACT_BELOW = 0.75

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from megasharp.algos.base import MethodParams, Needs, Reduction
-from megasharp.algos.build import build_recipe
-from megasharp.types import (
+from megasharp.algos.from_names import build_recipe
+from megasharp.common.records import (
     Completion,
     Denominators,
     FinishReason,

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megasharp.algos.base import MethodParams, Needs
-from megasharp.algos.build import build_recipe
 from megasharp.algos.casp import CaSP, CaSPParams
 from megasharp.algos.clip import ClipParams
+from megasharp.algos.from_names import build_recipe
+from megasharp.common.records import Denominators, Metrics, MicroBatch, TokenInputs
 from megasharp.ops.head import VocabShard, token_head
-from megasharp.types import Denominators, Metrics, MicroBatch, TokenInputs
 
 VOCABULARY = 11
 TOKENS = 14

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.algos.build import build_recipe
 from megasharp.algos.cispo import CISPOParams
 from megasharp.algos.clip import ClipParams
-from megasharp.errors import UserError
+from megasharp.algos.from_names import build_recipe
+from megasharp.common.errors import UserError
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Needs
 from megasharp.algos.clip import Clip, ClipParams
-from megasharp.algos.ratio import LOG_RATIO_BOUND
+from megasharp.algos.group_statistics import LOG_RATIO_BOUND
 
 # ratio, advantage, loss, d loss / d log ratio, with low = 0.2, high = 0.3.
 CASES = [

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, overridden_hooks
-from megasharp.algos.build import build_recipe
 from megasharp.algos.casp import CaSPParams
 from megasharp.algos.clip_cov import ClipCovParams
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.algos.soft_overlong import SoftOverlongParams
-from megasharp.types import Denominators, Metrics, MicroBatch, MiniBatch, StepBatch, TokenInputs
+from megasharp.common.records import Denominators, Metrics, MicroBatch, MiniBatch, StepBatch, TokenInputs
 
 DENOMINATORS = Denominators(tokens=31.0, sequences=7.0, constant=16.0)
 # Coefficients that are tiny by default would hide a method's part of the loss.

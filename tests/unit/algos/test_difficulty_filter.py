@@ -7,7 +7,7 @@ from cases import each_case
 from pydantic import ValidationError
 
 from megasharp.algos.difficulty_filter import DifficultyFilter, DifficultyFilterParams
-from megasharp.types import Outcome
+from megasharp.common.records import Outcome
 
 SOLVED_OF_FOUR = [0, 1, 2, 3, 4]
 

@@ -6,11 +6,11 @@ import pytest
 from cases import each_case
 
 from megasharp.algos.base import MemoryNeed, Ramp, overridden_hooks
-from megasharp.algos.build import build_recipe
 from megasharp.algos.dlc import DLC, DLCParams, MemoryParams, PlausibleParams
+from megasharp.algos.from_names import build_recipe
+from megasharp.common.errors import UserError
+from megasharp.common.records import Plausible
 from megasharp.config.core import validate
-from megasharp.errors import UserError
-from megasharp.types import Plausible
 
 
 def test_it_fills_no_hook_and_asks_for_a_memory() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cases import each_case
 
-from megasharp.algos.build import build_recipe
 from megasharp.algos.dynamic_sampling import DynamicSampling, DynamicSamplingParams
-from megasharp.types import Outcome
+from megasharp.algos.from_names import build_recipe
+from megasharp.common.records import Outcome
 
 
 @each_case(

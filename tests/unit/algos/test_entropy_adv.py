@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Needs
 from megasharp.algos.entropy_adv import EntropyAdv, EntropyAdvParams
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 ADVANTAGES = [1.0, 1.0, -1.0, -1.0, 0.0, 0.5, 0.0]
 ENTROPIES = [0.5, 3.0, 0.5, 3.0, 3.0, 0.0, 0.0]

@@ -10,11 +10,11 @@ import torch
 from cases import each_case
 
 from megasharp.algos.base import Needs, Reduction
-from megasharp.algos.build import build_recipe
 from megasharp.algos.dr_grpo import DrGRPO
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaseline, ReinforcePPBaselineParams
 from megasharp.algos.rloo import RLOO
-from megasharp.types import Denominators, MiniBatch, StepBatch
+from megasharp.common.records import Denominators, MiniBatch, StepBatch
 
 REWARDS = [0.0, 0.25, 1.0, -2.0, 0.5]
 # RLOO's advantages of correct and wrong responses by the number of correct ones of eight.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.iac import IAC, IACParams
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 FORMS = ["normalized", "literal", "budget"]
 # Positive advantages of a group of eight by the number of correct ones, alpha = 1: normalized and literal.

@@ -10,13 +10,13 @@ from cases import each_case
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MemoryNeed, MethodParams, Needs, OldLogp, Ramp, Reduction
-from megasharp.algos.build import build_recipe
 from megasharp.algos.clip import Clip
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
-from megasharp.errors import UserError
-from megasharp.types import Denominators, MicroBatch, MiniBatch, Outcome, StepBatch
+from megasharp.common.errors import UserError
+from megasharp.common.records import Denominators, MicroBatch, MiniBatch, Outcome, StepBatch
 
 
 class Doubled(GRPO):

@@ -8,8 +8,8 @@ import torch
 from cases import each_case
 
 from megasharp.algos.base import Reduction
-from megasharp.algos.reduction import token_coefficients
-from megasharp.types import Denominators
+from megasharp.algos.recipe import token_coefficients
+from megasharp.common.records import Denominators
 
 CONSTANT = 16.0
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from megasharp.algos.build import build_recipe
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.soft_overlong import SoftOverlong, SoftOverlongParams
-from megasharp.errors import UserError
-from megasharp.types import Group
+from megasharp.common.errors import UserError
+from megasharp.common.records import Group
 
 
 def of_lengths(make_group, rewards: list[float], lengths: list[int]) -> Group:

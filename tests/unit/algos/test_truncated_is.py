@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.truncated_is import TruncatedIS, TruncatedISParams
-from megasharp.types import TokenInputs
+from megasharp.common.records import TokenInputs
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS, sampler_logp=True)
 

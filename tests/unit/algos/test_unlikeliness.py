@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from megasharp.algos.build import build_recipe
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.unlikeliness import Unlikeliness, UnlikelinessParams
-from megasharp.types import Group, Outcome
+from megasharp.common.records import Group, Outcome
 
 # Mean log-probs per token; the fixture's responses have 1, 2, 3 and 4 tokens, so sums would rank them otherwise.
 MEANS = [-2.0, -1.5, -1.2, -3.0]

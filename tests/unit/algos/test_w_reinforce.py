@@ -7,11 +7,11 @@ import torch
 from cases import each_case
 
 from megasharp.algos import METHODS
-from megasharp.algos.build import build_recipe
 from megasharp.algos.ds import DSParams
+from megasharp.algos.from_names import build_recipe
 from megasharp.algos.w_reinforce import WReinforceParams
-from megasharp.errors import UserError
-from megasharp.types import Outcome
+from megasharp.common.errors import UserError
+from megasharp.common.records import Outcome
 
 OUTCOMES = [Outcome.CORRECT, Outcome.WRONG, Outcome.FORMAT, Outcome.TIMEOUT, Outcome.ERROR, Outcome.CORRECT]
 

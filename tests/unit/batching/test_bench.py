@@ -9,10 +9,8 @@ from types import ModuleType
 import pytest
 from cases import each_case
 
-from megasharp.batching.figures import packing_metrics
-from megasharp.batching.flops import Flops
-from megasharp.batching.pack import PackLayout, pack
-from megasharp.batching.planning import plan
+from megasharp.batching.packing import PackLayout, pack, packing_metrics
+from megasharp.batching.planning import Flops, plan
 
 FLOPS = Flops(100.0, ((None, 0.01),))
 

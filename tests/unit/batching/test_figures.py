@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megasharp.batching.figures import micro_batch_flops, packing_metrics, rank_flops
-from megasharp.batching.flops import Flops
-from megasharp.batching.layout import PackLayout, row_multiple
-from megasharp.batching.pack import pack
-from megasharp.batching.sizes import measure
-from megasharp.types import ParallelLayout, Sequence
+from megasharp.batching.packing import micro_batch_flops, pack, packing_metrics, rank_flops
+from megasharp.batching.planning import Flops, PackLayout, measure, row_multiple
+from megasharp.common.records import ParallelLayout, Sequence
 
 FLOPS = Flops(3.0, ((None, 2.0), (4, 5.0)))
 

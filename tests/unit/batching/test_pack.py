@@ -8,8 +8,8 @@ import pytest
 import torch
 from cases import each_case
 
-from megasharp.batching.pack import PackLayout, pack
-from megasharp.types import MicroBatch, Sequence, StepBatch
+from megasharp.batching.packing import PackLayout, pack
+from megasharp.common.records import MicroBatch, Sequence, StepBatch
 
 
 def sequence(group: int, index: int, prompt: list[int], response: list[int], masked: int = 0) -> Sequence:

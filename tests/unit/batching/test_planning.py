@@ -9,11 +9,18 @@ from collections.abc import Iterator
 import pytest
 from cases import each_case
 
-from megasharp.batching.balance import even_shares
-from megasharp.batching.filling import Capacity, fill
-from megasharp.batching.flops import Flops
-from megasharp.batching.planning import imbalance, loads, plan
-from megasharp.batching.sizes import Draft, Sizes, measure
+from megasharp.batching.planning import (
+    Capacity,
+    Draft,
+    Flops,
+    Sizes,
+    even_shares,
+    fill,
+    imbalance,
+    loads,
+    measure,
+    plan,
+)
 
 # Attention costs as much as the rest at 100 positions: short sequences then differ as long ones do in a real model.
 FLOPS = Flops(100.0, ((None, 1.0),))

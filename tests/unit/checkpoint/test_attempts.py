@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from megasharp import signals
-from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptLog, AttemptRecord, read_attempts
-from megasharp.errors import RankDied, RunFailed, TrainingStopped, UserError
+from megasharp.checkpoint.run_folder import ATTEMPT_FILE, AttemptLog, AttemptRecord, read_attempts
+from megasharp.common import signals
+from megasharp.common.errors import RankDied, RunFailed, TrainingStopped, UserError
 
 
 class Clock:

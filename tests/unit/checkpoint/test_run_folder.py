@@ -16,7 +16,7 @@ import pytest
 
 from megasharp.checkpoint.run_folder import open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
 from megasharp.evals.probe import step_file
 from megasharp.metrics.rollouts import write_rollouts
 from megasharp.metrics.writers import MetricLog

@@ -16,15 +16,10 @@ import pytest
 from cases import each_case
 from waiting import HANG_S
 
-from megasharp.checkpoint.manifest import FileEntry, describe_files
-from megasharp.checkpoint.store import CheckpointStore, RunState, read_state
-from megasharp.errors import RankDied, UserError
-from megasharp.files import FileHash
-from megasharp.prolonged.best import BestFigure
-from megasharp.prolonged.control import ControlState
-from megasharp.prolonged.lengths import LengthChange, LengthState
-from megasharp.prolonged.resets import Reset, ResetState
-from megasharp.prolonged.stagnation import Watch
+from megasharp.checkpoint.store import CheckpointStore, FileEntry, RunState, describe_files, read_state
+from megasharp.common.control import BestFigure, ControlState, LengthChange, LengthState, Reset, ResetState, Watch
+from megasharp.common.errors import RankDied, UserError
+from megasharp.common.files import FileHash
 from tests.unit.saving import save_at_once
 
 
@@ -317,7 +312,7 @@ LIMITED = """
 import sys
 from pathlib import Path
 from megasharp.checkpoint.store import CheckpointStore, RunState
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
 from tests.unit.saving import save_at_once
 
 store = CheckpointStore(Path(sys.argv[1]), 3, None)

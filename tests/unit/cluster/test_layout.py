@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 from waiting import HANG_S
 
-from megasharp.cluster.capacity import NodeCapacity, check_capacity
-from megasharp.cluster.layout import Layout, Needs, Placement, Slot, make_layout
-from megasharp.errors import UserError
+from megasharp.cluster.ray_runtime.layout import (
+    Layout,
+    Needs,
+    NodeCapacity,
+    Placement,
+    Slot,
+    check_capacity,
+    make_layout,
+)
+from megasharp.common.errors import UserError
 
 
 def nodes_of(layout: Layout, slots: list[int]) -> set[int]:
@@ -144,7 +151,7 @@ def test_this_room_can_be_read_without_ray(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    script = "import sys, megasharp.cluster.layout, megasharp.cluster.capacity, megasharp.cluster.session as s\n"
+    script = "import sys, megasharp.cluster.ray_runtime.layout, megasharp.cluster.ray_runtime.session as s\n"
     script += "s.SessionSettings(); print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert done.stdout.strip() == "False"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megasharp.cluster.parts import Joiner, cut
+from megasharp.cluster.ray_runtime.rank_actor import Joiner, cut
 
 TENSORS = [
     ("a", torch.arange(5, dtype=torch.float32)),

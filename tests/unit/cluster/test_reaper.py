@@ -13,7 +13,7 @@ import psutil
 import pytest
 from waiting import HANG_S, wait_until
 
-from megasharp.cluster import reaper
+from megasharp.cluster.ray_runtime import reaper
 
 TOLD = "megasharp: Ray's raylet ended, and with it this run; continue with --resume\n"
 # What takes a second may take this long where ten other processes want the same core.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from megasharp.cluster import session as module
-from megasharp.cluster.capacity import NodeCapacity
-from megasharp.cluster.layout import Needs, make_layout
-from megasharp.cluster.session import RaySession
-from megasharp.errors import RunFailed, UserError
+from megasharp.cluster.ray_runtime import session as module
+from megasharp.cluster.ray_runtime.layout import Needs, NodeCapacity, make_layout
+from megasharp.cluster.ray_runtime.session import RaySession
+from megasharp.common.errors import RunFailed, UserError
 
 
 @pytest.mark.parametrize(("cpus", "free", "kind"), [(1.0, 1.0, UserError), (2.0, 1.0, RunFailed)])

@@ -9,9 +9,10 @@ import pytest
 from cases import each_case
 from pydantic import Field
 
-from megasharp.config.core import Section, apply_overrides, dump_yaml, merge, parse_yaml, read_tree, validate
+from megasharp.common.errors import UserError
+from megasharp.common.section import Section
+from megasharp.config.core import apply_overrides, dump_yaml, merge, parse_yaml, read_tree, validate
 from megasharp.config.run import load_run
-from megasharp.errors import UserError
 
 
 class Inner(Section):

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 from cases import each_case
 
-from megasharp.algos.schedule import RecipeSchedule
-from megasharp.build.recipes import build_recipes
+from megasharp.algos.recipe import RecipeSchedule
 from megasharp.config.run import RunConfig, load_run
+from megasharp.trainer.resolve.recipes import build_recipes
 
 PAPER = Path(__file__).parents[3] / "configs" / "algo" / "paper"
 ROWS = sorted(file.stem for file in PAPER.glob("*.yaml") if not file.name.startswith("_"))

@@ -9,15 +9,15 @@ from pathlib import Path
 from cases import each_case
 
 from megasharp.algos import METHODS
-from megasharp.algos.schedule import RecipeSchedule
-from megasharp.build.recipes import build_recipes
+from megasharp.algos.recipe import RecipeSchedule
 from megasharp.config.core import Tree, dump_tree, merge, parse_yaml, read_tree, validate
 from megasharp.config.run import RunConfig, load_run
-from megasharp.data.sets import SETS
-from megasharp.data.tasks import TASKS
 from megasharp.evals.groups import load_group
 from megasharp.evals.suites import SuiteFile
-from megasharp.sweeps.grid import cells, load_sweep
+from megasharp.reporting.sweeps.grid import cells, load_sweep
+from megasharp.tasks.sets import SETS
+from megasharp.tasks.table import TASKS
+from megasharp.trainer.resolve.recipes import build_recipes
 
 REPOSITORY = Path(__file__).parents[3]
 PAPER = REPOSITORY / "configs" / "algo" / "paper"

@@ -8,10 +8,10 @@ import pytest
 from cases import each_case
 
 from megasharp.algos import METHODS
+from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, parse_yaml, validate
 from megasharp.config.run import RunConfig, load_run
 from megasharp.convert.lora import TARGETS
-from megasharp.errors import UserError
 
 REPOSITORY = Path(__file__).parents[3]
 MINIMAL = """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from megasharp.types import as_dtype
+from megasharp.common.records import as_dtype
 from tests.unit.families import new_model
 
 if TYPE_CHECKING:

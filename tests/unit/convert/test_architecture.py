@@ -10,10 +10,10 @@ import pytest
 import torch
 from cases import each_case
 
+from megasharp.common.errors import UserError
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
 from megasharp.convert.hf_folder import read_config
-from megasharp.errors import UserError
 from tests.unit.families import CLASSES
 
 

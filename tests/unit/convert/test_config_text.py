@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
+from megasharp.common.errors import UserError
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.rope import rotary_frequencies
-from megasharp.errors import UserError
 
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 SWITCHES = ("tie_word_embeddings", "use_sliding_window", "attention_bias")

@@ -14,9 +14,9 @@ import torch
 from cases import each_case
 from safetensors.torch import load_file, save_file
 
+from megasharp.common.errors import UserError
 from megasharp.convert.record import read_record
-from megasharp.errors import UserError
-from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
+from megasharp.learner.conversion import hf_to_megatron, megatron_to_hf
 
 FC1 = "decoder.layers.mlp.linear_fc1.weight"
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from megasharp.convert.fingerprint import weights_fingerprint
+from megasharp.common.errors import UserError
+from megasharp.convert.digests import weights_fingerprint
 from megasharp.convert.model_folder import model_folder
-from megasharp.errors import UserError
 
 BASE = Path(__file__).resolve().parents[3] / "examples" / "quickstart" / "base"
 

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from megasharp.common.errors import UserError
 from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
 from megasharp.convert.shards import megatron_tensor
-from megasharp.errors import UserError
 
 NORM = "model.layers.1.input_layernorm.weight"
 

@@ -14,9 +14,9 @@ import torch
 from cases import each_case
 from torch import Tensor
 
+from megasharp.common.errors import UserError
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.hf_write import write_hf_folder
-from megasharp.errors import UserError
 
 
 def weights(folder: Path) -> Iterator[tuple[str, Tensor]]:

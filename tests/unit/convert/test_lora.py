@@ -9,6 +9,7 @@ import torch
 from cases import each_case
 from torch import Tensor
 
+from megasharp.common.errors import UserError
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
 from megasharp.convert.lora import (
@@ -27,7 +28,6 @@ from megasharp.convert.lora import (
     trained_parameters,
 )
 from megasharp.convert.mapping import Rule, Shard
-from megasharp.errors import UserError
 
 RANK, SCALE = 3, 0.75
 # head_dim is not hidden / heads, so that no size stands in for another.

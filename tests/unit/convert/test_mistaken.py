@@ -12,10 +12,10 @@ import torch
 from cases import each_case
 from safetensors.torch import load_file
 
+from megasharp.common.errors import UserError
 from megasharp.convert.hf_folder import HFReader
-from megasharp.errors import UserError
-from megasharp.mcore.conversion import MegatronWeights, hf_to_megatron
-from megasharp.mcore.verification import verify
+from megasharp.learner.conversion import MegatronWeights, hf_to_megatron
+from megasharp.learner.verification import verify
 
 
 def error_of(read: Callable[[Path], object], folder: Path) -> str:

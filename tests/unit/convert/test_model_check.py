@@ -10,11 +10,11 @@ import pytest
 import torch
 from cases import each_case
 
+from megasharp.common.errors import UserError
 from megasharp.convert.architecture import RopeParameters
 from megasharp.convert.hf_folder import read_config
-from megasharp.errors import UserError
-from megasharp.mcore.blank import alone, blank_model
-from megasharp.mcore.model_check import check_model
+from megasharp.learner.meta_models import alone, blank_model
+from megasharp.learner.model_check import check_model
 
 
 def check(folder: Path, **misread: object) -> None:

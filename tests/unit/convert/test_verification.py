@@ -16,9 +16,9 @@ from cases import each_case
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from megasharp.errors import UserError
-from megasharp.mcore.conversion import hf_to_megatron, megatron_to_hf
-from megasharp.mcore.verification import Probe, Verification, verify
+from megasharp.common.errors import UserError
+from megasharp.learner.conversion import hf_to_megatron, megatron_to_hf
+from megasharp.learner.verification import Probe, Verification, verify
 
 PROBE = Probe(tokens=24)
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -230,7 +230,7 @@ def test_a_model_that_overflows_where_the_other_does_not_is_another(
 ) -> None:
     source = save_model("qwen3")
     given = iter([torch.ones(36, 53), torch.ones(36, 53).index_fill(0, torch.tensor([3]), math.inf)])
-    monkeypatch.setattr("megasharp.mcore.verification.transformers_outputs", lambda *_: {"logits": next(given)})
+    monkeypatch.setattr("megasharp.learner.verification.transformers_outputs", lambda *_: {"logits": next(given)})
     found = verify(source, source, PROBE)
     assert found.outcome == "different" and "53 of 1908 are NaN or infinite and were not compared" in text(found)
 
@@ -258,7 +258,7 @@ def test_one_model_is_let_go_before_the_other_is_loaded(
 
 def test_without_logits_no_model_is_loaded(save_model, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_model("qwen3")
-    monkeypatch.setattr("megasharp.mcore.verification.transformers_outputs", None)
+    monkeypatch.setattr("megasharp.learner.verification.transformers_outputs", None)
     found = verify(source, source, None)
     assert found.equal and "logits: not compared" in text(found)
 

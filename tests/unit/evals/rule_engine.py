@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from megasharp.data.tasks import TaskItem
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.suites import Suite
-from megasharp.rewards.countdown import CountdownAnswer
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
+from megasharp.tasks.countdown import CountdownAnswer
+from megasharp.tasks.table import TaskItem
 
 TEXTS = ("1+2", "2+1", "2*1", "1+", "1-2")
 ANSWER = CountdownAnswer((1, 2), 3)

@@ -10,11 +10,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from megasharp.evals.answers import TEXTS_KEPT, AnswerCounts, Answers
-from megasharp.evals.columns import columns
-from megasharp.evals.majority import ORDERS, majority_at_k
-from megasharp.evals.rows import ProblemResult
-from megasharp.types import Outcome, Verdict
+from megasharp.common.records import Outcome, Verdict
+from megasharp.evals.estimators import ORDERS, columns, majority_at_k
+from megasharp.evals.samples import TEXTS_KEPT, AnswerCounts, Answers, ProblemResult
 
 WRONG, CORRECT, FORMAT = Outcome.WRONG, Outcome.CORRECT, Outcome.FORMAT
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megasharp.errors import UserError
-from megasharp.evals.average import averaged, save_group
-from megasharp.evals.bootstrap import average_intervals
-from megasharp.evals.files import load_figures
-from megasharp.evals.text import group_lines
+from megasharp.common.errors import UserError
+from megasharp.evals.estimators import average_intervals
+from megasharp.evals.files import group_lines, load_figures
+from megasharp.evals.result import averaged, save_group
 from tests.unit.evals.rule_engine import run, suite_of
 
 

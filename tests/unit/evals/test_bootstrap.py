@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from megasharp.evals.bootstrap import Interval, mean_intervals
-from megasharp.evals.passk import pass_at_k
+from megasharp.evals.estimators import Interval, mean_intervals, pass_at_k
 
 
 def test_many_problems_give_the_normal_interval() -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.build.compare_evals import compare_results
-from megasharp.errors import UserError
-from megasharp.evals.answers import Answers
+from megasharp.common.errors import UserError
 from megasharp.evals.compare import Crossing, compare
+from megasharp.evals.estimators import pass_at_k_mean
 from megasharp.evals.files import save
-from megasharp.evals.passk import pass_at_k_mean
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
-from megasharp.evals.rows import ProblemResult
+from megasharp.evals.samples import Answers, ProblemResult
+from megasharp.trainer.compare_evals import compare_results
 
 FILES = (Path("A.json"), Path("B.json"))
 KS = (1, 4, 16)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from cases import each_case
 
-from megasharp.errors import UserError
-from megasharp.evals.ks import default_ks, parse_ks
+from megasharp.common.errors import UserError
+from megasharp.evals.suites import default_ks, parse_ks
 
 
 @each_case(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from cases import each_case
 
-from megasharp.data import countdown, knights
-from megasharp.data.knights import solutions
-from megasharp.data.tasks import load_items
-from megasharp.data.tokenizer import load_tokenizer
 from megasharp.evals.suites import load_suite
-from megasharp.rewards.countdown_solver import count_solutions
-from megasharp.sweeps.grid import cells, load_sweep
+from megasharp.reporting.sweeps.grid import cells, load_sweep
+from megasharp.tasks import countdown, knights
+from megasharp.tasks.countdown import count_solutions
+from megasharp.tasks.knights import solutions
+from megasharp.tasks.table import load_items
+from megasharp.tasks.tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).parents[3]
 STUDY = REPOSITORY / "examples" / "solution_multiplicity"

@@ -9,8 +9,8 @@ from math import comb
 import pytest
 from cases import each_case
 
-from megasharp.errors import UserError
-from megasharp.evals.passk import pass_at_k, pass_at_k_mean
+from megasharp.common.errors import UserError
+from megasharp.evals.estimators import pass_at_k, pass_at_k_mean
 
 
 def exact(n: int, correct: int, k: int) -> Fraction:

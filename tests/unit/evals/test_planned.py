@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from megasharp.errors import UserError
-from megasharp.evals import planned
-from megasharp.evals.groups import Settings, complete, group_names, load_group
-from megasharp.evals.planned import PlannedGroup, plan_suites
+from megasharp.common.errors import UserError
+from megasharp.evals import groups as planned
+from megasharp.evals.groups import PlannedGroup, Settings, complete, group_names, load_group, plan_suites
 
 PAPERS = {
     "casp_math6": (256, 0.6, 0.95, 4096, 6, 256),

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
+from megasharp.common.records import Completion, FinishReason, SamplingParams
 from megasharp.evals.probe import (
     SCHEMA,
     ProbeResponse,
@@ -21,8 +22,7 @@ from megasharp.evals.probe import (
     write_responses,
 )
 from megasharp.evals.suites import Suite, load_suite
-from megasharp.rollout.inprocess.candidates import Candidates
-from megasharp.types import Completion, FinishReason, SamplingParams
+from megasharp.rollout.inprocess.engine import Candidates
 
 RESPONSE = ProbeResponse("dev", "p1", "1 2=\ud8003:", (1, 2), (5, 6))
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
+from megasharp.common.records import Completion, GenerateRequest, SamplingParams
+from megasharp.evals.evaluate import Progress
 from megasharp.evals.files import load_figures, load_result, save
-from megasharp.evals.progress import Progress
-from megasharp.types import Completion, GenerateRequest, SamplingParams
 from tests.unit.evals.rule_engine import RuleEngine, run
 
 IDENTITY = {"weights": "abc", "n": "10", "temperature": "1.0"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
 from megasharp.evals.suites import load_suite
 
 PROBLEM = '{"id": "own-0", "numbers": [1, 2], "target": 3}\n'

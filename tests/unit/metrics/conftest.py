@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from megasharp.rewards.countdown import CountdownAnswer
-from megasharp.types import Completion, FinishReason, Group, Outcome, Prompt, Response, Verdict, VersionSpan
+from megasharp.common.records import Completion, FinishReason, Group, Outcome, Prompt, Response, Verdict, VersionSpan
+from megasharp.tasks.countdown import CountdownAnswer
 
 MakeResponse = Callable[..., Response]
 MakeGroup = Callable[..., Group]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from megasharp.metrics.advantages import advantage_metrics
-from megasharp.types import Denominators, Mean, MicroBatch, MiniBatch, Segments, StepBatch, TokenInputs
+from megasharp.common.records import Denominators, Mean, MicroBatch, MiniBatch, Segments, StepBatch, TokenInputs
+from megasharp.metrics.groups import advantage_metrics
 
 Token = tuple[int, float, float]  # group, advantage, mask
 

@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from megasharp.errors import UserError
-from megasharp.files import completed
+from megasharp.common.errors import UserError
+from megasharp.common.files import completed
 
 
 def test_the_body_writes_beside_and_the_name_appears_at_the_end(tmp_path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megasharp.metrics.flatten import flatten
-from megasharp.types import Maximum, Mean
+from megasharp.common.records import Maximum, Mean
+from megasharp.metrics.groups import flatten
 
 
 def test_means_divide_after_they_are_added_and_a_mean_of_nothing_is_left_out():

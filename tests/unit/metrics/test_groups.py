@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
+from megasharp.common.records import FinishReason, Outcome
 from megasharp.metrics.groups import group_metrics
-from megasharp.types import FinishReason, Outcome
 
 
 def test_a_step_worked_out_by_hand(make_response, make_group):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from megasharp.common.records import FinishReason, Outcome, VersionSpan
 from megasharp.metrics.rollouts import SCHEMA, TokenColumns, write_rollouts
-from megasharp.types import FinishReason, Outcome, VersionSpan
 
 if TYPE_CHECKING:
     from pandas import DataFrame

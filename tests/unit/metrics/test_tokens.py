@@ -9,9 +9,9 @@ from itertools import chain
 import pytest
 import torch
 
-from megasharp.algos.gate import gated
-from megasharp.metrics.tokens import token_metrics
-from megasharp.types import TokenInputs
+from megasharp.algos.base import gated
+from megasharp.common.records import TokenInputs
+from megasharp.metrics.groups import token_metrics
 
 LENGTHS = (4, 1, 6, 3)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
 from megasharp.metrics.writers import MetricLog, read_metrics
 
 

@@ -10,7 +10,7 @@ import torch
 from cases import each_case
 from torch import Tensor
 
-from megasharp.ops.distinct import expected_distinct
+from megasharp.ops.segment import expected_distinct
 
 
 def random_logp(seed: int, vocabulary: int, scale: float = 2.0) -> Tensor:

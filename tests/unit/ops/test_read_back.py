@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from megasharp.ops.read_back import means
-from megasharp.types import Mean
+from megasharp.common.records import Mean
+from megasharp.ops.segment import means
 
 
 def test_every_pair_arrives_under_its_own_name_and_exactly() -> None:

@@ -14,9 +14,9 @@ from concurrent.futures import Future, wait
 
 import torch
 
-from megasharp.errors import EnginesLost, NotSampled
-from megasharp.protocols import NamedTensors
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from megasharp.common.errors import EnginesLost, NotSampled
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
+from megasharp.weight_sync.endpoints import NamedTensors
 
 # Seconds that prompt `tokens[0]` takes for a token.
 Delay = Callable[[int], float]

@@ -12,13 +12,8 @@ import pytest
 from cases import each_case
 from waiting import HANG_S, wait_until
 
-from megasharp.errors import UserError
-from megasharp.rewards.judge import DirectJudge
-from megasharp.rollout import asynchronous
-from megasharp.rollout.asynchronous import AsyncRollouts, prompts_at_once
-from megasharp.rollout.groups import GroupMaker
-from megasharp.rollout.order import Collected, CollectionSettings, Order
-from megasharp.types import (
+from megasharp.common.errors import UserError
+from megasharp.common.records import (
     Completion,
     FinishReason,
     Group,
@@ -29,6 +24,10 @@ from megasharp.types import (
     TaskAnswer,
     Verdict,
 )
+from megasharp.rollout import async_collector
+from megasharp.rollout.async_collector import AsyncRollouts, prompts_at_once
+from megasharp.rollout.step_request import Collected, CollectionSettings, GroupMaker, StepRequest
+from megasharp.tasks.judge import DirectJudge
 from tests.unit.rollout.standin_engine import Delay, StandInEngine, length, token
 
 SAMPLING = SamplingParams(max_tokens=12)
@@ -73,8 +72,8 @@ def dropping(which: Callable[[int], bool]) -> Callable[[list[Group]], list[Group
     return select
 
 
-def order(step: int = 1, wanted: int = 4, **fields: object) -> Order:
-    return replace(Order(step, wanted, keep_all), **fields)  # type: ignore[arg-type]
+def order(step: int = 1, wanted: int = 4, **fields: object) -> StepRequest:
+    return replace(StepRequest(step, wanted, keep_all), **fields)  # type: ignore[arg-type]
 
 
 def numbers(found: Collected, kept: bool = True) -> list[int]:
@@ -306,7 +305,7 @@ def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns(
 
 
 def test_what_is_to_be_done_meanwhile_is_done_while_engines_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asynchronous, "_LOOK_S", 0.01)
+    monkeypatch.setattr(async_collector, "_LOOK_S", 0.01)
     running: list[int] = []
 
     def until_looked(_: int) -> float:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from cases import each_case
 
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
 from megasharp.rollout.inprocess import engine as module
-from megasharp.rollout.inprocess.candidates import candidates_of
+from megasharp.rollout.inprocess.engine import candidates_of
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 PROMPT, RESPONSE = (3, 7, 1, 9, 4), (2, 11, 12, 5, 0, 6, 22)

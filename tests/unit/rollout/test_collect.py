@@ -9,13 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megasharp.errors import UserError
-from megasharp.rewards.judge import DirectJudge
-from megasharp.rollout import collect as module
-from megasharp.rollout.collect import Rollouts
-from megasharp.rollout.groups import GroupMaker, response_seed
-from megasharp.rollout.order import Collected, Order
-from megasharp.types import (
+from megasharp.common.errors import UserError
+from megasharp.common.records import (
     Completion,
     FinishReason,
     GenerateRequest,
@@ -27,6 +22,10 @@ from megasharp.types import (
     Verdict,
     VersionSpan,
 )
+from megasharp.rollout import batch_collector as module
+from megasharp.rollout.batch_collector import Rollouts
+from megasharp.rollout.step_request import Collected, GroupMaker, StepRequest, response_seed
+from megasharp.tasks.judge import DirectJudge
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def keep_all(groups: list[Group]) -> list[Group]:
 
 def collect(prompts: Sequence[Prompt], step: int = 0, seed: int = 3, **order: object) -> Collected:
     maker = GroupMaker(DirectJudge({"echo": verifier}), decode, SamplingParams(max_tokens=4), 2, seed)
-    asked = replace(Order(step, len(prompts), keep_all), **order)  # type: ignore[arg-type]
+    asked = replace(StepRequest(step, len(prompts), keep_all), **order)  # type: ignore[arg-type]
     return Rollouts(ScriptedEngine(), maker).collect(Prompts(prompts), asked)
 
 
@@ -150,5 +149,5 @@ def test_seconds_split_sampling_from_verification(monkeypatch: pytest.MonkeyPatc
         return verifier(text, answer)
 
     maker = GroupMaker(DirectJudge({"echo": slow}), decode, SamplingParams(max_tokens=4), 2, 3)
-    found = Rollouts(Slow(), maker).collect(Prompts([prompt(1)]), Order(0, 1, keep_all))
+    found = Rollouts(Slow(), maker).collect(Prompts([prompt(1)]), StepRequest(0, 1, keep_all))
     assert found.seconds == {"rollout": 20.0, "reward": 6.0}

@@ -9,9 +9,9 @@ import pytest
 import torch
 from cases import each_case
 
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 PROMPTS = ((3, 7, 1, 9, 4, 4, 2), (5, 6, 7), (8,))

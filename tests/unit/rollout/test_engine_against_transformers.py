@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import each_case
 
-from megasharp.types import Completion, FinishReason, GenerateRequest, SamplingParams
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 if TYPE_CHECKING:

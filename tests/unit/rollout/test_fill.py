@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megasharp.rollout.fill import SURPLUS, fill
-from megasharp.types import Group, Prompt, TaskAnswer
+from megasharp.common.records import Group, Prompt, TaskAnswer
+from megasharp.rollout.step_request import SURPLUS, fill
 
 
 class Source:

@@ -7,12 +7,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from megasharp.data.tokenizer import TextTokenizer
-from megasharp.rewards import VERIFIERS
-from megasharp.rewards.countdown import CountdownAnswer
-from megasharp.rewards.judge import DirectJudge
-from megasharp.rollout.groups import GroupMaker
-from megasharp.types import Completion, FinishReason, Outcome, Prompt, Response, SamplingParams, VersionSpan
+from megasharp.common.records import Completion, FinishReason, Outcome, Prompt, Response, SamplingParams, VersionSpan
+from megasharp.rollout.step_request import GroupMaker
+from megasharp.tasks.countdown import CountdownAnswer
+from megasharp.tasks.judge import DirectJudge
+from megasharp.tasks.tokenizer import TextTokenizer
+from megasharp.tasks.verifiers import VERIFIERS
 
 PROMPT = Prompt("a", "countdown", "1 2=3:", (0,), CountdownAnswer((1, 2), 3), "train.jsonl", 0, 0)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from megasharp.rollout.joining import ended, join, oldest_version, staleness
-from megasharp.types import (
+from megasharp.common.records import (
     Completion,
     FinishReason,
     Group,
@@ -17,6 +16,7 @@ from megasharp.types import (
     Verdict,
     VersionSpan,
 )
+from megasharp.rollout.in_flight import ended, join, oldest_version, staleness
 
 
 def part(first: int, versions: list[int], reason: FinishReason, memory: bool = False) -> Completion:

@@ -11,8 +11,8 @@ import torch
 from cases import each_case
 from torch import Tensor
 
+from megasharp.common.records import Completion, GenerateRequest, Plausible, SamplingParams
 from megasharp.rollout.inprocess import InProcessEngine, generation
-from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 if TYPE_CHECKING:

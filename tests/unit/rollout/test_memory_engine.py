@@ -13,9 +13,9 @@ from cases import each_case
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from megasharp.errors import UserError
+from megasharp.common.errors import UserError
+from megasharp.common.records import Completion, GenerateRequest, Plausible, SamplingParams
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.types import Completion, GenerateRequest, Plausible, SamplingParams
 from tests.unit.rollout.conftest import MakeModel, engine_of, named_weights
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import torch
 from cases import each_case
 from torch.distributions import Categorical, kl_divergence
 
-from megasharp.rollout.inprocess import sampling as module
-from megasharp.rollout.inprocess.sampling import Logits, draw
-from megasharp.types import Plausible, SamplingParams
+from megasharp.common.records import Plausible, SamplingParams
+from megasharp.rollout.inprocess import generation as module
+from megasharp.rollout.inprocess.generation import Logits, draw
 
 
 def test_a_token_without_mass_is_never_drawn() -> None:

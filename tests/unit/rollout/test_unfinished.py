@@ -15,18 +15,17 @@ import pytest
 import torch
 from waiting import HANG_S, wait_until
 
-from megasharp import signals
 from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
-from megasharp.data.stream import PromptStream
-from megasharp.data.tasks import TaskItem
-from megasharp.rewards.countdown import CountdownAnswer
-from megasharp.rewards.judge import DirectJudge
-from megasharp.rollout.asynchronous import AsyncRollouts
-from megasharp.rollout.collect import Rollouts
-from megasharp.rollout.groups import GroupMaker
-from megasharp.rollout.order import CollectionSettings
-from megasharp.rollout.unfinished import SampledWith, Unfinished
-from megasharp.types import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams, VersionSpan
+from megasharp.common import signals
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams, VersionSpan
+from megasharp.rollout.async_collector import AsyncRollouts
+from megasharp.rollout.batch_collector import Rollouts
+from megasharp.rollout.in_flight import SampledWith, Unfinished
+from megasharp.rollout.step_request import CollectionSettings, GroupMaker
+from megasharp.tasks.countdown import CountdownAnswer
+from megasharp.tasks.judge import DirectJudge
+from megasharp.tasks.stream import PromptStream
+from megasharp.tasks.table import TaskItem
 from tests.unit.rollout.standin_engine import Delay, StandInEngine
 from tests.unit.rollout.test_asynchronous import (
     QUICK,

@@ -1,0 +1,87 @@
+"""What methods ask of a group: which responses count, whether their rewards differ, how many are correct.
+
+Estimators that read which responses are correct, and no reward.
+
+The importance ratio as the surrogates share it: its bound, its metrics, and a log-prob that follows it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megasharp.algos.base import Method, ParamsT, TokenMetric
+from megasharp.common.records import Group, Outcome, Response, TokenInputs
+
+
+def is_scored(response: Response) -> bool:
+    """Whether the verdict says something about the policy; an infra failure does not."""
+    return response.verdict.outcome is not Outcome.INFRA
+
+
+def rewards_of(group: Group) -> Tensor:
+    """The verdicts' rewards of the scored responses, float64 [G]."""
+    return torch.tensor([r.verdict.reward for r in group.responses if is_scored(r)], dtype=torch.float64)
+
+
+def correct_of(group: Group) -> Tensor:
+    """1 for each correct and 0 for each other scored response, float64 [G]."""
+    correct = [r.verdict.outcome is Outcome.CORRECT for r in group.responses if is_scored(r)]
+    return torch.tensor(correct, dtype=torch.float64)
+
+
+def uniform(rewards_G: Tensor) -> bool:
+    """Whether there is nothing to compare: fewer than two rewards, or all of them equal."""
+    # Compared with each other: the mean of equal rewards may differ from them in the last bit.
+    return rewards_G.numel() < 2 or bool((rewards_G == rewards_G[0]).all())
+
+
+def centred(rewards_G: Tensor) -> Tensor:
+    """Rewards less their mean; exactly zero in a uniform group."""
+    return torch.zeros_like(rewards_G) if uniform(rewards_G) else rewards_G - rewards_G.mean()
+
+
+class OutcomeEstimator(Method[ParamsT]):
+    """Base of such estimators: a reward that another method reshapes would never reach them, so it is refused."""
+
+    def refuses(self, name: str, other: Method[Any]) -> str | None:
+        if not other.reshapes_rewards():
+            return None
+        return "the first reads only which responses are correct, so the second's rewards would have no effect"
+
+
+LOG_RATIO_BOUND = 20.0
+
+
+def bounded(logr_T: Tensor) -> Tensor:
+    """Log-ratios within [-20, 20], so that one stray token cannot overflow the step; no gradient outside."""
+    return logr_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def logp_along(x: TokenInputs, logr_T: Tensor) -> Tensor:
+    """log pi [T] with the gradient of the log-ratio, so that what other methods made of that gradient is kept."""
+    assert x.logp_T is not None
+    return x.logp_T.detach() + (logr_T - logr_T.detach())
+
+
+def ratio_metrics(x: TokenInputs, logr_T: Tensor) -> dict[str, TokenMetric]:
+    """`policy/ratio` rho and `policy/kl_old`, the estimate rho - 1 - log rho of KL(pi_old || pi), from bounded log rho.
+
+    Where a method changes the ratio (`gspo`, `bypass`), both speak of the changed one.
+    """
+    logr_T = logr_T.detach()
+    ratio_T = torch.exp(logr_T)
+    return {
+        "policy/ratio": TokenMetric(ratio_T, x.mask_T),
+        "policy/kl_old": TokenMetric(ratio_T - 1.0 - logr_T, x.mask_T),
+    }
+
+
+def clip_metrics(x: TokenInputs, too_high_T: Tensor, too_low_T: Tensor) -> dict[str, TokenMetric]:
+    """`policy/clip_high` and `policy/clip_low`: shares of tokens whose ratio a bound acted on; bool [T] each."""
+    return {
+        "policy/clip_high": TokenMetric(too_high_T.to(x.mask_T.dtype), x.mask_T),
+        "policy/clip_low": TokenMetric(too_low_T.to(x.mask_T.dtype), x.mask_T),
+    }

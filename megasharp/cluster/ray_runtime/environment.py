@@ -1,0 +1,58 @@
+"""What Ray's processes are started with: variables and the size of the object store. Imports no ray.
+
+Whether Ray may be asked anything: a call to servers that have ended blocks for a minute, then ends this process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from typing import Any
+
+from megasharp.common import signals
+
+
+def usable() -> bool:
+    """Whether this process is connected, and Ray will still be there for an answer.
+
+    Not our own Ray after a signal: Slurm and container runtimes send it to Ray's servers too. All of it is killed then.
+    """
+    ray: Any = importlib.import_module("ray")
+    return bool(ray.is_initialized()) and not (ray._private.worker._global_node.is_head() and signals.arrived())
+
+
+_SMALLEST_STORE = 80 * (1 << 20)
+
+
+def server_environment(limit: float) -> dict[str, str]:
+    """Ray's servers are told through their environment, which all of their processes inherit; `limit` in seconds."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_gcs_server_port_wait_time_s": str(int(limit)),
+        # It would end our ranks for the memory that others use.
+        "RAY_memory_monitor_refresh_ms": "0",
+        # Ray is nice by default, and whatever else the machine does would come before our ranks and engines.
+        "RAY_worker_niceness": "0",
+        # Every actor of ours gets a fresh process; idle ones in reserve only cost the start.
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        **quiet(),
+    }
+
+
+def quiet() -> dict[str, str]:
+    """What every process of ours that talks to Ray has in its environment."""
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # An actor without a GPU keeps what it inherited; engines get theirs by name.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+
+
+def object_store_bytes(wanted: int) -> int:
+    """At most half of what shared memory has left: beyond it Ray would use files and say so on the screen."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return max(_SMALLEST_STORE, wanted)
+    return max(_SMALLEST_STORE, min(wanted, free // 2))

@@ -1,0 +1,214 @@
+"""What runs in a rank's actor: the same rank as in a child process, with TCP to find its peers.
+
+Tensors cut into parts of bounded size, for streams through Ray's object store. Pure.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.stack_dumps import write_stacks_on_signal
+from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
+from megasharp.learner.rank import POLICY, Rank
+from megasharp.learner.ranks.processes import Failed, Returned, redirect_output
+
+PART_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Some bytes of a tensor: uint8, contiguous. `last` marks the tensor's end; NumPy, which Ray sends uncopied."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+    last: bool
+
+
+def cut(tensors: Iterable[tuple[str, Tensor]], limit: int = PART_BYTES) -> Iterator[list[Part]]:
+    """Lists of parts of at most `limit` bytes in all, in order; small tensors travel together.
+
+    The bytes are copies: a tensor may change once the next list is asked for.
+    """
+    waiting: list[Part] = []
+    room = limit
+    for name, tensor in tensors:
+        data = _bytes_of(tensor)
+        start = 0
+        while True:
+            end = min(data.size, start + room)
+            waiting.append(Part(name, tensor.dtype, tuple(tensor.shape), data[start:end].copy(), end == data.size))
+            room -= end - start
+            if room == 0:
+                yield waiting
+                waiting, room = [], limit
+            start = end
+            if end == data.size:
+                break
+    if waiting:
+        yield waiting
+
+
+class Joiner:
+    """Puts one stream's parts together again."""
+
+    def __init__(self) -> None:
+        self._data: list[NDArray[np.uint8]] = []
+
+    def add(self, parts: Iterable[Part]) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor that is whole now, on the CPU, in memory of its own."""
+        for part in parts:
+            self._data.append(part.data)
+            if part.last:
+                whole = torch.empty(part.shape, dtype=part.dtype)
+                np.concatenate(self._data, out=_bytes_of(whole))
+                self._data = []
+                yield part.name, whole
+
+
+def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """A contiguous CPU tensor's own memory; of any other tensor, a copy's."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """A rank's own facts: its number, its node's address in the cluster, its device, log and CPU threads."""
+
+    rank: int
+    address: str
+    device: torch.device
+    log: Path
+    threads: int
+
+
+class RankActor:
+    """One rank. Every call answers with `Returned` or `Failed`; an exception would hide the cause behind Ray's."""
+
+    def __init__(self, facts: RankFacts) -> None:
+        self._facts = facts
+        self._store: Store | None = None
+        self._rank: Rank | None = None
+
+    def process_id(self) -> int:
+        """This process on its node."""
+        return os.getpid()
+
+    def prepare(self) -> Returned | Failed:
+        """Write to the rank's own log, and keep collectives on the cluster's interface."""
+        return _answered(self._prepare)
+
+    def host(self, world: int) -> Returned | Failed:
+        """Open the store where `world` ranks meet, on this node's address; the value is its port."""
+        return _answered(lambda: self._open_store(world))
+
+    def start(self, address: str, port: int, settings: Mapping[str, LearnerSettings]) -> Returned | Failed:
+        """Meet the other ranks and build this rank's learners."""
+        return _answered(lambda: self._start(address, port, settings))
+
+    def call(self, learner: str, method: str | Callable[..., object], args: tuple[object, ...]) -> Returned | Failed:
+        """Call a method of the named learner's part, or a function with that part as its first argument."""
+        return _answered(lambda: self._function(learner, method)(*args))
+
+    def stream(self, learner: str, method: str) -> Iterator[list[Part] | Failed]:
+        """What a generator method yields, in parts of bounded size; the last item is `Failed` when it raised."""
+        try:
+            yield from cut(self._function(learner, method)())
+        except Exception as error:
+            yield _failed(error)
+
+    def close(self) -> None:
+        """Forget the parallel groups; the process is ended by whoever started it."""
+        if self._rank is not None:
+            self._rank.close()
+            dist.destroy_process_group()
+            self._rank = None
+
+    def _prepare(self) -> None:
+        facts = self._facts
+        facts.log.parent.mkdir(parents=True, exist_ok=True)
+        redirect_output(str(facts.log))
+        write_stacks_on_signal(facts.rank, facts.log, _node())
+        torch.set_num_threads(facts.threads)
+        interface = interface_of(facts.address)
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
+
+    def _open_store(self, world: int) -> int:
+        listening = socket.create_server((self._facts.address, 0))
+        port: int = listening.getsockname()[1]
+        # The store is handed a socket, because by itself it would listen on every interface.
+        self._store = TCPStore(
+            self._facts.address,
+            port,
+            world,
+            is_master=True,
+            timeout=COLLECTIVE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+        return port
+
+    def _start(self, address: str, port: int, settings: Mapping[str, LearnerSettings]) -> None:
+        world, device = settings[POLICY].layout.world, self._facts.device
+        if self._store is None:
+            self._store = TCPStore(
+                address, port, world, is_master=False, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False
+            )
+        meet(self._store, self._facts.rank, world, device)
+        self._rank = Rank(settings, device)
+
+    def _function(self, learner: str, method: str | Callable[..., object]) -> Callable[..., Any]:
+        assert self._rank is not None, "the rank has not started"
+        part = self._rank.learners[learner]
+        if isinstance(method, str):
+            found: Callable[..., Any] = getattr(part, method)
+            return found
+        return lambda *args: method(part, *args)
+
+
+def _node() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has this address; collectives listen there and nowhere else."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return name
+    raise UserError(f"this node has no network interface with address {address}, by which Ray knows it")
+
+
+def _answered(work: Callable[[], object]) -> Returned | Failed:
+    try:
+        return Returned(work())
+    except Exception as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> Failed:
+    traceback.print_exc()
+    sys.stderr.flush()
+    return Failed(one_line(error), isinstance(error, UserError))

@@ -1,0 +1,199 @@
+"""The learner's ranks as Ray actors, each in its slot.
+
+The driver sends one call to every rank and waits for all answers. A rank that raises sends its error; a rank that dies
+is noticed by Ray within seconds, not by a collective's timeout. Whichever happens, all ranks are ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError, RayTaskError
+from torch import Tensor
+
+from megasharp.cluster.ray_runtime.environment import usable
+from megasharp.cluster.ray_runtime.rank_actor import Joiner, RankActor, RankFacts
+from megasharp.cluster.ray_runtime.slots import Slots, end_actors
+from megasharp.common.errors import RankDied, UserError, one_line
+from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.parallel import device_of_rank
+from megasharp.learner.rank import POLICY
+from megasharp.learner.ranks.processes import Failed, Returned
+
+_SHUTDOWN_S = 20.0
+_POLL_S = 1.0
+# How long a death may take to be known after the errors that it gave the peers.
+_NEWS_S = 3.0
+# Parts that a rank may have on their way: with `parts.PART_BYTES` this bounds a stream's memory.
+_PARTS_AHEAD = 2
+
+_Answer = Returned | Failed | None
+
+
+class RayRanks:
+    """Satisfies `Ranks`. The actors end with this object, with their slots, and with the driver.
+
+    `device` is "cpu" or "cuda"; `threads` is the number of CPU threads of each rank. Logs are `log_folder`/rank_i.log
+    on each rank's own node.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, LearnerSettings],
+        device: torch.device,
+        slots: Slots,
+        log_folder: Path,
+        threads: int = 1,
+        start_limit_s: float = 600.0,
+    ) -> None:
+        world = settings[POLICY].layout.world
+        assert slots.layout.world == world, "the layout was made for another number of ranks"
+        self._log_folder = log_folder.absolute()
+        seats = [slots.layout.of_rank(rank) for rank in range(world)]
+        # Ray shows each actor its own GPU alone.
+        own = device_of_rank(device, 0)
+        facts = [
+            RankFacts(rank, slots.seats[seat].node, own, self._log(rank), threads) for rank, seat in enumerate(seats)
+        ]
+        self._actors = [slots.actor(RankActor, seat, fact) for seat, fact in zip(seats, facts, strict=True)]
+        try:
+            self._meet(facts[0].address, settings, start_limit_s)
+        except BaseException:
+            self._kill()
+            raise
+
+    def _meet(self, address: str, settings: Mapping[str, LearnerSettings], limit: float) -> None:
+        deadline = time.monotonic() + limit
+        self._collect({rank: actor.prepare.remote() for rank, actor in enumerate(self._actors)}, "start", deadline)
+        hosting = self._actors[0].host.remote(len(self._actors))
+        (port,) = self._collect({0: hosting}, "start", deadline)
+        shared = ray.put(dict(settings))
+        starting = {rank: actor.start.remote(address, port, shared) for rank, actor in enumerate(self._actors)}
+        self._collect(starting, "start", deadline)
+
+    def process_ids(self) -> list[int]:
+        """The ranks' processes, each on its own node."""
+        return list(ray.get([actor.process_id.remote() for actor in self._actors]))
+
+    def call(self, learner: str, method: str, *args: object) -> list[Any]:
+        """Every rank's result, in rank order."""
+        return self._everywhere(learner, method, args, method)
+
+    def apply(self, learner: str, function: Callable[..., object], *args: object) -> list[Any]:
+        """`function(part of the learner, *args)` on every rank, results in rank order; it must be importable there."""
+        return self._everywhere(learner, function, args, getattr(function, "__name__", "a function"))
+
+    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
+        """Items of all ranks as they arrive, a bounded number of bytes ahead of the reader."""
+        options = {"num_returns": "streaming", "_generator_backpressure_num_objects": _PARTS_AHEAD}
+        streams = {
+            rank: actor.stream.options(**options).remote(learner, method) for rank, actor in enumerate(self._actors)
+        }
+        joiners = {rank: Joiner() for rank in streams}
+        while streams:
+            ready, _ = ray.wait(list(streams.values()), num_returns=1, timeout=_POLL_S, fetch_local=False)
+            for rank in [rank for rank, stream in streams.items() if stream in ready]:
+                try:
+                    answer = _get(next(streams[rank]))
+                except StopIteration:
+                    del streams[rank]
+                    continue
+                if answer is None or isinstance(answer, Failed):
+                    raise self._failure({rank: answer}, {}, method)
+                yield from joiners[rank].add(answer)
+
+    def close(self) -> None:
+        """Ask the ranks to end; kill those that do not. Nothing to do when they have ended already."""
+        if not self._actors or not usable():
+            return
+        with suppress(RayError):
+            ray.wait(
+                [actor.close.remote() for actor in self._actors], num_returns=len(self._actors), timeout=_SHUTDOWN_S
+            )
+        self._kill()
+
+    def _everywhere(
+        self, learner: str, method: str | Callable[..., object], args: tuple[object, ...], name: str
+    ) -> list[Any]:
+        # Once into the object store, not once per rank.
+        shared = ray.put(args)
+        pending = {rank: actor.call.remote(learner, method, shared) for rank, actor in enumerate(self._actors)}
+        return self._collect(pending, name)
+
+    def _collect(self, pending: Mapping[int, Any], method: str, deadline: float | None = None) -> list[Any]:
+        """The values of all pending answers, in rank order; raises when one fails, dies or passes the deadline."""
+        left, values = dict(pending), dict[int, object]()
+        while left:
+            arrived = _arrived(left, _POLL_S)
+            for rank in arrived:
+                del left[rank]
+            for rank, answer in arrived.items():
+                if not isinstance(answer, Returned):
+                    raise self._failure({r: a for r, a in arrived.items() if not isinstance(a, Returned)}, left, method)
+                values[rank] = answer.value
+            if left and deadline is not None and time.monotonic() > deadline:
+                self._kill()
+                rank = min(left)
+                raise RankDied(f"rank {rank} did not finish {method} in time; its log is {self._log(rank)}")
+        return [values[rank] for rank in sorted(pending)]
+
+    def _failure(self, bad: Mapping[int, _Answer], left: Mapping[int, Any], method: str) -> Exception:
+        """The first cause: a user's mistake or a death, before the errors that it gives its peers."""
+        failed = {rank: answer for rank, answer in bad.items() if isinstance(answer, Failed)}
+        mistakes = [answer.text for answer in failed.values() if answer.user_error]
+        if mistakes:
+            self._kill()
+            return UserError(mistakes[0])
+        dead = [rank for rank, answer in bad.items() if answer is None] or self._dead(left, set(failed))
+        self._kill()
+        if dead:
+            return RankDied(f"rank {dead[0]} ended in {method}; its log is {self._log(dead[0])}")
+        rank, first = next(iter(failed.items()))
+        return RankDied(f"rank {rank} failed in {method}: {first.text}")
+
+    def _dead(self, left: Mapping[int, Any], failed: set[int]) -> list[int]:
+        """Ranks whose process is gone, once Ray has had a moment to tell."""
+        waiting, deadline = dict(left), time.monotonic() + _NEWS_S
+        for rank, actor in enumerate(self._actors):
+            if rank not in failed and rank not in waiting:
+                waiting[rank] = actor.process_id.remote()
+        while waiting and time.monotonic() < deadline:
+            arrived = _arrived(waiting, _POLL_S / 5)
+            dead = [rank for rank, answer in arrived.items() if answer is None]
+            if dead:
+                return dead
+            waiting = {rank: ref for rank, ref in waiting.items() if rank not in arrived}
+        return []
+
+    def _log(self, rank: int) -> Path:
+        return self._log_folder / f"rank_{rank}.log"
+
+    def _kill(self) -> None:
+        actors, self._actors = self._actors, []
+        end_actors(actors, _SHUTDOWN_S)
+
+
+def _arrived(pending: Mapping[int, Any], limit: float) -> dict[int, Any]:
+    """Answers that are there within `limit` seconds, by rank; None from a rank that is gone."""
+    ready, _ = ray.wait(list(pending.values()), num_returns=1, timeout=limit)
+    if ready:
+        # Those that came with it: the cause is judged among all of them.
+        ready, _ = ray.wait(list(pending.values()), num_returns=len(pending), timeout=0)
+    return {rank: _get(ref) for rank, ref in pending.items() if ref in ready}
+
+
+def _get(ref: Any) -> Any:
+    """A rank's answer; None when the rank is gone."""
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        # Outside what the actor answers for itself: its arguments could not be read, or its answer not be sent.
+        return Failed(one_line(error), False)
+    except RayError:
+        return None

@@ -1,0 +1,107 @@
+"""Ends a Ray of ours whose driver was killed: `python -m megasharp.cluster.ray_runtime.reaper FOLDER`, its input from
+the driver.
+
+Ray's servers end with the driver, but its agents go on for a minute, waiting for them. The driver writes the processes,
+a line "pid start-time name" each, and keeps the pipe open; when it closes, what is left of them is killed and the
+folder removed. Before a close in good order the driver writes a last line, and nothing is left after it.
+
+The other way round, a driver whose raylet is gone is ended by Ray's own code, without a word. So the word comes from
+here, where a server ends while the pipe is open and that last line has not come.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+
+import psutil
+
+CLOSING = "closing"
+_SERVERS = ("raylet", "gcs_server")
+_READ_BYTES = 1 << 16
+
+
+def described(processes: Iterable[psutil.Process]) -> str:
+    """The lines for these processes."""
+    lines = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            lines.append(f"{process.pid} {process.create_time()!r} {process.name()}")
+    return "\n".join(lines)
+
+
+def main(folder: str) -> None:
+    """Returns when the driver has gone and everything is ended."""
+    # A terminal's interrupt is the driver's business; this outlives it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    family, ended = _watch(sys.stdin.fileno())
+    if ended is not None:
+        print(f"megasharp: Ray's {ended} ended, and with it this run; continue with --resume", file=sys.stderr)
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _watch(pipe: int) -> tuple[list[psutil.Process], str | None]:
+    """Until the pipe closes: the processes it named, and the server that ended before it closed, if one did."""
+    family: list[psutil.Process] = []
+    servers: dict[int, str] = {}
+    ended: str | None = None
+    rest = ""
+    driver = psutil.Process(os.getppid())
+    while True:
+        ready, _, _ = select.select([pipe, *servers], [], [])
+        if pipe in ready:
+            text = os.read(pipe, _READ_BYTES).decode()
+            if not text:
+                return family, ended
+            *lines, rest = (rest + text).split("\n")
+            for line in filter(None, lines):
+                if line == CLOSING:
+                    ended = None
+                    _unwatch(servers, list(servers))
+                else:
+                    _add(line, family, servers)
+        elif ended is None and _alive(driver):
+            ended = servers[ready[0]]
+        _unwatch(servers, [watched for watched in servers if watched in ready])
+
+
+def _unwatch(servers: dict[int, str], watched: Iterable[int]) -> None:
+    for descriptor in watched:
+        del servers[descriptor]
+        os.close(descriptor)
+
+
+def _alive(driver: psutil.Process) -> bool:
+    """Whether its first thread runs. When that has ended, the kernel kills the servers, which may be before the rest of
+    the driver has gone and the pipe closes.
+    """
+    with suppress(psutil.NoSuchProcess):
+        return driver.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _add(line: str, family: list[psutil.Process], servers: dict[int, str]) -> None:
+    """Add the process of a line; a server also with what becomes readable when it ends."""
+    pid, started, name = line.split(maxsplit=2)
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(int(pid))
+        # A process id is given to others in time.
+        if process.create_time() == float(started):
+            family.append(process)
+            if name in _SERVERS:
+                # Old kernels and some containers do not have it: then its end is not told.
+                with suppress(OSError):
+                    servers[os.pidfd_open(int(pid))] = name
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,343 @@
+"""A Slurm job as a value, and its sbatch file. Pure: nothing is asked of Slurm here.
+
+Options of sbatch that a user gives beside those of a job's own file. Pure.
+
+sbatch takes the last of two lines for one option and says nothing, so an option of the file's own is refused. Only a
+dependency is the user's as well: it is put beside the one by which jobs of one run wait for each other.
+
+A job to Slurm: its file beside the run's logs, then sbatch.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from megasharp.common.errors import UserError
+from megasharp.common.files import write_text
+
+DEPENDENCY = "dependency"
+# What a job's file sets by itself: the long name, sbatch's letter for it, and what sets it.
+_SET = (
+    ("job-name", "J", "give the run file's name"),
+    ("nodes", "N", "give --nodes"),
+    ("ntasks-per-node", "n", "leave it out, every node has one program"),
+    ("exclusive", "", "leave out --cpus-per-node for whole nodes"),
+    ("cpus-per-task", "c", "give --cpus-per-node"),
+    ("gpus-per-node", "G", "give the run file's cluster.gpus_per_node"),
+    ("partition", "p", "give --partition"),
+    ("account", "A", "give --account"),
+    ("time", "t", "give --time"),
+    ("signal", "", "give --lead"),
+    ("requeue", "", "give --restarts"),
+    ("no-requeue", "", "give --restarts 0"),
+    ("open-mode", "", "leave it out, restarts write to one log"),
+    ("output", "o", "give --runs, logs lie in the run's folder"),
+    ("chdir", "D", "submit from the folder where the job is to work"),
+)
+
+
+def refuse_options(extra: Sequence[str]) -> None:
+    """Raise UserError for what is no option, and for an option of the file's own, naming what sets it."""
+    for text in extra:
+        options = [*_option_names(text)]
+        for name, _ in options:
+            _refuse_ours(text, name)
+        if len(options) > 1 and any(_is_dependency(name) for name, _ in options):
+            raise UserError(f"--sbatch {text!r}: give --dependency in an --sbatch of its own")
+    for value in _values(extra):
+        if not value or "?" in value:
+            raise UserError(
+                f"--sbatch=--dependency={value}: jobs of one run also wait for each other, and all has to hold; "
+                "give what to wait for, with commas between, such as --sbatch=--dependency=afterok:7,afterany:8"
+            )
+
+
+def dependency(extra: Sequence[str]) -> str:
+    """What the job waits for: what the user says, and the earlier jobs of the run."""
+    parts = [part for value in _values(extra) for part in value.split(",")]
+    return ",".join(dict.fromkeys([*parts, "singleton"]))
+
+
+def waits(extra: Sequence[str]) -> bool:
+    """Whether the user says what the job waits for."""
+    return bool(_values(extra))
+
+
+def others(extra: Sequence[str]) -> list[str]:
+    """The lines beside the file's own."""
+    return [text for text in extra if not any(_is_dependency(name) for name, _ in _option_names(text))]
+
+
+def _values(extra: Sequence[str]) -> list[str]:
+    return [value for text in extra for name, value in _option_names(text) if _is_dependency(name)]
+
+
+def _option_names(text: str) -> Iterator[tuple[str, str]]:
+    """Name, with its dashes, and value of each option. Raises UserError for a text that begins with none."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    if not words or not words[0].startswith("-") or "\n" in text:
+        raise UserError(f"--sbatch {text!r}: give an option of sbatch with its value, such as --qos=high")
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if not word.startswith("-"):
+            continue
+        name, has_value, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        yield name, value if has_value or following.startswith("-") else following
+
+
+def _is_dependency(name: str) -> bool:
+    return name == "-d" or _shortens(name, DEPENDENCY)
+
+
+def _refuse_ours(text: str, given: str) -> None:
+    for name, letter, remedy in _SET:
+        if _shortens(given, name) or (letter and given == f"-{letter}"):
+            raise UserError(f"--sbatch {text!r}: the job's file sets --{name} itself; {remedy}")
+
+
+def _shortens(given: str, name: str) -> bool:
+    """sbatch takes the beginning of a long name for all of it; one that fits several names it refuses itself."""
+    return len(given) > len("--") and f"--{name}".startswith(given)
+
+
+TEMPLATE = "job.sbatch"
+# sbatch's own names for a time limit: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+_TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<plain>[\d:]+)")
+# Slurm sends the early signal up to a minute before the time that was asked for, which it keeps in 16 bits.
+_EARLY_S, _LONGEST_LEAD_S = 60, 65535
+
+
+class _File(Template):
+    """`%%{name}`: a dollar is the shell's."""
+
+    delimiter = "%%"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What is asked of Slurm. `lead_s`: seconds before the limit at which the run is asked to end.
+
+    `cpus_per_node` None asks for whole nodes. `extra` are further options of sbatch, as `--qos=high`;
+    `sbatch_options` says which.
+    """
+
+    nodes: int
+    time: str
+    gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+    lead_s: int = 600
+    partition: str | None = None
+    account: str | None = None
+    extra: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What runs it: a Python that has megasharp, in a container of pyxis or on the nodes as they are.
+
+    `mounts` as pyxis has them: "/from:/to".
+    """
+
+    python: str
+    container: str | None = None
+    mounts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job. `run` is the run's folder, `folder` where the job works.
+
+    `command` are the arguments of `megasharp`, `doctor` those of `megasharp doctor` before it; empty for none.
+    """
+
+    name: str
+    command: Sequence[str]
+    run: Path
+    folder: Path
+    resources: Resources
+    software: Software
+    restarts: int = 20
+    doctor: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def latest(self) -> str:
+        """The link in the run's logs to the newest attempt: a run's own is not turned to another command's."""
+        return "latest" if self._is_run else f"latest_{self.command[0]}"
+
+    @property
+    def asked(self) -> str:
+        """What its log says of the command when time is nearly up."""
+        if self._is_run:
+            return "the run is asked to save and end"
+        return "the evaluation is asked to end"
+
+    @property
+    def standing(self) -> str:
+        """A line of shell that says how far the command has come, so that a job which makes no progress gives up."""
+        if self._is_run:
+            return 'cat "$run/checkpoints/latest" 2>/dev/null || echo "no checkpoint"'
+        tables = 'find "$run/evals/by_hand" -name "*.parquet" 2>/dev/null'
+        return f'echo "$({tables} | wc -l) tables of the evaluation"'
+
+    @property
+    def _is_run(self) -> bool:
+        return self.command[0] == "train"
+
+
+def seconds(time: str) -> int:
+    """A time limit of sbatch in seconds. Raises UserError for a text that sbatch would not take."""
+    found = _TIME.fullmatch(time)
+    if found is None:
+        raise _no_time(time)
+    if found["plain"] is None:
+        days, hours, minutes, rest = (int(found[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
+        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    parts = [int(part) if part else -1 for part in found["plain"].split(":")]
+    if len(parts) > 3 or min(parts) < 0:
+        raise _no_time(time)
+    # One number is minutes, two are minutes and seconds.
+    hours, minutes, rest = (0, parts[0], 0) if len(parts) == 1 else (0, *parts) if len(parts) == 2 else parts
+    return (hours * 60 + minutes) * 60 + rest
+
+
+def _no_time(time: str) -> UserError:
+    return UserError(f"--time {time}: give HH:MM:SS, D-HH:MM:SS or minutes")
+
+
+def check(job: Job) -> None:
+    """Raise UserError for what can be known to be wrong without asking Slurm."""
+    limit, asked = seconds(job.resources.time), job.resources
+    if limit <= asked.lead_s + _EARLY_S:
+        raise UserError(
+            f"--time {asked.time}: Slurm would ask the run to end {asked.lead_s} s (--lead), and up to a minute more, "
+            "before that, which is when it starts; give more time or a smaller --lead"
+        )
+    if asked.lead_s > _LONGEST_LEAD_S:
+        raise UserError(f"--lead {asked.lead_s}: Slurm warns at most {_LONGEST_LEAD_S} s before the limit; give less")
+    for option, name in (("--partition", asked.partition), ("--account", asked.account)):
+        if name is not None and re.search(r"\s", name):
+            raise UserError(f"{option} {name!r}: Slurm has no names with spaces; put commas between several")
+    refuse_options(asked.extra)
+    for path in (job.run, job.folder):
+        # In a line of #SBATCH nothing is quoted.
+        if re.search(r"\s|%", str(path)):
+            raise UserError(f"{path}: a path with spaces or % cannot stand in an sbatch file; use another folder")
+
+
+def render(job: Job) -> str:
+    """The sbatch file. Raises UserError as `check` does."""
+    check(job)
+    text = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
+    return _File(text).substitute(
+        title=f"megasharp {job.command[0]}: {job.name}",
+        name=job.name,
+        nodes=job.resources.nodes,
+        resources="\n".join(f"#SBATCH {option}" for option in _options(job.resources)),
+        time=job.resources.time,
+        lead=job.resources.lead_s,
+        dependency=dependency(job.resources.extra),
+        run=job.run,
+        latest=job.latest,
+        asked=job.asked,
+        standing=job.standing,
+        run_quoted=shlex.quote(str(job.run)),
+        folder=job.folder,
+        restarts=job.restarts,
+        container=" ".join(map(shlex.quote, _container(job))),
+        python=shlex.quote(job.software.python),
+        command="\n".join(f"  {line}" for line in _lines(job)),
+        doctor=" ".join(map(shlex.quote, job.doctor)),
+        environment="\n".join(_exports(job)),
+    )
+
+
+def _options(asked: Resources) -> list[str]:
+    whole = "--exclusive" if asked.cpus_per_node is None else f"--cpus-per-task={asked.cpus_per_node}"
+    options = [whole]
+    if asked.gpus_per_node:
+        options.append(f"--gpus-per-node={asked.gpus_per_node}")
+    options += [f"--{name}={value}" for name in ("partition", "account") if (value := getattr(asked, name))]
+    return [*options, *others(asked.extra)]
+
+
+def _container(job: Job) -> list[str]:
+    software = job.software
+    if software.container is None:
+        return []
+    # The run, its logs and the run file are found under the names that they have outside.
+    mounts = [f"{path}:{path}" for path in dict.fromkeys((str(job.folder), str(job.run.parent)))]
+    return [
+        f"--container-image={software.container}",
+        f"--container-mounts={','.join([*mounts, *software.mounts])}",
+        # Otherwise it works in a folder of the image's choice.
+        f"--container-workdir={job.folder}",
+        "--no-container-mount-home",
+    ]
+
+
+def _lines(job: Job) -> list[str]:
+    """The command, an argument or an option with its value a line."""
+    lines = [f'"$python" -P -m megasharp.cli {shlex.quote(job.command[0])}']
+    for argument in job.command[1:]:
+        after_option = lines[-1].startswith("--") and " " not in lines[-1]
+        if after_option and not argument.startswith("--"):
+            lines[-1] += f" {shlex.quote(argument)}"
+        else:
+            lines.append(shlex.quote(argument))
+    return lines
+
+
+def _exports(job: Job) -> list[str]:
+    """Each only where it is not set already: a site knows better."""
+    return [f"export {name}=${{{name}:-{shlex.quote(value)}}}" for name, value in job.environment.items()]
+
+
+LIMIT_S = 120
+
+
+def submit(job: Job) -> tuple[str, Path]:
+    """Give a job to sbatch; returns its number and its log.
+
+    Raises UserError where there is no sbatch, and in sbatch's own words when it refuses.
+    """
+    text = render(job)
+    sbatch_program()
+    logs = job.run / "logs"
+    file = logs / f"{job.name}.sbatch"
+    write_text(file, text)
+    number = sbatch(file)
+    return number, logs / f"slurm_{number}.log"
+
+
+def sbatch_program() -> str:
+    """Where sbatch is. Raises UserError where it is not."""
+    program = shutil.which("sbatch")
+    if program is None:
+        raise UserError("sbatch is not on this machine: submit from a login node, or print the file with --dry-run")
+    return program
+
+
+def sbatch(file: Path) -> str:
+    """Submit a file; returns the job's number. Raises UserError as `submit` does."""
+    try:
+        done = subprocess.run(
+            [sbatch_program(), "--parsable", str(file)], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"sbatch did not answer in {LIMIT_S} s; look with squeue before you submit again") from None
+    if done.returncode:
+        words = " ".join(done.stderr.split())
+        raise UserError(f"sbatch refused {file}: {words.removeprefix('sbatch: error: ')}")
+    # On a federation "number;cluster" is printed.
+    return done.stdout.strip().partition(";")[0]

@@ -1,0 +1,141 @@
+"""What one node of a job runs (`python -m megasharp.cluster.slurm.node --folder ATTEMPT -- COMMAND`), started by srun.
+
+Node 0 runs the command; on several nodes Ray is started on each before, and the command finds it by RAY_ADDRESS. The
+command's exit code is written to `exit_code` in the attempt's folder, by which the other nodes know that it is over.
+A file `time_is_up` there becomes SIGUSR1 for the command, to which it is blocked until it unblocks it (as
+`signals.save_heard` does): so it waits until it is heard. Where the file is there first, the command is not started.
+SIGTERM and Ctrl-C are the command's, and this program's while nodes still join.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from megasharp.cluster.slurm import ray_node
+from megasharp.cluster.slurm.ray_node import RayNode, follow_until_ready, publish
+from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import run_command
+from megasharp.common.files import write_text
+from megasharp.common.signals import AGAIN, SAVE, Stopped, TimeIsUp, save_kept_from_children
+
+TIME_IS_UP, EXIT_CODE = "time_is_up", "exit_code"
+DEADLINE = "MEGASHARP_JOIN_SECONDS"
+_POLL_S = 0.5
+
+
+class _Signals:
+    """SIGTERM and Ctrl-C, kept for the command. USR1 is nothing to anybody here."""
+
+    def __init__(self) -> None:
+        self.arrived: int | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+        signal.signal(SAVE, signal.SIG_IGN)
+
+    def check(self) -> None:
+        """Raise `Stopped`, after one line, if one has arrived: for where no command runs that it could be passed to."""
+        if self.arrived is not None:
+            stopped = Stopped(signal.Signals(self.arrived), "the command was not started, for not all nodes had joined")
+            sys.stderr.write(f"megasharp: {stopped}\n")
+            raise stopped
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.arrived = number
+
+
+def main() -> None:
+    """The program. Raises UserError, which ends it with one line and 2."""
+    folder, command = _arguments(sys.argv[1:])
+    names = os.environ.get("MEGASHARP_NODES", "").split(",")
+    number = int(os.environ.get("SLURM_NODEID", "0"))
+    deadline = time.monotonic() + float(os.environ.get(DEADLINE, "600"))
+    signals = _Signals()
+    if number == 0:
+        try:
+            code = _lead(folder, command, names, deadline, signals)
+        except (Stopped, TimeIsUp) as ended:
+            write_text(folder / EXIT_CODE, f"{ended.code}\n")
+            raise
+        except UserError as error:
+            write_text(folder / EXIT_CODE, f"{error.exit_code}\n")
+            raise
+        write_text(folder / EXIT_CODE, f"{code}\n")
+        sys.exit(code)
+    _follow(folder, names, number, deadline, signals)
+
+
+def _arguments(arguments: Sequence[str]) -> tuple[Path, list[str]]:
+    if len(arguments) < 4 or arguments[0] != "--folder" or arguments[2] != "--":
+        raise UserError("usage: python -m megasharp.cluster.slurm.node --folder ATTEMPT -- COMMAND")
+    return Path(arguments[1]), list(arguments[3:])
+
+
+def _lead(folder: Path, command: Sequence[str], names: Sequence[str], deadline: float, signals: _Signals) -> int:
+    if len(names) == 1:
+        return drive(command, {}, folder, signals)
+    interface = ray_node.choose(ray_node.interfaces(), names[1:], os.environ)
+    os.environ.update(ray_node.variables(interface, ray_node.adapters()))
+    with ExitStack() as stack:
+        node = RayNode(names[0], interface, deadline)
+        stack.callback(node.close)
+        node.lead()
+        publish(folder, "head", node.address)
+        node.await_nodes(names, lambda: _check(folder, signals))
+        publish(folder, "ready", " ".join(names))
+        return drive(command, {"RAY_ADDRESS": node.address}, folder, signals)
+
+
+def _check(folder: Path, signals: _Signals) -> None:
+    signals.check()
+    if (folder / TIME_IS_UP).exists():
+        raise TimeIsUp("time is nearly up and not all nodes have joined; the command is left to the next start")
+
+
+def _follow(folder: Path, names: Sequence[str], number: int, deadline: float, signals: _Signals) -> None:
+    interface = ray_node.choose(ray_node.interfaces(), names[:1], os.environ)
+    os.environ.update(ray_node.variables(interface, ray_node.adapters()))
+    over = folder / EXIT_CODE
+    with ExitStack() as stack:
+        node = RayNode(names[number], interface, deadline)
+        stack.callback(node.close)
+        follow_until_ready(node, folder, deadline, over, signals.check)
+        while not over.exists():
+            if signals.arrived is not None:
+                sys.exit(128 + signals.arrived)
+            if node.ended():
+                raise UserError(f"node {names[number]}: Ray ended here while the run was under way; see above")
+            time.sleep(_POLL_S)
+
+
+def drive(command: Sequence[str], variables: Mapping[str, str], folder: Path, signals: _Signals) -> int:
+    """Run the command to its end; returns its exit code, 128 + the number of a signal that ended it.
+
+    75, and nothing is run, where time is up already.
+    """
+    if (folder / TIME_IS_UP).exists():
+        return AGAIN
+    with save_kept_from_children():
+        process = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
+    told: int | None = None
+    asked = False
+    while process.poll() is None:
+        if signals.arrived is not None and told is None:
+            told = signals.arrived
+            process.send_signal(told)
+        if not asked and (folder / TIME_IS_UP).exists():
+            asked = True
+            process.send_signal(SAVE)
+        time.sleep(_POLL_S)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+if __name__ == "__main__":
+    run_command(main)

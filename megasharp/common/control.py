@@ -1,0 +1,351 @@
+"""What a run decides in its course: a state that checkpoints carry, and the rules that move it.
+
+The state changes only by what is told (a step's figures, an evaluation's), each step's once, so a run that is stopped
+and resumed decides as one that was not.
+
+When a figure of the evaluations has stopped growing.
+
+The best evaluation so far, figure by figure, with the step whose weights it measured.
+
+Above which gradient norm a step is left out: far from what the run's last steps had.
+
+As OLMo-core's optimizer does it: mean + 6 standard deviations over the last 128 steps. A norm that was too large is
+counted among them, but as twice the limit at most: so norms that have grown somewhat for good pass after a few steps,
+and one huge norm does not let the next one through.
+
+How long responses may be at which step: stages, as in ProRL (8k, then 16k) and DeepScaleR (8k, 16k, 24k).
+
+A stage ends after a step, when a figure of the training steps is above a value (responses meet the limit), or when an
+evaluation stagnates, whichever comes first; the last one lasts to the end.
+
+When the present weights become the reference, and the optimizer begins anew (ProRL, arXiv 2505.24864).
+
+Printed: reference and optimizer are reset when validation stagnates or degrades. The authors' later account: every 200
+to 500 steps, the optimizer kept. What "stagnates" means in numbers is ours: `StagnationRule`. After a reset the value
+to beat is that of the last evaluation, so that a policy which has degraded gets as much time as any other.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class StagnationRule:
+    """`metric` stagnates when `patience` evaluations in a row are not above the best by more than `min_improvement`."""
+
+    metric: str
+    patience: int
+    min_improvement: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a rule has seen: the best value and its step, the last value and its step, evaluations since the best."""
+
+    best: float | None = None
+    best_step: int = 0
+    last: float | None = None
+    last_step: int = 0
+    waited: int = 0
+
+    def seen(self, rule: StagnationRule, step: int, figures: Mapping[str, float]) -> Watch:
+        """With the evaluation after `step`; one that does not give the metric says nothing."""
+        value = figures.get(rule.metric)
+        if value is None:
+            return self
+        if self.best is None or value > self.best + rule.min_improvement:
+            return Watch(value, step, value, step, 0)
+        return replace(self, last=value, last_step=step, waited=self.waited + 1)
+
+    def anew(self) -> Watch:
+        """Counting begins again: what is to be beaten now is the last evaluation, not the best one."""
+        return Watch(self.last, self.last_step, self.last, self.last_step, 0)
+
+    def stagnates(self, rule: StagnationRule) -> str | None:
+        """The reason in words, where the metric stagnates."""
+        if self.waited < rule.patience:
+            return None
+        return (
+            f"{rule.metric} is {self.last:.4g}, and was not above the {self.best:.4g} of step {self.best_step} "
+            f"in {self.waited} evaluations"
+        )
+
+
+# Figures of an evaluation of which more is better, beside pass@k for every k; `eval/<suite>/` stands before them.
+GROWING = ("avg@n", "pass@n", "greedy", "distinct_correct")
+
+
+@dataclass(frozen=True, slots=True)
+class BestFigure:
+    """The highest value of a figure, and after which step it was first reached."""
+
+    value: float
+    step: int
+
+
+def is_growing(name: str) -> bool:
+    """Whether more of this figure is better, by its name in the metrics."""
+    figure = name.rpartition("/")[2]
+    return name.startswith("eval/") and (figure in GROWING or figure.startswith("pass@"))
+
+
+def with_evaluation(best: Mapping[str, BestFigure], step: int, figures: Mapping[str, float]) -> dict[str, BestFigure]:
+    """`best` with the evaluation after `step`. The model that training starts from (step 0) is not counted."""
+    found = dict(best)
+    for name, value in figures.items():
+        if step > 0 and is_growing(name) and (name not in found or value > found[name].value):
+            found[name] = BestFigure(value, step)
+    return found
+
+
+_MOST_LIMITS = 2.0
+# With fewer the deviation says little, and a run's first steps are its most different ones.
+_FEWEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeRule:
+    """`sigma` standard deviations above the mean of the last `window` optimizer steps."""
+
+    sigma: float
+    window: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeState:
+    """The gradient norms of the last optimizer steps, oldest first."""
+
+    norms: tuple[float, ...] = ()
+
+    def limit(self, rule: SpikeRule) -> float | None:
+        """The largest norm that is applied; None while there are too few to tell."""
+        if len(self.norms) < _FEWEST:
+            return None
+        mean = statistics.fmean(self.norms)
+        return mean + rule.sigma * statistics.pstdev(self.norms, mean)
+
+    def seen(self, rule: SpikeRule, norms: Sequence[float]) -> SpikeState:
+        """With the norms of a training step's optimizer steps; what is not finite, or zero, tells nothing.
+
+        Zero is a step whose groups are all right or all wrong. Where rewards are rare these are most steps, and were
+        they counted, those that learn something would be spikes.
+        """
+        state = self
+        for norm in norms:
+            if math.isfinite(norm) and norm > 0.0:
+                limit = state.limit(rule)
+                counted = norm if limit is None else min(norm, _MOST_LIMITS * limit)
+                state = SpikeState((*state.norms, counted)[-rule.window :])
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """True when the mean of `metric` over the last `steps` steps is above `value`."""
+
+    metric: str
+    value: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class LengthStage:
+    """Responses of at most `max_response_tokens` until one of the ends comes; none of them: for the rest of the run."""
+
+    max_response_tokens: int
+    until: int | None = None
+    above: Threshold | None = None
+    stagnation: StagnationRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthChange:
+    """After `step` responses may have `max_response_tokens`."""
+
+    step: int
+    max_response_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LengthState:
+    """The present stage's number, what its ends have seen, why it is over if it is, and the changes so far."""
+
+    stage: int = 0
+    recent: tuple[float, ...] = ()
+    watch: Watch = field(default_factory=Watch)
+    over: str | None = None
+    changes: tuple[LengthChange, ...] = ()
+
+    def trained(self, stages: Sequence[LengthStage], figures: Mapping[str, float]) -> LengthState:
+        """With a step's figures."""
+        above = stages[self.stage].above
+        if above is None or above.metric not in figures:
+            return self
+        recent = (*self.recent, figures[above.metric])[-above.steps :]
+        mean = sum(recent) / len(recent)
+        if len(recent) < above.steps or mean <= above.value:
+            return replace(self, recent=recent)
+        words = f"{above.metric} is {mean:.4g} over {above.steps} steps, above {above.value:g}"
+        return replace(self, recent=recent, over=self.over or words)
+
+    def evaluated(self, stages: Sequence[LengthStage], step: int, figures: Mapping[str, float]) -> LengthState:
+        """With the evaluation after `step`."""
+        rule = stages[self.stage].stagnation
+        if rule is None:
+            return self
+        watch = self.watch.seen(rule, step, figures)
+        return replace(self, watch=watch, over=self.over or watch.stagnates(rule))
+
+    def before(self, stages: Sequence[LengthStage], step: int) -> LengthState:
+        """As it is for step `step`: stages that are over have given way to the next ones."""
+        state = self
+        while (reason := state._end(stages[state.stage], step)) is not None:
+            following = stages[state.stage + 1]
+            change = LengthChange(step - 1, following.max_response_tokens, reason)
+            # What an evaluation under one limit gave is no measure for the next stage: it begins with nothing seen.
+            state = LengthState(state.stage + 1, changes=(*state.changes, change))
+        return state
+
+    def _end(self, stage: LengthStage, step: int) -> str | None:
+        if self.over is not None:
+            return self.over
+        return f"step {stage.until} is done" if stage.until is not None and step > stage.until else None
+
+
+What = Literal["reference", "optimizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRule:
+    """A reset falls due every `every` steps, and where `stagnation` says so; `what` is reset."""
+
+    every: int | None = None
+    stagnation: StagnationRule | None = None
+    what: tuple[What, ...] = ("reference", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """One reset: the weights after `step` became the reference, before the next update."""
+
+    step: int
+    reason: str
+    what: tuple[What, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetState:
+    """`due` is the reason of a reset that is decided and not carried out yet; `done` are those carried out."""
+
+    watch: Watch = field(default_factory=Watch)
+    due: str | None = None
+    done: tuple[Reset, ...] = ()
+
+    def evaluated(self, rule: ResetRule, step: int, figures: Mapping[str, float]) -> ResetState:
+        """With the evaluation after `step`."""
+        if rule.stagnation is None:
+            return self
+        watch = self.watch.seen(rule.stagnation, step, figures)
+        return replace(self, watch=watch, due=watch.stagnates(rule.stagnation))
+
+    def before(self, rule: ResetRule, step: int) -> Reset | None:
+        """The reset that is to be carried out before the update of `step`."""
+        reason = self.due
+        if reason is None and rule.every is not None and step > 1 and (step - 1) % rule.every == 0:
+            reason = f"every {rule.every} steps"
+        return None if reason is None else Reset(step - 1, reason, rule.what)
+
+    def carried_out(self, reset: Reset) -> ResetState:
+        """With a reset that `before` asked for."""
+        return ResetState(self.watch.anew(), None, (*self.done, reset))
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When to reset, how long responses may be in which stage, which gradients are too large, and when it is enough.
+
+    The last stage has no end. `token_budget` counts response tokens; None: the number of steps alone ends the run.
+    """
+
+    reset: ResetRule
+    stages: tuple[LengthStage, ...]
+    spike: SpikeRule | None = None
+    token_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """Everything that was decided so far; `evaluated_step` is the last one whose evaluation the rules were told.
+
+    `tokens` counts what was sampled for all steps.
+    """
+
+    resets: ResetState = field(default_factory=ResetState)
+    lengths: LengthState = field(default_factory=LengthState)
+    best: Mapping[str, BestFigure] = field(default_factory=dict)
+    evaluated_step: int = -1
+    spikes: SpikeState = field(default_factory=SpikeState)
+    tokens: int = 0
+
+
+class Control:
+    """Applies the rules to the state, which is where a run left it."""
+
+    def __init__(self, rules: Rules, state: ControlState) -> None:
+        self._rules = rules
+        self.state = state
+
+    def response_limit(self, step: int) -> int:
+        """How many tokens a response of `step` may have; asked before its rollouts."""
+        lengths = self.state.lengths.before(self._rules.stages, step)
+        spikes = self.state.spikes if lengths.stage == self.state.lengths.stage else SpikeState()
+        self.state = replace(self.state, lengths=lengths, spikes=spikes)
+        return self._rules.stages[lengths.stage].max_response_tokens
+
+    def reset(self, step: int) -> Reset | None:
+        """What is to be reset before the update of `step`; stays so until `carried_out`."""
+        return self.state.resets.before(self._rules.reset, step)
+
+    def carried_out(self, reset: Reset) -> None:
+        """A reset is done. Gradients after it are of another size, so those before it set them no limit."""
+        self.state = replace(self.state, resets=self.state.resets.carried_out(reset), spikes=SpikeState())
+
+    def norm_limit(self) -> float | None:
+        """The largest gradient norm that the next update may have; None: any that is finite."""
+        return None if self._rules.spike is None else self.state.spikes.limit(self._rules.spike)
+
+    def updated(self, norms: Sequence[float]) -> None:
+        """The gradient norms of a step's updates."""
+        if self._rules.spike is not None:
+            self.state = replace(self.state, spikes=self.state.spikes.seen(self._rules.spike, norms))
+
+    def trained(self, figures: Mapping[str, float]) -> None:
+        """A step's figures, before its checkpoint."""
+        lengths = self.state.lengths.trained(self._rules.stages, figures)
+        tokens = self.state.tokens + int(figures.get("rollout/tokens", 0.0))
+        self.state = replace(self.state, lengths=lengths, tokens=tokens)
+
+    def over(self) -> bool:
+        """Whether the run has sampled what it may."""
+        return self._rules.token_budget is not None and self.state.tokens >= self._rules.token_budget
+
+    def evaluated(self, step: int, figures: Mapping[str, float], *, scheduled: bool) -> None:
+        """All figures of the evaluations after `step`; told twice, they count once.
+
+        Only what the schedule of evaluations asks for moves resets and stages: an evaluation because the run's end was
+        set earlier would make it another run.
+        """
+        self.state = replace(self.state, best=with_evaluation(self.state.best, step, figures))
+        if scheduled and step > self.state.evaluated_step:
+            self.state = replace(
+                self.state,
+                resets=self.state.resets.evaluated(self._rules.reset, step, figures),
+                lengths=self.state.lengths.evaluated(self._rules.stages, step, figures),
+                evaluated_step=step,
+            )

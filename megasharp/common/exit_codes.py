@@ -1,0 +1,74 @@
+"""How a command ends: an error that is the user's, or a signal, is one line on standard error and an exit code."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from collections.abc import Callable
+
+from megasharp.common import signals
+from megasharp.common.errors import RankDied, StageTimeout, TrainingStopped, UserError
+
+_USUAL = gc.get_threshold()
+_SELDOM = 200_000
+
+
+def collect_seldom() -> None:
+    """Have Python look for unreachable cycles after 200,000 new objects instead of 700, and not at the process's end.
+
+    Torch and transformers make a million objects when they are imported, which live as long as the process. Looking
+    through them takes a quarter of a command's start, and as long again at its end.
+    """
+    gc.set_threshold(_SELDOM)
+    atexit.register(gc.freeze)
+
+
+def collect_as_usual() -> None:
+    """End `collect_seldom` for a command that has its imports and holds tensors or goes on for long.
+
+    The imports are not looked through again.
+    """
+    gc.freeze()
+    gc.set_threshold(*_USUAL)
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Run a command to its end; errors become exit codes: 2 is the user's to mend, 1 is a run that stopped or failed.
+
+    SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130; a run that saved because its
+    time was up gives 75.
+    """
+    # Nothing here may reach for a hub: models and data are folders on disk.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        with signals.handled():
+            command()
+    except BaseException as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        sys.exit(code)
+
+
+def note(line: str) -> None:
+    """Say on standard error what a user should know, though nothing is wrong."""
+    sys.stderr.write(f"megasharp: note: {line}\n")
+
+
+def _exit_code(error: BaseException) -> int | None:
+    """Write the error's one line and return its exit code; None for what is not ours to judge."""
+    if isinstance(error, signals.TimeIsUp):
+        sys.stderr.write(f"megasharp: {error}\n")
+        return signals.AGAIN
+    number = signals.arrived()
+    if number is not None:
+        # Whatever the error is, the signal was its cause.
+        stopped = error if isinstance(error, signals.Stopped) else signals.Stopped(number)
+        sys.stderr.write(f"megasharp: {stopped}\n")
+        return 128 + number
+    if isinstance(error, UserError | TrainingStopped | RankDied | StageTimeout):
+        sys.stderr.write(f"megasharp: {error}\n")
+        return error.exit_code if isinstance(error, UserError) else 1
+    return None

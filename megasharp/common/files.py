@@ -1,0 +1,251 @@
+"""Files and folders that appear under their name only when they are complete.
+
+Temporary files that do not outlive their owner for long: what a killed process left, the next one removes.
+
+The owner holds a lock on its folder, which ends with the process however that ends. Process ids would not do:
+containers share /tmp and /dev/shm without sharing their processes. Locks of folders are not seen from other machines,
+so names say on which one a folder was made, since which start of it; folders of others are left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from megasharp.common.errors import UserError, disk_is_full, one_line
+
+SHARED_MEMORY = Path("/dev/shm")
+# The kernel takes paths of sockets of at most 107 bytes.
+_LONGEST_PARENT = 20
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+# What tempfile.mkdtemp appends.
+_LETTERS = re.compile("[a-z0-9_]{8}")
+
+
+class Scratch:
+    """A folder below `parent` (None: where temporary files go) for this user alone, named `prefix` and some letters.
+
+    Where a library wants names instead of paths, files beside it that carry its name belong to it. Making one removes
+    those of the same prefix whose owners are gone. A file system without locks keeps what a killed owner left.
+    """
+
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(prefix, parent)
+        self.path, self._lock = _locked(prefix, parent)
+
+    def close(self) -> None:
+        """Remove it; harmless when that has happened."""
+        if self._lock is not None:
+            _remove(self.path)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def parent_for_sockets() -> Path:
+    """Where temporary files go, or /tmp where that path is too long for sockets some folders below it."""
+    usual = tempfile.gettempdir()
+    return Path(usual if len(usual) <= _LONGEST_PARENT else "/tmp")
+
+
+def remove_abandoned(prefix: str, parent: Path) -> None:
+    """Remove this user's folders below `parent` whose owners are gone, and the files that carry their names."""
+    prefix = f"{prefix}{_here()}"
+    for path in parent.glob(f"{glob.escape(prefix)}*"):
+        if not _LETTERS.fullmatch(path.name.removeprefix(prefix)):
+            continue
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            if os.fstat(lock).st_uid == os.getuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+        except OSError:
+            pass
+        finally:
+            os.close(lock)
+
+
+def _here() -> str:
+    """Four letters for this machine and its present start."""
+    try:
+        name = _BOOT.read_bytes()
+    except OSError:
+        name = socket.gethostname().encode()
+    return hashlib.sha256(name).hexdigest()[:4]
+
+
+def _locked(prefix: str, parent: Path) -> tuple[Path, int | None]:
+    """A new folder and the descriptor that holds its lock."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{prefix}{_here()}", dir=parent))
+        with suppress(FileNotFoundError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():
+                return path, lock
+            # Somebody took it for an abandoned one before it was locked.
+            os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    for beside in path.parent.glob(f"*{glob.escape(path.name)}?*"):
+        with suppress(OSError):
+            beside.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FileHash:
+    """A file's size in bytes and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileHash:
+        """Read in pieces."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return cls(file.tell(), digest)
+
+
+def flush(path: Path) -> None:
+    """Force a file's or a folder's content to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def held(folder: Path, busy: str) -> Iterator[None]:
+    """Nobody else holds `folder` before the block ends; it is made if missing.
+
+    Raises UserError, with `busy` as its reason, where somebody does, and where it cannot be written. A file system
+    without locks holds nobody up.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({one_line(error)}); mend or name another folder") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{folder}: {busy}") from error
+        except OSError:
+            pass
+        yield
+
+
+@contextmanager
+def completed(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; what the body writes there replaces `path` in one step, durably.
+
+    The folder is made if missing. When the body raises, `path` stays as it was and the temporary file goes.
+
+    Raises:
+        UserError: the operating system refused (a full disk, a read-only folder).
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        flush(temporary)
+        temporary.replace(path)
+        flush(path.parent)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write this file ({one_line(error)}); free space or mend the folder") from error
+    finally:
+        # Where a file stands in the folder's place, even this is refused.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def completed_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `path` that takes this name, with all that is in it on disk, when the body succeeds.
+
+    Otherwise it goes, and so do those that killed processes left for the same `path`.
+
+    Raises:
+        UserError: `path` exists, also if it appears in the meantime, or the operating system refused (a full disk, a
+            read-only folder).
+    """
+    if path.exists() or path.is_symlink():
+        raise UserError(f"{path} already exists: remove it or choose another folder")
+    with folder_errors(path):
+        scratch = Scratch(f".{path.name}.partial-", path.absolute().parent)
+    try:
+        yield scratch.path
+        with folder_errors(path):
+            _like_any_other(scratch.path)
+            for inner in (*scratch.path.rglob("*"), scratch.path):
+                flush(inner)
+            _rename(scratch.path, path)
+            flush(path.absolute().parent)
+    finally:
+        scratch.close()
+
+
+def _rename(folder: Path, path: Path) -> None:
+    try:
+        folder.rename(path)
+    except OSError as error:
+        if path.exists():
+            raise UserError(f"{path} was made by another process in the meantime: it stays, this one goes") from error
+        raise
+
+
+def _like_any_other(folder: Path) -> None:
+    """Give a temporary folder, which is made for its owner alone, the mode of a new one."""
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+
+
+@contextmanager
+def folder_errors(path: Path) -> Iterator[None]:
+    """Turn what the disk says while the folder `path` is written into one line for the user."""
+    try:
+        yield
+    except Exception as error:
+        if disk_is_full(error):
+            raise UserError(f"no space left for {path}: free some and repeat ({one_line(error)})") from error
+        if isinstance(error, OSError):
+            raise UserError(f"{path} cannot be written: {one_line(error)}") from error
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file `path` by `text` in one step, durably. Raises UserError as `completed` does."""
+    with completed(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def private(path: str, flags: int) -> int:
+    """Opener for files that this user alone may read."""
+    return os.open(path, flags, 0o600)

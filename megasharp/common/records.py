@@ -1,0 +1,442 @@
+"""The records that travel between rooms. Every arrow of the step carries one of these.
+
+Shape suffixes, one legend for the whole repository:
+`_B` prompts, `_G` responses of a group, `_S` sequences (responses of a batch), `_T` tokens, `_P` rows of a packed
+micro-batch (prompt rows included), `_N` top-N candidates, `_V` vocabulary, `_Vp` one rank's shard of it, `_H` hidden.
+
+A response keeps BOTH log-probs of each sampled token: the sampler's (after temperature, truncation and DLC) and the
+policy's own (at the same temperature, before truncation). They are never silently exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+# A weight sync carries the memory network's weights under this prefix, the policy's under their plain names.
+MEMORY_PREFIX = "memory."
+
+
+class Outcome(StrEnum):
+    """What verification found. The non-correct outcomes are separate metrics; `INFRA` is masked, never scored."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    FORMAT = "format"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    INFRA = "infra"
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped: end token, length limit, or an abort from outside."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAnswer:
+    """What a verifier needs to judge a response; each task derives its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem, as the data stream hands it out.
+
+    Example: `Prompt("countdown-4-000017", "countdown", "3 5 7 8=24:", (6, 20, ...), CountdownAnswer((3, 5, 7, 8), 24),
+    "train.jsonl", epoch=0, position=17)`.
+    """
+
+    id: str
+    task: str
+    text: str
+    tokens: tuple[int, ...]
+    answer: TaskAnswer
+    source: str
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A verifier's judgement of one response.
+
+    Example: `Verdict(Outcome.CORRECT, 1.0, "(3+5)*(7-4)", "")`; a wrong one keeps its canonical answer too, so that
+    distinct answers can be counted.
+    """
+
+    outcome: Outcome
+    reward: float
+    canonical_answer: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Response tokens `[start, end)` were sampled by policy version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plausible:
+    """The tokens that sampling with a memory network may draw, by what the policy alone thinks of them.
+
+    Exactly one is given. `min_p`, in (0, 1]: those with at least that share of the likeliest token's probability at the
+    sampling temperature. `top_k`, at least 1: the policy's so many likeliest, and what ties with the last of them.
+    """
+
+    min_p: float | None = None
+    top_k: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. `top_p=1.0` and `top_k=0` mean no truncation; `temperature=0.0` is greedy.
+
+    `memory_mu` is the balance factor mu of DLC (2601.15609 section 4.2): tokens come from the softmax of
+    (policy logits - mu * memory logits) / temperature. A number needs an engine that holds a memory network, and 0.0
+    samples the policy; None leaves the memory network out, so that it costs nothing and records nothing. `plausible`
+    bars all tokens but those that the policy itself finds plausible, before the subtraction; it is read only with a
+    `memory_mu`, and it is ours: the paper has no such guard.
+
+    With `record_top`, at least 1, engines record at each token the exact entropy and the log-probs of so many of the
+    likeliest tokens; SGLang's at most 8.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    memory_mu: float | None = None
+    plausible: Plausible | None = None
+    record_top: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Sample `len(seeds)` completions of one prompt; each seed fixes its completion whatever else is in the batch.
+
+    `begun` continues responses: for each seed the response tokens that were sampled earlier, which count towards
+    `SamplingParams.max_tokens`. The completions hold the new tokens only. Empty starts every response.
+    """
+
+    tokens: tuple[int, ...]
+    seeds: tuple[int, ...]
+    begun: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """What an engine returns for one sample; all tensors are 1-D over its tokens, the end token included.
+
+    `sampler_logp` is what the token was drawn with (after the memory's subtraction and truncation); `policy_logp` and,
+    where the engine holds a memory network, `memory_logp` are each network's own over the whole vocabulary. All three
+    are at the sampling temperature. `argmax_moved` (bool) and `calibration_kl` (nats) say what the memory did to the
+    distribution that each token came from, before truncation: whether its likeliest token is another one than the
+    policy's, and KL(calibrated || policy). None where nothing was subtracted. `entropy` (nats) and `top_logp` [T, N],
+    the likeliest first, are of the policy's own distribution before each token; None where nobody asked.
+
+    Example: `tokens=tensor([4, 13, 6, 1])`, `sampler_logp=policy_logp=tensor([-0.7, -0.1, -1.2, -0.02])` (float32),
+    `memory_logp=None`, `version_spans=(VersionSpan(12, 0, 4),)`, `finish_reason=FinishReason.STOP`, `seed=991`.
+    """
+
+    tokens: Tensor
+    sampler_logp: Tensor
+    policy_logp: Tensor
+    memory_logp: Tensor | None
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+    seed: int
+    argmax_moved: Tensor | None = None
+    calibration_kl: Tensor | None = None
+    entropy: Tensor | None = None
+    top_logp: Tensor | None = None
+
+    @classmethod
+    def unsampled(cls, seed: int, sampling: SamplingParams) -> Completion:
+        """What a request gets that could not be served: no tokens, and FinishReason.ABORT."""
+        tokens, empty = torch.empty(0, dtype=torch.int64), torch.empty(0)
+        if sampling.memory_mu is None:
+            return cls(tokens, empty, empty, None, (), FinishReason.ABORT, seed)
+        moved = torch.empty(0, dtype=torch.bool)
+        return cls(tokens, empty, empty, empty, (), FinishReason.ABORT, seed, moved, empty)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """A completion with its decoded text and its verdict."""
+
+    completion: Completion
+    text: str
+    verdict: Verdict
+
+    @property
+    def length(self) -> int:
+        """Number of response tokens, the end token included."""
+        return int(self.completion.tokens.numel())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """All responses to one prompt. `dropped_reason` is set when selection refused the group.
+
+    Example: `Group("step7-3", prompt, (r0, ..., r7), policy_version=7)`.
+    """
+
+    id: str
+    prompt: Prompt
+    responses: tuple[Response, ...]
+    policy_version: int
+    dropped_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """One response prepared for training. `*_T` fields are over its response tokens.
+
+    Example with a 5-token prompt and a 3-token response: `tokens.shape == (8,)`, `prompt_length == 5`,
+    `advantage_T == tensor([0.94, 0.94, 0.94])`, `mask_T == tensor([1., 1., 1.])`.
+    `mask_T` is 0 where a token must not train (an infra failure masks the whole response). `advantage_T` is float64.
+    `group_size`, `group_correct` count the scored and the correct responses of its group; `seed` is the completion's.
+    """
+
+    group_id: str
+    index: int
+    group_size: int
+    group_correct: int
+    seed: int
+    tokens: Tensor
+    prompt_length: int
+    reward: float
+    correct: bool
+    advantage_T: Tensor
+    mask_T: Tensor
+    sampler_logp_T: Tensor
+    policy_logp_T: Tensor
+
+    @property
+    def response_length(self) -> int:
+        """Number of response tokens."""
+        return int(self.tokens.numel()) - self.prompt_length
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """How a packed row of tokens splits into runs that attend causally; one run may continue another.
+
+    A run `i` covers packed rows `[start[i], start[i] + length[i])` and sees, besides itself, all rows of run
+    `prefix[i]` (-1 for none): that is how the responses of a group share one copy of their prompt.
+    All int64, shape [runs]. A prefix run has no prefix of its own.
+
+    Example, one prompt of 5 tokens with two responses of 3 and 2: `start=[0, 5, 8]`, `length=[5, 3, 2]`,
+    `prefix=[-1, 0, 0]`; the rows' positions are `0..4, 5 6 7, 5 6`.
+    """
+
+    start: Tensor
+    length: Tensor
+    prefix: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenInputs:
+    """What methods see: flat tensors over the response tokens of a micro-batch. Never logits.
+
+    What rollouts recorded (`sampler_logp_T`, `policy_logp_T`) and, inside the loss, `logp_T` and `entropy_T` are always
+    there; any other field that may be None is present exactly when some method's `needs` asks for it. Only `logp_T`,
+    `topn_logp_TN` and, where asked for, `entropy_T` carry a gradient.
+    `seq_T` (int64) numbers the micro-batch's sequences from 0 to `num_sequences - 1`, `group_T` the step's groups.
+    `correct_T` and `mask_T` are float 0/1. `group_size_T` and `group_correct_T` count the scored and the correct
+    responses of the token's group, empty responses included. `logp_T` is at the rollout temperature, over the whole
+    vocabulary; `policy_logp_T` is the engine's record of the same at sampling time. `topn_logp_TN` may have more
+    columns than a method asked for. `draw_T` is a uniform number in [0, 1), float64, fixed by the response's seed and
+    the token's position.
+    """
+
+    mask_T: Tensor
+    seq_T: Tensor
+    group_T: Tensor
+    reward_T: Tensor
+    correct_T: Tensor
+    group_size_T: Tensor
+    group_correct_T: Tensor
+    num_sequences: int
+    logp_T: Tensor | None = None
+    old_logp_T: Tensor | None = None
+    ref_logp_T: Tensor | None = None
+    sampler_logp_T: Tensor | None = None
+    policy_logp_T: Tensor | None = None
+    draw_T: Tensor | None = None
+    entropy_T: Tensor | None = None
+    old_entropy_T: Tensor | None = None
+    topn_logp_TN: Tensor | None = None
+    is_top1_T: Tensor | None = None
+
+    @property
+    def before_T(self) -> Tensor:
+        """Log-probs of the policy before the update, without gradient.
+
+        Where nothing asked for them they equal the present ones: the first optimizer step after a rollout.
+        """
+        if self.old_logp_T is not None:
+            return self.old_logp_T
+        assert self.logp_T is not None
+        return self.logp_T.detach()
+
+
+@dataclass(frozen=True, slots=True)
+class Denominators:
+    """Counts over one WHOLE optimizer step (all micro-batches, all data-parallel ranks), fixed before packing.
+
+    `tokens` is the sum of the mask, `sequences` the number of sequences with at least one unmasked token, and
+    `constant` the fixed horizon of `token_sum_over_constant`, in tokens.
+    """
+
+    tokens: float
+    sequences: float
+    constant: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Sequences packed into one row, without padding between them.
+
+    `tokens_P`, `positions_P`: int64 [P] packed token ids and their positions. `segments`: who attends to whom.
+    `rows_T`: for each response token the packed row whose logits predict it; `targets_T`: the token itself.
+    `length_S`: float64 [S] unmasked response tokens per sequence, for per-sequence means.
+    `advantage_T`: float64. `inputs`: the per-token tensors methods see (its `logp_T`, `entropy_T`, top-N are filled
+    in by the learner). `sequence_ids`: each sequence's index in the step's flat order, to write results back.
+    `padding`: how many of the rows, the last ones, are there to make the length divide, and predict nothing.
+    """
+
+    tokens_P: Tensor
+    positions_P: Tensor
+    segments: Segments
+    rows_T: Tensor
+    targets_T: Tensor
+    length_S: Tensor
+    advantage_T: Tensor
+    inputs: TokenInputs
+    sequence_ids: tuple[int, ...]
+    padding: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MiniBatch:
+    """One optimizer step: micro-batches per data-parallel rank (equal counts), and the global denominators.
+
+    `statistics` holds what each method of the recipe computed over the whole optimizer step, in the methods' order.
+    """
+
+    per_rank: tuple[tuple[MicroBatch, ...], ...]
+    denominators: Denominators
+    statistics: tuple[Mapping[str, Tensor], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBatch:
+    """Everything one training step updates on: one mini-batch, or several in order.
+
+    `group_ids[g]` names the group that `group_T == g` refers to.
+    """
+
+    mini_batches: tuple[MiniBatch, ...]
+    group_ids: tuple[str, ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A metric that averages: `total / weight`. Two of the same name add field by field."""
+
+    total: float
+    weight: float
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.weight + other.weight)
+
+    @property
+    def value(self) -> float:
+        """The average; 0.0 when nothing was counted."""
+        return self.total / self.weight if self.weight else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """A metric that takes the largest value. Two of the same name keep the larger."""
+
+    value: float
+
+    def __add__(self, other: Maximum) -> Maximum:
+        return Maximum(max(self.value, other.value))
+
+
+Metric = Mean | Maximum
+Metrics = Mapping[str, Metric]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one training step reports.
+
+    `skipped` counts optimizer steps left out for a non-finite loss or gradient, or as one of `spikes`: their gradient
+    norm was above the limit that was given. `norms` are the norms of all of them, `grad_norm` is their mean.
+    `seconds` are those of the update's parts: forward, backward, gradient_sync, optimizer.
+    """
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    skipped: int
+    metrics: Metrics = field(default_factory=dict)
+    norms: tuple[float, ...] = ()
+    spikes: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """How the policy is split over ranks. `world` = dp * tp * pp * cp.
+
+    Each pipeline rank holds `vpp` chunks of layers; above 1 the stages interleave, so that fewer of them stand idle.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    vpp: int = 1
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Over how many ranks the optimizer's state is cut."""
+        return self.dp * self.cp
+
+    @property
+    def micro_batch_multiple(self) -> int:
+        """What a rank's number of micro-batches must divide by: interleaved stages take `pp` of them in turn."""
+        return self.pp if self.vpp > 1 else 1
+
+
+def as_dtype(name: str) -> torch.dtype:
+    """The torch dtype called `name` in a config: float32, bfloat16, float16 or float64."""
+    return {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float64": torch.float64,
+    }[name]

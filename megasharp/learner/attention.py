@@ -1,0 +1,141 @@
+"""Core attention on packed rows, brought into Megatron through the layer spec.
+
+Megatron's own DotProductAttention refuses packed sequences. This one applies the rotary embedding at the rows' own
+positions, with grouped queries. A layer may have a window: then a query sees only that many positions, its own
+included. `attend` says by which of two ways the rest is computed.
+
+Rotary position embedding at given positions, with transformers' own frequency rules (llama3, yarn, ... scaling).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from megasharp.learner import flash_varlen
+from megasharp.learner.block_plan import (
+    AttentionPlan,
+    Block,
+)
+from megasharp.learner.context_parallel import all_rows
+from megasharp.learner.packed import PackedRows
+
+
+def rotary_tables(inverse_frequency: Tensor, scaling: float, positions_P: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [P, head_dim / 2], of each position; both halves of a head share the frequencies."""
+    angles = torch.outer(positions_P.to(torch.float32), inverse_frequency.to(positions_P.device))
+    return angles.cos() * scaling, angles.sin() * scaling
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply the rotation to [P, heads, head_dim]; `cos`, `sin` are [P, head_dim / 2]."""
+    rotated: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+class _RotationContext(FunctionCtx):
+    """What backward needs."""
+
+    saved_tensors: tuple[Tensor, Tensor]
+
+
+class _Rotation(torch.autograd.Function):
+    """The rotation and its gradient, which is the rotation by the opposite angle: no temporaries are kept."""
+
+    @staticmethod
+    def forward(ctx: _RotationContext, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: _RotationContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(gradients[0], cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out_first, out_second = turned.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+    return turned
+
+
+class PackedAttention(torch.nn.Module):
+    """Causal attention of [P, heads, head_dim] queries over [P, groups, head_dim] keys and values.
+
+    `layer_number` counts from 1 over the whole model; `windows` is the architecture's.
+    """
+
+    def __init__(
+        self,
+        config: object,
+        layer_number: int,
+        attn_mask_type: object,
+        attention_type: str,
+        softmax_scale: float | None = None,
+        windows: tuple[int | None, ...] = (),
+        **unused: object,
+    ) -> None:
+        super().__init__()
+        self.softmax_scale = softmax_scale
+        self.window = windows[layer_number - 1] if windows else None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: object = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedRows | None = None,
+    ) -> Tensor:
+        """Returns [P, heads * head_dim]. The mask arguments are Megatron's and are not used: the rows' plan rules."""
+        rows = packed_seq_params
+        assert rows is not None and rows.cos_PF is not None and rows.sin_PF is not None
+        query, key = rotate(query, rows.cos_PF, rows.sin_PF), rotate(key, rows.cos_PF, rows.sin_PF)
+        return attend(query, key, value, rows, self.window, self.softmax_scale)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, window: int | None, scale: float | None
+) -> Tensor:
+    """[P, heads * head_dim], by the kernels for variable lengths where they can, else block by block.
+
+    Blocks are torch's scaled-dot-product attention on similar runs, padded (see `blocks`): on CPUs, and in float32.
+    """
+    if flash_varlen.supports(query):
+        plan = rows.varlen_plan(window)
+        return flash_varlen.varlen_attention(query, key, value, plan, scale, rows.exchange).flatten(1)
+    if rows.exchange is not None:
+        key, value = all_rows(key, rows.exchange), all_rows(value, rows.exchange)
+    return _in_blocks(query, key, value, rows.plan(window), scale)
+
+
+def _in_blocks(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float | None) -> Tensor:
+    outputs = [_block(query, key, value, block, scale) for block in plan.blocks]
+    return torch.cat(outputs).index_select(0, plan.restore_P)
+
+
+def _block(query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float | None) -> Tensor:
+    """One block, padded: [B * Q, heads * head_dim]."""
+    out = F.scaled_dot_product_attention(
+        _gather(query, block.query_BQ, 1),
+        _gather(key, block.key_BK, query.shape[1] // key.shape[1]),
+        _gather(value, block.key_BK, query.shape[1] // value.shape[1]),
+        attn_mask=None if block.mask_BQK is None else block.mask_BQK[:, None],
+        is_causal=block.mask_BQK is None,
+        scale=scale,
+    )
+    return out.transpose(1, 2).reshape(block.query_BQ.numel(), -1)
+
+
+def _gather(x: Tensor, rows_BL: Tensor, repeat: int) -> Tensor:
+    """[P, h, d] -> [B, h * repeat, L, d]: each key head serves `repeat` neighbouring query heads."""
+    gathered = x.index_select(0, rows_BL.reshape(-1)).view(*rows_BL.shape, *x.shape[1:])
+    return gathered.repeat_interleave(repeat, dim=2).transpose(1, 2) if repeat > 1 else gathered.transpose(1, 2)

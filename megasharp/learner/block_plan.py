@@ -1,0 +1,211 @@
+"""Which rows attend to which: packed runs as blocks of similar ones, padded inside a block only.
+
+Runs that continue a shared prompt see the prompt's keys too. In a layer with a window a query sees only so many
+positions back; there runs are cut into pieces of at most a window, so that cost and memory grow with length x window.
+
+Stretches of packed runs that attend together: which rows are the queries, and which keys come before them.
+
+A run that continues a shared prompt sees the prompt's rows too (`types.Segments`); in a layer with a window a query
+sees only so many positions, its own included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from megasharp.common.records import Segments
+from megasharp.learner.context_parallel import ContextCut
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Parts of runs. `start`: the packed row of the first query, `length`: queries, `before`: rows seen before it.
+
+    Of those, the nearest are rows of the span's own run, from row `run_start` on; the further ones end the prefix,
+    whose last row is `prefix_end` - 1. All int64, shape [spans].
+    """
+
+    start: Tensor
+    length: Tensor
+    before: Tensor
+    run_start: Tensor
+    prefix_end: Tensor
+
+    def select(self, chosen: Tensor) -> Spans:
+        """Those that an index or a mask picks."""
+        return Spans(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def seen(self, span: Tensor, offset: Tensor) -> Tensor:
+        """The packed rows that lie `offset` positions from the first query of each `span`; negative is before it."""
+        row = self.start[span] + offset
+        missing = self.run_start[span] - row
+        return torch.where(missing > 0, self.prefix_end[span] - missing, row)
+
+    def within(self, bounds: Iterable[tuple[int, int]], window: int | None) -> Spans:
+        """What of the spans lies between rows `first` (included) and `end` of each of the bounds, in their order."""
+        return joined([self._between(first, end, window) for first, end in bounds])
+
+    def _between(self, first: int, end: int, window: int | None) -> Spans:
+        start = self.start.clamp(min=first)
+        before = self.before + (start - self.start)
+        cut = Spans(
+            start=start,
+            length=(self.start + self.length).clamp(max=end) - start,
+            before=before if window is None else before.clamp(max=window - 1),
+            run_start=self.run_start,
+            prefix_end=self.prefix_end,
+        )
+        return cut.select(cut.length > 0)
+
+
+def joined(parts: list[Spans]) -> Spans:
+    """All of them as one record, in order."""
+    return Spans(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Spans)))
+
+
+def prefix_length(segments: Segments) -> Tensor:
+    """Rows of each run's prefix; 0 for a run without."""
+    lengths = segments.length[segments.prefix.clamp(min=0)]
+    return torch.where(segments.prefix >= 0, lengths, 0)
+
+
+def longest_context(segments: Segments) -> int:
+    """The most positions that any row stands behind, itself included."""
+    return int((segments.length + prefix_length(segments)).max())
+
+
+def spans_of(segments: Segments, window: int | None, step: int | None = None) -> Spans:
+    """Every run, whole or cut from its start into spans of `step` rows, the last one shorter."""
+    counts = torch.ones_like(segments.length) if step is None else -(-segments.length // step)
+    run = torch.repeat_interleave(counts)
+    skipped = (torch.arange(run.numel()) - (counts.cumsum(0) - counts)[run]) * (step or 0)
+    prefix = segments.prefix[run].clamp(min=0)
+    length, before = segments.length[run] - skipped, prefix_length(segments)[run] + skipped
+    return Spans(
+        start=segments.start[run] + skipped,
+        length=length if step is None else length.clamp(max=step),
+        before=before if window is None else before.clamp(max=window - 1),
+        run_start=segments.start[run],
+        prefix_end=segments.start[prefix] + segments.length[prefix],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Runs attended together. B runs, Q and K the longest run's queries and keys.
+
+    `query_BQ`, `key_BK`: packed rows (int64; padding repeats row 0). `mask_BQK`: True where a query sees a key, or
+    None where plain causal attention over equal queries and keys says the same.
+    """
+
+    query_BQ: Tensor
+    key_BK: Tensor
+    mask_BQK: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionPlan:
+    """Blocks that hold every packed row as a query once.
+
+    `restore_P`: for each packed row, where its output lies in the blocks' concatenated padded outputs.
+    """
+
+    blocks: list[Block]
+    restore_P: Tensor
+
+
+def full_plan(segments: Segments, num_rows: int) -> AttentionPlan:
+    """Every query sees all positions before it."""
+    return _plan((_block(segments, runs) for runs in _similar_runs(segments)), num_rows)
+
+
+def windowed_plan(segments: Segments, num_rows: int, window: int) -> AttentionPlan:
+    """Every query sees `window` positions, its own included (arXiv 2310.06825, section 2)."""
+    spans = spans_of(segments, window, step=window)
+    return _plan((_windowed_block(spans.select(similar), window) for similar in _similar_spans(spans)), num_rows)
+
+
+def cut_plan(segments: Segments, window: int | None, cut: ContextCut) -> AttentionPlan:
+    """Of the queries that a context-parallel rank holds: they are its own rows, and keys those of all ranks joined."""
+    reach = longest_context(segments) if window is None else window
+    spans = spans_of(segments, window, step=window).within(cut.bounds, window)
+    local_P, places_P = torch.zeros(cut.rows, dtype=torch.int64), cut.places()
+    local_P[cut.held()] = torch.arange(cut.rows // cut.size)
+
+    def renumbered(block: Block, valid_BQ: Tensor) -> tuple[Block, Tensor]:
+        return Block(local_P[block.query_BQ], places_P[block.key_BK], block.mask_BQK), valid_BQ
+
+    blocks = (renumbered(*_windowed_block(spans.select(similar), reach)) for similar in _similar_spans(spans))
+    return _plan(blocks, cut.rows // cut.size)
+
+
+def _plan(blocks: Iterable[tuple[Block, Tensor]], num_rows: int) -> AttentionPlan:
+    """From blocks and which of their queries are real."""
+    kept: list[Block] = []
+    restore_P = torch.full((num_rows,), -1, dtype=torch.int64)
+    offset = 0
+    for block, valid_BQ in blocks:
+        slots_BQ = torch.arange(offset, offset + valid_BQ.numel()).view_as(valid_BQ)
+        restore_P[block.query_BQ[valid_BQ]] = slots_BQ[valid_BQ]
+        offset += valid_BQ.numel()
+        kept.append(block)
+    assert bool((restore_P >= 0).all()), "every packed row belongs to exactly one run"
+    return AttentionPlan(kept, restore_P)
+
+
+def _similar_runs(segments: Segments) -> list[Tensor]:
+    """Indices of runs, grouped by having a prefix and by the next power of two of their length.
+
+    Bounding the spread of lengths inside a block bounds its padding to less than half.
+    """
+    kind = _octave(segments.length) * 2 + (segments.prefix >= 0)
+    return [torch.nonzero(kind == value)[:, 0] for value in torch.unique(kind)]
+
+
+def _octave(lengths: Tensor) -> Tensor:
+    return torch.ceil(torch.log2(lengths.clamp(min=1).to(torch.float64))).to(torch.int64)
+
+
+def _grid(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [B, longest] counted from each start, and which of them are real; padding points at row 0."""
+    steps = torch.arange(int(length_B.max()) if length_B.numel() else 0)
+    valid = steps[None] < length_B[:, None]
+    return torch.where(valid, start_B[:, None] + steps[None], 0), valid
+
+
+def _block(segments: Segments, runs: Tensor) -> tuple[Block, Tensor]:
+    query_BQ, valid_BQ = _grid(segments.start[runs], segments.length[runs])
+    prefix_B = segments.prefix[runs]
+    if int(prefix_B[0]) < 0:
+        # Padded keys follow every real query of their run, so the causal mask already hides them.
+        return Block(query_BQ, query_BQ, None), valid_BQ
+    before_BK, seen_BK = _grid(segments.start[prefix_B], segments.length[prefix_B])
+    queries = query_BQ.shape[1]
+    causal_QQ = torch.ones(queries, queries, dtype=torch.bool).tril()
+    mask_BQK = torch.cat([seen_BK[:, None].expand(-1, queries, -1), causal_QQ[None].expand(len(runs), -1, -1)], dim=2)
+    return Block(query_BQ, torch.cat([before_BK, query_BQ], dim=1), mask_BQK), valid_BQ
+
+
+def _similar_spans(spans: Spans) -> list[Tensor]:
+    """Indices of spans, grouped by the next powers of two of their queries and of what they see before them."""
+    kind = _octave(spans.length) * 64 + _octave(spans.before)
+    return [torch.nonzero(kind == value)[:, 0] for value in torch.unique(kind)]
+
+
+def _windowed_block(spans: Spans, window: int) -> tuple[Block, Tensor]:
+    """Keys are the rows before each span, aligned at their end, then the span's own."""
+    query_BQ, valid_BQ = _grid(spans.start, spans.length)
+    queries, reach = query_BQ.shape[1], int(spans.before.max())
+    offset_K = torch.arange(-reach, 0)
+    row_BK = spans.seen(torch.arange(len(query_BQ))[:, None], offset_K)
+    seen_BK = -offset_K <= spans.before[:, None]
+    distance_QK = torch.arange(queries)[:, None] - torch.arange(-reach, queries)
+    # A padded query sees padded keys, its own among them: no row of the mask is empty.
+    within_QK = (distance_QK >= 0) & (distance_QK < window)
+    real_BK = torch.cat([seen_BK, torch.ones_like(query_BQ, dtype=torch.bool)], dim=1)
+    key_BK = torch.cat([torch.where(seen_BK, row_BK, 0), query_BQ], dim=1)
+    return Block(query_BQ, key_BK, within_QK & real_BK[:, None]), valid_BQ

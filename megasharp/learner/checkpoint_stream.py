@@ -1,0 +1,339 @@
+"""A torch_dist checkpoint read one parameter at a time, under whatever layout it was written.
+
+Opening it checks the files' lengths and every stored tensor's name, shape and dtype; tensors of an optimizer, which a
+run's checkpoint holds beside the weights, are passed over.
+
+How a model's torch_dist checkpoint is cut: which part of which parameter lies where in which stored tensor.
+
+Megatron stores parameters of all layers as one tensor with the layer in front, and a gated MLP's gate and up rows as
+two pieces. The stored tensors are the same for every TP x PP; only the boundaries of their pieces differ.
+
+A torch_dist checkpoint written one parameter at a time; Megatron reads it as one of its own.
+
+Megatron's `dist_checkpointing.save` wants all tensors of a rank at once. Its files are those of
+torch.distributed.checkpoint, whose writer asks a planner for each tensor when its turn comes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.learner.sharded_state import METADATA
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One run of a parameter's rows (`axis` 0) or columns (1), whole in every other dimension.
+
+    `parameter` is the Megatron name with its global layer number, `first` where the piece begins in it and `shape` its
+    size. In the checkpoint it lies at `offset` of the stored tensor `key`, which has the shape `whole`; a stored tensor
+    may have dimensions before the parameter's own (the layer).
+    """
+
+    parameter: str
+    axis: int
+    first: int
+    shape: tuple[int, ...]
+    key: str
+    offset: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """`shape` with the stored tensor's leading dimensions, in which a piece has length 1."""
+        return (1,) * (len(self.whole) - len(self.shape)) + self.shape
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """This piece of the whole parameter: a view."""
+        return parameter.narrow(self.axis, self.first, self.shape[self.axis])
+
+    def split(self, axis: int, count: int) -> Iterator[Piece]:
+        """The same in `count` runs along `axis`; the last is shorter where they are not equal."""
+        assert axis == self.axis or self.first == 0, "a piece is a run along one dimension"
+        step = -(-self.shape[axis] // count)
+        leading = len(self.whole) - len(self.shape)
+        for start in range(0, self.shape[axis], step):
+            shape, offset = list(self.shape), list(self.offset)
+            shape[axis] = min(step, shape[axis] - start)
+            offset[leading + axis] += start
+            first = (self.first if axis == self.axis else 0) + start
+            yield replace(self, axis=axis, first=first, shape=tuple(shape), offset=tuple(offset))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A whole checkpoint: pieces by parameter, in the model's order, and the objects stored beside tensors.
+
+    The objects are what Megatron's linear layers keep for FP8; a load asks for them though they hold nothing.
+    """
+
+    pieces: dict[str, list[Piece]]
+    objects: list[ShardedObject]
+
+
+def cut(model: GPTModel, tp: int = 1) -> Cut:
+    """What the checkpoint of this whole model holds, with the boundaries that `tp` tensor-parallel ranks would write.
+
+    `model` has one stage and one tensor-parallel rank; its parameters may be on the meta device.
+    """
+    parameters = dict(model.named_parameters())
+    pieces: dict[str, list[Piece]] = {}
+    objects = []
+    for name, entry in model.sharded_state_dict(metadata=dict(METADATA)).items():
+        if isinstance(entry, ShardedObject):
+            objects.append(entry)
+        else:
+            axis = _split_dimension(parameters[name])
+            whole = _pieces(name, entry)
+            pieces[name] = list(whole if axis is None else (run for piece in whole for run in piece.split(axis, tp)))
+    return Cut(pieces, objects)
+
+
+def _split_dimension(parameter: torch.nn.Parameter) -> int | None:
+    split = getattr(parameter, "tensor_model_parallel", False)
+    return int(parameter.partition_dim) if split else None  # type: ignore[attr-defined]
+
+
+def _pieces(name: str, entry: ShardedTensor | ShardedTensorFactory) -> Iterator[Piece]:
+    parts = entry.build() if isinstance(entry, ShardedTensorFactory) else [entry]
+    first = 0
+    for part in parts:
+        shape = tuple(part.local_shape)
+        yield Piece(name, 0, first, shape, part.key, tuple(part.global_offset), tuple(part.global_shape))
+        first += shape[0]
+
+
+_CONTENTS = ".metadata"
+_OPTIMIZER = ("optimizer.", "chained_")
+
+
+class StreamedCheckpoint:
+    """The weights in `folder`, which must hold exactly the parameters of `cut`.
+
+    Raises UserError, naming tensor and file: files that are missing or cut short; a tensor that is missing, extra,
+    misshapen, not complete or not floating point.
+    """
+
+    def __init__(self, folder: Path, cut: Cut) -> None:
+        self._folder, self._cut = folder, cut
+        self._reader = FileSystemReader(folder)
+        self._metadata = self._read_metadata()
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        self._check()
+
+    def dtype(self, name: str) -> torch.dtype:
+        """What the parameter is stored in; its pieces agree."""
+        return self._stored(self._cut.pieces[name][0].key).properties.dtype
+
+    def parameter(self, name: str) -> Tensor:
+        """The whole parameter in its stored dtype, in memory of its own.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        pieces = self._cut.pieces[name]
+        rows = sum(piece.shape[0] for piece in pieces)
+        whole = torch.empty(rows, *pieces[0].shape[1:], dtype=self.dtype(name))
+        for piece in pieces:
+            self._read(piece, piece.of(whole).view(piece.stored_shape))
+        return whole
+
+    def _read(self, piece: Piece, target: Tensor) -> None:
+        chunk = ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.stored_shape))
+        items = create_read_items_for_chunk_list(piece.key, self._stored(piece.key), [chunk])
+        try:
+            self._reader.read_data(LoadPlan(items), _ReadPlanner(target)).wait()
+        except Exception as error:  # torch raises many kinds for damaged files
+            files = sorted({str(self._file(item.storage_index)) for item in items})
+            raise UserError(
+                f"{', '.join(files)}: tensor {piece.parameter} cannot be read: {one_line(error)}"
+            ) from error
+
+    def _read_metadata(self) -> Metadata:
+        path = self._folder / _CONTENTS
+        try:
+            metadata = self._reader.read_metadata()
+            assert metadata.storage_data, "it lists no files"
+        except Exception as error:  # unpickling damaged bytes raises anything
+            raise UserError(f"{path}: not a torch_dist checkpoint's table of contents: {one_line(error)}") from error
+        return metadata
+
+    def _keys(self) -> dict[str, Piece]:
+        return {piece.key: piece for pieces in self._cut.pieces.values() for piece in pieces}
+
+    def _stored(self, key: str) -> TensorStorageMetadata:
+        found = self._metadata.state_dict_metadata[key]
+        assert isinstance(found, TensorStorageMetadata)
+        return found
+
+    def _file(self, index: MetadataIndex) -> Path:
+        return self._folder / str(self._metadata.storage_data[index].relative_path)
+
+    def _check(self) -> None:
+        keys = self._keys()
+        for key, piece in keys.items():
+            self._check_stored(key, piece)
+        for key, found in self._metadata.state_dict_metadata.items():
+            weight = not key.startswith(_OPTIMIZER) and not isinstance(found, BytesStorageMetadata)
+            if weight and key not in keys:
+                raise UserError(
+                    f"{self._folder / _CONTENTS}: extra tensor {key}, which the model of its config.json has not"
+                )
+        for index, info in self._metadata.storage_data.items():
+            if index.fqn in keys:
+                self._check_file(index, info.offset + info.length)
+
+    def _check_stored(self, key: str, piece: Piece) -> None:
+        found = self._metadata.state_dict_metadata.get(key)
+        if not isinstance(found, TensorStorageMetadata):
+            raise UserError(f"{self._folder / _CONTENTS}: tensor {key} is missing: the model of its config.json has it")
+        where = f"{self._folder / _CONTENTS}: tensor {key}"
+        if not _fits(tuple(found.size), piece):
+            asked = f"the model of its config.json asks for {piece.whole}"
+            raise UserError(f"{where} has shape {tuple(found.size)}, but {asked}")
+        if not found.properties.dtype.is_floating_point:
+            raise UserError(f"{where} has dtype {found.properties.dtype}: expected a floating point one")
+        if sum(chunk.sizes.numel() for chunk in found.chunks) < found.size.numel():
+            raise UserError(f"{where} is not complete: parts of it are in no file")
+
+    def _check_file(self, index: MetadataIndex, end: int) -> None:
+        path = self._file(index)
+        if not path.is_file():
+            raise UserError(f"{path} does not exist, but tensor {index.fqn} is in it: copy the whole folder")
+        if path.stat().st_size < end:
+            raise UserError(f"{path} is truncated: tensor {index.fqn} ends at byte {end} of {path.stat().st_size}")
+
+
+def _fits(stored: tuple[int, ...], piece: Piece) -> bool:
+    """Equal shapes; a vocabulary may have been padded for more ranks than now."""
+    leading = len(piece.whole) - len(piece.shape)
+    padded = leading == 0 and piece.parameter.endswith(("word_embeddings.weight", "output_layer.weight"))
+    same = stored == piece.whole
+    return same or (padded and stored[1:] == piece.whole[1:] and stored[0] > piece.whole[0])
+
+
+class _ReadPlanner(DefaultLoadPlanner):
+    """Puts what torch's reader finds into one tensor."""
+
+    def __init__(self, target: Tensor) -> None:
+        super().__init__()
+        self._target = target
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """The part of the target that an item fills."""
+        part = self._target
+        for axis, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            part = part.narrow(axis, start, length)
+        return part
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Nothing is left to do: `tensor` is the target's memory."""
+
+
+# Given a parameter's name, its whole value.
+Values = Callable[[str], Tensor]
+# Which of the checkpoint's files a parameter goes to.
+FileOf = Callable[[str], int]
+
+_MAX_FILE_BYTES = 5 * 1024**3
+_Place = tuple[str, tuple[int, ...]]
+
+
+def write_streamed(folder: Path, cut: Cut, dtype: torch.dtype, value: Values, stage: FileOf) -> None:
+    """Write a checkpoint of `cut` into the existing empty folder.
+
+    `value` is asked for each parameter once, in the order of `cut`; each `stage` gets files of its own.
+    Raises what the disk raises.
+    """
+    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
+    writer.set_up_storage_writer(is_coordinator=True)
+    plans = [SavePlan(items) for items in _files(cut, dtype, stage)]
+    plans, metadata = create_default_global_save_plan(plans)
+    planner = _WritePlanner(cut, dtype, value)
+    results = [writer.write_data(plan, planner).wait() for plan in writer.prepare_global_plan(plans)]
+    torch.save({"content_metadata": METADATA}, folder / "common.pt")
+    save_config(CheckpointingConfig("torch_dist", 1), str(folder))
+    writer.finish(metadata, results)
+
+
+def _files(cut: Cut, dtype: torch.dtype, stage: FileOf) -> Iterator[list[WriteItem]]:
+    """Items by file: the objects first, then each stage's tensors in runs of bounded size."""
+    items = [WriteItem(MetadataIndex(each.unique_key), WriteItemType.BYTE_IO) for each in cut.objects]
+    present, size = 0, 0
+    for name, pieces in cut.pieces.items():
+        nbytes = dtype.itemsize * sum(torch.Size(piece.shape).numel() for piece in pieces)
+        if items and (stage(name) != present or size + nbytes > _MAX_FILE_BYTES):
+            yield items
+            items, size = [], 0
+        present = stage(name)
+        items += [_item(piece, dtype) for piece in pieces]
+        size += nbytes
+    yield items
+
+
+def _item(piece: Piece, dtype: torch.dtype) -> WriteItem:
+    offset, shape = torch.Size(piece.offset), torch.Size(piece.stored_shape)
+    data = TensorWriteData(ChunkStorageMetadata(offset, shape), TensorProperties(dtype=dtype), torch.Size(piece.whole))
+    return WriteItem(MetadataIndex(piece.key, offset), WriteItemType.SHARD, tensor_data=data)
+
+
+class _WritePlanner(DefaultSavePlanner):
+    """Gives the writer each piece when it asks, from the one parameter that is in memory."""
+
+    def __init__(self, cut: Cut, dtype: torch.dtype, value: Values) -> None:
+        super().__init__()
+        self._pieces: dict[_Place, Piece] = {
+            (piece.key, piece.offset): piece for pieces in cut.pieces.values() for piece in pieces
+        }
+        self._objects = {each.unique_key: each for each in cut.objects}
+        self._dtype = dtype
+        self._value = value
+        self._present: tuple[str, Tensor] | None = None
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        """What torch's writer calls for each item, in the plan's order."""
+        index = write_item.index
+        if write_item.type == WriteItemType.BYTE_IO:
+            return _serialized(self._objects[index.fqn])
+        assert index.offset is not None
+        piece = self._pieces[index.fqn, tuple(index.offset)]
+        return piece.of(self._parameter(piece.parameter)).reshape(piece.stored_shape)
+
+    def _parameter(self, name: str) -> Tensor:
+        if self._present is None or self._present[0] != name:
+            self._present = None
+            self._present = name, self._value(name).to(self._dtype)
+        return self._present[1]
+
+
+def _serialized(entry: ShardedObject) -> io.BytesIO:
+    """As Megatron's own strategy stores an object: in a list."""
+    data = io.BytesIO()
+    torch.save([entry.data], data)
+    return data

@@ -1,0 +1,301 @@
+"""Unmodified Megatron-core on a machine without CUDA, over gloo.
+
+Megatron writes `device="cuda"`, `torch.cuda.current_device()` and compares tensor type strings with `torch.cuda.*`.
+Inside `on_cpu()` and `beside_cuda()` those calls are routed to the CPU; outside of them torch is as it was. What is
+routed, and why it is enough, was found by running megatron-core 0.16 and 0.19 at TP, PP, SP and DP above one.
+
+Adam for machines without fused optimizers, in the convention that Megatron's checkpoints expect.
+
+The fused optimizers (Transformer Engine's, NVIDIA apex's) keep the step count in the parameter group; torch's keeps it
+beside the moments of each parameter. Megatron's fallback for torch's Adam saves its state but cannot load it
+(`KeyError: 'step'` in 0.16). With the count in the group, as the fused ones have it, Megatron's own load path is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from megasharp.ops.linear import product
+
+
+class Adam(torch.optim.Optimizer):
+    """Adam with decoupled (`adam_w_mode`) or coupled weight decay, and bias correction (arXiv 1412.6980, 1711.05101).
+
+    On a GPU one of torch's kernels updates all of a parameter at once. On a CPU its grouped operations do, whose bits
+    the recorded curves have; they need memory for one more copy of the parameters.
+    """
+
+    # torch decorates these to keep them out of compiled graphs, for which it imports its compiler: a second of CPU.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adam_w_mode: bool = True,
+        capturable: bool = False,
+    ) -> None:
+        # Megatron 0.19 passes it to every Adam; it asks for CUDA graphs, which this one knows nothing of.
+        assert not capturable
+        self.adam_w_mode = adam_w_mode
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._update(group, params)
+        return loss
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for p in params:
+            if not self.state[p]:
+                self.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        gradients = [p.grad for p in params if p.grad is not None]
+        moments = [self.state[p]["exp_avg"] for p in params]
+        squares = [self.state[p]["exp_avg_sq"] for p in params]
+        self._apply(group, params, gradients, moments, squares)
+
+    def _apply(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        gradients: list[Tensor],
+        moments: list[Tensor],
+        squares: list[Tensor],
+    ) -> None:
+        """The update itself; the group's step count is that of this step."""
+        beta1, beta2 = group["betas"]
+        lr, step = group["lr"], group["step"]
+        if params[0].is_cuda:
+            self._update_fused(group, params, gradients, moments, squares)
+            return
+        if group["weight_decay"] and self.adam_w_mode:
+            torch._foreach_mul_(params, 1.0 - lr * group["weight_decay"])
+        elif group["weight_decay"]:
+            gradients = list(torch._foreach_add(gradients, params, alpha=group["weight_decay"]))
+        torch._foreach_lerp_(moments, gradients, 1.0 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1.0 - beta2)
+        denominators = torch._foreach_sqrt(squares)
+        torch._foreach_div_(denominators, (1.0 - beta2**step) ** 0.5)
+        torch._foreach_add_(denominators, group["eps"])
+        torch._foreach_addcdiv_(params, moments, denominators, -lr / (1.0 - beta1**step))
+
+    def _update_fused(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        gradients: list[Tensor],
+        moments: list[Tensor],
+        squares: list[Tensor],
+    ) -> None:
+        # Filled on the GPU: a number copied there would wait for all that came before.
+        step = torch.full((), float(group["step"]), device=params[0].device)
+        update = torch._fused_adamw_ if self.adam_w_mode else torch._fused_adam_
+        update(
+            params,
+            gradients,
+            moments,
+            squares,
+            [],
+            [step] * len(params),
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def use_where_nothing_is_fused() -> None:
+    """Make Megatron's optimizers use this Adam when neither Transformer Engine nor apex is installed."""
+    import megatron.core.optimizer as optimizers
+    import megatron.core.optimizer.distrib_optimizer as distributed
+
+    if not optimizers.USING_PYTORCH_OPTIMIZER:
+        return
+    optimizers.Adam = Adam
+    optimizers.USING_PYTORCH_OPTIMIZER = False
+    distributed.Adam = Adam
+    distributed.HAVE_APEX_OR_TE = True
+    distributed.USING_APEX_OPTIMIZER = True
+
+
+CPU = torch.device("cpu")
+
+
+def _means_cuda(device: object) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, int) or (isinstance(device, str) and device.startswith("cuda"))
+
+
+class _CudaToCpu(TorchFunctionMode):
+    """Rewrites device arguments that name CUDA."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if kwargs and _means_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": CPU}
+        if func is torch.Tensor.to and len(args) > 1 and not isinstance(args[1], bool) and _means_cuda(args[1]):
+            args = (args[0], CPU, *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+class _Event:
+    """A CUDA event where every operation has already ended."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+
+    def record(self, *args: object) -> None: ...
+
+    def wait(self, *args: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: object) -> float:
+        return 0.0
+
+
+class _Stream(_Event):
+    """A CUDA stream on which everything runs at once."""
+
+    def wait_stream(self, *args: object) -> None: ...
+
+    def wait_event(self, *args: object) -> None: ...
+
+    def record_event(self, *args: object) -> _Event:
+        return _Event()
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    return None
+
+
+def _zero(*args: object, **kwargs: object) -> int:
+    return 0
+
+
+def _itself(self: Any, *args: object, **kwargs: object) -> Any:
+    return self
+
+
+def _get_rng_state(*args: object, **kwargs: object) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(new_state: torch.Tensor, *args: object, **kwargs: object) -> None:
+    torch.set_rng_state(new_state)
+
+
+_tensor_matmul = torch.Tensor.matmul
+_tensor_type = torch.Tensor.type
+
+
+def _matmul(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The faster float32 product where no gradient is recorded.
+
+    Megatron's linear layers multiply inside autograd functions of their own, forward and backward, so that is there.
+    """
+    faster = None if torch.is_grad_enabled() else product(self, other)
+    return _tensor_matmul(self, other) if faster is None else faster
+
+
+def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`Tensor.type()` with CUDA's names: the optimizers pick fp32 and bf16 parameters by comparing them."""
+    if dtype is None:
+        # A function mode looks `type` up again by name, so the name may have come through here already.
+        name = str(_tensor_type(self))
+        return name if ".cuda." in name else name.replace("torch.", "torch.cuda.", 1)
+    dtype = dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype
+    return _tensor_type(self, dtype, *args, **kwargs)
+
+
+_CUDA_ROUTES: dict[str, Any] = {
+    "current_device": lambda: CPU,
+    "synchronize": _nothing,
+    "get_rng_state": _get_rng_state,
+    "set_rng_state": _set_rng_state,
+    "manual_seed": torch.manual_seed,
+    "Stream": _Stream,
+    "Event": _Event,
+    "current_stream": lambda *args: _Stream(),
+    "default_stream": lambda *args: _Stream(),
+    "stream": lambda stream: contextlib.nullcontext(),
+    "empty_cache": _nothing,
+    "memory_allocated": _zero,
+    "memory_reserved": _zero,
+    "max_memory_allocated": _zero,
+    "max_memory_reserved": _zero,
+}
+
+
+def _routes() -> list[tuple[Any, str, Any]]:
+    import megatron.core.tensor_parallel.random as megatron_random
+
+    return [
+        *((torch.cuda, name, value) for name, value in _CUDA_ROUTES.items()),
+        (torch.cuda.nvtx, "range_push", _nothing),
+        (torch.cuda.nvtx, "range_pop", _nothing),
+        (torch, "matmul", _matmul),
+        (torch.Tensor, "matmul", _matmul),
+        (torch.Tensor, "cuda", _itself),
+        (torch.Tensor, "type", _type),
+        (torch.nn.Module, "cuda", _itself),
+        # These two are captured at import, so routing torch.cuda does not reach them.
+        (megatron_random, "_get_cuda_rng_state", _get_rng_state),
+        (megatron_random, "_set_cuda_rng_state", _set_rng_state),
+    ]
+
+
+_active = threading.local()
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Route CUDA to the CPU while the block runs; may be nested. Refused where CUDA is present."""
+    if torch.cuda.is_available():
+        raise RuntimeError("on_cpu() is for machines without CUDA; here CUDA is available")
+    with beside_cuda():
+        yield
+
+
+@contextlib.contextmanager
+def beside_cuda() -> Iterator[None]:
+    """The same wherever there is CUDA too: its GPUs are not touched, which may be another program's."""
+    if getattr(_active, "on", False):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in _routes():
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        stack.enter_context(_CudaToCpu())
+        stack.callback(setattr, _active, "on", False)
+        _active.on = True
+        yield

@@ -1,0 +1,307 @@
+"""Which modules a layer is made of: Transformer Engine's where it is wanted, else Megatron's own and our norm.
+
+Core attention is ours in both, because packed rows share prompts (the README of this house says why). Transformer
+Engine joins each norm with the linear map behind it, so a norm's weight has another name there; `local_name` undoes
+it, and checkpoints are named alike, so that every conversion, export and checkpoint knows one set of names.
+
+Low-rank adapters on Megatron's column- and row-parallel linear maps (LoRA, arXiv 2106.09685, section 4.1).
+
+The layer spec names the classes of this file for the maps that are adapted; `attach` then freezes the whole model and
+gives each of them an A and a B. Megatron's reduction and its distributed optimizer take only what needs a gradient, so
+the frozen weights have neither a gradient buffer nor moments. How A and B lie: `convert/lora.py`.
+
+Under tensor parallelism the low-rank values are what travels between ranks. A column-parallel map multiplies each
+rank's part of the sequence by the whole A and gathers the results; a row-parallel one sums the ranks' products with
+their columns of A and scatters the sum over the sequence. Either way one of the two, A or B, is the same on every rank
+and has seen a part of the sequence only: it carries the mark by which Megatron sums its gradient over the ranks.
+
+RMS normalisation that knows about sequence parallelism.
+
+Megatron's torch wrapper refuses sequence parallelism; all that is missing is the mark on the weight by which
+Megatron sums its gradient over tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import util
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor
+
+from megasharp.common.errors import UserError
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.lora import (
+    ADAPTER_NAMES,
+    MODULES,
+    LoraSettings,
+    Rows,
+    Target,
+    input_size,
+    merged,
+    raised,
+    rows_of,
+)
+from megasharp.learner.attention import PackedAttention
+from megasharp.learner.parallel import Place
+
+
+class _Adapted(torch.nn.Module):
+    """What both kinds have: a frozen weight beside A [projections * rank, inputs] and B [outputs, rank]."""
+
+    weight: torch.nn.Parameter
+    lora_A: torch.nn.Parameter
+    lora_B: torch.nn.Parameter
+    target: Target
+    rows: Rows
+    scale: float
+    # The dimension in which A and B are split over tensor-parallel ranks; None where they are the same on all.
+    split: tuple[int | None, int | None]
+
+    def adapt(self, target: Target, lora: LoraSettings, rows: Rows, a: Tensor) -> None:
+        """Take A's initial values, this rank's part of them; B begins at zero, so that the model begins unchanged."""
+        self.target, self.rows, self.scale = target, rows, lora.scale
+        self.lora_A = torch.nn.Parameter(a.to(self.weight))
+        self.lora_B = torch.nn.Parameter(self.weight.new_zeros(rows.total, lora.rank))
+        for parameter, dimension in zip((self.lora_A, self.lora_B), self.split, strict=True):
+            if dimension is None:
+                parameter.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+            else:
+                set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Megatron's entries, and A or B split as the weight is: of gate and up each half by itself."""
+        assert metadata is not None
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        dimensions = {name: at for name, at in zip(ADAPTER_NAMES, self.split, strict=True) if at is not None}
+        entries = make_sharded_tensors_for_checkpoint(
+            {name: getattr(self, name) for name in dimensions},
+            prefix,
+            dimensions,
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+        if self.target == "fc1":
+            entries = {key: apply_swiglu_sharded_factory(entry, sharded_offsets) for key, entry in entries.items()}
+        return {**state, **entries}
+
+    def merged_weight(self) -> Tensor:
+        """This rank's part of the weight with the adapter in it; the weight itself stays."""
+        return merged(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.rows, self.scale)
+
+
+class AdaptedColumns(_Adapted, ColumnParallelLinear):  # type: ignore[misc]
+    """The fused query-key-value map, or gate and up: outputs are split over ranks, and so are the rows of B."""
+
+    split = (None, 0)
+
+    def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """As Megatron's, plus scale B A x."""
+        output, bias = super().forward(input_, *args, **kwargs)
+        low = F.linear(input_, self.lora_A)
+        if self.sequence_parallel:
+            low = gather_from_sequence_parallel_region(low, group=self.tp_group)
+        return output + self.scale * raised(low, self.lora_B, self.rows), bias
+
+
+class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
+    """The output projection, or down: inputs are split over ranks, and so are the columns of A."""
+
+    split = (1, None)
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As Megatron's, plus scale B A x."""
+        output, bias = super().forward(input_)
+        low = F.linear(input_, self.lora_A)
+        if self.sequence_parallel:
+            low = reduce_scatter_to_sequence_parallel_region(low, group=self.tp_group)
+        return output + self.scale * F.linear(low, self.lora_B), bias
+
+
+# What the layer spec names in place of Megatron's own.
+ADAPTED: dict[Target, type[_Adapted]] = {
+    "qkv": AdaptedColumns,
+    "proj": AdaptedRows,
+    "fc1": AdaptedColumns,
+    "fc2": AdaptedRows,
+}
+
+
+def attach(model: GPTModel, lora: LoraSettings, arch: Architecture, place: Place, seed: int) -> None:
+    """Freeze every weight and give the adapted maps their A and B. Initial values do not depend on the layout."""
+    model.requires_grad_(False)
+    for layer in model.decoder.layers:
+        for target in lora.targets:
+            module = layer.get_submodule(MODULES[target])
+            assert isinstance(module, _Adapted)
+            tp = model.config.tensor_model_parallel_size
+            rows = rows_of(target, arch, tp)
+            name = f"decoder.layers.{layer.layer_number - 1}.{MODULES[target]}.lora_A"
+            shape = (len(rows.sizes) * lora.rank, input_size(target, arch))
+            whole = torch.empty(shape) if module.weight.is_meta else initial_values(name, seed, *shape)
+            columns = whole.chunk(tp, dim=1)[place.tp] if module.split[0] == 1 else whole
+            module.adapt(target, lora, rows, columns)
+    config = model.config
+    again = config.recompute_granularity
+    if model.pre_process and (again == "full" or (again == "selective" and "mlp" in config.recompute_modules)):
+        model.embedding.register_forward_hook(_ask_for_gradients)
+
+
+def initial_values(name: str, seed: int, rows: int, columns: int) -> Tensor:
+    """A's whole values: uniform in +-1 / sqrt(columns), as the paper's code and PEFT draw them (Kaiming, a = sqrt 5).
+
+    Section 4.1 itself says a random Gaussian. [rows, columns] in float32.
+    """
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return (torch.rand(rows, columns, generator=generator) * 2 - 1) / math.sqrt(columns)
+
+
+def _ask_for_gradients(module: torch.nn.Module, args: object, output: Tensor) -> None:
+    """Let the frozen embedding's output want a gradient: recomputed layers whose input wants none get none at all."""
+    if torch.is_grad_enabled():
+        output.requires_grad_()
+
+
+def adapted_weights(chunks: Sequence[GPTModel]) -> Iterator[tuple[torch.nn.Parameter, _Adapted]]:
+    """Every adapted weight of this rank, and the map it belongs to."""
+    for chunk in chunks:
+        for module in chunk.modules():
+            if isinstance(module, _Adapted):
+                yield module.weight, module
+
+
+class RMSNorm(torch.nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **unused: object) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+Wanted = bool | Literal["auto"]
+
+# A norm's module in the local spec, and what Transformer Engine's fused map calls its parameters.
+_FUSED_NORMS = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+
+
+def transformer_engine_is_there() -> bool:
+    """Whether this Python has Transformer Engine; nothing is imported."""
+    return util.find_spec("transformer_engine") is not None
+
+
+def uses_transformer_engine(wanted: Wanted, device: torch.device) -> bool:
+    """Whether layers are Transformer Engine's: with `auto` on a GPU where it is installed.
+
+    Raises:
+        UserError: it is wanted and not installed.
+    """
+    if wanted == "auto":
+        return device.type == "cuda" and transformer_engine_is_there()
+    if wanted:
+        require_transformer_engine("policy.transformer_engine=true", "leave it at auto")
+    return wanted
+
+
+def require_transformer_engine(key: str, otherwise: str) -> None:
+    """Raise UserError, in one line from `key` to what to do `otherwise`, where Transformer Engine is not installed."""
+    if not transformer_engine_is_there():
+        raise UserError(
+            f"{key} needs Transformer Engine, which this Python has not: pip install "
+            f"'transformer-engine[pytorch,core_cu13]', or {otherwise}"
+        )
+
+
+def local_name(name: str) -> str:
+    """A parameter's name in the local spec, whichever spec `name` is of."""
+    for norm, fused in _FUSED_NORMS.items():
+        if fused in name:
+            return name.replace(fused, norm)
+    return name
+
+
+def layers(
+    config: TransformerConfig,
+    windows: tuple[int | None, ...],
+    chunk: int | None,
+    adapted: Sequence[Target],
+    transformer_engine: bool,
+) -> TransformerBlockSubmodules:
+    """The layers of one chunk, with our packed core attention, and room for adapters on the `adapted` maps."""
+    layer = _fused_layer(config, adapted) if transformer_engine else _local_layer(config)
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = ModuleSpec(module=PackedAttention, params={"windows": windows})
+    for target in adapted:
+        home = attention if target in ("qkv", "proj") else _linear_maps(layer.submodules.mlp)
+        setattr(home, f"linear_{target}", ADAPTED[target])
+    count = get_num_layers_to_build(config, vp_stage=chunk)
+    final = _engine_norm() if transformer_engine else RMSNorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=final)
+
+
+def _local_layer(config: TransformerConfig) -> ModuleSpec:
+    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    parts: TransformerLayerSubmodules = layer.submodules
+    parts.input_layernorm = RMSNorm
+    parts.pre_mlp_layernorm = RMSNorm
+    if config.qk_layernorm:
+        parts.self_attention.submodules.q_layernorm = RMSNorm
+        parts.self_attention.submodules.k_layernorm = RMSNorm
+    return layer
+
+
+def _fused_layer(config: TransformerConfig, adapted: Sequence[Target]) -> ModuleSpec:
+    """Transformer Engine's; before an adapted map, which is Megatron's own and has no norm, stands our norm."""
+    layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    parts: TransformerLayerSubmodules = layer.submodules
+    if "qkv" in adapted:
+        parts.input_layernorm = RMSNorm
+    if "fc1" in adapted:
+        parts.pre_mlp_layernorm = RMSNorm
+    parts.sharded_state_dict_keys_map = {**parts.sharded_state_dict_keys_map, **_FUSED_NORMS}
+    return layer
+
+
+def _engine_norm() -> Callable[..., torch.nn.Module]:
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    norm: Callable[..., torch.nn.Module] = TENorm
+    return norm
+
+
+def _linear_maps(mlp: ModuleSpec | partial[object]) -> object:
+    """The classes of an MLP's linear maps; megatron-core 0.19 has a function with its arguments as an MLP's spec."""
+    return mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules

@@ -1,0 +1,282 @@
+"""One rank's part of a GPTModel, built from an architecture read from a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, get_type_hints
+
+import torch
+import torch.nn.functional as F
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer import TransformerConfig
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import ParallelLayout
+from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.convert.lora import LoraSettings, Target
+from megasharp.convert.mapping import padded_vocab
+from megasharp.learner.layer_spec import attach, layers
+from megasharp.learner.parallel import Place
+
+Options = Mapping[str, int | float | bool | str | None]
+
+# Only the names of the settings are asked of it.
+_ANY_ARCHITECTURE = Architecture(
+    family="", num_layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, ffn=1, vocab=1, norm_eps=1.0,
+    rope_parameters=RopeParameters(1.0), max_positions=1, tied=False, qkv_bias=False, qk_norm=False, dtype="float32",
+)  # fmt: skip
+
+# Where a pass-through key of `policy.megatron` may belong.
+PASS_THROUGH = {
+    "model": TransformerConfig,
+    "ddp": DistributedDataParallelConfig,
+    "optimizer": MegatronOptimizerConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PassThrough:
+    """`policy.megatron`, sorted by the Megatron configuration each key belongs to."""
+
+    model: Options
+    ddp: Options
+    optimizer: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """Linear maps' products in 8 bits, by Transformer Engine; weights stay as they are and are rounded for each.
+
+    `hybrid` rounds gradients to e5m2 and all else to e4m3. Recipes say how many values share a scale: a tensor, blocks
+    of 128. Both scale by present values: delayed scaling's history would be in no checkpoint.
+    """
+
+    format: Literal["hybrid", "e4m3"]
+    recipe: Literal["tensorwise", "blockwise"]
+
+
+# What megasharp sets itself, from the checkpoint, the layout and the run's own keys; and what would need another model.
+_OWN_DDP = {"use_distributed_optimizer", "grad_reduce_in_fp32"}
+_OWN_OPTIMIZER = {
+    "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
+    "use_distributed_optimizer", "bf16", "fp16", "params_dtype",
+}  # fmt: skip
+# Keys of Megatron's for which there is one of ours, or whose part was never seen to work.
+_INSTEAD = {
+    "overlap_grad_reduce": "set policy.overlap",
+    "overlap_param_gather": "set policy.overlap",
+    "optimizer_cpu_offload": "set policy.optimizer_offload",
+    "optimizer_offload_fraction": "set policy.optimizer_offload, which holds all of it on the host",
+    "recompute_modules": "set policy.recompute_modules",
+    "recompute_granularity": "set policy.recompute",
+    "recompute_method": "set policy.recompute",
+    "recompute_num_layers": "set policy.recompute",
+    "tensor_model_parallel_size": "set policy.tp",
+    "pipeline_model_parallel_size": "set policy.pp",
+    "virtual_pipeline_model_parallel_size": "set policy.vpp",
+    "context_parallel_size": "set policy.cp",
+    "fp8": "set policy.fp8",
+    "fp8_recipe": "set policy.fp8_recipe",
+    "deterministic_mode": "set deterministic",
+    "lr": "set policy.optimizer.lr",
+    "weight_decay": "set policy.optimizer.weight_decay",
+    "clip_grad": "set policy.optimizer.clip_grad",
+    "bf16": "set model.dtype",
+    "fp16": "set model.dtype",
+    "params_dtype": "set model.dtype",
+}
+# What Megatron recomputes under `selective` unless it is told otherwise.
+CORE_ATTENTION = "core_attn"
+_OTHER_MODELS = (
+    "moe_", "num_moe", "mtp_", "multi_latent", "experimental_attention", "dsa_", "linear_", "mamba_", "is_hybrid_model",
+    "heterogeneous_block_specs", "softmax_scale", "softmax_type", "window_", "qk_l2_norm", "attention_output_gate",
+    "rotary_interleaved", "no_rope_freq", "mrope_section", "glu_linear_offset", "activation_func_clamp_value",
+    "layernorm_zero_centered_gamma", "apply_residual_connection_post_layernorm",
+)  # fmt: skip
+
+
+def sort_options(options: Options) -> PassThrough:
+    """Assign each key to Megatron's own configurations.
+
+    Raises UserError for a key that the installed version lacks, that megasharp sets itself, or that asks for another
+    model, and for a value of another type than the installed version declares.
+    """
+    known = {room: {f.name for f in fields(config)} for room, config in PASS_THROUGH.items()}
+    for key, value in options.items():
+        rooms = [room for room, names in known.items() if key in names]
+        if not rooms:
+            raise UserError(f"policy.megatron.{key}: the installed megatron-core has no such option")
+        if key in _INSTEAD:
+            raise UserError(f"policy.megatron.{key}: {_INSTEAD[key]}")
+        if key in _OWN_DDP | _OWN_OPTIMIZER | _own_model_settings():
+            raise UserError(f"policy.megatron.{key}: megasharp sets this itself, from the checkpoint or the run's keys")
+        if key.startswith(_OTHER_MODELS):
+            raise UserError(f"policy.megatron.{key}: this would be another model than the checkpoint's")
+        for room in rooms:
+            _check_type(key, value, PASS_THROUGH[room])
+    return PassThrough(**{room: {k: v for k, v in options.items() if k in names} for room, names in known.items()})
+
+
+def _own_model_settings() -> set[str]:
+    settings = _settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, "full")
+    return {*settings, *_fp8_settings(Fp8("hybrid", "blockwise")), "deterministic_mode"}
+
+
+def _check_type(key: str, value: object, config: type) -> None:
+    try:
+        adapter: TypeAdapter[object] = TypeAdapter(get_type_hints(config)[key])
+    except (NameError, PydanticSchemaGenerationError, PydanticUserError):
+        # Some of Megatron's fields have types that only Megatron can check.
+        return
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"policy.megatron.{key}: {reason} (found {value!r})") from None
+
+
+def transformer_config(
+    arch: Architecture,
+    layout: ParallelLayout,
+    dtype: torch.dtype,
+    recompute: str,
+    options: Options,
+    deterministic: bool = False,
+    fp8: Fp8 | None = None,
+    recompute_modules: Sequence[str] = (CORE_ATTENTION,),
+) -> TransformerConfig:
+    """Megatron's configuration of this architecture; `options` are the model's part of `sort_options`."""
+    own = {**_settings(arch, layout, dtype, recompute, recompute_modules), **_fp8_settings(fp8)}
+    return TransformerConfig(**own, **options, deterministic_mode=deterministic)
+
+
+def _settings(
+    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, modules: Sequence[str] = ()
+) -> dict[str, object]:
+    """What megasharp itself decides of the model's configuration.
+
+    Losses come with global denominators, so Megatron must neither average over micro-batches nor over data-parallel
+    ranks: that is what `calculate_per_token_loss` means to its schedules.
+    """
+    return {
+        "num_layers": arch.num_layers,
+        "hidden_size": arch.hidden,
+        "num_attention_heads": arch.heads,
+        "num_query_groups": arch.kv_heads,
+        "kv_channels": arch.head_dim,
+        "ffn_hidden_size": arch.ffn,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": arch.norm_eps,
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": arch.qkv_bias,
+        "qk_layernorm": arch.qk_norm,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "context_parallel_size": layout.cp,
+        "sequence_parallel": layout.tp > 1,
+        "variable_seq_lengths": layout.pp > 1,
+        # Megatron refuses variable lengths with the default, in dense models too.
+        "moe_token_dispatcher_type": "alltoall",
+        "calculate_per_token_loss": True,
+        "perform_initialization": False,
+        "use_cpu_initialization": not torch.cuda.is_available(),
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        **_recompute_settings(recompute, modules),
+    }
+
+
+def _fp8_settings(fp8: Fp8 | None) -> dict[str, object]:
+    return {} if fp8 is None else {"fp8": fp8.format, "fp8_recipe": fp8.recipe}
+
+
+def _recompute_settings(recompute: str, modules: Sequence[str]) -> dict[str, object]:
+    if recompute == "full":
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    # Megatron may add to the list that it is given.
+    return (
+        {"recompute_granularity": "selective", "recompute_modules": list(modules)} if recompute == "selective" else {}
+    )
+
+
+def build_chunks(
+    config: TransformerConfig,
+    arch: Architecture,
+    place: Place,
+    lora: LoraSettings | None = None,
+    seed: int = 0,
+    transformer_engine: bool = False,
+) -> list[GPTModel]:
+    """This rank's part, weights not yet filled: one chunk of layers, or as many as there are virtual stages.
+
+    With `lora` only the adapters want gradients; `seed` is that of their initial values. `transformer_engine`: of its
+    modules, not of Megatron's own.
+    """
+    virtual = config.virtual_pipeline_model_parallel_size
+    adapted = lora.targets if lora else ()
+    numbers = range(virtual) if virtual else [None]
+    chunks = [_build_chunk(config, arch, place, number, adapted, transformer_engine) for number in numbers]
+    if lora is not None:
+        for chunk in chunks:
+            attach(chunk, lora, arch, place, seed)
+    return chunks
+
+
+def _build_chunk(
+    config: TransformerConfig,
+    arch: Architecture,
+    place: Place,
+    chunk: int | None,
+    adapted: Sequence[Target],
+    transformer_engine: bool,
+) -> GPTModel:
+    """Positions are rotated in the core attention, not by GPTModel."""
+    last = None if chunk is None else config.virtual_pipeline_model_parallel_size - 1
+    model = GPTModel(
+        config,
+        layers(config, arch.windows, chunk, adapted, transformer_engine),
+        vocab_size=padded_vocab(arch.vocab, config.tensor_model_parallel_size),
+        max_sequence_length=arch.max_positions,
+        pre_process=place.first_stage and chunk in (None, 0),
+        post_process=place.last_stage and chunk == last,
+        parallel_output=True,
+        share_embeddings_and_output_weights=arch.tied,
+        position_embedding_type="none",
+        vp_stage=chunk,
+    )
+    _mark_split_weights(model)
+    return model
+
+
+def _mark_split_weights(model: GPTModel) -> None:
+    """Say which weights are split over tensor-parallel ranks, and how.
+
+    Megatron 0.16 marks weights only while it initialises them, which is left out here; without the mark it takes
+    them for copies and counts the first rank's alone in the gradient norm.
+    """
+    dimensions = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        dimension = next((d for kind, d in dimensions.items() if isinstance(module, kind)), None)
+        if dimension is not None and weight is not None and not hasattr(weight, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(weight, True, dimension, 1)

@@ -1,0 +1,169 @@
+"""Freeing a learner's memory for a co-located engine, and getting it back bit for bit.
+
+Megatron keeps weights, gradients and moments in few large storages, with parameters as views into them. Emptying a
+storage in place frees its memory while every view stays valid for the time after it is filled again.
+
+The reference policy's weights, which change places with the policy's while something reads them.
+
+One copy is kept, in the host's memory: a second one on the GPU would take what activations or a co-located engine need,
+and the exchange, once a step, costs what it takes to move the weights over the bus and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor
+
+from megasharp.learner.optimizer import parts
+from megasharp.learner.optimizer_offload import StreamedAdam
+from megasharp.learner.pinned_memory import PageLocked
+
+
+class Reference:
+    """A copy of the parameters' present values, in their dtypes; page-locked where they are on a GPU.
+
+    Raises:
+        UserError: the host's memory could not be locked.
+    """
+
+    @torch.no_grad()
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self._locked: list[PageLocked] = []
+        self._held = [torch.empty(0)] * len(parameters)
+        for dtype, device in dict.fromkeys((p.dtype, p.device) for p in parameters):
+            self._hold([i for i, p in enumerate(parameters) if (p.dtype, p.device) == (dtype, device)])
+
+    def _hold(self, alike: Sequence[int]) -> None:
+        """Copies of parameters of one dtype, one after another in one piece of memory."""
+        parameters = [self._parameters[i] for i in alike]
+        sizes = [parameter.numel() for parameter in parameters]
+        instead = "leave out the methods that read a reference"
+        locked = PageLocked(sum(sizes), parameters[0].dtype, parameters[0].device, "the reference policy", instead)
+        self._locked.append(locked)
+        for i, flat, parameter in zip(alike, locked.memory.split_with_sizes(sizes), parameters, strict=True):
+            self._held[i] = flat.view(parameter.shape).copy_(parameter)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The held values are the parameters' while the block runs, and what it makes of them is held afterwards."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for parameter, held in zip(self._parameters, self._held, strict=True):
+            value = parameter.clone()
+            parameter.copy_(held, non_blocking=True)
+            held.copy_(value)
+
+
+# NaN, in every type of float.
+_GONE = 0xFF
+
+Kind = Literal["weights", "gradients", "optimizer"]
+
+
+@dataclass(slots=True)
+class _Held:
+    """A storage that was emptied: its size in bytes, and its content on the host (None where it need not survive)."""
+
+    storage: torch.UntypedStorage
+    size: int
+    content: Tensor | None
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    """The storage itself as a uint8 tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _is_lent(storage: torch.UntypedStorage) -> bool:
+    """Whether it lies in shared memory, which torch can empty but not fill again."""
+    return storage.device.type == "cpu" and storage.is_shared()
+
+
+class Offloader:
+    """Empties and refills the storages of one rank's learner; the two must alternate.
+
+    What a GPU gives up lies in page-locked memory, which the bus reaches several times as fast; it is kept for the next
+    time, because to lock pages takes longer than to fill them. `moves`: how often weights were emptied. CPU memory
+    that was lent to engines (`serving/lending.py`) has a fixed size: it is overwritten, which frees nothing.
+    """
+
+    def __init__(self, chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
+        self._chunks = chunks
+        self._optimizer = optimizer
+        self.moves = 0
+        self._held: list[_Held] = []
+        self._locked: dict[int, PageLocked] = {}
+
+    def offload(self, kinds: Collection[Kind]) -> int:
+        """Empty the storages of `kinds`; returns the bytes freed. Gradients are not kept: a step starts from zero."""
+        assert not self._held, "already offloaded"
+        self.moves += "weights" in kinds
+        seen: set[int] = set()
+        for kind in kinds:
+            for tensor in self._tensors(kind):
+                storage = tensor.untyped_storage()
+                if storage.size() and storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    content = None if kind == "gradients" else self._copied(tensor, len(self._held))
+                    self._held.append(_Held(storage, storage.size(), content))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        for held in self._held:
+            if _is_lent(held.storage):
+                _bytes(held.storage).fill_(_GONE)
+            else:
+                held.storage.resize_(0)
+        if torch.cuda.is_available():
+            # To the device, and so to whoever else is on it: torch would keep it for this process.
+            torch.cuda.empty_cache()
+        return sum(held.size for held in self._held)
+
+    def onload(self) -> None:
+        """Refill everything that `offload` emptied; gradients come back as zeros."""
+        for held in self._held:
+            if not _is_lent(held.storage):
+                held.storage.resize_(held.size)
+            if held.content is None:
+                _bytes(held.storage).zero_()
+            else:
+                _bytes(held.storage).copy_(held.content, non_blocking=True)
+        self._held = []
+
+    def _copied(self, tensor: Tensor, number: int) -> Tensor:
+        """The bytes of a tensor's storage on the host; from a GPU the copy may still be under way."""
+        storage = tensor.untyped_storage()
+        if tensor.device.type == "cpu":
+            return _bytes(storage).clone()
+        locked = self._locked.pop(number, None)
+        if locked is None or locked.memory.numel() != storage.size():
+            # What is held is let go of first.
+            locked = None
+            locked = PageLocked(storage.size(), torch.uint8, tensor.device, "policy.offload", "list less there")
+        self._locked[number] = locked
+        return locked.memory.copy_(_bytes(storage), non_blocking=True)
+
+    def _tensors(self, kind: Kind) -> list[Tensor]:
+        if kind == "weights":
+            return [parameter.data for chunk in self._chunks for parameter in chunk.module.parameters()]
+        if kind == "gradients":
+            return [buffer.grad_data for chunk in self._chunks for buffer in chunk.buffers]
+        found = [part.optimizer for part in parts(self._optimizer) if part.optimizer is not None]
+        inner = [one for one in found if not isinstance(one, StreamedAdam)]
+        moments = [t for o in inner for s in o.state.values() for t in s.values() if torch.is_tensor(t)]
+        mains = [p.data for o in inner for group in o.param_groups for p in group["params"]]
+        weights = {t.untyped_storage().data_ptr() for t in self._tensors("weights")}
+        return [t for t in moments + mains if t.untyped_storage().data_ptr() not in weights]

@@ -1,0 +1,244 @@
+"""What follows a model's last layer: from its logits, or its hidden states, to per-token results.
+
+`logits` lets Megatron compute all logits and then reads them. `chunked` has the output layer hand its input on, whole
+over the sequence, and computes logits some tokens at a time, forward and again backward (`ops/chunked_head`).
+
+What one rank computes of a micro-batch: all of it, or with context parallel its rows and the tokens these predict.
+
+Methods need whole sequences (means, sequence ratios, quantiles of a response), so the head's results go back to the
+micro-batch's order on every rank before the loss. Every rank computes the same loss then, and backward hands each the
+gradient of its own tokens: sums over ranks count every token once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from torch import Tensor
+
+from megasharp.algos.base import DEFAULT_QUANTILE
+from megasharp.common.records import MicroBatch
+from megasharp.learner.context_parallel import ContextCut, Exchange
+from megasharp.learner.parallel import tensor_group
+from megasharp.ops.chunked_head import chunked_token_head
+from megasharp.ops.head import HeadOutput, VocabShard, token_head
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenCut:
+    """Which of T response tokens are whose. Each rank sends `most` of them, padded.
+
+    `own`: int64, this rank's tokens. `places_T`: int64 [T], where each token lies in what all ranks have sent.
+    """
+
+    own: Tensor
+    places_T: Tensor
+    most: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankShare:
+    """L rows: `tokens_L`, `positions_L`; the predicting ones of them and what they predict: `rows_T`, `targets_T`.
+
+    `cut` and `tokens` say how it was cut, None where this rank has all.
+    """
+
+    tokens_L: Tensor
+    positions_L: Tensor
+    rows_T: Tensor
+    targets_T: Tensor
+    cut: ContextCut | None = None
+    tokens: TokenCut | None = None
+
+    def own(self, values_T: Tensor) -> Tensor:
+        """Of a micro-batch's per-token values those of this rank's tokens."""
+        return values_T if self.tokens is None else values_T.index_select(0, self.tokens.own)
+
+
+def rank_share(micro: MicroBatch, rank: int = 0, size: int = 1) -> RankShare:
+    """The share of rank number `rank` of `size`; on the CPU, as `micro` is."""
+    if size == 1:
+        return RankShare(micro.tokens_P, micro.positions_P, micro.rows_T, micro.targets_T)
+    cut = ContextCut(rank, size, int(micro.tokens_P.numel()))
+    held, rows = cut.held(), cut.rows // size
+    place_T = cut.places()[micro.rows_T]
+    owner_T = place_T // rows
+    own = (owner_T == rank).nonzero()[:, 0]
+    counts = torch.bincount(owner_T, minlength=size)
+    most = int(counts.max())
+    # Tokens by owner, each owner's in the micro-batch's order.
+    order = owner_T.argsort(stable=True)
+    within = torch.arange(order.numel()) - (counts.cumsum(0) - counts)[owner_T[order]]
+    places_T = torch.empty_like(order)
+    places_T[order] = owner_T[order] * most + within
+    return RankShare(
+        tokens_L=micro.tokens_P[held],
+        positions_L=micro.positions_P[held],
+        rows_T=place_T[own] - rank * rows,
+        targets_T=micro.targets_T[own],
+        cut=cut,
+        tokens=TokenCut(own, places_T, most),
+    )
+
+
+def whole_head(head: HeadOutput, tokens: TokenCut | None, exchange: Exchange | None) -> HeadOutput:
+    """The head's results for all T tokens in the micro-batch's order, equal on every rank."""
+    if tokens is None or exchange is None or tokens.most == 0:
+        return head
+    candidates = [] if head.topn_logp_TN is None or head.topn_id_TN is None else [head.topn_logp_TN, head.topn_id_TN]
+    others = [x[:, None] for x in (head.logp_T, head.normaliser_T, head.entropy_T, head.is_top1_T) if x is not None]
+    parts = [*others, *candidates]
+    # Token ids are exact in float32 up to 2**24, beyond every vocabulary.
+    joined = torch.cat([part.to(head.logp_T.dtype) for part in parts], dim=1)
+    whole: Tensor = _Whole.apply(joined, tokens, exchange)  # type: ignore[no-untyped-call]
+    columns = list(torch.split(whole, [part.shape[1] for part in parts], dim=1))
+    columns = [c if part.requires_grad else c.detach() for c, part in zip(columns, parts, strict=True)]
+    logp, normaliser, *rest = (column[:, 0] for column in columns[: len(others)])
+    named = iter(rest)
+    return HeadOutput(
+        logp_T=logp,
+        entropy_T=None if head.entropy_T is None else next(named),
+        topn_logp_TN=columns[-2] if candidates else None,
+        topn_id_TN=columns[-1].long() if candidates else None,
+        is_top1_T=None if head.is_top1_T is None else next(named),
+        normaliser_T=normaliser,
+    )
+
+
+class _Context(torch.autograd.function.FunctionCtx):
+    """What backward needs."""
+
+    tokens: TokenCut
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, own: Tensor, tokens: TokenCut, exchange: Exchange) -> Tensor:
+        ctx.tokens = tokens
+        padded = own.new_zeros(tokens.most, *own.shape[1:])
+        padded[: own.shape[0]] = own
+        return exchange.gather(padded).index_select(0, tokens.places_T)
+
+    @staticmethod
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        # Every rank has the gradient of the same loss: its own tokens' part is all of it.
+        return gradients[0].index_select(0, ctx.tokens.own), None, None
+
+
+HeadForm = Literal["logits", "chunked"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRequest:
+    """What the head computes besides log-probs.
+
+    `distinct_samples`: draws to count distinct next tokens of, or 0; at positions gated by the quantile `gate`.
+    """
+
+    entropy: bool
+    entropy_gradient: bool
+    topn: int
+    distinct_samples: int = 0
+    gate: float = DEFAULT_QUANTILE
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """The sampling temperature (applied to logits before everything), the real vocabulary size, and the form."""
+
+    temperature: float
+    vocab: int
+    form: HeadForm = "logits"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadResult:
+    """Results of a rank's tokens of a micro-batch.
+
+    `logits(rows_R)`: the logits [R, Vp] of some of these tokens, without gradient.
+    """
+
+    output: HeadOutput
+    shard: VocabShard
+    logits: Callable[[Tensor], Tensor]
+
+
+def prepare(model: torch.nn.Module, form: HeadForm) -> None:
+    """Have a chunk of the model end as this form of the head needs it; once, before its first pass."""
+    gpt = _inner(model)
+    if form == "chunked" and gpt.post_process:
+        gpt.output_layer.forward = partial(_hand_on, gpt.output_layer)
+
+
+def _hand_on(
+    layer: ColumnParallelLinear, hidden_PBH: Tensor, weight: Tensor | None = None, runtime_gather_output: object = None
+) -> tuple[Tensor, None]:
+    """The layer's input, whole over the sequence, in place of its output.
+
+    Backward sums the ranks' gradients, each of its own columns of the vocabulary: here, as the layer itself would.
+    """
+    whole = gather_from_sequence_parallel_region if layer.sequence_parallel else copy_to_tensor_model_parallel_region
+    return whole(hidden_PBH, group=layer.tp_group), None
+
+
+def evaluate(
+    model: torch.nn.Module, output_BLX: Tensor, share: RankShare, settings: HeadSettings, request: HeadRequest
+) -> HeadResult:
+    """Results, for the tokens that this rank's rows predict, of what a chunk of the last stage gave.
+
+    That is [1, L, Vp] logits, or [1, L, H] hidden states.
+    """
+    x_TX = output_BLX[0].index_select(0, share.rows_T)
+    asked: dict[str, Any] = {
+        "temperature": settings.temperature,
+        "entropy": request.entropy,
+        "entropy_gradient": request.entropy_gradient,
+        "topn": request.topn,
+    }
+    if settings.form == "logits":
+        shard = _shard(x_TX.shape[1], settings.vocab)
+        # They are a copy that nothing else keeps.
+        head = token_head(x_TX, share.targets_T, shard, **asked, overwrite_logits=True)
+        return HeadResult(head, shard, x_TX.detach().__getitem__)
+    weight_VpH = _output_weight(_inner(model))
+    shard = _shard(weight_VpH.shape[0], settings.vocab)
+    head = chunked_token_head(
+        x_TX, weight_VpH, share.targets_T, shard, **asked, weight_grad_VpH=_gradient_buffer(weight_VpH)
+    )
+    hidden_TH, fixed_VpH = x_TX.detach(), weight_VpH.detach()
+    return HeadResult(head, shard, lambda rows_R: hidden_TH[rows_R] @ fixed_VpH.t())
+
+
+def _inner(model: torch.nn.Module) -> GPTModel:
+    """The model inside Megatron's wrappers."""
+    while not isinstance(model, GPTModel):
+        model = model.get_submodule("module")
+    return model
+
+
+def _output_weight(gpt: GPTModel) -> Tensor:
+    tied: bool = gpt.share_embeddings_and_output_weights
+    weight: Tensor = gpt.shared_embedding_or_output_weight() if tied else gpt.output_layer.weight
+    return weight
+
+
+def _gradient_buffer(weight_VpH: Tensor) -> Tensor | None:
+    """Where Megatron adds up this weight's gradient, if that is in float32; else None."""
+    buffer: Tensor | None = getattr(weight_VpH, "main_grad", None)
+    return buffer if buffer is not None and buffer.dtype == torch.float32 else None
+
+
+def _shard(columns: int, vocab: int) -> VocabShard:
+    start = parallel_state.get_tensor_model_parallel_rank() * columns
+    return VocabShard(start, max(0, min(columns, vocab - start)), tensor_group(), vocab)

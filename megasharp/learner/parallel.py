@@ -1,0 +1,131 @@
+"""This rank's place in the tensor, pipeline, context and data dimensions."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from torch._C._distributed_c10d import Store
+
+from megasharp.common.random_state import seed_generators
+from megasharp.common.records import ParallelLayout
+from megasharp.learner.context_parallel import GroupExchange
+from megasharp.learner.cpu_backend import on_cpu, use_where_nothing_is_fused
+
+# A rank that holds up the others is the watchdog's to find, which names it: a collective that gave up first would name
+# one of those that wait. Longer is not possible: gloo counts milliseconds in 31 bits.
+COLLECTIVE_TIMEOUT = timedelta(days=20)
+# Small things, checksums and reports, are exchanged between CPUs on GPU runs too.
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+
+
+def device_of_rank(device: torch.device, number: int) -> torch.device:
+    """The device of a process's `number`-th rank: the CPU for all, or a GPU for each."""
+    return torch.device("cuda", number) if device.type == "cuda" else device
+
+
+def meet(store: Store, rank: int, world: int, device: torch.device) -> None:
+    """Join the process group of all ranks, which compute on `device`; on a GPU it becomes this process's own."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        _BACKENDS[device.type], store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Ranks of this process in each dimension, and whether it stands at an end of the pipeline."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    first_stage: bool
+    last_stage: bool
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank speaks for its data-parallel rank: last stage, first of the tensor and context ranks."""
+        return self.last_stage and self.tp == self.cp == 0
+
+    @property
+    def first_copy(self) -> bool:
+        """Whether, of the data and context ranks, which all hold the same weights, this one is the first."""
+        return self.dp == self.cp == 0
+
+    @property
+    def exports(self) -> bool:
+        """Whether this rank speaks for its pipeline stage's weights."""
+        return self.first_copy and self.tp == 0
+
+
+def megatron_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """What every call into Megatron runs under on this device."""
+    return on_cpu() if device.type == "cpu" else contextlib.nullcontext()
+
+
+def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
+    """Set up Megatron's groups; torch.distributed must be initialised with `layout.world` ranks.
+
+    Call inside `megatron_device(...)`. `gloo`: whether there are gloo groups too, over which checkpoints are written.
+    """
+    use_where_nothing_is_fused()
+    parallel_state.initialize_model_parallel(
+        layout.tp,
+        layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        context_parallel_size=layout.cp,
+        create_gloo_process_groups=gloo,
+        distributed_timeout_minutes=COLLECTIVE_TIMEOUT // timedelta(minutes=1),
+    )
+    seed_generators(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    return Place(
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+        dp=parallel_state.get_data_parallel_rank(),
+        cp=parallel_state.get_context_parallel_rank(),
+        first_stage=parallel_state.is_pipeline_first_stage(),
+        last_stage=parallel_state.is_pipeline_last_stage(),
+    )
+
+
+def tensor_group() -> dist.ProcessGroup | None:
+    """The tensor-parallel group, or None when it has one member."""
+    if parallel_state.get_tensor_model_parallel_world_size() == 1:
+        return None
+    group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
+    return group
+
+
+def context_place() -> tuple[int, int]:
+    """This rank's number among the context-parallel ranks, and how many there are."""
+    return parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+
+
+def context_group() -> dist.ProcessGroup | None:
+    """The context-parallel group, or None when it has one member."""
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return None
+    group: dist.ProcessGroup = parallel_state.get_context_parallel_group()
+    return group
+
+
+def context_exchange() -> GroupExchange | None:
+    """How context-parallel ranks exchange rows, or None when there is one."""
+    group = context_group()
+    return None if group is None else GroupExchange(group)
+
+
+def destroy() -> None:
+    """Forget Megatron's groups, so that another learner may be made in this process."""
+    # Megatron drops most of its groups without destroying them, and each gloo group keeps its threads.
+    for group in parallel_state._global_process_group_list or ():
+        if group is not None:
+            dist.destroy_process_group(group)
+    parallel_state.destroy_model_parallel()

@@ -1,0 +1,233 @@
+"""All ranks as one learner: every call goes to every rank, and the answers are joined here.
+
+One rank, in this process: no copies, and a debugger can step through.
+
+The memory network of DLC: after every step it learns, by cross-entropy, what the policy has just said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from megasharp.algos.base import Needs
+from megasharp.algos.dlc import cross_entropy_recipe
+from megasharp.algos.recipe import Recipe, training_sequence
+from megasharp.batching.packing import PackLayout, pack
+from megasharp.common.files import FileHash
+from megasharp.common.records import Group, Mean, Metrics, MicroBatch, MiniBatch, StepBatch, StepStats
+from megasharp.learner.learner import Annotation, Annotations, LearnerSettings, add_metrics
+from megasharp.learner.parallel import meet
+from megasharp.learner.rank import POLICY, Rank
+
+
+class OneRank:
+    """Satisfies `Ranks`. Owns this process's default process group."""
+
+    def __init__(self, settings: Mapping[str, LearnerSettings], device: torch.device) -> None:
+        assert settings[POLICY].layout.world == 1
+        meet(HashStore(), 0, 1, device)
+        try:
+            self._rank = Rank(settings, device)
+        except BaseException:
+            dist.destroy_process_group()
+            raise
+
+    def call(self, learner: str, method: str, *args: object) -> list[Any]:
+        """The one rank's result."""
+        return [getattr(self._rank.learners[learner], method)(*args)]
+
+    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
+        """The one rank's result."""
+        return [function(self._rank.learners[learner], *args)]
+
+    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
+        """The one rank's items."""
+        yield from getattr(self._rank.learners[learner], method)()
+
+    def close(self) -> None:
+        """Give the process group back."""
+        self._rank.close()
+        dist.destroy_process_group()
+
+
+class Ranks(Protocol):
+    """A set of ranks that carry out the same call together."""
+
+    def call(self, learner: str, method: str, *args: object) -> list[Any]:
+        """Call `<method>(*args)` of the named learner's part everywhere; results in rank order."""
+        ...
+
+    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Call `function(<the named learner's part>, *args)` everywhere; results in rank order.
+
+        The function must be one of a module, and its arguments and results must pickle: ranks may be other processes.
+        """
+        ...
+
+    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
+        """Iterate a generator method everywhere; items as they come."""
+        ...
+
+    def close(self) -> None:
+        """End all ranks."""
+        ...
+
+
+class RanksLearner:
+    """Satisfies `Learner` of `trainer/loop.py`. Several may share the ranks, each by its name there."""
+
+    def __init__(self, ranks: Ranks, name: str = POLICY) -> None:
+        self._ranks = ranks
+        self._name = name
+
+    def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
+        """Fill in what `needs` asks for; the batch itself when it asks for nothing."""
+        if not (needs.old_logp or needs.old_entropy or needs.ref_logp):
+            return batch
+        reported: list[Annotations] = [a for a in self._call("annotate", batch, needs) if a is not None]
+        return dataclasses.replace(
+            batch,
+            mini_batches=tuple(
+                _annotated(mini, [rank[i] for rank in reported]) for i, mini in enumerate(batch.mini_batches)
+            ),
+        )
+
+    def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
+        """Update the policy; the loss is the sum of the data-parallel shares, seconds are the slowest rank's."""
+        stats: list[StepStats] = [s for s in self._call("step", batch, recipe, norm_limit) if s is not None]
+        return dataclasses.replace(
+            stats[0],
+            loss=math.fsum(s.loss for s in stats),
+            metrics=add_metrics([s.metrics for s in stats]),
+            seconds={name: max(s.seconds[name] for s in stats) for name in stats[0].seconds},
+        )
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole Hugging Face tensors, each once."""
+        return self._ranks.stream(self._name, "export_weights")
+
+    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Call a module's `function(learner, *args)` on every rank, with its part of this learner; in rank order."""
+        return self._ranks.apply(self._name, function, *args)
+
+    def begin_save(self, folder: Path, copy: bool) -> None:
+        """Begin to write all ranks' shards into `folder`; with `copy` training may go on meanwhile."""
+        self._call("begin_save", folder, copy)
+
+    def begin_save_reference(self, folder: Path) -> None:
+        """Begin to write the reference's weights into `folder`; training may go on meanwhile."""
+        self._call("begin_save_reference", folder)
+
+    def saves_are_written(self) -> bool:
+        """Whether no rank is writing any more."""
+        return all(self._call("saves_are_written"))
+
+    def finish_saves(self) -> dict[Path, FileHash]:
+        """Wait for what was begun and complete it; returns the ranks' files. All else in the folder is small."""
+        return {Path(path): written for rank in self._call("finish_saves") for path, written in rank.items()}
+
+    def load(self, folder: Path) -> None:
+        """Read shards written under any layout."""
+        self._call("load", folder)
+
+    def set_reference(self) -> None:
+        """Keep the present weights as the reference."""
+        self._call("set_reference")
+
+    def reset_optimizer(self) -> None:
+        """Forget moments and step count."""
+        self._call("reset_optimizer")
+
+    def offload(self) -> None:
+        """Free what `policy.offload` names on every rank."""
+        self._call("offload")
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        self._call("onload")
+
+    def load_reference(self, folder: Path) -> None:
+        """Make weights that `begin_save_reference` wrote the reference."""
+        self._call("load_reference", folder)
+
+    def close(self) -> None:
+        """End the ranks, whichever learners they hold."""
+        self._ranks.close()
+
+    def _call(self, method: str, *args: object) -> list[Any]:
+        return self._ranks.call(self._name, method, *args)
+
+
+def _annotated(mini: MiniBatch, by_rank: Sequence[Sequence[Annotation]]) -> MiniBatch:
+    """Reporting ranks come in data-parallel order, because data-parallel ranks count upwards with the world's."""
+    return dataclasses.replace(
+        mini,
+        per_rank=tuple(
+            tuple(_filled(micro, a) for micro, a in zip(micros, annotations, strict=True))
+            for micros, annotations in zip(mini.per_rank, by_rank, strict=True)
+        ),
+    )
+
+
+def _filled(micro: MicroBatch, annotation: Annotation) -> MicroBatch:
+    inputs = dataclasses.replace(
+        micro.inputs,
+        old_logp_T=annotation.old_logp_T,
+        old_entropy_T=annotation.old_entropy_T,
+        ref_logp_T=annotation.ref_logp_T,
+    )
+    return dataclasses.replace(micro, inputs=inputs)
+
+
+class MemoryNetwork:
+    """A learner of the policy's kind with one cross-entropy step per training step.
+
+    It learns from every sampled response, right or wrong, in groups that selection dropped too: it follows what is
+    sampled, not what is trained on (2601.15609 section 4.2; all responses, and response tokens only, are derived).
+    """
+
+    def __init__(self, learner: RanksLearner, layout: PackLayout) -> None:
+        self._learner = learner
+        self._layout = dataclasses.replace(layout, mini_batches=1)
+        self._recipe = cross_entropy_recipe()
+
+    @property
+    def learner(self) -> RanksLearner:
+        """Who is saved and loaded: the network's weights and optimizer."""
+        return self._learner
+
+    def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
+        """One optimizer step on all responses of `groups`; figures under `memory/`."""
+        sequences = [training_sequence(group, i, 0.0) for group in groups for i in range(len(group.responses))]
+        stats = self._learner.step(pack(sequences, self._layout, seed), self._recipe)
+        return {
+            **stats.metrics,
+            "memory/grad_norm": Mean(stats.grad_norm, 1.0),
+            "memory/learning_rate": Mean(stats.learning_rate, 1.0),
+            "memory/skipped": Mean(float(stats.skipped), 1.0),
+        }
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole Hugging Face tensors, each once."""
+        return self._learner.export_weights()
+
+    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Call a module's `function(learner, *args)` on every rank, with its part of the memory; in rank order."""
+        return self._learner.apply(function, *args)
+
+    def offload(self) -> None:
+        """Free what `policy.offload` names on every rank."""
+        self._learner.offload()
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        self._learner.onload()

@@ -1,0 +1,337 @@
+"""Ranks as child processes of the command, on this machine.
+
+The driver sends one call to every rank and waits for all answers. A rank that raises sends its error; a rank that
+dies is noticed at once by its process, not by a collective's timeout. Whichever happens, all ranks are ended.
+
+What runs in a rank's own process: build the learners, then answer calls until the pipe closes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import inspect
+import multiprocessing
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from megasharp.common import signals
+from megasharp.common.errors import RankDied, UserError, one_line
+from megasharp.common.files import Scratch
+from megasharp.common.parent_death import end_with_parent
+from megasharp.common.stack_dumps import STOPPED, state_of, write_stacks_on_signal
+from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.parallel import device_of_rank, meet
+from megasharp.learner.rank import POLICY, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """A rank's own facts: its number, device, meeting file, log and CPU threads."""
+
+    rank: int
+    device: torch.device
+    store: str
+    log: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call a method of this rank's part of a learner, or a function on that part; None in its place ends the rank."""
+
+    learner: str
+    what: str | Callable[..., Any]
+    args: tuple[object, ...]
+
+    def carry_out(self, rank: Rank) -> object:
+        """What the call returns on this rank."""
+        learner = rank.learners[self.learner]
+        if isinstance(self.what, str):
+            return cast(object, getattr(learner, self.what)(*self.args))
+        return cast(object, self.what(learner, *self.args))
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A call ended with this value (None ends a stream)."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """One named tensor of a stream."""
+
+    name: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A call raised; `user_error` marks a mistake the user can mend."""
+
+    text: str
+    user_error: bool
+
+
+def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], connection: Connection) -> None:
+    """A rank's process, from start to end."""
+    _end_with_driver()
+    redirect_output(worker.log)
+    write_stacks_on_signal(worker.rank, Path(worker.log))
+    torch.set_num_threads(worker.threads)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        world = settings[POLICY].layout.world
+        store = FileStore(worker.store, world)
+        meet(store, worker.rank, world, worker.device)
+        rank = Rank(settings, worker.device)
+        _send(connection, Returned(None))
+        _answer_calls(rank, connection)
+    except Exception as error:
+        traceback.print_exc()
+        _send(connection, Failed(one_line(error), isinstance(error, UserError)))
+        sys.exit(1)
+
+
+def _end_with_driver() -> None:
+    """Between the two may stand the process that this one was forked from, which ends with the driver."""
+    end_with_parent(os.getppid())
+    driver = multiprocessing.parent_process()
+    if driver is not None and not driver.is_alive():
+        os._exit(1)
+
+
+def _answer_calls(rank: Rank, connection: Connection) -> None:
+    while (request := _request(connection)) is not None:
+        result = request.carry_out(rank)
+        if inspect.isgenerator(result):
+            for name, tensor in cast("Iterator[tuple[str, Tensor]]", result):
+                _send(connection, Item(name, tensor.cpu()))
+            result = None
+        _send(connection, Returned(result))
+    rank.close()
+
+
+def _request(connection: Connection) -> Call | None:
+    """The next call; None where the driver wants no more, or is gone."""
+    try:
+        return cast("Call | None", pickle.loads(connection.recv_bytes()))
+    except EOFError:
+        return None
+
+
+def _send(connection: Connection, message: Returned | Item | Failed) -> None:
+    connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def redirect_output(log: str) -> None:
+    """Both streams of this process into its log file, libraries' included."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+
+
+_SHUTDOWN_S = 20.0
+_NEWS_S = 0.2
+_SAFE_PATH = "PYTHONSAFEPATH"
+
+
+class ProcessRanks:
+    """Satisfies `Ranks`. Children end with this object or with this process, whichever ends first.
+
+    `threads` is the number of CPU threads of each rank.
+    """
+
+    def __init__(
+        self, settings: Mapping[str, LearnerSettings], device: torch.device, log_folder: Path, threads: int = 1
+    ) -> None:
+        self._log_folder = log_folder
+        self._meeting = Scratch("megasharp-ranks-")
+        self._connections: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        log_folder.mkdir(parents=True, exist_ok=True)
+        # At its end the interpreter would wait for the ranks, which wait for the next call.
+        atexit.register(self._kill)
+        try:
+            for rank in range(settings[POLICY].layout.world):
+                self._start(rank, settings, device, threads)
+            self._collect("start")
+        except BaseException:
+            self._kill()
+            raise
+
+    def _start(self, rank: int, settings: Mapping[str, LearnerSettings], device: torch.device, threads: int) -> None:
+        context = _context(device)
+        ours, theirs = context.Pipe()
+        worker = WorkerSettings(
+            rank=rank,
+            device=device_of_rank(device, rank),
+            store=str(self._meeting.path / "store"),
+            log=str(self._log_folder / f"rank_{rank}.log"),
+            threads=threads,
+        )
+        # Ranks write checkpoints through processes of their own, which daemons may not have.
+        process = context.Process(target=serve, args=(worker, settings, theirs), name=f"megasharp rank {rank}")
+        # A process that runs and is not known here would not be ended.
+        with signals.held():
+            with _safe_path(), signals.kept_from_children():
+                process.start()
+            self._connections.append(ours)
+            self._processes.append(process)
+        theirs.close()
+
+    def call(self, learner: str, method: str, *args: object) -> list[Any]:
+        """Every rank's result, in rank order."""
+        self._send(Call(learner, method, args), method)
+        return self._collect(method)
+
+    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
+        """Every rank's result, in rank order."""
+        self._send(Call(learner, function, args), function.__name__)
+        return self._collect(function.__name__)
+
+    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
+        """Items of all ranks as they arrive."""
+        self._send(Call(learner, method, ()), method)
+        pending = set(range(len(self._connections)))
+        while pending:
+            for rank, message in self._receive(pending, method):
+                if isinstance(message, Item):
+                    yield message.name, message.tensor
+                else:
+                    pending.discard(rank)
+
+    def close(self) -> None:
+        """Ask the ranks to end; kill those that do not. Nothing to do when they have ended already."""
+        if not self._connections:
+            return
+        with contextlib.suppress(RankDied):
+            self._send(None, "close")
+        deadline = time.monotonic() + _SHUTDOWN_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._kill()
+
+    def _send(self, call: Call | None, method: str) -> None:
+        request = pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)
+        for rank, connection in enumerate(self._connections):
+            try:
+                connection.send_bytes(request)
+            except OSError as error:
+                raise self._died(rank, method) from error
+
+    def _collect(self, method: str) -> list[Any]:
+        results: dict[int, object] = {}
+        while len(results) < len(self._connections):
+            pending = set(range(len(self._connections))) - results.keys()
+            for rank, message in self._receive(pending, method):
+                assert isinstance(message, Returned)
+                results[rank] = message.value
+        return [results[rank] for rank in range(len(self._connections))]
+
+    def _receive(self, pending: set[int], method: str) -> list[tuple[int, Returned | Item]]:
+        """Messages that are ready; raises when a pending rank failed or is gone."""
+        ready = wait([self._connections[rank] for rank in pending])
+        arrived = [(rank, self._message(rank)) for rank in sorted(pending) if self._connections[rank] in ready]
+        messages = [(rank, message) for rank, message in arrived if isinstance(message, Returned | Item)]
+        if len(messages) < len(arrived):
+            raise self._failure(arrived, method)
+        return messages
+
+    def _message(self, rank: int) -> Returned | Item | Failed | None:
+        """The rank's next message; None when it is gone."""
+        try:
+            message: Returned | Item | Failed = pickle.loads(self._connections[rank].recv_bytes())
+        except (EOFError, OSError):
+            return None
+        return message
+
+    def _failure(self, arrived: Sequence[tuple[int, object]], method: str) -> Exception:
+        """The first cause: a user's mistake or a death, before the errors that it gives its peers."""
+        failed = [(rank, message) for rank, message in arrived if isinstance(message, Failed)]
+        mistakes = [message.text for _, message in failed if message.user_error]
+        if mistakes:
+            self._kill()
+            return UserError(mistakes[0])
+        dead = [rank for rank, message in arrived if message is None] or self._killed()
+        if dead:
+            return self._died(dead[0], method)
+        rank, message = failed[0]
+        failure = f"rank {rank} failed in {method}: {message.text}"
+        # What does not run makes its peers give up in the end.
+        stopped = self._stopped()
+        self._kill()
+        return RankDied(f"{stopped}, and {failure}" if stopped else failure)
+
+    def _stopped(self) -> str:
+        """Which ranks the kernel keeps from running, for a message; empty where there are none."""
+        states = {rank: state_of(process.pid or 0) for rank, process in enumerate(self._processes)}
+        return ", ".join(f"rank {rank} {STOPPED[state]}" for rank, state in states.items() if state in STOPPED)
+
+    def _killed(self) -> list[int]:
+        """Ranks that a signal ended, once the kernel has had a moment to tell."""
+        for process in self._processes:
+            process.join(_NEWS_S)
+        return [rank for rank, process in enumerate(self._processes) if (process.exitcode or 0) < 0]
+
+    def _died(self, rank: int, method: str) -> RankDied:
+        process = self._processes[rank]
+        process.join(_SHUTDOWN_S)
+        code = process.exitcode
+        self._kill()
+        log = self._log_folder / f"rank_{rank}.log"
+        return RankDied(f"rank {rank} ended with exit code {code} in {method}; its log is {log}")
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+        self._meeting.close()
+        atexit.unregister(self._kill)
+
+
+def _context(device: torch.device) -> SpawnContext | ForkServerContext:
+    """Ranks on CPUs are forked from one process that has done their imports; with CUDA a process must do its own."""
+    if device.type != "cpu":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # Checkpoint code is imported late elsewhere; ranks that wrote one would each import it again.
+    context.set_forkserver_preload([serve.__module__, "megasharp.learner.async_checkpoint"])
+    return context
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Children that start inside import nothing from the folder where the user happens to be.
+
+    Until they are told this process's own path, Python would look there first, for its own modules too.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_SAFE_PATH]
+        if before is not None:
+            os.environ[_SAFE_PATH] = before

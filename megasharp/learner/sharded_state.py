@@ -1,0 +1,146 @@
+"""Weights, moments and schedule through Megatron's distributed checkpointing: saved once, loaded under any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from megasharp.convert.lora import is_adapter
+from megasharp.learner.optimizer import parts
+
+if TYPE_CHECKING:
+    from megasharp.learner.async_checkpoint import ShardWriting
+
+# Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+_EXTRA_STATE = "_extra_state"
+# What a group of parameters is, and settings by which Megatron 0.19 finds a stored group, too.
+_KINDS_OF_GROUP = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+_SETTINGS_OF_GROUP = ("max_lr", "min_lr", "start_wd", "end_wd")
+
+
+def _sharded_model(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> dict[str, Any]:
+    """Every chunk's part. What lies on disk is named by global layers, and so knows nothing of chunks."""
+    return {
+        str(number): _without_extra_state(chunk.sharded_state_dict(metadata=metadata))
+        for number, chunk in enumerate(chunks)
+    }
+
+
+def _without_extra_state(state: dict[str, Any]) -> dict[str, Any]:
+    """The same for both layer specs: an empty object for each linear map, as Megatron's own maps write.
+
+    Transformer Engine's modules, norms too, would write what delayed scaling to FP8 remembers, which none of the
+    recipes of `policy.fp8` has.
+    """
+    kept = {}
+    for name, entry in state.items():
+        if isinstance(entry, ShardedObject) and name.endswith(_EXTRA_STATE):
+            if ".linear_" not in name and "output_layer." not in name:
+                continue
+            entry.data = None
+        kept[name] = entry
+    return kept
+
+
+def _fill(chunks: Sequence[GPTModel], loaded: dict[str, Any]) -> None:
+    for number, chunk in enumerate(chunks):
+        found = chunk.load_state_dict(loaded[str(number)], strict=False)
+        missing = [name for name in found.missing_keys if not name.endswith(_EXTRA_STATE)]
+        assert not found.unexpected_keys and not missing, found
+
+
+def _sharded(
+    chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer, *, is_loading: bool
+) -> dict[str, Any]:
+    # Megatron keeps this learner's groups in the dictionary it is given.
+    metadata = dict(METADATA)
+    model = _sharded_model([chunk.module for chunk in chunks], metadata)
+    moments = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
+    return {"model": model, "optimizer": moments}
+
+
+def save_state(
+    folder: Path,
+    chunks: Sequence[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+    *,
+    copy: bool,
+) -> ShardWriting:
+    """Begin to write into the existing empty folder; all ranks must call it. `copy`: training goes on meanwhile."""
+    for part in parts(optimizer):
+        # Megatron cannot save moments that do not exist yet, before the first step or after a reset.
+        part.init_state_fn(part.optimizer, part.config)
+    state = _sharded(chunks, optimizer, is_loading=False)
+    state["scheduler"] = scheduler.state_dict()
+    from megasharp.learner.async_checkpoint import ShardWriting
+
+    return ShardWriting(state, folder, METADATA, copy=copy)
+
+
+def save_model(folder: Path, chunks: Sequence[GPTModel], *, copy: bool) -> ShardWriting:
+    """Begin to write weights alone into the existing empty folder; all ranks must call it."""
+    from megasharp.learner.async_checkpoint import ShardWriting
+
+    return ShardWriting({"model": _sharded_model(chunks, dict(METADATA))}, folder, METADATA, copy=copy)
+
+
+def load_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
+    """Read weights alone, resharding to the present layout; all ranks must call it."""
+    state = {"model": _sharded_model(chunks, dict(METADATA))}
+    _fill(chunks, dist_checkpointing.load(state, str(folder))["model"])
+
+
+def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
+    """Read the weights of a folder without adapters, as `load_model`; those of `chunks` keep their values."""
+    sharded = _sharded_model(chunks, dict(METADATA))
+    stored = {
+        number: {name: entry for name, entry in part.items() if not is_adapter(name)}
+        for number, part in sharded.items()
+    }
+    loaded = dist_checkpointing.load({"model": stored}, str(folder))["model"]
+    for number, chunk in enumerate(chunks):
+        found = chunk.load_state_dict(loaded[str(number)], strict=False)
+        missing = [name for name in found.missing_keys if not name.endswith(_EXTRA_STATE)]
+        assert not found.unexpected_keys and all(map(is_adapter, missing)), found
+
+
+def load_state(
+    folder: Path,
+    chunks: Sequence[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
+    scheduler: OptimizerParamScheduler,
+) -> None:
+    """Read what `save_state` wrote, resharding to the present layout; all ranks must call it.
+
+    Moments and counts of steps come from the file; learning rate, betas, epsilon and weight decay stay the optimizer's
+    own.
+    """
+    state = dist_checkpointing.load(_sharded(chunks, optimizer, is_loading=True), str(folder))
+    _fill([chunk.module for chunk in chunks], state["model"])
+    own = [
+        {name: value for name, value in group.items() if name not in ("params", "step")}
+        for group in optimizer.param_groups
+    ]
+    _know_by_present_settings(state["optimizer"]["optimizer"]["param_groups"], optimizer.param_groups)
+    optimizer.load_state_dict(state["optimizer"])
+    for group, values in zip(optimizer.param_groups, own, strict=True):
+        group.update(values)
+    scheduler.load_state_dict(state["scheduler"])
+
+
+def _know_by_present_settings(stored: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]]) -> None:
+    """From version 0.19 on Megatron also tells groups of parameters apart by settings, which a run may have changed."""
+    by_kind = {tuple(group.get(key) for key in _KINDS_OF_GROUP): group for group in present}
+    for group in stored:
+        now = by_kind.get(tuple(group.get(key) for key in _KINDS_OF_GROUP), {})
+        group.update({key: now[key] for key in _SETTINGS_OF_GROUP if key in now and key in group})

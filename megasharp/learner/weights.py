@@ -1,0 +1,246 @@
+"""Weights in from a Hugging Face folder, and out as Hugging Face tensors, under any TP x PP.
+
+A learner's first weights, under any layout: from a Hugging Face folder, from Megatron's shards, or drawn.
+
+The first two give every parameter or raise, and refuse weights that are not finite in the learner's dtype.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.digests import is_finite
+from megasharp.convert.families import Family
+from megasharp.convert.hf_folder import HFReader, read_config
+from megasharp.convert.lora import is_adapter
+from megasharp.convert.mapping import Shard
+from megasharp.convert.model_folder import ModelFolder, model_folder
+from megasharp.convert.shards import TensorView, hf_tensors, hf_views, megatron_tensor
+from megasharp.learner.layer_spec import adapted_weights, local_name
+from megasharp.learner.parallel import Place
+from megasharp.learner.sharded_state import load_base
+
+_LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+
+
+def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Parameters of this rank's chunks by their names in the local layer spec, with global layer numbers."""
+    for chunk in chunks:
+        numbers = {str(i): layer.layer_number - 1 for i, layer in enumerate(chunk.decoder.layers)}
+        for own, parameter in chunk.named_parameters():
+            name = local_name(own)
+            layer = _LOCAL_LAYER.match(name)
+            yield (f"decoder.layers.{numbers[layer[1]]}.{name[layer.end() :]}" if layer else name), parameter
+
+
+@torch.no_grad()
+def load_hf(chunks: Sequence[GPTModel], reader: HFReader, family: Family, arch: Architecture, place: Place) -> None:
+    """Fill this rank's parameters, one tensor at a time, cast to their dtype; adapters keep their initial values."""
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    for name, parameter in global_parameters(chunks):
+        if is_adapter(name):
+            continue
+        shard = megatron_tensor(reader, family, arch, name, place.tp, tp)
+        assert shard.shape == parameter.shape, f"{name}: {tuple(shard.shape)} for {tuple(parameter.shape)}"
+        parameter.copy_(shard.to(parameter.dtype))
+
+
+@torch.no_grad()
+def export_stage(
+    chunks: Sequence[GPTModel], family: Family, arch: Architecture, place: Place, everywhere: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield this stage's weights as whole Hugging Face tensors, on the ranks where `place.exports`, or `everywhere`.
+
+    Adapters are merged into the weights that leave; those of the model stay.
+
+    Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.
+    Everywhere, all ranks must and do, and may get the parameters' own memory.
+    """
+    if not place.first_copy and not everywhere:
+        return
+    group = parallel_state.get_tensor_model_parallel_group()
+    adapted = dict(adapted_weights(chunks))
+    for name, parameter in global_parameters(chunks):
+        if is_adapter(name):
+            continue
+        if parameter in adapted:
+            value = adapted[parameter].merged_weight()
+        else:
+            value = parameter.detach() if everywhere else _apart(parameter)
+        shards = _gather_shards(value, parameter, group)
+        if place.exports or everywhere:
+            yield from hf_tensors(family, arch, name, shards)
+
+
+def weight_views(
+    chunks: Sequence[GPTModel], family: Family, arch: Architecture, place: Place
+) -> list[TensorView] | None:
+    """This rank's weights as parts of Hugging Face tensors in the parameters' own memory.
+
+    None where they do not lie there: adapters are merged into what leaves.
+    """
+    part = Shard(place.tp, parallel_state.get_tensor_model_parallel_world_size())
+    views: list[TensorView] = []
+    for name, parameter in global_parameters(chunks):
+        if is_adapter(name):
+            return None
+        views += hf_views(family, arch, name, parameter.detach(), part)
+    return views
+
+
+def _apart(parameter: torch.nn.Parameter) -> Tensor:
+    """The parameter's value, on a CPU in memory of its own.
+
+    Whoever gets it may make a NumPy array of it, and torch then never again lets its storage be emptied, which
+    offloading does to parameters.
+    """
+    return parameter.detach() if parameter.is_cuda else parameter.detach().clone()
+
+
+def _gather_shards(value: Tensor, parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> list[Tensor]:
+    """All tensor-parallel parts in rank order; just this one where the parameter is replicated."""
+    if dist.get_world_size(group) == 1 or not getattr(parameter, "tensor_model_parallel", False):
+        return [value]
+    shards = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(shards, value.contiguous(), group=group)
+    return shards
+
+
+# Without them Megatron takes the folder for another kind of checkpoint.
+_BESIDE_SHARDS = ("metadata.json", "common.pt")
+_WHY = "no loss would be a number"
+
+
+class FirstWeights(Protocol):
+    """A source of weights, and the model that they are of."""
+
+    family: Family
+    architecture: Architecture
+
+    def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
+        """Fill this rank's parameters, cast to their dtype; adapters keep their values. All ranks must call it.
+
+        Raises:
+            UserError: the weights cannot be read, or are not finite.
+        """
+        ...
+
+
+@contextmanager
+def first_weights(folder: str | Path, drawn: bool = False) -> Iterator[FirstWeights]:
+    """The weights of a folder of either kind; or `drawn` for the model that it describes, which takes no reading.
+
+    Raises:
+        UserError: it is none, or is damaged.
+    """
+    model = model_folder(Path(folder))
+    if drawn:
+        yield _Drawn(model)
+    elif model.is_megatron:
+        yield _Shards(model)
+    else:
+        with HFReader(model.path) as reader:
+            yield _HuggingFace(reader)
+
+
+def check_beside_shards(folder: Path) -> None:
+    """Check the files that Megatron reads before its shards, which a conversion can do without.
+
+    Raises:
+        UserError: one of them is lost.
+    """
+    for name in _BESIDE_SHARDS:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}: these weights cannot be loaded: {name} is missing, copy the whole folder")
+
+
+class _HuggingFace:
+    """A checked Hugging Face folder; every rank reads whole tensors and keeps its part."""
+
+    def __init__(self, reader: HFReader) -> None:
+        self._reader = reader
+        self.family, self.architecture = reader.family, reader.architecture
+
+    def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
+        """One tensor at a time."""
+        load_hf(chunks, self._reader, self.family, self.architecture, place)
+        not_finite = _first_not_finite(chunks)
+        if not_finite is not None:
+            raise UserError(self._fault(*not_finite))
+
+    def _fault(self, parameter: str, dtype: torch.dtype) -> str:
+        rule, layer = self.family.rule_for(self.architecture, parameter)
+        names = [name.format(layer=layer) for name in rule.hf]
+        # Where all are finite as they are stored, it is the learner's dtype that is too short.
+        name = next((name for name in names if not is_finite(self._reader.tensor(name))), None)
+        if name is not None:
+            return f"{self._reader.file(name)}: tensor {name} holds NaN or infinite values: {_WHY}"
+        where = f"{self._reader.file(names[0])}: tensor {' or '.join(names)}"
+        return f"{where} holds values that are too large for {_name(dtype)}: set model.dtype to a wider one"
+
+
+class _Shards:
+    """torch_dist shards; Megatron reads of them what each rank needs."""
+
+    def __init__(self, model: ModelFolder) -> None:
+        self._folder = model.weights
+        check_beside_shards(self._folder)
+        _, self.family, self.architecture = read_config(model.description)
+
+    def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
+        """All at once, through Megatron's distributed checkpointing."""
+        try:
+            load_base(self._folder, chunks)
+        # What torch and Megatron raise for damaged shards has no common kind.
+        except Exception as error:
+            raise UserError(f"{self._folder}: these weights cannot be loaded: {one_line(error)}") from error
+        not_finite = _first_not_finite(chunks)
+        if not_finite is not None:
+            name, dtype = not_finite
+            values = f"values that are NaN, infinite or too large for {_name(dtype)}"
+            raise UserError(f"{self._folder}: tensor {name} holds {values}: {_WHY}")
+
+
+class _Drawn:
+    """Matrices with a standard deviation of 0.02, norms of 1, biases of 0: what a model has before it has learnt.
+
+    For benchmarks: ranks draw on their own devices, each its own numbers, so that the model depends on the layout.
+    """
+
+    def __init__(self, model: ModelFolder) -> None:
+        _, self.family, self.architecture = read_config(model.description)
+
+    @torch.no_grad()
+    def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
+        """In place; adapters keep their values."""
+        for name, parameter in global_parameters(chunks):
+            if is_adapter(name):
+                continue
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.02)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def _first_not_finite(chunks: Sequence[GPTModel]) -> tuple[str, torch.dtype] | None:
+    """The first parameter of this rank, by its global name, that is not a number throughout."""
+    for name, parameter in global_parameters(chunks):
+        if not is_adapter(name) and not is_finite(parameter.detach()):
+            return name, parameter.dtype
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

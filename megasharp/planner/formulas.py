@@ -1,0 +1,354 @@
+"""Every formula of the planner: plain numbers in and out, each with its source.
+
+Sizes are bytes (1 GB = 10^9), times seconds. `width` is the bytes of a weight: 2 in bfloat16, 4 in float32. "Measured"
+means checked by a test against the code itself on a CPU; nothing here was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from megasharp.batching.planning import Flops
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.lora import LoraSettings, input_size, rows_of
+from megasharp.ops.chunked_head import CHUNK_TOKENS
+
+Recompute = Literal["none", "selective", "full"]
+# Of `selective`, by Megatron's names: core_attn, mlp.
+Modules = tuple[str, ...]
+CORE_ATTENTION: Modules = ("core_attn",)
+
+_FP32 = 4
+# Runs of one block have lengths within a factor of two and are padded to the longest: evenly spread, by 4/3.
+PADDED_RUNS = 4 / 3
+
+
+# ---- what a rank holds all the time -------------------------------------------------------------------------------
+
+
+def gradient_bytes(parameters: int) -> int:
+    """One float32 number a parameter, whatever the weights are (`grad_reduce_in_fp32`)."""
+    return _FP32 * parameters
+
+
+def optimizer_bytes(parameters: int, width: int, shards: int) -> float:
+    """Adam's two moments, and below float32 the float32 copy of the weights, cut over `shards` = dp * cp ranks.
+
+    Megatron-core's distributed optimizer (its user guide, "dist_optimizer"): with bfloat16 weights 12 / d bytes a
+    parameter. With weights and gradients 18 bytes at d = 1, and 6 + 12 / d in general.
+    """
+    return (2 * _FP32 + (_FP32 if width < _FP32 else 0)) * parameters / shards
+
+
+def staging_bytes(parameters: int) -> int:
+    """What a step of an optimizer whose state is on the host takes of the GPU, for `parameters` of a rank's shard.
+
+    Three pieces of 8 Mi numbers at most, each with main weights and two moments in float32
+    (`learner/optimizer_offload.py`).
+    """
+    return 3 * _FP32 * 3 * min(8 * 2**20, parameters)
+
+
+def adapter_parameters(arch: Architecture, lora: LoraSettings, tp: int) -> int:
+    """Numbers of one layer's adapters on one of `tp` ranks (LoRA, 2106.09685, section 4.1): r (inputs + outputs) a map.
+
+    Of qkv and fc1 a rank holds the whole A and its rows of B, of proj and fc2 its columns of A and the whole B.
+    """
+    count = 0
+    for target in lora.targets:
+        rows, inputs = rows_of(target, arch, tp), input_size(target, arch)
+        columns = inputs if target in ("qkv", "fc1") else inputs // tp
+        count += lora.rank * (len(rows.sizes) * columns + rows.total)
+    return count
+
+
+# ---- what a micro-batch leaves for its backward pass --------------------------------------------------------------
+
+
+def layer_bytes_per_token(
+    arch: Architecture,
+    tp: int,
+    width: int,
+    recompute: Recompute,
+    modules: Modules = CORE_ATTENTION,
+    *,
+    fused_norms: bool,
+    padded: float = PADDED_RUNS,
+) -> float:
+    """What autograd keeps of one token in one layer, on one of `tp` ranks with sequence parallelism.
+
+    Korthikanti et al. (2205.05198) count GPT's layer, sections 4.1 and 4.2; this is the same count for the layer that
+    `mcore` builds, whole, to be divided by `tp`. With h hidden, q = heads * head_dim, k = kv_heads * head_dim, f = ffn,
+    each in `width` bytes:
+
+        norms                 their inputs and their outputs (the linear maps' inputs): 4 h
+        MLP                   gate and up in one tensor, gate's activation, up (a copy), their product: 5 f
+        attention, none       gathered queries, keys and values, each with all heads, and the output: 4 q, padded;
+                              the output in packed order: q; logsumexp: 4 bytes a head
+        core_attn             inputs of the recomputed part: q, and the joined projection (q + 2 k); packed output: q
+        mlp                   nothing of the MLP's own; its input is the norm's output, which is counted
+        query and key norms   their inputs: the queries' copy q, and the joined projection (q + 2 k) for the keys
+        full                  the layer's input: h
+
+    Queries are copied out of the joined projection where a rank has more than one query group. The low-rank values of
+    adapters are not counted. There is no s^2 term: no attention matrix is kept. On a CPU torch builds the norms of
+    smaller operations, which keep float32 copies: `fused_norms` False. Measured so, with `padded` 1 (one run): equal to
+    the byte.
+    """
+    q, h, f = arch.query_size, arch.hidden, arch.ffn
+    if recompute == "full":
+        return width * h / tp
+    joined, copied = q + 2 * arch.kv_size, q if arch.kv_heads > tp else 0
+    again = modules if recompute == "selective" else ()
+    total: float = 2 * (_norm_bytes(h, width, fused_norms) + width * h) + width * ((0 if "mlp" in again else 5 * f) + q)
+    if "core_attn" not in again:
+        total += (4 * width * q + _FP32 * arch.heads) * padded
+        inputs = joined + copied
+    else:
+        total += width * (joined + (q + arch.kv_size if arch.qk_norm else copied))
+        inputs = copied
+    return (total + (_head_norms(arch, inputs, width, fused_norms) if arch.qk_norm else 0)) / tp
+
+
+def _norm_bytes(size: int, width: int, fused: bool) -> int:
+    """Input and reciprocal deviation of a norm over `size` numbers."""
+    return (width * size if fused else 2 * _FP32 * size) + _FP32
+
+
+def _head_norms(arch: Architecture, inputs: int, width: int, fused: bool) -> int:
+    """The same of the norms over each query head and key head; `inputs`: numbers that are kept as they came."""
+    size, deviations = arch.query_size + arch.kv_size, _FP32 * (arch.heads + arch.kv_heads)
+    if not fused and width < _FP32:
+        return 2 * _FP32 * size + deviations
+    return width * inputs + (0 if fused else _FP32 * size) + deviations
+
+
+def in_flight(stage: int, pp: int, vpp: int, micro_batches: int) -> float:
+    """How many micro-batches a stage holds activations of at most, counted in whole stages.
+
+    1F1B: pp - stage (Narayanan et al., 2104.04473, section 2.2.1). Interleaved: the warm-up of Megatron's schedule,
+    2 (pp - stage - 1) + (vpp - 1) pp chunks and the one at work, each a vpp-th of the stage.
+    """
+    if pp == 1:
+        return 1.0
+    if vpp == 1:
+        return float(min(pp - stage, micro_batches))
+    return min(2 * (pp - stage - 1) + (vpp - 1) * pp + 1, vpp * micro_batches) / vpp
+
+
+def logits_bytes(tokens: float, columns: int, width: int, entropy: bool, kernels: bool) -> float:
+    """Most that the head holds at once: `tokens` rows of `columns` = vocab / tp logits.
+
+    The logits and their rows of responses, `width` each, which is all with `kernels` (Triton's): backward writes over
+    the rows and spreads them out again. In torch (`ops/head/reference.py`) also the shifted float32 copy, and with the
+    entropy its exponential; backward needs no more: the rows, a float32 gradient (with the gradient of the entropy one
+    more), its copy in `width`. Counted as if every row predicted. Measured in torch: 1 % more.
+    """
+    return tokens * columns * (2 * width + (0 if kernels else _FP32 * (2 if entropy else 1)))
+
+
+def chunked_logits_bytes(tokens: float, columns: int, hidden: int, width: int, entropy: bool, kernels: bool) -> float:
+    """The same where logits are computed `CHUNK_TOKENS` tokens at a time (`ops/chunked_head.py`).
+
+    Hidden states of the rows that predict and their gradient, a chunk's logits, and, once they are gone, what autograd
+    is given as the weight's gradient, which is in Megatron's buffer by then.
+    """
+    chunk = min(tokens, CHUNK_TOKENS)
+    logits = logits_bytes(chunk, columns, width, entropy, kernels) - chunk * columns * width
+    return 2 * tokens * hidden * width + max(logits, columns * hidden * width)
+
+
+# ---- engines ------------------------------------------------------------------------------------------------------
+
+
+def kv_bytes_per_token(arch: Architecture, tp: int, width: int) -> int:
+    """Keys and values of one token on one of `tp` ranks; a rank holds at least one head."""
+    return 2 * arch.num_layers * max(1, arch.kv_heads // tp) * arch.head_dim * width
+
+
+def engine_graph_bytes(batch: int) -> int:
+    """CUDA graphs of decoding up to `batch` requests: SGLang 0.5.21's own estimate, 2 MiB for each."""
+    return 2 * batch * 2**20
+
+
+def engine_workspace_bytes(chunk: int, tp: int) -> float:
+    """Activations of a prefill chunk and what is constant: SGLang 0.5.21's estimate, 512 + 1.5 chunk + 128 tp MiB.
+
+    A chunk counts as 2,048 tokens at least.
+    """
+    return (512 + 1.5 * max(chunk, 2048) + 128 * tp) * 2**20
+
+
+def engine_default_fraction(reserved: float, memory: float) -> float:
+    """SGLang 0.5.21's `mem_fraction_static` where none is set: all but graphs and workspace, `reserved` bytes.
+
+    Above 60 GiB of memory it reserves 10 GiB at least. Its 8 MiB for each size of a prefill graph are left out.
+    """
+    floor = 10 * 2**30 if memory > 60 * 2**30 else 0
+    return round(1 - max(reserved, floor) / memory, 3)
+
+
+# ---- lengths ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prompts and responses in tokens. Of the responses, a share 1 - (n / longest)^(1 / k) is longer than n tokens.
+
+    k = longest / mean - 1 makes the mean right: evenly spread for a mean of half the longest, a thin tail for less.
+    An assumption: real lengths depend on model and task, and on nothing so much as on truncation.
+    """
+
+    prompt: float
+    prompt_longest: int
+    response: float
+    response_longest: int
+
+    @property
+    def k(self) -> float:
+        """The spread of responses: 1 for evenly spread ones, more for a thin tail, 0 where all are the longest."""
+        return self.response_longest / self.response - 1.0
+
+    def longer_than(self, tokens: float) -> float:
+        """Share of responses with more than `tokens` tokens."""
+        if tokens >= self.response_longest:
+            return 0.0
+        return 1.0 if self.k == 0.0 else 1.0 - (tokens / self.response_longest) ** (1.0 / self.k)
+
+    @property
+    def context(self) -> float:
+        """Mean number of positions that a response's token attends to, weighted by tokens: E[r (p + r / 2)] / E[r].
+
+        At some moment of decoding it is the mean size of a response in progress, its prompt included.
+        """
+        mean_square = self.response_longest**2 / (2.0 * self.k + 1.0)
+        return self.prompt + mean_square / (2.0 * self.response)
+
+    def context_within(self, window: int | None) -> float:
+        """The same where a token sees `window` positions at most: E[integral of min(p + t, w) over t < r] / E[r]."""
+        if window is None:
+            return self.context
+        seen = min(max(0.0, window - self.prompt), float(self.response_longest))
+        # The integrals to `seen` of 1 - (t / L)^(1 / k), alone and times t.
+        late = 0.0 if self.k == 0.0 else (seen / self.response_longest) ** (1.0 / self.k)
+        tokens = seen - seen * late * self.k / (1.0 + self.k)
+        positions = seen**2 / 2.0 - seen**2 * late * self.k / (1.0 + 2.0 * self.k)
+        return (positions + self.prompt * tokens + window * (self.response - tokens)) / self.response
+
+    @property
+    def longest(self) -> int:
+        """The longest prompt with the longest response."""
+        return self.prompt_longest + self.response_longest
+
+
+# ---- time ---------------------------------------------------------------------------------------------------------
+
+
+def mean_context(arch: Architecture, lengths: Lengths) -> float:
+    """Mean number of positions that a response's token attends to, over all layers: within a layer's window if any.
+
+    `learner/block_plan.py` computes no more than that, up to its padding.
+    """
+    return sum(lengths.context_within(arch.window(layer)) for layer in range(arch.num_layers)) / arch.num_layers
+
+
+def forward_flops_per_token(arch: Architecture, context: float) -> float:
+    """2 N + 4 L q s: N weights that are multiplied (the embedding is looked up), s positions attended to.
+
+    PaLM (2204.02311), appendix B: forward and backward 6 N + 12 L H Q T; forward is a third. T is the mean context, so
+    that the causal half is counted. A backward pass costs twice the forward one.
+    """
+    lookup = 0 if arch.tied else arch.vocab * arch.hidden
+    attention = arch.num_layers * _attention_flops(arch) * context
+    return 2.0 * (arch.parameter_count() - lookup) + attention
+
+
+def _attention_flops(arch: Architecture) -> float:
+    """One layer, for each row and each position that it attends to: a score and a weighted value, 2 q each."""
+    return 4.0 * arch.query_size
+
+
+def context_bytes_per_row(arch: Architecture, tp: int, cp: int, width: int) -> float:
+    """What a rank receives in one gather of keys and values of all layers, for each packed row of its micro-batches.
+
+    Of 2 kv_size / tp numbers a layer those of the cp - 1 other ranks' rows, (cp - 1) / cp of all
+    (`learner/context_parallel.py`). Summing their gradients in backward sends as much.
+    """
+    return (cp - 1) / cp * arch.num_layers * 2 * arch.kv_size / tp * width
+
+
+def packing_flops(arch: Architecture, chunked_head: bool) -> Flops:
+    """`forward_flops_per_token` for rows whose contexts are known: what batching balances ranks by.
+
+    `policy.head: chunked` computes logits of response tokens only, and once more in backward: with the two products of
+    backward that is 4 / 3 of what a forward pass and the 2 of its backward pass are.
+    """
+    layers = Counter(arch.window(layer) for layer in range(arch.num_layers))
+    attention = tuple((window, count * _attention_flops(arch)) for window, count in layers.items())
+    rows = forward_flops_per_token(arch, 0.0)
+    if not chunked_head:
+        return Flops(rows, attention)
+    logits = 2.0 * arch.vocab * arch.hidden
+    return Flops(rows - logits, attention, per_token=4.0 / 3.0 * logits)
+
+
+def recompute_share(
+    arch: Architecture, context: float, recompute: Recompute, modules: Modules = CORE_ATTENTION
+) -> float:
+    """Forward work done a second time, as a share of one forward pass."""
+    if recompute == "none":
+        return 0.0
+    if recompute == "full":
+        return 1.0
+    work = _attention_flops(arch) * context if "core_attn" in modules else 0.0
+    # Three maps between hidden and ffn, and 2 FLOPs for each of their weights.
+    work += 6.0 * arch.hidden * arch.ffn if "mlp" in modules else 0.0
+    return arch.num_layers * work / forward_flops_per_token(arch, context)
+
+
+def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:
+    """Share of a pass in which a pipeline rank stands idle: (pp - 1) / (vpp m + pp - 1) (2104.04473, section 2.2)."""
+    return (pp - 1) / (vpp * micro_batches + pp - 1)
+
+
+def decode_seconds(
+    requests: float, at_once: float, lengths: Lengths, weights: float, kv_per_token: float, bandwidth: float
+) -> float:
+    """Seconds an engine decodes `requests` responses, at most `at_once` together; bytes are those of one rank.
+
+    Roofline of memory: a step reads the weights and the cache of every live request, at `bandwidth`. While more wait,
+    the batch is full, with requests at every age (`Lengths.context` is then a live request's mean size); the last
+    `at_once` start together and end one after the other, the longest last.
+    """
+    last = min(requests, at_once)
+    full_step = weights + at_once * lengths.context * kv_per_token
+    full_steps = max(0.0, requests - at_once) * lengths.response / at_once
+    steps = 256
+    size = lengths.response_longest / steps
+    drain = 0.0
+    for i in range(steps):
+        position = (i + 0.5) * size
+        live = last * lengths.longer_than(position)
+        drain += size * (weights + live * (lengths.prompt + position) * kv_per_token)
+    return (full_steps * full_step + drain) / bandwidth
+
+
+def micro_batches(rows: float, responses: float, budget: int, ranks: int, multiple: int) -> int:
+    """Micro-batches of a rank: `rows` packed tokens over `ranks` data-parallel ranks, at most `budget` in one.
+
+    A response is not cut, so there are no more than `responses` over the ranks. An interleaved pipeline asks for a
+    `multiple` of its stages.
+    """
+    count = min(rows / budget, responses)
+    return max(1, math.ceil(count / (ranks * multiple))) * multiple
+
+
+# ---- disk ---------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_bytes(parameters: int, trained: int, width: int) -> int:
+    """Weights and the optimizer's state, each once whatever the layout: 14 bytes a trained parameter in bfloat16."""
+    return width * parameters + int(optimizer_bytes(trained, width, 1))

@@ -1,0 +1,287 @@
+"""The memory of one rank of each pipeline stage, by part and by phase of a step.
+
+Phases are those of `weight_sync/device_turns.py`. The reference (of what is trained) lies in the host's memory and
+changes places with the policy's own weights while it computes, one parameter at a time (`learner/offload.py`).
+
+How a network and a step are shared out: parameters of each pipeline stage, rows and micro-batches of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Literal, get_args
+
+from megasharp.batching.planning import row_multiple
+from megasharp.common.records import ParallelLayout
+from megasharp.convert.lora import LoraSettings
+from megasharp.planner.formulas import (
+    Recompute,
+    adapter_parameters,
+    chunked_logits_bytes,
+    gradient_bytes,
+    in_flight,
+    layer_bytes_per_token,
+    logits_bytes,
+    micro_batches,
+    optimizer_bytes,
+    staging_bytes,
+)
+from megasharp.planner.request import Batch, Network, Request, Split
+from megasharp.planner.result import EngineMemory, StageMemory
+
+
+def runs_of_layers(count: int, layout: ParallelLayout, stage: int) -> tuple[range, ...]:
+    """Which of a model's `count` layers (from 0) a pipeline stage has: with vpp > 1 every pp-th of shorter runs."""
+    length = count // (layout.pp * layout.vpp)
+    starts = [(chunk * layout.pp + stage) * length for chunk in range(layout.vpp)]
+    return tuple(range(start, start + length) for start in starts)
+
+
+def run_text(run: range) -> str:
+    """The numbers of a run of layers: "8-15", or "8" alone."""
+    return f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Runs of layers and parameters of a pipeline stage's rank, and how many of them are trained."""
+
+    runs: tuple[range, ...]
+    parameters: int
+    trained: int
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        return sum(map(len, self.runs))
+
+
+@lru_cache(maxsize=256)
+def stages(network: Network, layout: ParallelLayout, lora: LoraSettings | None = None) -> tuple[Stage, ...]:
+    """Every stage, from the family's table."""
+    arch, family, last = network.architecture, network.family, layout.pp - 1
+    found = []
+    for stage in range(layout.pp):
+        runs = runs_of_layers(arch.num_layers, layout, stage)
+        layers = tuple(chain.from_iterable(runs))
+        shapes = family.parameter_shapes(
+            arch, layout.tp, layers=layers, first_stage=stage == 0, last_stage=stage == last
+        )
+        count = sum(math.prod(shape) for shape in shapes.values())
+        adapters = len(layers) * adapter_parameters(arch, lora, layout.tp) if lora else 0
+        found.append(Stage(runs, count + adapters, adapters if lora else count))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Packed rows of a whole step; micro-batches of one rank in one optimizer step, and the rows of the largest."""
+
+    step: int
+    micro_batches: int
+    largest: int
+
+
+def rows_of(batch: Batch, split: Split, device: str) -> Rows:
+    """A group's responses share one copy of the prompt in every micro-batch that has some of them.
+
+    `device` is the type ("cpu", "cuda"): packed rows are padded less on a GPU.
+    """
+    lengths = batch.lengths
+    room = max(lengths.response, split.micro_batch_tokens - lengths.prompt)
+    copies = math.ceil(batch.responses * lengths.response / room)
+    step = batch.prompts * (copies * lengths.prompt + batch.responses * lengths.response)
+    count = micro_batches(
+        step / batch.mini_batches,
+        batch.sequences / batch.mini_batches,
+        budget=split.micro_batch_tokens,
+        ranks=split.dp,
+        multiple=split.micro_batch_multiple,
+    )
+    # A response that is longer than the budget is alone in its micro-batch.
+    largest = max(min(split.micro_batch_tokens, step / (batch.mini_batches * split.dp)), lengths.longest)
+    unit = row_multiple(split.layout, device)
+    return Rows(math.ceil(step), count, math.ceil(largest / unit) * unit)
+
+
+TRAINING, ANNOTATION, HANDOVER, SAMPLING = "training", "annotation", "handover", "sampling"
+# In the order in which offloading costs least: gradients are dropped, the others are copied to the host and back.
+OFFLOAD_ORDER = ("gradients", "optimizer", "weights")
+# CUDA context, NCCL's buffers and fragmentation of a training process. An assumption, not measured: slime reports 3 to
+# 5 GB left in a Megatron process whose groups are destroyed.
+RESERVED = 4_000_000_000
+
+
+def stage_memory(request: Request, rows: Rows) -> list[StageMemory]:
+    """Every stage without engines: `totals` has the phases in which learners compute."""
+    split = request.split
+    policy = stages(request.policy, split.layout, request.lora)
+    memory = stages(request.memory, split.layout) if request.memory else (None,) * split.pp
+    return [_stage(request, rows, number, policy[number], memory[number]) for number in range(split.pp)]
+
+
+def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Stage | None) -> StageMemory:
+    split, width = request.split, request.width
+    last = number == split.pp - 1
+    activations: dict[str, int] = {
+        setting: _activations(request, request.policy, policy, number, rows, setting) for setting in get_args(Recompute)
+    }
+    memory_step = 0
+    if memory is not None and request.memory is not None:
+        memory_step = _activations(request, request.memory, memory, number, rows, split.recompute)
+        memory_step += _logits(request, request.memory, rows, entropy=False) if last else 0
+    stage = StageMemory(
+        stage=number,
+        kind=_kind(number, split.pp),
+        layers=policy.runs,
+        parameters=policy.parameters,
+        trained=policy.trained,
+        weights=width * policy.parameters,
+        gradients=gradient_bytes(policy.trained),
+        optimizer=_optimizer_on_gpu(request, policy.trained),
+        activations=activations[split.recompute],
+        activations_by=activations,
+        logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
+        reference=_reference(request, policy) if request.machines.gpu is None else 0,
+        memory_parameters=memory.parameters if memory else 0,
+        memory_network=_static(request, memory.parameters) if memory else 0,
+        memory_step=memory_step,
+        reserved=RESERVED if request.machines.gpu else 0,
+        totals={},
+        must_offload=(),
+        optimizer_on_host=_held_on_host(request, policy, memory),
+        staging=_staging(request, policy, memory),
+        reference_on_host=0 if request.machines.gpu is None else _reference(request, policy),
+    )
+    return replace(stage, totals=_learning(request, stage, rows))
+
+
+def _reference(request: Request, policy: Stage) -> int:
+    return request.width * policy.trained if request.passes.reference else 0
+
+
+def _static(request: Request, parameters: int) -> int:
+    return request.width * parameters + gradient_bytes(parameters) + _optimizer_on_gpu(request, parameters)
+
+
+def _optimizer(request: Request, parameters: int) -> int:
+    return int(optimizer_bytes(parameters, request.width, request.split.shards))
+
+
+def _optimizer_on_gpu(request: Request, parameters: int) -> int:
+    return 0 if request.optimizer_on_host else _optimizer(request, parameters)
+
+
+def _trained(policy: Stage, memory: Stage | None) -> tuple[int, ...]:
+    return (policy.trained, memory.parameters) if memory else (policy.trained,)
+
+
+def _held_on_host(request: Request, policy: Stage, memory: Stage | None) -> int:
+    if not request.optimizer_on_host:
+        return 0
+    return sum(_optimizer(request, count) for count in _trained(policy, memory))
+
+
+def _staging(request: Request, policy: Stage, memory: Stage | None) -> int:
+    if not request.optimizer_on_host:
+        return 0
+    return max(staging_bytes(count // request.split.shards) for count in _trained(policy, memory))
+
+
+def _learning(request: Request, stage: StageMemory, rows: Rows) -> dict[str, int]:
+    kept = stage.static + stage.reference + stage.memory_network + stage.reserved
+    totals = {TRAINING: kept + max(stage.activations + stage.logits, stage.memory_step, stage.staging)}
+    if request.passes.old_logp or request.passes.reference:
+        totals[ANNOTATION] = kept + _one_layer(request, request.policy, rows) + stage.logits
+    return totals
+
+
+def _tokens(request: Request, rows: Rows) -> float:
+    """Rows of a micro-batch on one rank of a context-parallel group."""
+    return rows.largest / request.split.cp
+
+
+def _one_layer(request: Request, network: Network, rows: Rows) -> int:
+    fused = request.machines.gpu is not None
+    per_token = layer_bytes_per_token(network.architecture, request.split.tp, request.width, "none", fused_norms=fused)
+    return int(_tokens(request, rows) * per_token)
+
+
+def _activations(
+    request: Request, network: Network, stage: Stage, number: int, rows: Rows, recompute: Recompute
+) -> int:
+    split, arch = request.split, network.architecture
+    fused = request.machines.gpu is not None
+    modules = split.recompute_modules
+    per_token = layer_bytes_per_token(arch, split.tp, request.width, recompute, modules, fused_norms=fused)
+    held = in_flight(number, split.pp, split.vpp, rows.micro_batches) * stage.layers * per_token
+    final_norm = 2 * request.width * arch.hidden / split.tp if number == split.pp - 1 else 0
+    total = int(_tokens(request, rows) * (held + final_norm))
+    # A layer that is computed a second time holds all of its own for that moment.
+    return total if recompute == "none" else total + _one_layer(request, network, rows)
+
+
+def _logits(request: Request, network: Network, rows: Rows, entropy: bool) -> int:
+    split, arch = request.split, network.architecture
+    columns, tokens, kernels = -(-arch.vocab // split.tp), _tokens(request, rows), request.machines.gpu is not None
+    if split.head == "chunked":
+        return int(chunked_logits_bytes(tokens, columns, arch.hidden, request.width, entropy, kernels))
+    return int(logits_bytes(tokens, columns, request.width, entropy, kernels))
+
+
+def left_while_sampling(stage: StageMemory, request: Request, offload: Iterable[str]) -> int:
+    """Bytes of the learners that stay on the GPU when `offload` has left it."""
+    offload = set(offload)
+    parts = {"weights": stage.weights, "gradients": stage.gradients, "optimizer": stage.optimizer}
+    count, width = stage.memory_parameters, request.width
+    memory = {
+        "weights": width * count,
+        "gradients": gradient_bytes(count),
+        "optimizer": _optimizer_on_gpu(request, count),
+    }
+    kept = sum(parts[name] + memory[name] for name in parts if name not in offload)
+    return kept + stage.reference + stage.reserved
+
+
+def with_engine(stage: StageMemory, request: Request, engine: EngineMemory) -> StageMemory:
+    """The stage with a co-located engine's rank on its GPU: asleep while learners compute, awake while it samples."""
+    gpu = request.machines.gpu
+    learners = stage.static + stage.reference + stage.memory_network + stage.reserved
+    totals = {
+        **{phase: total + engine.asleep for phase, total in stage.totals.items()},
+        HANDOVER: learners + engine.asleep + engine.weights,
+        SAMPLING: left_while_sampling(stage, request, request.split.offload) + engine.total + engine.context,
+    }
+    must: tuple[str, ...] | None = ()
+    if gpu is not None:
+        choices = [OFFLOAD_ORDER[:count] for count in range(len(OFFLOAD_ORDER) + 1)]
+        room = gpu.memory - engine.total - engine.context
+        fitting = (c for c in choices if left_while_sampling(stage, request, c) <= room)
+        must = next(fitting, None)
+    return replace(stage, totals=totals, must_offload=must)
+
+
+def host_bytes(found: Iterable[StageMemory], request: Request) -> int:
+    """What the ranks of one node copy to its memory while engines sample, all stages taken as the largest."""
+    copied = set(request.split.offload) - {"gradients"}
+    if request.machines.gpu is None or request.engines is None or not request.engines.colocated or not copied:
+        return 0
+    largest = max(
+        left_while_sampling(stage, request, ()) - left_while_sampling(stage, request, copied) for stage in found
+    )
+    return largest * ranks_of_node(request)
+
+
+def ranks_of_node(request: Request) -> int:
+    """The policy's ranks on one node, at most."""
+    return min(request.machines.gpus_per_node or request.split.world, request.split.world)
+
+
+def _kind(number: int, pp: int) -> Literal["first", "middle", "last", "only"]:
+    if pp == 1:
+        return "only"
+    return "first" if number == 0 else "last" if number == pp - 1 else "middle"

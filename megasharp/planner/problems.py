@@ -1,0 +1,192 @@
+"""What is wrong with a plan, and what has hurt others: errors and warnings, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from megasharp.planner.memory import HANDOVER, SAMPLING, Rows
+from megasharp.planner.request import Request
+from megasharp.planner.result import Checkpoint, EngineMemory, Problem, StageMemory
+
+_MORE_CACHE = "raise rollout.sglang.mem_fraction_static or rollout.tp"
+_BUBBLE, _TIGHT, _SAVE_SECONDS = 0.10, 0.95, 60.0
+
+
+def find_problems(
+    request: Request,
+    found: Sequence[StageMemory],
+    engine: EngineMemory | None,
+    rows: Rows,
+    bubble: float,
+    save: Checkpoint,
+) -> tuple[Problem, ...]:
+    """Errors first."""
+    problems = [
+        *_machines(request),
+        *_lengths(request),
+        *_memory(request, found, engine),
+        *_engines(request, engine),
+        *_batch(request, rows, bubble),
+        *_disk(request, save),
+    ]
+    return tuple(sorted(problems, key=lambda problem: problem.level != "error"))
+
+
+def _error(text: str) -> Problem:
+    return Problem("error", text)
+
+
+def _warning(text: str) -> Problem:
+    return Problem("warning", text)
+
+
+def _machines(request: Request) -> Iterator[Problem]:
+    split, machines, engines = request.split, request.machines, request.engines
+    room = machines.gpus_per_node
+    if not room:
+        return
+    for key, tp in (("policy.tp", split.tp), ("rollout.tp", engines.tp if engines else 1)):
+        if tp > room:
+            yield _error(f"{key}={tp} crosses nodes of {room} GPUs: every layer would wait for the network; lower it")
+        elif room % tp:
+            yield _error(f"{key}={tp} does not divide the {room} GPUs of a node; a group would cross nodes")
+    needed, there = needed_gpus(request), machines.nodes * room
+    if needed > there:
+        lower = "policy.dp" if split.dp > 1 else "policy.tp, pp or cp"
+        yield _error(f"the run needs {needed} GPUs, {machines.nodes} node(s) of {room} have {there}; lower {lower}")
+    elif needed < there:
+        yield _warning(f"{there - needed} of {there} GPUs stay idle: raise policy.dp or rollout.engines")
+    if engines and engines.colocated and engines.count * engines.tp < split.world:
+        idle = split.world - engines.count * engines.tp
+        yield _warning(
+            f"{idle} of the policy's GPUs have no engine and idle while others sample: raise rollout.engines"
+        )
+    if engines and engines.colocated and machines.nodes > 1 and engines.transport == "disk":
+        yield _warning(
+            "co-located engines on several nodes get their weights by way of the disk, which needs a shared file "
+            "system; sync.transport=auto hands them over where each of their GPUs has a rank of the policy"
+        )
+
+
+def needed_gpus(request: Request) -> int:
+    """GPUs (or slots) of policy and engines."""
+    engines = request.engines
+    sampling = engines.count * engines.tp if engines else 0
+    if engines is None or engines.colocated:
+        return max(request.split.world, sampling)
+    return request.split.world + sampling
+
+
+def _lengths(request: Request) -> Iterator[Problem]:
+    longest, budget = request.batch.lengths.longest, request.split.micro_batch_tokens
+    for network in (request.policy, request.memory):
+        if network is not None and longest > network.architecture.max_positions:
+            yield _error(
+                f"prompt and response of {longest} tokens exceed the {network.architecture.max_positions} positions of "
+                f"{network.name}; lower data.max_prompt_tokens or data.max_response_tokens"
+            )
+        window = network.architecture.smallest_window if network else None
+        if network and request.engines and window is not None and longest > window:
+            yield _error(
+                f"prompt and response of {longest} tokens exceed the window of {window} positions of {network.name}, "
+                "which SGLang does not heed: the run would be refused; lower data.max_prompt_tokens or "
+                "data.max_response_tokens, or set rollout.engine=inprocess"
+            )
+    if longest > budget:
+        yield _warning(
+            f"prompt and response may have {longest} tokens, policy.micro_batch_tokens is {budget}: a response is not "
+            "cut, so such a micro-batch is larger than the budget, and its memory is what is planned"
+        )
+
+
+def _memory(request: Request, found: Sequence[StageMemory], engine: EngineMemory | None) -> Iterator[Problem]:
+    gpu = request.machines.gpu
+    if gpu is None:
+        return
+    for phase in found[0].totals:
+        stage = max(found, key=lambda one: one.totals[phase])
+        total = stage.totals[phase]
+        where = f"{phase}, stage {stage.stage}: {total / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB"
+        if total > gpu.memory:
+            yield _error(f"{where} do not fit; {_way_out(request, phase, found, engine)}")
+        elif total > _TIGHT * gpu.memory:
+            yield _warning(f"{where}: less than 5 % to spare, and fragmentation was only assumed")
+    apart = request.engines is not None and not request.engines.colocated
+    if engine is not None and apart and engine.total > gpu.memory:
+        yield _error(
+            f"an engine's GPU: {engine.total / 1e9:.1f} GB of {gpu.memory / 1e9:.0f} GB do not fit; lower "
+            "rollout.sglang.mem_fraction_static, or raise rollout.tp"
+        )
+
+
+def _way_out(request: Request, phase: str, found: Sequence[StageMemory], engine: EngineMemory | None) -> str:
+    if phase == SAMPLING and engine is not None and engine.fraction is not None:
+        missing = sorted({name for stage in found for name in stage.must_offload or ()} - set(request.split.offload))
+        if missing and all(stage.must_offload is not None for stage in found):
+            return f"add {', '.join(missing)} to policy.offload"
+        largest = engine.largest_fraction or 0.0
+        needed = engine.weights / (request.machines.gpu.memory if request.machines.gpu else 1)
+        if largest > needed:
+            return f"set rollout.sglang.mem_fraction_static to {largest:.2f} (now {engine.fraction:.3f})"
+        return "offload more, or raise rollout.tp"
+    if phase == HANDOVER:
+        return "raise policy.tp, policy.dp or rollout.tp"
+    host = "" if request.split.optimizer_offload else ", or set policy.optimizer_offload=true"
+    if request.split.recompute != "full":
+        return f"set policy.recompute=full, lower policy.micro_batch_tokens, or raise policy.tp or dp{host}"
+    return f"lower policy.micro_batch_tokens, or raise policy.tp, pp or dp{host}"
+
+
+def _engines(request: Request, engine: EngineMemory | None) -> Iterator[Problem]:
+    if engine is None or request.machines.gpu is None:
+        return
+    if engine.cache <= 0:
+        yield _error(
+            f"the engines' weights ({engine.weights / 1e9:.1f} GB a GPU) leave no room for a cache at "
+            f"mem_fraction_static {engine.fraction}; raise it, or rollout.tp"
+        )
+        return
+    longest = request.batch.lengths.longest
+    if engine.sequences_longest < 1:
+        yield _error(
+            f"one response of {longest} tokens does not fit into the cache of {engine.tokens:,} tokens; {_MORE_CACHE}"
+        )
+    elif engine.sequences_longest < engine.at_once:
+        yield _warning(
+            f"the cache holds {engine.sequences_longest} responses of full length, {engine.at_once} are decoded at "
+            "once: if most of them grow long, SGLang retracts requests and computes them again; set "
+            "rollout.sglang.max_running_requests where that happens"
+        )
+    if engine.at_once < engine.requests:
+        yield _warning(
+            f"{engine.requests:.0f} responses come to an engine, {engine.at_once} at once: they are sampled in "
+            f"{engine.requests / max(1, engine.at_once):.1f} waves, and the last wave waits for its longest response; "
+            f"more at once: {_MORE_CACHE}, or raise rollout.sglang.max_running_requests where it is set"
+        )
+
+
+def _batch(request: Request, rows: Rows, bubble: float) -> Iterator[Problem]:
+    batch, split = request.batch, request.split
+    if batch.prompts % batch.mini_batches:
+        yield _warning(
+            f"data.prompts_per_step={batch.prompts} is not divisible by recipe.mini_batches={batch.mini_batches}: "
+            "optimizer steps differ in size"
+        )
+    if batch.sequences % (split.dp * batch.mini_batches):
+        yield _warning(
+            f"{batch.sequences} responses are not divisible by policy.dp x recipe.mini_batches = "
+            f"{split.dp * batch.mini_batches}: some ranks wait for others"
+        )
+    if bubble > _BUBBLE:
+        yield _warning(
+            f"pipeline ranks idle for up to {bubble:.0%} of a pass ({split.pp} stages, at least {rows.micro_batches} "
+            "micro-batch(es) a rank and optimizer step): lower policy.pp or policy.micro_batch_tokens"
+        )
+
+
+def _disk(request: Request, save: Checkpoint) -> Iterator[Problem]:
+    if request.machines.gpu is not None and save.seconds > _SAVE_SECONDS:
+        yield _warning(
+            f"a checkpoint of {save.size / 1e9:.0f} GB takes {save.seconds:.0f} s at {request.rates.disk / 1e9:g} "
+            "GB/s; training waits for it, and a job that ends within a minute of its signal loses it"
+        )

@@ -1,0 +1,185 @@
+"""The time of a step, part by part: decoding by memory bandwidth, passes by FLOPs, weights by bytes over links.
+
+On CPUs nothing is predicted. Rates are shares of the data sheet's (`Rates`); every figure is a prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megasharp.convert.lora import trained_parameters
+from megasharp.planner.formulas import (
+    bubble_share,
+    checkpoint_bytes,
+    context_bytes_per_row,
+    decode_seconds,
+    forward_flops_per_token,
+    mean_context,
+    recompute_share,
+)
+from megasharp.planner.memory import Rows
+from megasharp.planner.request import Engines, Gpu, Network, Request
+from megasharp.planner.result import Checkpoint, EngineMemory, StageTime
+
+# PCIe 5.0 x16, one direction, at what copies from pinned memory reach.
+_HOST_LINK = 50e9
+
+
+def step_times(
+    request: Request, rows: Rows, engine: EngineMemory | None, offloaded: int, held: int = 0, reference: int = 0
+) -> list[StageTime]:
+    """Every part of a step; bytes of a rank: `offloaded` to its host and back, `held` there, and read for an update,
+    and those of the `reference`, which is there and changes places with the weights twice.
+    """
+    gpu = request.machines.gpu
+    if gpu is None:
+        return []
+    times = [_rollout(request, gpu, engine)] if engine is not None else []
+    times += _passes(request, gpu, rows)
+    times += _context(request, gpu, rows)
+    if reference:
+        # There and back, one after the other (`learner/offload.py`).
+        how = "changes places with the weights and back, 50 GB/s a GPU"
+        times.append(StageTime("reference", 4 * reference / _HOST_LINK, how))
+    if held:
+        how = "its state from the host and back at the same time, 50 GB/s a GPU"
+        times.append(StageTime("optimizer", request.batch.mini_batches * held / _HOST_LINK, how))
+    if request.engines is not None:
+        times.append(_sync(request, gpu, request.engines))
+        if offloaded:
+            times.append(StageTime("offload", 2 * offloaded / _HOST_LINK, "to the host and back, 50 GB/s a GPU"))
+    return times
+
+
+def step_seconds(request: Request, times: Sequence[StageTime]) -> float | None:
+    """All parts after each other; engines that sample while the policy trains take the longer of both.
+
+    None where a part is not predicted; the engine in the trainer's process is none that is.
+    """
+    if request.engines is None or not times or any(time.seconds is None for time in times):
+        return None
+    rollout = sum(time.seconds or 0.0 for time in times if time.name == "rollout")
+    others = sum(time.seconds or 0.0 for time in times if time.name != "rollout")
+    return max(rollout, others) if request.engines.overlap else rollout + others
+
+
+def tokens_per_second_per_gpu(request: Request, gpus: int, seconds: float | None) -> float | None:
+    """Prompt and response tokens of the responses that are trained on, as NeMo-RL counts them."""
+    if not seconds:
+        return None
+    lengths = request.batch.lengths
+    return request.batch.sequences * (lengths.prompt + lengths.response) / seconds / gpus
+
+
+def checkpoint(request: Request) -> Checkpoint:
+    """Policy, memory network and reference, without a Hugging Face copy."""
+    arch, lora = request.policy.architecture, request.lora
+    adapters = trained_parameters(lora, arch) if lora else 0
+    policy = arch.parameter_count() + adapters
+    size = checkpoint_bytes(policy, adapters or policy, request.width)
+    if request.memory is not None:
+        memory = request.memory.architecture.parameter_count()
+        size += checkpoint_bytes(memory, memory, request.width)
+    size += request.width * policy if request.passes.reference else 0
+    return Checkpoint(size, size / request.rates.disk)
+
+
+def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:
+    if engine.at_once < 1:
+        return StageTime("rollout", None, "no response fits into the cache")
+    lengths = request.batch.lengths
+    decoding = decode_seconds(
+        engine.requests,
+        engine.at_once,
+        lengths,
+        engine.weights,
+        engine.bytes_per_token,
+        gpu.bandwidth * request.rates.bandwidth,
+    )
+    networks = [n.architecture for n in (request.policy, request.memory) if n is not None]
+    per_token = sum(forward_flops_per_token(arch, lengths.prompt / 2) for arch in networks)
+    prompts = engine.requests / request.batch.responses * lengths.prompt
+    reading = prompts * per_token / (engine.tp * gpu.flops * request.rates.mfu)
+    how = f"{engine.at_once} of {engine.requests:.0f} responses at once in an engine, by memory bandwidth"
+    return StageTime("rollout", decoding + reading, how)
+
+
+def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
+    split = request.split
+    idle = bubble_share(split.pp, split.vpp, rows.micro_batches)
+    rate = split.world * gpu.flops * request.rates.mfu * (1 - idle)
+    forward = rows.step * _forward(request, request.policy) / rate
+    times = []
+    count = int(request.passes.old_logp) + int(request.passes.reference)
+    if count:
+        named = " and ".join(
+            name for name, there in (("old", request.passes.old_logp), ("reference", request.passes.reference)) if there
+        )
+        times.append(StageTime("annotate", count * forward, f"forward pass for {named} log-probs"))
+    times.append(
+        StageTime("update", forward * _work(request, request.policy), "forward and backward" + _again(request))
+    )
+    if request.memory is not None:
+        once = rows.step * _forward(request, request.memory) / rate
+        times.append(StageTime("memory", once * _work(request, request.memory), "the memory network's step"))
+    return times
+
+
+def _context(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
+    """Keys and values between context-parallel ranks: in a forward pass, and for their gradients; nothing overlaps."""
+    split = request.split
+    if split.cp == 1:
+        return []
+    inside = split.tp * split.cp <= request.machines.gpus_per_node
+    link = (gpu.nvlink / 2 if inside else gpu.network) * request.rates.links
+    again = split.recompute == "full" or (split.recompute == "selective" and "core_attn" in split.recompute_modules)
+    update = 3 if again else 2
+    before = int(request.passes.old_logp) + int(request.passes.reference)
+    exchanged = (before + update) * _row_bytes(request, request.policy)
+    if request.memory is not None:
+        exchanged += update * _row_bytes(request, request.memory)
+    working = split.dp * split.pp * (1 - bubble_share(split.pp, split.vpp, rows.micro_batches))
+    how = f"keys and values of every layer over {'NVLink' if inside else 'the network'}"
+    return [StageTime("context", rows.step * exchanged / working / link, how)]
+
+
+def _row_bytes(request: Request, network: Network) -> float:
+    return context_bytes_per_row(network.architecture, request.split.tp, request.split.cp, request.width)
+
+
+def _forward(request: Request, network: Network) -> float:
+    arch = network.architecture
+    return forward_flops_per_token(arch, mean_context(arch, request.batch.lengths))
+
+
+def _work(request: Request, network: Network) -> float:
+    """In forward passes: one forward, two for backward, and what is computed again.
+
+    Frozen weights need no gradients of their own, which is half of the backward pass.
+    """
+    arch = network.architecture
+    context, split = mean_context(arch, request.batch.lengths), request.split
+    share = recompute_share(arch, context, split.recompute, split.recompute_modules)
+    frozen = request.lora is not None and network is request.policy
+    return (2.0 if frozen else 3.0) + share
+
+
+def _again(request: Request) -> str:
+    return "" if request.split.recompute == "none" else f", recompute {request.split.recompute}"
+
+
+def _sync(request: Request, gpu: Gpu, engines: Engines) -> StageTime:
+    counts = [n.architecture.parameter_count() for n in (request.policy, request.memory) if n is not None]
+    size = request.width * sum(counts)
+    links = request.rates.links
+    match engines.transport:
+        case "ipc" if request.split.pp > 1 and request.machines.nodes > 1:
+            return StageTime("sync", size / (gpu.network * links), "every stage's weights broadcast to all GPUs")
+        case "ipc" | "shared_memory":
+            return StageTime("sync", size / (gpu.nvlink / 2 * links), "whole weights gathered to each GPU over NVLink")
+        case "nccl" | "gloo":
+            return StageTime("sync", size / (gpu.network * links), "whole weights broadcast over one network adapter")
+        case "disk":
+            seconds = size * (1 + engines.count) / request.rates.disk
+            return StageTime("sync", seconds, f"written once, read by {engines.count} engine(s)")
+    return StageTime("sync", 0.0, "handed over in the process")

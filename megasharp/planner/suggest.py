@@ -1,0 +1,251 @@
+"""A search over layouts: every one is planned, those that fit are ranked by the predicted seconds of a step.
+
+Predictions that lie within 5 % of each other say nothing: among such layouts the one of fewer context-parallel ranks,
+then of fewer pipeline stages, is first.
+
+A request in, a plan out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, product
+from typing import get_args
+
+from megasharp.common.errors import UserError
+from megasharp.planner.engines import engine_memory
+from megasharp.planner.formulas import Recompute, bubble_share
+from megasharp.planner.memory import host_bytes, left_while_sampling, ranks_of_node, rows_of, stage_memory, with_engine
+from megasharp.planner.problems import find_problems, needed_gpus
+from megasharp.planner.request import Engines, Network, Request, Split
+from megasharp.planner.result import Plan
+from megasharp.planner.seconds import checkpoint, step_seconds, step_times, tokens_per_second_per_gpu
+
+
+def make_plan(request: Request) -> Plan:
+    """Apply every formula. Problems are part of the plan; nothing is raised for a run that will not work.
+
+    Raises UserError where the networks cannot be cut as asked (`Architecture.check_parallel`).
+    """
+    split, gpu = request.split, request.machines.gpu
+    for network in (request.policy, request.memory):
+        if network is not None:
+            network.architecture.check_parallel(split.tp, split.pp, vpp=split.vpp)
+            if request.engines is not None:
+                network.architecture.check_parallel(request.engines.tp, 1, "rollout.")
+    rows = rows_of(request.batch, split, "cpu" if gpu is None else "cuda")
+    found = stage_memory(request, rows)
+    colocated = request.engines is not None and request.engines.colocated
+    left = max(left_while_sampling(stage, request, split.offload) for stage in found) if colocated else 0
+    engine = engine_memory(request, left)
+    if colocated and engine is not None:
+        found = [with_engine(stage, request, engine) for stage in found]
+    bubble = bubble_share(split.pp, split.vpp, rows.micro_batches)
+    host = host_bytes(found, request)
+    gpus = needed_gpus(request)
+    ranks, held = ranks_of_node(request), max(stage.optimizer_on_host for stage in found)
+    reference = max(stage.reference_on_host for stage in found)
+    times = step_times(request, rows, engine, host // ranks, held, reference)
+    seconds = step_seconds(request, times)
+    save = checkpoint(request)
+    networks = [network for network in (request.policy, request.memory) if network is not None]
+    return Plan(
+        name=request.name,
+        world=split.world,
+        gpus=gpus,
+        gpu_memory=int(gpu.memory) if gpu else None,
+        parameters={network.name: network.architecture.parameter_count() for network in networks},
+        stages=tuple(found),
+        engine=engine,
+        rows=rows.step,
+        micro_batches=rows.micro_batches,
+        micro_batch_rows=rows.largest,
+        bubble=bubble,
+        times=tuple(times),
+        step_seconds=seconds,
+        tokens_per_second_per_gpu=tokens_per_second_per_gpu(request, gpus, seconds),
+        checkpoint=save,
+        host=host + ranks * (held + reference),
+        problems=find_problems(request, found, engine, rows, bubble, save),
+    )
+
+
+_SIZES = (1, 2, 4, 8)
+# Budgets of a micro-batch in multiples of the longest sequence, rounded up to whole thousands (of 1,024).
+_BUDGETS = (1, 2, 4)
+# Co-located engines get what is left, in steps of this share, and this much is kept free.
+_FRACTION, _FREE = 0.05, 0.03
+# Of the learners, while co-located engines sample.
+_OFFLOAD = ("weights", "gradients", "optimizer")
+# Predictions closer than by this factor say nothing.
+_EQUAL = 1.05
+
+Value = int | float | str | list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A layout that fits: the keys to set, what was planned and its plan, and why it is here."""
+
+    request: Request
+    keys: dict[str, Value]
+    plan: Plan
+    reasons: tuple[str, ...]
+
+
+def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> list[Suggestion]:
+    """The `count` first layouts that fit into the request's machines, each of another tp x pp x cp.
+
+    Engines on GPUs of their own keep as many as they have; with `share_out` quarters of all are tried for them.
+
+    By seconds of a step in classes of 5 %, then the simplest first.
+
+    Raises UserError where nothing fits, or the run is not on GPUs or has no engines.
+    """
+    if request.machines.gpu is None or not request.machines.gpus_per_node:
+        raise UserError("--suggest ranks layouts on GPUs: give --nodes and --gpu, or cluster.gpus_per_node in the file")
+    if request.engines is None:
+        raise UserError("--suggest ranks layouts by whole steps, with engines of their own: set rollout.engine=sglang")
+    fitting = [(plan.step_seconds or 0.0, candidate, plan) for candidate, plan in _plans(request, share_out)]
+    if not fitting:
+        there = f"{request.machines.nodes} node(s) of {request.machines.gpus_per_node} GPUs"
+        raise UserError(f"--suggest found no layout that fits {there}; give it more nodes, or shorter responses")
+    fastest_of_all = min(seconds for seconds, _, _ in fitting)
+    fitting.sort(key=lambda item: _order(item[1].split, item[0], fastest_of_all))
+    best: dict[tuple[int, int, int], tuple[Request, Plan]] = {}
+    for _, candidate, plan in fitting:
+        split = candidate.split
+        best.setdefault((split.tp, split.pp, split.cp), (candidate, plan))
+    chosen = list(best.values())[:count]
+    first = chosen[0][1].step_seconds or 1.0
+    return [Suggestion(one, _keys(one), plan, _reasons(one, plan, first)) for one, plan in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """GPUs of the policy and of the engines; co-located ones have the same."""
+
+    policy: int
+    engines: int
+
+
+def _order(split: Split, seconds: float, fastest: float) -> tuple[float, ...]:
+    """Within a class of 5 % the simplest comes first: no context parallel, then no pipeline."""
+    return int(math.log(seconds / fastest) / math.log(_EQUAL)), split.cp, split.pp, seconds
+
+
+def _plans(request: Request, share_out: bool) -> Iterator[tuple[Request, Plan]]:
+    shares = _shares(request, share_out)
+    pairs = (product(_splits(request, share.policy), _engines(request, share.engines)) for share in shares)
+    for split, engines in chain.from_iterable(pairs):
+        candidate = dataclasses.replace(request, split=split, engines=engines)
+        plan = make_plan(candidate)
+        if engines is not None and engines.colocated:
+            candidate, plan = _with_fitting_cache(candidate, plan)
+        if plan.works and plan.fullest <= (1 - _FREE) * (plan.gpu_memory or 0):
+            yield candidate, plan
+
+
+def _with_fitting_cache(request: Request, plan: Plan) -> tuple[Request, Plan]:
+    """The same with the largest cache that fits beside what the learners leave."""
+    assert plan.engine is not None and request.engines is not None
+    room = (plan.engine.largest_fraction or 0.0) - _FREE
+    fraction = round(int(room / _FRACTION) * _FRACTION, 2)
+    if fraction <= 0.0:
+        return request, plan
+    engines = dataclasses.replace(request.engines, memory_fraction=min(fraction, 0.9))
+    candidate = dataclasses.replace(request, engines=engines)
+    return candidate, make_plan(candidate)
+
+
+def _shares(request: Request, share_out: bool) -> list[_Share]:
+    engines, gpus = request.engines, request.machines.nodes * request.machines.gpus_per_node
+    if engines is None or engines.colocated:
+        return [_Share(gpus, gpus)]
+    quarters = [gpus * quarter // 4 for quarter in (1, 2, 3)]
+    of_engines = quarters if share_out else [engines.count * engines.tp]
+    return [_Share(gpus - apart, apart) for apart in of_engines if 0 < apart < gpus]
+
+
+def _splits(request: Request, gpus: int) -> Iterator[Split]:
+    machines, networks = request.machines, _networks(request)
+    longest = request.batch.lengths.longest
+    budgets = {-(-longest * times // 1024) * 1024 for times in _BUDGETS}
+    for tp, pp, cp in product(_SIZES, _SIZES, (1, 2, 4)):
+        if tp > machines.gpus_per_node or machines.gpus_per_node % tp or gpus % (tp * pp * cp):
+            continue
+        if not all(_can_cut(network, tp, pp) for network in networks):
+            continue
+        for budget, recompute in product(sorted(budgets), get_args(Recompute)):
+            dp = gpus // (tp * pp * cp)
+            yield dataclasses.replace(
+                request.split,
+                dp=dp,
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                vpp=1,
+                micro_batch_tokens=budget,
+                recompute=recompute,
+                offload=_OFFLOAD,
+            )
+
+
+def _engines(request: Request, gpus: int) -> Iterator[Engines | None]:
+    engines, machines = request.engines, request.machines
+    if engines is None:
+        yield None
+        return
+    for tp in _SIZES:
+        if machines.gpus_per_node % tp == 0 and gpus % tp == 0 and all(_can_cut(n, tp, 1) for n in _networks(request)):
+            yield dataclasses.replace(engines, tp=tp, count=gpus // tp)
+
+
+def _networks(request: Request) -> list[Network]:
+    return [network for network in (request.policy, request.memory) if network is not None]
+
+
+def _can_cut(network: Network, tp: int, pp: int) -> bool:
+    arch = network.architecture
+    return not any(size % tp for size in (arch.heads, arch.kv_heads, arch.ffn)) and arch.num_layers % pp == 0
+
+
+def _keys(request: Request) -> dict[str, Value]:
+    split, engines = request.split, request.engines
+    keys: dict[str, Value] = {
+        "policy.tp": split.tp,
+        "policy.pp": split.pp,
+        "policy.vpp": split.vpp,
+        "policy.cp": split.cp,
+        "policy.dp": split.dp,
+        "policy.micro_batch_tokens": split.micro_batch_tokens,
+        "policy.recompute": split.recompute,
+    }
+    if engines is not None:
+        keys |= {"rollout.engines": engines.count, "rollout.tp": engines.tp}
+        if engines.colocated:
+            keys["policy.offload"] = list(split.offload)
+            keys["rollout.sglang.mem_fraction_static"] = engines.memory_fraction or 0.0
+    return keys
+
+
+def _reasons(request: Request, plan: Plan, first: float) -> tuple[str, ...]:
+    split, seconds = request.split, plan.step_seconds or 0.0
+    compared = f", {abs(seconds / first - 1):.0%} {'more' if seconds > first else 'less'} than the first"
+    reasons = [f"{seconds:.0f} s a step" + (compared if seconds != first else "")]
+    reasons.append(
+        "no pipeline, so no bubble" if split.pp == 1 else f"{split.pp} pipeline stages idle {plan.bubble:.0%} of a pass"
+    )
+    spare = (plan.gpu_memory or 0) - plan.fullest
+    reasons.append(f"{spare / 1e9:.0f} GB of each GPU to spare at the fullest moment")
+    if split.recompute != "full":
+        reasons.append(f"activations fit with recompute {split.recompute}")
+    if plan.engine is not None:
+        reasons.append(
+            f"an engine's cache holds {plan.engine.sequences_mean} responses in progress, {plan.engine.at_once} of "
+            f"{plan.engine.requests:.0f} at once"
+        )
+    return tuple(reasons)

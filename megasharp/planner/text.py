@@ -1,0 +1,282 @@
+"""A plan as text: one table of memory by stage, then engines, time, disk, and what is wrong."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+
+from megasharp.planner.formulas import Lengths
+from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, run_text
+from megasharp.planner.request import Request, Split
+from megasharp.planner.result import EngineMemory, Plan, StageMemory
+from megasharp.planner.suggest import Suggestion, Value
+
+_WIDTH, _LABEL, _COLUMN, _STAGES = 100, 40, 15, 4
+_PHASES = {
+    TRAINING: "in training",
+    ANNOTATION: "in annotation (passes before)",
+    HANDOVER: "in handover (weights are pushed)",
+    SAMPLING: "in sampling",
+}
+
+
+def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
+    """The whole plan, at most 100 columns wide."""
+    unit = _unit(plan)
+    lines = [*_head(request, plan), "", *_memory(request, plan, unit)]
+    if plan.engine is not None:
+        lines += ["", *_engine(request, plan, plan.engine, unit)]
+    lines += ["", *_time(request, plan), *_wrapped("checkpoint", _checkpoint(request, plan))]
+    if notes or plan.problems:
+        lines.append("")
+    lines += [line for note in notes for line in _wrapped("note", note)]
+    lines += [line for problem in plan.problems for line in _wrapped(problem.level, problem.text)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def suggestions_text(found: Sequence[Suggestion]) -> str:
+    """Layouts as overrides that can be copied, each with its reasons."""
+    lines = ["Layouts that fit, the fastest first, within 5 % the simplest (predicted):"]
+    for number, one in enumerate(found, 1):
+        keys = " ".join(_override(key, value) for key, value in one.keys.items())
+        lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join(one.reasons))]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _override(key: str, value: Value) -> str:
+    return f"'{key}=[{','.join(value)}]'" if isinstance(value, list) else f"{key}={value}"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"{label:<11} ", subsequent_indent=" " * 12, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _head(request: Request, plan: Plan) -> Iterator[str]:
+    split, batch, machines = request.split, request.batch, request.machines
+    names = ["policy", "memory"]
+    models = "; ".join(
+        f"{role} {name}, {count:,} parameters"
+        for role, (name, count) in zip(names, plan.parameters.items(), strict=False)
+    )
+    yield from _wrapped("run", f"{plan.name}: {models}, {8 * request.width}-bit weights")
+    where = f"{plan.world} CPU rank(s)"
+    if machines.gpu is not None:
+        where = (
+            f"{plan.gpus} of {machines.nodes * machines.gpus_per_node} GPUs, {machines.nodes} node(s) x "
+            f"{machines.gpus_per_node} {machines.gpu.name}"
+        )
+    yield from _wrapped(
+        "layout",
+        f"{where}; policy dp {split.dp} x tp {split.tp} x pp {split.pp}"
+        + (f" (vpp {split.vpp})" if split.vpp > 1 else "")
+        + f" x cp {split.cp}, recompute {_recompute(split)}, offload {_offload(request)}"
+        + ("; the optimizer's state on the host" if request.optimizer_on_host else "")
+        + ("; logits by chunks" if split.head == "chunked" else ""),
+    )
+    lengths = batch.lengths
+    yield from _wrapped(
+        "step",
+        f"{batch.prompts} prompts x {batch.responses} = {batch.sequences} responses, {batch.mini_batches} optimizer "
+        f"step(s); prompts of {lengths.prompt:.0f} tokens (<= {lengths.prompt_longest}), responses of "
+        f"{lengths.response:.0f} on average ({_spread(lengths)}) are assumed; {plan.rows:,} packed tokens, at least "
+        f"{plan.micro_batches} micro-batch(es) of <= {plan.micro_batch_rows:,} tokens a rank and optimizer step (whole "
+        "responses do not fill them)",
+    )
+    if request.lora is not None:
+        targets = ", ".join(request.lora.targets)
+        yield from _wrapped("lora", f"rank {request.lora.rank}, alpha {request.lora.alpha:g} on {targets}")
+    yield from _windows(request)
+    yield from _wrapped("recipe", ", ".join(request.passes.methods) + _extra_passes(request))
+    yield from _wrapped(
+        "checked", f"Megatron's own model of every stage ({split.pp}), built without memory: the same parameters"
+    )
+
+
+def _recompute(split: Split) -> str:
+    return f"selective ({', '.join(split.recompute_modules)})" if split.recompute == "selective" else split.recompute
+
+
+def _offload(request: Request) -> str:
+    asked = ", ".join(request.split.offload)
+    if asked and not request.offloaded:
+        return f"nothing (policy.offload: {asked} is without effect, no engine shares the policy's GPUs)"
+    return asked or "nothing"
+
+
+def _spread(lengths: Lengths) -> str:
+    longest = lengths.response_longest
+    if lengths.k == 0.0:
+        return f"all of {longest}"
+    if lengths.k == 1.0:
+        return f"evenly spread up to {longest}"
+    return f"<= {longest}; a share (n / {longest})^(1 / {lengths.k:.3f}) of them has at most n tokens"
+
+
+def _windows(request: Request) -> Iterator[str]:
+    """What sliding windows change of the plan, and what they do not."""
+    for network in (request.policy, request.memory):
+        arch = network.architecture if network else None
+        if network is None or arch is None or arch.smallest_window is None:
+            continue
+        layers = sum(window is not None for window in arch.windows)
+        yield from _wrapped(
+            "windows",
+            f"{layers} of {arch.num_layers} layers of {network.name} see {arch.smallest_window:,} positions. Counted "
+            "in the time of passes, not in activations (a window's keys are gathered up to twice). Engines keep and "
+            "see every position: SGLang heeds no window, and longer sequences are refused",
+        )
+
+
+def _extra_passes(request: Request) -> str:
+    names = [
+        name for name, there in (("old", request.passes.old_logp), ("reference", request.passes.reference)) if there
+    ]
+    return f"; passes before the update for {' and '.join(names)} log-probs" if names else "; no pass before the update"
+
+
+def _unit(plan: Plan) -> tuple[float, str]:
+    return (1e9, "GB") if plan.fullest >= 1e9 else (1e6, "MB")
+
+
+_Row = tuple[str, Callable[[StageMemory], str]]
+
+
+def _memory(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[str]:
+    gpu = request.machines.gpu
+    where = "one GPU" if gpu else "one rank"
+    of = f", of {gpu.memory / 1e9:.0f} GB" if gpu else ""
+    for first in range(0, len(plan.stages), _STAGES):
+        shown = plan.stages[first : first + _STAGES]
+        heads = [f"{stage.stage}" + ("" if stage.kind == "only" else f" {stage.kind}") for stage in shown]
+        yield _line(f"Memory of {where}, {unit[1]}{of}; stage", heads)
+        yield from _layers(shown)
+        for label, cell in _rows(request, plan, unit):
+            yield _line(f"  {label}", [cell(stage) for stage in shown])
+
+
+def _layers(shown: Sequence[StageMemory]) -> Iterator[str]:
+    """A line for each run of layers: a virtual pipeline's stages have several, of the same number each."""
+    for number, runs in enumerate(zip(*(stage.layers for stage in shown), strict=True)):
+        yield _line("  layers" if number == 0 else "", [run_text(run) for run in runs])
+
+
+def _line(label: str, cells: Sequence[str]) -> str:
+    return f"{label:<{_LABEL}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)
+
+
+def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Row]:
+    def size(name: str) -> Callable[[StageMemory], str]:
+        return lambda stage: f"{getattr(stage, name) / unit[0]:.1f}"
+
+    yield "parameters of the policy", lambda stage: f"{stage.parameters:,}"
+    if request.lora is not None:
+        yield "of them trained (adapters)", lambda stage: f"{stage.trained:,}"
+    for name in ("weights", "gradients", "optimizer"):
+        yield name, size(name)
+    if request.passes.reference:
+        beside_gpu = request.machines.gpu is not None
+        label = "reference, on the host" if beside_gpu else "reference"
+        yield label, size("reference_on_host" if beside_gpu else "reference")
+    if request.memory is not None:
+        yield "parameters of the memory network", lambda stage: f"{stage.memory_parameters:,}"
+        yield "its weights, gradients, optimizer", size("memory_network")
+    if request.optimizer_on_host:
+        yield "  on the host instead", size("optimizer_on_host")
+    yield f"activations (recompute {request.split.recompute})", size("activations")
+    for setting in (name for name in plan.stages[0].activations_by if name != request.split.recompute):
+        yield f"  with recompute {setting} instead", _activations(setting, unit[0])
+    yield "logits head", size("logits")
+    if request.memory is not None:
+        yield "the memory network's step instead", size("memory_step")
+    if request.machines.gpu is not None:
+        yield "CUDA, NCCL, fragmentation (assumed)", size("reserved")
+    if plan.engine is not None and _colocated_on_gpus(request):
+        engine = plan.engine
+        yield "a sleeping engine's graphs and context", lambda _: f"{engine.asleep / unit[0]:.1f}"
+    for phase in plan.stages[0].totals:
+        yield _PHASES[phase], lambda stage, phase=phase: f"{stage.totals[phase] / unit[0]:.1f}"  # type: ignore[misc]
+
+
+def _colocated_on_gpus(request: Request) -> bool:
+    return request.engines is not None and request.engines.colocated and request.machines.gpu is not None
+
+
+def _activations(setting: str, scale: float) -> Callable[[StageMemory], str]:
+    return lambda stage: f"{stage.activations_by[setting] / scale:.1f}"
+
+
+def _must(stages: Sequence[StageMemory]) -> str:
+    """The least of policy.offload that makes room for engines, and on which stages, where these differ."""
+    found: dict[str, list[str]] = {}
+    for stage in stages:
+        names = "even all is not enough" if stage.must_offload is None else ", ".join(stage.must_offload) or "nothing"
+        found.setdefault(names, []).append(str(stage.stage))
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{names} (stage {', '.join(numbers)})" for names, numbers in found.items())
+
+
+def _engine(request: Request, plan: Plan, engine: EngineMemory, unit: tuple[float, str]) -> Iterator[str]:
+    assert request.engines is not None
+    scale, name = unit
+    placed = "beside the policy" if request.engines.colocated else "on GPUs of their own"
+    where = "a GPU" if request.machines.gpu else "a rank"
+    both = " (policy and memory network)" if request.memory else ""
+    parts = [f"weights {engine.weights / scale:.1f} {name}{both}", f"cache {engine.cache / scale:.1f} {name}"]
+    if request.machines.gpu:
+        parts += [f"CUDA graphs {engine.graphs / scale:.1f} {name}", f"workspace {engine.workspace / scale:.1f} {name}"]
+        parts.append(f"its process {engine.context / scale:.1f} {name} (CUDA context and NCCL, assumed)")
+    yield from _wrapped("engines", f"{engine.count} x tp {engine.tp} {placed}; of {where}: {', '.join(parts)}")
+    if engine.fraction is not None:
+        asked = request.engines.memory_fraction
+        said = "" if asked is not None else ", SGLang's default (its prefill graphs are left out)"
+        most = f"; {engine.largest_fraction:.2f} is the most that fits" if engine.largest_fraction is not None else ""
+        yield from _wrapped("", f"mem_fraction_static {engine.fraction:.3f}{said}{most}")
+    if _colocated_on_gpus(request):
+        yield from _wrapped("", f"must leave the GPU while engines sample (policy.offload): {_must(plan.stages)}")
+    yield from _wrapped(
+        "cache",
+        f"{engine.tokens:,} tokens an engine: {engine.sequences_mean} responses in progress (on average "
+        f"{request.batch.lengths.context:,.0f} tokens, prompt and what is written), {engine.sequences_longest} at full "
+        f"length ({request.batch.lengths.longest:,} tokens); "
+        f"{engine.requests:.0f} come to an engine, {engine.at_once} at once",
+    )
+
+
+def _time(request: Request, plan: Plan) -> Iterator[str]:
+    if request.machines.gpu is None:
+        yield from _wrapped("time", "not predicted on CPUs")
+        return
+    rates = request.rates
+    yield from _wrapped(
+        "time",
+        f"predicted, not measured: MFU {rates.mfu:.2f} outside of bubbles, {rates.bandwidth:.0%} of the memory's and "
+        f"{rates.links:.0%} of the links' bandwidth",
+    )
+    for time in plan.times:
+        seconds = "?" if time.seconds is None else f"{time.seconds:.1f}"
+        yield f"  {time.name:<10}{seconds:>8} s  {time.how}"
+    if plan.step_seconds is not None and plan.tokens_per_second_per_gpu is not None:
+        together = "sampling beside training" if request.engines and request.engines.overlap else "one after the other"
+        yield f"  {'step':<10}{plan.step_seconds:>8.1f} s  {together}"
+        yield from _wrapped(
+            "rate",
+            f"{plan.tokens_per_second_per_gpu:,.0f} tokens/s/GPU: prompts and responses that are trained on, over the "
+            f"{plan.gpus} GPUs of the run (idle ones of its nodes are not counted)",
+        )
+    if request.engines is None:
+        yield "            rollouts by the engine in this process are not predicted"
+
+
+def _checkpoint(request: Request, plan: Plan) -> str:
+    size = plan.checkpoint.size
+    shown = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+    text = f"{shown} on disk"
+    if request.machines.gpu is not None:
+        text += f", {plan.checkpoint.seconds:.0f} s at {request.rates.disk / 1e9:g} GB/s"
+    if plan.host:
+        text += f"; a node's host memory holds {plan.host / 1e9:.0f} GB of what is offloaded"
+    return text

@@ -1,1 +1,0 @@
-"""What changes in the course of a long run, and is decided by it: resets, response limits, the best evaluation."""

@@ -1,0 +1,369 @@
+"""What a run's folder tells of it, whatever state it is in: going on, finished, killed, or made by an older version.
+
+Where a run's wall-clock time went: goodput is the share of it that its history is made of.
+
+    goodput = useful step time / wall time
+
+Useful step time: over the steps of the history, each once, the seconds of the step without evaluations, checkpoints and
+start-up, which in older versions' runs the row of the next step contains. A step that was trained again after a restart
+counts as it was last; the earlier time is `repeated`, and so are steps that a killed attempt began. Wall time: over all
+attempts, from when the process began (its imports and checks are part of its start) to the end; of a killed one to when
+it was last seen. Time between attempts (a queue) is nobody's and not counted.
+
+The best evaluation of a run beside its last one, and which suite's figure chose it.
+
+Papers report peaks (2601.15609, section 5.1: the best of a checkpoint every 50 steps). The suite that chose the peak
+flatters it, because the best of many noisy figures is partly luck; on other suites it is as fair as the last one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from megasharp.checkpoint.run_folder import AttemptRecord, read_attempts, stored_config
+from megasharp.checkpoint.store import MANIFEST, Manifest, read_manifest
+from megasharp.common.control import BestFigure, with_evaluation
+from megasharp.common.errors import UserError
+from megasharp.config.core import Tree
+from megasharp.metrics.writers import Row, read_metrics
+
+_TIME = "time/"
+_STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """One checkpoint's step, size in bytes, when it was completed (seconds since 1970), and what is wrong with it.
+
+    Hashes are not computed here: a file that is there with its size counts as whole until a resume reads it.
+    """
+
+    step: int
+    size: int
+    written: float
+    problem: str | None
+    manifest: Manifest | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory:
+    """A run as its folder has it at `now`. `attempts` are by number, None for those of versions without records."""
+
+    folder: Path
+    config: Tree
+    rows: Sequence[Row]
+    attempts: dict[int, AttemptRecord | None]
+    checkpoints: Sequence[CheckpointEntry]
+    alive: bool
+    now: float
+
+    @property
+    def name(self) -> str:
+        """The run's name, as its configuration has it."""
+        return str(self.config.get("name", self.folder.name))
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps the run is to have."""
+        steps = self.config.get("steps")
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def token_budget(self) -> int | None:
+        """How many response tokens the run is to have; None: its steps alone end it."""
+        budget = self.config.get("token_budget")
+        return budget if isinstance(budget, int) else None
+
+    @property
+    def tokens(self) -> int:
+        """The response tokens of the steps in the history."""
+        return int(sum(row.get("rollout/tokens") or 0.0 for row in self.training))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last step of all is in the history."""
+        by_tokens = self.token_budget is not None and self.tokens >= self.token_budget
+        return by_tokens or (self.steps is not None and self.last_step >= self.steps)
+
+    @property
+    def training(self) -> list[Row]:
+        """The rows of training steps, each step once, in order: a step that was trained again counts as it was last."""
+        by_step = {row["step"] or 0: row for row in self.rows if row.get("time/step") is not None}
+        return [by_step[step] for step in sorted(by_step)]
+
+    @property
+    def stages(self) -> dict[int, dict[str, float]]:
+        """Seconds by stage of each step, with the evaluation and the save that came after it, in the order of steps.
+
+        Step 0 is the evaluation before the first. In runs of older versions both are the next step's.
+        """
+        found: dict[int, dict[str, float]] = {}
+        for row in self.rows:
+            seconds = {
+                name.removeprefix(_TIME): value for name, value in row.items() if name.startswith(_TIME) and value
+            }
+            if not seconds:
+                continue
+            step = int(row["step"] or 0)
+            if seconds.pop(_STEP, None) is not None:
+                # A step that was trained again counts as it was last.
+                found.pop(step, None)
+            of_step = found.setdefault(step, {})
+            for stage, value in seconds.items():
+                of_step[stage] = of_step.get(stage, 0.0) + value
+        return dict(sorted(found.items()))
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the history; 0 before the first."""
+        return max((int(row["step"] or 0) for row in self.training), default=0)
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """A figure's (step, value) in the order of steps, nulls left out; of several in one step the last."""
+        found = {int(row["step"] or 0): value for row in self.rows if (value := row.get(name)) is not None}
+        return sorted(found.items())
+
+    @property
+    def state(self) -> str:
+        """In a few words: running, finished, or how the last attempt ended."""
+        last = list(self.attempts.values())[-1] if self.attempts else None
+        if self.alive:
+            return "running"
+        # The row of the last step is there before its checkpoint and the evaluation at the end.
+        if self.complete and (last is None or last.exit_code == 0):
+            return "finished"
+        if last is None:
+            return "not running" if self.rows else "never trained a step"
+        if last.ended is None:
+            return "killed"
+        return f"stopped: {last.reason}"
+
+
+def read_run(folder: Path, now: Callable[[], float] = time.time) -> RunHistory:
+    """Read a run's folder. Raises UserError in one line for a folder that is no run."""
+    config = stored_config(folder)
+    rows = read_metrics(folder)
+    return RunHistory(
+        folder=folder,
+        config=config,
+        rows=rows,
+        attempts=_with_rows(read_attempts(folder / "logs"), rows),
+        checkpoints=read_checkpoints(folder / "checkpoints"),
+        alive=is_alive(folder),
+        now=now(),
+    )
+
+
+def _with_rows(attempts: dict[int, AttemptRecord | None], rows: Sequence[Row]) -> dict[int, AttemptRecord | None]:
+    """The records; of the last one, where it has no end, with the rows that were written after it.
+
+    A record is some seconds older than the newest row. What earlier attempts wrote beyond theirs is not in the rows.
+    """
+    number = max(attempts, default=0)
+    record = attempts.get(number)
+    if record is None or record.ended is not None:
+        return attempts
+    trained = [row for row in rows if row.get("time/step") is not None and (row["step"] or 0) > record.from_step]
+    own = [row for row in trained if (row.get("time") or 0.0) >= record.started]
+    if not own:
+        return attempts
+    steps = [int(row["step"] or 0) for row in own]
+    newer = {
+        "seen": max(record.seen, own[-1]["time"] or 0.0),
+        "first_step": steps[0] if record.first_step is None else record.first_step,
+        "last_step": steps[-1],
+    }
+    return {**attempts, number: record.model_copy(update=newer)}
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether a process holds the run: the lock is only looked at, and given back at once.
+
+    Where the file system has no locks no run can be started, so none is going on.
+    """
+    try:
+        with (folder / ".lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def read_checkpoints(folder: Path) -> list[CheckpointEntry]:
+    """All checkpoints by step, those that are not complete with their problem."""
+    found = {}
+    for path in folder.glob("step_*"):
+        name = path.name.removeprefix("step_")
+        if name.isdecimal():
+            found[int(name)] = _entry(int(name), path)
+    return [found[step] for step in sorted(found)]
+
+
+def _entry(step: int, folder: Path) -> CheckpointEntry:
+    try:
+        written = (folder / MANIFEST).stat().st_mtime
+        manifest = read_manifest(folder)
+    except OSError:
+        return CheckpointEntry(step, 0, 0.0, "it has no manifest", None)
+    except UserError:
+        return CheckpointEntry(step, 0, 0.0, "its manifest is damaged", None)
+    size = sum(entry.size for entry in manifest.files.values())
+    broken = next((name for name, entry in manifest.files.items() if _size(folder / name) != entry.size), None)
+    return CheckpointEntry(step, size, written, broken and f"{broken} is missing or has another size", manifest)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+# Stages of an attempt's clock that are not a step's.
+_APART = ("start", "eval", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Seconds; they add up to `wall`. `estimated`: some attempt has no record, and `wall` is from the rows' times."""
+
+    wall: float
+    useful: float
+    start: float
+    evaluation: float
+    checkpoint: float
+    repeated: float
+    rest: float
+    estimated: bool
+
+    @property
+    def share(self) -> float | None:
+        """Goodput; None before any time has passed."""
+        return self.useful / self.wall if self.wall > 0 else None
+
+
+def goodput(history: RunHistory) -> Goodput:
+    """Account for a run's time so far."""
+    rows = history.training
+    useful = sum(_useful(row) for row in rows)
+    known = [record for record in history.attempts.values() if record is not None]
+    if not known or len(known) < len(history.attempts):
+        return _from_rows(history, useful)
+    # Of an attempt that was killed the record can be some seconds older than its last row.
+    wall = max(sum(duration(record, history) for record in known), useful)
+    start, evaluation, checkpoint = (sum(record.seconds.get(stage, 0.0) for record in known) for stage in _APART)
+    in_steps = sum(seconds for record in known for stage, seconds in record.seconds.items() if stage not in _APART)
+    left = wall - useful - start - evaluation - checkpoint
+    repeated = min(max(in_steps - useful, 0.0), max(left, 0.0))
+    return Goodput(wall, useful, start, evaluation, checkpoint, repeated, max(left - repeated, 0.0), False)
+
+
+def duration(record: AttemptRecord, history: RunHistory) -> float:
+    """Seconds of one attempt so far."""
+    if record.ended is not None:
+        return record.ended - record.started
+    newest = list(history.attempts.values())[-1]
+    return (history.now if history.alive and record is newest else record.seen) - record.started
+
+
+def _useful(row: Row) -> float:
+    apart = sum(row.get(f"time/{stage}") or 0.0 for stage in _APART)
+    return max((row["time/step"] or 0.0) - apart, 0.0)
+
+
+def _from_rows(history: RunHistory, useful: float) -> Goodput:
+    rows = history.training
+    if not rows:
+        return Goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, True)
+    begun = (rows[0]["time"] or 0.0) - (rows[0]["time/step"] or 0.0)
+    # What came before the first step's row began is not in the wall time.
+    ended = max(row.get("time") or 0.0 for row in history.rows)
+    wall = max(ended - begun, useful)
+    stages = [seconds for step, seconds in history.stages.items() if step >= (rows[0]["step"] or 0)]
+    evaluation, checkpoint = (sum(seconds.get(stage, 0.0) for seconds in stages) for stage in _APART[1:])
+    rest = max(wall - useful - evaluation - checkpoint, 0.0)
+    return Goodput(wall, useful, 0.0, evaluation, checkpoint, 0.0, rest, True)
+
+
+KEEP_BEST = "checkpoint.keep_best"
+_FIRST = "the first suite, because checkpoint.keep_best names none"
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """`metric` was best after step `step`, and `last_value` after the last evaluated step, `last_step`.
+
+    `chosen_by` says who named the metric, `kept` whether the peak's checkpoint is there, `last_kept` the last one's.
+    """
+
+    metric: str
+    chosen_by: str
+    step: int
+    value: float
+    last_step: int
+    last_value: float
+    kept: bool
+    last_kept: bool
+
+    @property
+    def line(self) -> str:
+        """One line for a person."""
+        kept = "its checkpoint is there" if self.kept else "no checkpoint of it"
+        last = "its checkpoint is there" if self.last_kept else "no checkpoint of it"
+        return (
+            f"peak  {self.metric} {self.value:.3f} after step {self.step} ({kept}); last {self.last_value:.3f} after "
+            f"step {self.last_step} ({last}); chosen by {self.chosen_by}"
+        )
+
+    def tree(self, figures: Mapping[int, Mapping[str, float]]) -> dict[str, object]:
+        """For summary.json: with all figures of both evaluations."""
+        return {**asdict(self), "figures": figures.get(self.step, {}), "last_figures": figures.get(self.last_step, {})}
+
+
+def find_peak(config: Tree, rows: Sequence[Row], checkpoints: Collection[int]) -> Peak | None:
+    """The peak by `checkpoint.keep_best`, or else by pass@k of the first suite at the smallest k.
+
+    None where nothing was evaluated after a step. `checkpoints` are the steps that have a whole one.
+    """
+    metric, chosen_by = _metric(config)
+    values = {step: value for step, figures in evaluations(rows).items() if (value := figures.get(metric)) is not None}
+    best: dict[str, BestFigure] = {}
+    for step, value in values.items():
+        best = with_evaluation(best, step, {metric: value})
+    if metric not in best:
+        return None
+    last, peak = max(values), best[metric]
+    return Peak(
+        metric, chosen_by, peak.step, peak.value, last, values[last], peak.step in checkpoints, last in checkpoints
+    )
+
+
+def evaluations(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
+    """All figures of evaluations by step, in order; of a step that was evaluated twice the later ones."""
+    found: dict[int, dict[str, float]] = {}
+    for row in rows:
+        figures = {name: value for name, value in row.items() if name.startswith("eval/") and value is not None}
+        if figures:
+            found.setdefault(int(row["step"] or 0), {}).update(figures)
+    return dict(sorted(found.items()))
+
+
+def _metric(config: Tree) -> tuple[str, str]:
+    named = _section(config, "checkpoint").get("keep_best")
+    if isinstance(named, str):
+        return named, KEEP_BEST
+    evaluation = _section(config, "eval")
+    suites, ks = evaluation.get("suites") or [""], evaluation.get("k") or [1]
+    suite = str(suites[0]).rpartition("/")[2].removesuffix(".yaml")
+    return f"eval/{suite}/pass@{min(ks)}", _FIRST
+
+
+def _section(config: Tree, name: str) -> Tree:
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}

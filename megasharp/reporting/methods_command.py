@@ -1,0 +1,76 @@
+"""`megasharp methods`: every method with its paper, what it changes, its defaults, and how sure its formula is."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from megasharp.algos import METHODS
+from megasharp.algos.base import Method, MethodParams, overridden_hooks
+from megasharp.common.errors import UserError
+
+
+def print_methods(console: Console) -> None:
+    """One row per method, readable in 80 columns."""
+    grid = Table(show_lines=True)
+    for column in ("method, paper", "what it does; hooks it fills, + what it brings; status", "defaults"):
+        grid.add_column(column, overflow="fold", no_wrap=column == "method, paper")
+    for name, method in METHODS.items():
+        middle = f"{escape(_what(method))}\n[bold]{escape(_changes(method))}[/]\n[dim]{escape(method.status)}[/]"
+        grid.add_row(f"[bold]{name}[/]\n{method.paper}", middle, escape("\n".join(_defaults(method))))
+    console.print(grid)
+    console.print("megasharp methods NAME shows a method's formula; configs/algo/NAME.yaml is a preset to include.")
+
+
+def describe_method(name: str) -> str:
+    """A method's own page: its module's docstring, its parameters and their meaning. Raises UserError if unknown."""
+    if name not in METHODS:
+        raise UserError(f"methods: no method is called {name!r}; known are: {', '.join(METHODS)}")
+    method = METHODS[name]
+    page = inspect.getdoc(sys.modules[method.__module__]) or ""
+    meaning = inspect.getdoc(method.Params) if method.Params is not MethodParams else None
+    facts = (
+        f"paper       {method.paper}; {method.status}",
+        f"hooks       {_changes(method)}",
+        f"parameters  {', '.join(_defaults(method)) or 'none'}",
+        *([f"            {meaning}"] if meaning else []),
+    )
+    return "\n".join((page, "", *facts))
+
+
+def markdown_table() -> str:
+    """The README's table of methods."""
+    rows = ["| name in `recipe.methods` | what | changes | paper | status |", "|---|---|---|---|---|"]
+    for name, method in METHODS.items():
+        changes = ", ".join(f"`{part}`" for part in _parts(method))
+        rows.append(f"| `{name}` | {_what(method)} | {changes} | {method.paper} | {method.status} |")
+    return "\n".join(rows) + "\n"
+
+
+def _what(method: type[Method[Any]]) -> str:
+    return (inspect.getdoc(method) or "").split("\n")[0].rstrip(".")
+
+
+def _parts(method: type[Method[Any]]) -> list[str]:
+    sampler = ["sampling"] if method(method.Params()).needs().memory else []
+    return [*overridden_hooks(method), *sampler, *(f"+ {name}" for name in method.brings)]
+
+
+def _changes(method: type[Method[Any]]) -> str:
+    return ", ".join(_parts(method))
+
+
+def _defaults(method: type[Method[Any]]) -> list[str]:
+    """`key: value` of its own table, and `name.key: value` of what it sets in the tables of what it brings."""
+    own = [f"{key}: {value}" for key, value in method.Params().model_dump(mode="json").items()]
+    brought = [
+        f"{name}.{key}: {getattr(params, key)}"
+        for name, params in method.brings.items()
+        for key in sorted(params.model_fields_set)
+    ]
+    return own + brought

@@ -1,0 +1,71 @@
+"""From run folders to a page: everything is read here once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from megasharp.evals.result import EvalResult
+from megasharp.reporting.history import RunHistory, goodput
+from megasharp.reporting.number_text import duration
+from megasharp.reporting.page.evaluations import choose_models, pass_at_k_figures, read_results, success_figures
+from megasharp.reporting.page.findings import words
+from megasharp.reporting.page.metrics import figures, marks, stages
+from megasharp.reporting.page.probes import probed_steps, probes
+from megasharp.reporting.page.records import Difference, Page, Run
+from megasharp.reporting.page.responses import read_rollouts
+from megasharp.reporting.run_comparison import differences
+from megasharp.reporting.show import collapse, warnings
+
+_TELEMETRY = "gpu/utilisation"
+
+
+def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence[EvalResult] = ()) -> Page:
+    """The page of runs, by the names that it gives them, and of evaluations besides.
+
+    Raises UserError for files of the runs that are damaged.
+    """
+    names, runs = list(histories), list(histories.values())
+    results, unread = read_results(runs)
+    evaluated = [{step for number, step, _ in results if number == place} for place in range(len(runs))]
+    steps = [at | {*probed_steps(run.folder)} for at, run in zip(evaluated, runs, strict=True)]
+    models = choose_models(runs, names, steps, beside)
+    responses = read_rollouts(runs)
+    success = success_figures(results, models)
+    timed = [stages(number, run) for number, run in enumerate(runs)]
+    return Page(
+        title=", ".join(names),
+        made=time.strftime("%Y-%m-%d %H:%M:%S"),
+        live=live,
+        words=[*words(runs, names, results), *unread],
+        runs=[_run(name, run) for name, run in histories.items()],
+        models=models.all,
+        differences=[Difference(key, values) for key, values in differences(runs).items()] if len(runs) > 1 else [],
+        figures=figures(runs, results),
+        pass_at_k=pass_at_k_figures(results, models),
+        success=[*success, *([responses.success] if responses.success else [])],
+        probes=probes(runs, models),
+        rollouts=responses.shown,
+        code_errors=responses.code_errors,
+        stages=[one for one in timed if one is not None],
+        telemetry=_telemetry(runs, names),
+    )
+
+
+def _run(name: str, run: RunHistory) -> Run:
+    of = f" of {run.steps}" if run.steps else ""
+    spent = goodput(run)
+    facts = [f"{run.state}, step {run.last_step}{of}", f"{run.tokens:,} response tokens"]
+    if spent.share is not None:
+        facts.append(f"wall time {duration(spent.wall)}, goodput {spent.share:.0%}")
+    # The page's first sentences tell of collapse, with intervals.
+    beside = [line for line in warnings(run) if line not in [*collapse(run)]]
+    facts.append(f"seed {run.config.get('seed', 'unknown')}")
+    return Run(name, str(run.folder), facts, marks(run), beside)
+
+
+def _telemetry(runs: list[RunHistory], names: list[str]) -> str:
+    without = [name for name, run in zip(names, runs, strict=True) if not run.series(_TELEMETRY)]
+    if not without:
+        return ""
+    return f"No NVML telemetry was recorded by {', '.join(without)}: it needs an NVIDIA GPU on the driver's node."

@@ -1,0 +1,263 @@
+"""What the page holds: plain records that become its JSON. The scripts in `static/` draw them.
+
+A `model` is the weights of a run after a step; models are named by their place in `Page.models`, runs by theirs in
+`Page.runs`. Points are lists, [x, y] or [x, y, low, high], because a page holds many.
+
+Keeping a page small: a few of many things, evenly chosen, and long curves as means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Points = list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened after a step: `kind` is restart, reset or stage."""
+
+    kind: str
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as the page names it; `facts` are short lines of where it stands."""
+
+    name: str
+    folder: str
+    facts: list[str]
+    marks: list[Mark]
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The weights of run `run` after `step`; `shared`: the base model, the same for several runs.
+
+    `run` is -1 for a model that is known by an evaluation alone.
+    """
+
+    run: int
+    step: int
+    label: str
+    last: bool
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One run's points in a figure."""
+
+    run: int
+    points: Points
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure over steps, the runs overlaid. `noisy`: one point a step, which smoothing is for."""
+
+    name: str
+    title: str
+    section: str
+    noisy: bool
+    series: list[Series]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPoints:
+    """One model's points in a figure that is not over steps."""
+
+    model: int
+    points: Points
+
+
+@dataclass(frozen=True, slots=True)
+class PassAtK:
+    """pass@k over k with 95% intervals on one suite; `note` says how it was measured.
+
+    `changes` are differences from model `base`, over the same problems; none where there is no such model.
+    """
+
+    suite: str
+    note: str
+    models: list[ModelPoints]
+    base: int | None
+    changes: list[ModelPoints]
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Shares in bins, which have `labels`: of a model, or of a run where `model` is None."""
+
+    label: str
+    run: int
+    model: int | None
+    shares: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """How many prompts are solved how often, by evaluations of a suite or by the rollouts of training."""
+
+    source: str
+    labels: list[str]
+    bars: list[Bars]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeText:
+    """A fixed response: its problem, its prompt, its first tokens' texts, and how many it has on the whole."""
+
+    problem: str
+    prompt: str
+    tokens: list[str]
+    whole: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedModel:
+    """What one model says of the fixed responses.
+
+    `rank_means`: mean probability at ranks 1, 2, ...; `entropy`: shares of tokens by entropy; `rank_bins`: of ranks 1
+    to 3, shares by probability. `cells[response][position]` is [probability of the token, its rank, then token text's
+    number and probability in turn for the candidates to 0.95], rounded.
+    """
+
+    model: int
+    tokens: int
+    mean_entropy: float
+    rank_means: list[float]
+    entropy: list[float]
+    rank_bins: list[list[float]]
+    cells: list[list[list[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Models that read the same responses. `words` are the candidates' texts, `edges` those of the entropy bins."""
+
+    runs: list[int]
+    note: str
+    texts: list[ProbeText]
+    words: list[str]
+    edges: list[float]
+    models: list[ProbedModel]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """A response of training. `probabilities` (in hundredths) are its `tokens`'; both empty where only text is kept."""
+
+    run: int
+    step: int
+    problem: str
+    prompt: str
+    index: int
+    outcome: str
+    reward: float
+    answer: str
+    text: str
+    length: int
+    tokens: list[str]
+    probabilities: list[int]
+    dropped: str
+    code_error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """Some of the responses; `note` says which, and how many there are."""
+
+    note: str
+    rows: list[RolloutRow]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeErrors:
+    """Correct responses that report an error of code: points are [step, share, how many, correct ones]."""
+
+    note: str
+    series: list[Series]
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds of each stage in `names`, means over ranges of steps: `rows` are [first step, last step, seconds...].
+
+    `totals` are a name and a value each: where all of the run's time went.
+    """
+
+    run: int
+    names: list[str]
+    rows: Points
+    totals: list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key of the run files in which the runs differ, and each run's value."""
+
+    key: str
+    values: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Everything. `live`: the page was served and asks for news."""
+
+    title: str
+    made: str
+    live: bool
+    words: list[str]
+    runs: list[Run]
+    models: list[Model]
+    differences: list[Difference]
+    figures: list[Figure]
+    pass_at_k: list[PassAtK]
+    success: list[Success]
+    probes: list[Probe]
+    rollouts: Rollouts
+    code_errors: CodeErrors
+    stages: list[Stages]
+    telemetry: str
+
+
+Item = TypeVar("Item")
+
+
+def spread_out(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` (at least 2) of `items`, at equal distances, and the last.
+
+    The distance is a power of two: when items are added, those that were chosen stay chosen or are halved.
+    """
+    distance = 1
+    while len(chosen := [*range(0, len(items) - 1, distance), len(items) - 1]) > most:
+        distance *= 2
+    return [items[place] for place in chosen] if items else []
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int) -> Points:
+    """At most `most` points: means over runs of neighbours of one length, x and y alike, the last run maybe shorter."""
+    width = -(-len(points) // most) if points else 1
+    parts = [points[start : start + width] for start in range(0, len(points), width)]
+    return [[_mean([x for x, _ in part]), _mean([y for _, y in part])] for part in parts]
+
+
+def ranges(count: int, most: int) -> list[range]:
+    """`count` places as at most `most` ranges of one length, the last maybe shorter."""
+    width = max(1, -(-count // most))
+    return [range(start, min(start + width, count)) for start in range(0, count, width)]
+
+
+def rounded(value: float, digits: int = 5) -> float:
+    """To so many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return rounded(sum(values) / len(values), 6)

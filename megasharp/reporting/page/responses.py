@@ -1,0 +1,254 @@
+"""Some of the responses of training, and what is counted over many of them.
+
+Correct responses that hold code which failed: the case study of 2510.04028 (section 4.2 and appendix C.6).
+
+There, models that solve mathematics write Python and continue with what it would print; responses that end correct
+hold errors such as `TypeError: cannot determine truth value of Relational`, and GRPO reinforces all of their tokens.
+The paper shows such responses and gives no rule. Ours: a response reports an error where a line of it begins a Python
+traceback, or names an exception and then a colon and its message, as Python prints it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.records import Outcome
+from megasharp.metrics.rollouts import prompt_rank
+from megasharp.reporting.history import RunHistory
+from megasharp.reporting.page.records import (
+    Bars,
+    CodeErrors,
+    RolloutRow,
+    Rollouts,
+    Series,
+    Success,
+    ranges,
+    rounded,
+    spread_out,
+)
+
+_PATTERN = re.compile(
+    r"^[ \t>]*(?P<trace>Traceback \(most recent call last\):)"
+    r"|^[ \t>]*(?:[A-Za-z_]\w*\.)*(?P<name>[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration|Warning)): \S",
+    re.MULTILINE,
+)
+_WARNING = "Warning"
+
+
+def code_error(text: str) -> str | None:
+    """The first error that `text` reports, such as `TypeError`; None where there is none. Warnings are no errors."""
+    trace = False
+    for match in _PATTERN.finditer(text):
+        if match["name"] is None:
+            trace = True
+        elif not match["name"].endswith(_WARNING):
+            return match["name"]
+    return "Traceback" if trace else None
+
+
+# What is on the page: steps of each run, prompts of each step, responses of a prompt, and the letters of all of them.
+SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_RESPONSES = 12, 6, 8
+MOST_LETTERS, LONGEST_TEXT = 3_000_000, 6_000
+# What is counted: tables of each run, and responses of each.
+COUNTED_STEPS, COUNTED_RESPONSES = 100, 4096
+_LABELS = ["0", "to 1/4", "to 1/2", "to 3/4", "below 1", "1"]
+_PARTS = 3
+_COUNTED = ("group_id", "outcome", "text")
+_SHOWN = ("prompt_id", "group_id", "index", "outcome", "reward", "canonical_answer", "text", "length", "dropped_reason")
+# Written since token texts are; older tables lack them.
+_NEWER = ("prompt", "token_texts", "token_policy_logp")
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """What the page has of training's responses."""
+
+    shown: Rollouts
+    success: Success | None
+    code_errors: CodeErrors
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A step's table as it is now; a served page reads each once."""
+
+    step: int
+    path: Path
+    modified: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Of one step: of each group how many were correct and how many scored, and errors in correct responses."""
+
+    step: int
+    solved: tuple[tuple[int, int], ...]
+    responses: int
+    correct: int
+    errors: int
+
+
+def read_rollouts(runs: Sequence[RunHistory]) -> Responses:
+    """Read the tables of the runs. Raises UserError for a damaged one."""
+    tables = [_tables(run.folder) for run in runs]
+    counted = [[_count(table[step]) for step in spread_out(sorted(table), COUNTED_STEPS)] for table in tables]
+    return Responses(_shown(tables), _success(counted), _code_errors(counted))
+
+
+def _tables(folder: Path) -> dict[int, _Table]:
+    found = {}
+    for path in folder.glob("rollouts/step_*.parquet"):
+        match = re.fullmatch(r"step_(\d+)", path.stem)
+        # A run that is resumed at this moment removes tables.
+        with suppress(FileNotFoundError):
+            if match:
+                stat = path.stat()
+                found[int(match[1])] = _Table(int(match[1]), path, stat.st_mtime_ns, stat.st_size)
+    return found
+
+
+def _read(path: Path, columns: Iterable[str]) -> pa.Table:
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read(columns=[name for name in columns if name in file.schema_arrow.names])
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot read this table of responses ({one_line(error)}); remove it") from error
+
+
+@lru_cache(maxsize=4 * COUNTED_STEPS)
+def _count(table: _Table) -> _Counted:
+    responses = errors = 0
+    scored, correct = Counter[str](), Counter[str]()
+    for row in _read(table.path, _COUNTED).slice(0, COUNTED_RESPONSES).to_pylist():
+        if row["outcome"] == Outcome.INFRA:
+            continue
+        responses += 1
+        scored[row["group_id"]] += 1
+        if row["outcome"] == Outcome.CORRECT:
+            correct[row["group_id"]] += 1
+            errors += code_error(row["text"] or "") is not None
+    solved = tuple((correct[group], scored[group]) for group in scored)
+    return _Counted(table.step, solved, responses, correct.total(), errors)
+
+
+def _success(counted: Sequence[Sequence[_Counted]]) -> Success | None:
+    bars = []
+    for run, steps in enumerate(counted):
+        parts = ranges(len(steps), _PARTS)
+        for part in parts if len(parts) < _PARTS else (parts[0], parts[-1]):
+            chosen = [steps[place] for place in part]
+            places = [_place(*pair) for one in chosen for pair in one.solved]
+            if places:
+                shares = [rounded(places.count(place) / len(places)) for place in range(len(_LABELS))]
+                label = f"steps {chosen[0].step} to {chosen[-1].step}"
+                bars.append(Bars(label, run, None, shares))
+    return Success("training: groups of responses", _LABELS, bars) if bars else None
+
+
+def _place(correct: int, scored: int) -> int:
+    if correct in (0, scored):
+        return 0 if correct == 0 else len(_LABELS) - 1
+    return -(-4 * correct // scored)
+
+
+def _code_errors(counted: Sequence[Sequence[_Counted]]) -> CodeErrors:
+    series = [
+        Series(
+            run,
+            [[one.step, rounded(one.errors / one.correct), one.errors, one.correct] for one in steps if one.correct],
+        )
+        for run, steps in enumerate(counted)
+    ]
+    read = sum(one.responses for steps in counted for one in steps)
+    correct = sum(one.correct for steps in counted for one in steps)
+    errors = sum(one.errors for steps in counted for one in steps)
+    note = (
+        f"{errors:,} of {correct:,} correct responses report an error of code that they hold (a traceback, or an "
+        f"exception and its message), among {read:,} responses read: up to {COUNTED_STEPS} steps of each run, up to "
+        f"{COUNTED_RESPONSES:,} responses of each"
+    )
+    return CodeErrors(note if read else "No responses were recorded.", [one for one in series if one.points])
+
+
+def _shown(tables: Sequence[dict[int, _Table]]) -> Rollouts:
+    shared = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
+    rows: list[RolloutRow] = []
+    left = MOST_LETTERS
+    for run, table in enumerate(tables):
+        # Runs side by side need the same steps.
+        steps = spread_out(shared if len(shared) > 1 else sorted(table), SHOWN_STEPS)
+        budget = left // (len(tables) - run)
+        for place, step in enumerate(steps):
+            found = _rows_of(run, table[step])
+            kept = _fitting(found, budget // (len(steps) - place))
+            rows += kept
+            used = sum(map(_letters, kept))
+            budget, left = budget - used, left - used
+    steps_of_all = sum(map(len, tables))
+    note = (
+        f"{len(rows):,} responses are on this page, of {steps_of_all:,} steps with recorded responses: up to "
+        f"{SHOWN_STEPS} steps of each run, {SHOWN_PROMPTS} prompts of each (the same in all runs over the same data), "
+        f"{SHOWN_RESPONSES} responses of each, {LONGEST_TEXT:,} letters of a response and {MOST_LETTERS:,} in all. The "
+        "rest is in rollouts/."
+    )
+    return Rollouts(note if rows else "No responses were recorded (log.rollouts).", rows)
+
+
+def _fitting(rows: Sequence[RolloutRow], room: int) -> list[RolloutRow]:
+    kept = []
+    for row in rows:
+        room -= _letters(row)
+        if room < 0:
+            break
+        kept.append(row)
+    return kept
+
+
+def _letters(row: RolloutRow) -> int:
+    # A token's probability and its quotes take as much room as a few letters.
+    return len(row.text) + len(row.prompt) + sum(len(token) + 6 for token in row.tokens) + 150
+
+
+@lru_cache(maxsize=8 * SHOWN_STEPS)
+def _rows_of(run: int, table: _Table) -> list[RolloutRow]:
+    records = _read(table.path, (*_SHOWN, *_NEWER)).to_pylist()
+    prompts = sorted({record["prompt_id"] for record in records}, key=prompt_rank)[:SHOWN_PROMPTS]
+    chosen = [record for record in records if record["prompt_id"] in prompts and record["index"] < SHOWN_RESPONSES]
+    chosen.sort(key=lambda record: (prompts.index(record["prompt_id"]), record["group_id"], record["index"]))
+    return [_row(run, table.step, record) for record in chosen]
+
+
+def _row(run: int, step: int, record: dict[str, object]) -> RolloutRow:
+    text, tokens = str(record["text"] or ""), record.get("token_texts")
+    logps = record.get("token_policy_logp")
+    shaded = isinstance(tokens, list) and isinstance(logps, list) and sum(map(len, tokens)) <= LONGEST_TEXT
+    reward, length, index = record["reward"], record["length"], record["index"]
+    assert isinstance(reward, float | int) and isinstance(length, int) and isinstance(index, int)
+    return RolloutRow(
+        run=run,
+        step=step,
+        problem=str(record["prompt_id"]),
+        prompt=str(record.get("prompt") or "")[:LONGEST_TEXT],
+        index=index,
+        outcome=str(record["outcome"]),
+        reward=rounded(float(reward)),
+        answer=str(record["canonical_answer"] or "")[:200],
+        text="" if shaded else text[:LONGEST_TEXT],
+        length=length,
+        tokens=tokens if shaded and isinstance(tokens, list) else [],
+        probabilities=[round(100 * math.exp(logp)) for logp in logps] if shaded and isinstance(logps, list) else [],
+        dropped=str(record["dropped_reason"] or ""),
+        code_error=code_error(text) or "",
+    )

@@ -1,0 +1,300 @@
+"""One run on one screen: where it stands, what its time went into, how it was interrupted, where its figures go.
+
+A series of numbers as one line of blocks.
+
+The few curves that a screen shows of a run, and what in them a person should be told.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from megasharp.checkpoint.run_folder import AttemptRecord
+from megasharp.common.control import ControlState
+from megasharp.reporting.history import KEEP_BEST, CheckpointEntry, Peak, RunHistory, find_peak, goodput
+from megasharp.reporting.history import duration as attempt_seconds
+from megasharp.reporting.number_text import Columns, duration, moment, size
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """`values` from their lowest to their highest in at most `width` blocks, each the mean of its share of them."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    if span == 0:
+        return BLOCKS[3] * count
+    return "".join(BLOCKS[min(int((mean - low) / span * len(BLOCKS)), len(BLOCKS) - 1)] for mean in means)
+
+
+_PASS = re.compile(r"eval/(?P<suite>.+)/pass@(?P<k>\d+)$")
+# An evaluation's figures move by about a hundredth from seed to seed; less than this is no trend.
+_NOTICEABLE = 0.02
+_RECENT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """One figure over the steps; `best` is None where neither more nor less is better."""
+
+    label: str
+    points: list[tuple[int, float]]
+    best: tuple[int, float] | None
+
+
+def trends(history: RunHistory) -> list[Trend]:
+    """Reward, entropy, and of each suite pass@k at its smallest and largest k; figures that no row has are left out."""
+    found = [Trend("reward", history.series("reward/mean"), None)]
+    found += [
+        Trend(f"{suite} pass@{k}", history.series(f"eval/{suite}/pass@{k}"), None)
+        for suite, ks in suites(history).items()
+        for k in sorted({ks[0], ks[-1]})
+    ]
+    graded = [Trend(t.label, t.points, max(t.points, key=lambda p: p[1])) for t in found if t.points]
+    entropy = history.series("entropy/policy")
+    return [*graded, Trend("entropy", entropy, None)] if entropy else graded
+
+
+def suites(history: RunHistory) -> dict[str, list[int]]:
+    """The suites that were evaluated, each with its values of k in order."""
+    found: dict[str, set[int]] = {}
+    for match in (match for row in history.rows for name in row if (match := _PASS.match(name))):
+        found.setdefault(match["suite"], set()).add(int(match["k"]))
+    return {suite: sorted(found[suite]) for suite in sorted(found)}
+
+
+def warnings(history: RunHistory) -> list[str]:
+    """What looks wrong, a line each."""
+    return [
+        *collapse(history),
+        *_entropy(history),
+        *_steps(history),
+        *_attempt_marks(history),
+        *_checkpoint_marks(history),
+    ]
+
+
+def collapse(history: RunHistory) -> Iterator[str]:
+    """Of each suite whose pass@k at the largest k falls while that at the smallest rises, a line."""
+    for suite, ks in suites(history).items():
+        one, many = (history.series(f"eval/{suite}/pass@{k}") for k in (ks[0], ks[-1]))
+        if len(one) < 2 or len(many) < 2 or ks[0] == ks[-1]:
+            continue
+        if one[-1][1] - one[0][1] > _NOTICEABLE and many[0][1] - many[-1][1] > _NOTICEABLE:
+            yield (
+                f"{suite}: pass@{ks[-1]} falls ({many[0][1]:.3f} to {many[-1][1]:.3f}) while pass@{ks[0]} rises "
+                f"({one[0][1]:.3f} to {one[-1][1]:.3f}): the policy is collapsing onto few answers"
+            )
+
+
+def _entropy(history: RunHistory) -> Iterator[str]:
+    points = history.series("entropy/policy")
+    if points and points[-1][1] < 0.1 * points[0][1]:
+        yield f"entropy is {points[-1][1]:.3g} nats, less than a tenth of the first step's {points[0][1]:.3g}"
+
+
+def _steps(history: RunHistory) -> Iterator[str]:
+    recent = history.training[-_RECENT:]
+    limits = {
+        "policy/skipped": (0.0, "of the last updates were left out (non-finite, or every group dropped)"),
+        "rollout/truncated": (0.25, "of the last responses met the length limit; see data.stages"),
+        "group/zero_advantage": (0.8, "of the last groups teach nothing; see dynamic_sampling, or other prompts"),
+    }
+    for name, (limit, words) in limits.items():
+        values = [value for row in recent if (value := row.get(name)) is not None]
+        mean = sum(values) / len(values) if values else 0.0
+        if mean > limit:
+            yield f"{mean:.0%} {words}"
+
+
+def _attempt_marks(history: RunHistory) -> Iterator[str]:
+    ended = [record for record in history.attempts.values() if record is not None]
+    last = ended[-2:]
+    over = not history.alive and history.state != "finished"
+    if over and len(last) == 2 and all(record.last_step is None for record in last):
+        yield "the last two attempts finished no step"
+    if over and history.state == "killed":
+        yield "the last attempt was killed, without a word in its record; continue with --resume"
+
+
+def _checkpoint_marks(history: RunHistory) -> Iterator[str]:
+    yield from (f"checkpoint of step {entry.step}: {entry.problem}" for entry in history.checkpoints if entry.problem)
+
+
+# What one screen has room for, the newest first to stay.
+_ATTEMPTS, _CHECKPOINTS, _EVENTS, _WIDTH, _REASON = 5, 3, 3, 40, 160
+# Steps whose mean says how long the next ones take.
+_PACE = 50
+
+
+def screen(history: RunHistory) -> RenderableType:
+    """The whole page."""
+    blocks: list[list[RenderableType]] = [
+        [Text(f"{history.name}  {history.folder}", style="bold"), *map(Text, _standing(history))],
+        [_attempts(history)],
+        [_checkpoints(history)],
+        [*map(Text, _decisions(history))],
+        [_trends(trends(history))],
+        [Text(f"! {line}", style="yellow") for line in warnings(history)],
+    ]
+    return Group(*(part for block in blocks if block for part in (*block, Text())))
+
+
+def _standing(history: RunHistory) -> Iterator[str]:
+    last, steps = history.last_step, history.steps
+    of = f" of {steps}, {last / steps:.0%}" if steps else ""
+    if history.token_budget:
+        of = f" of {steps} at most, tokens {history.tokens:,} of {history.token_budget:,}"
+    pace = _seconds_a_step(history)
+    yield f"{_short(history.state)}  step {last}{of}{_pace(history, pace)}"
+    spent = goodput(history)
+    if spent.share is None:
+        return
+    parts = {
+        "steps": spent.useful,
+        "evaluations": spent.evaluation,
+        "checkpoints": spent.checkpoint,
+        "starts": spent.start,
+        "repeated": spent.repeated,
+        "rest": spent.rest,
+    }
+    shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.5)
+    about = " (estimated: an attempt has no record)" if spent.estimated else ""
+    yield f"goodput  {spent.share:.0%} of {duration(spent.wall)}: {shown}{about}"
+
+
+def _seconds_a_step(history: RunHistory) -> float | None:
+    """Of the last steps, with the evaluations and saves among them: the end is as far as all of it takes."""
+    recent = history.training[-_PACE:]
+    if not recent:
+        return None
+    after = [
+        row for row in history.rows if row.get("time/step") is None and (row["step"] or 0) >= (recent[0]["step"] or 0)
+    ]
+    apart = sum(value or 0.0 for row in after for name, value in row.items() if name.startswith("time/"))
+    return (sum(row["time/step"] or 0.0 for row in recent) + apart) / len(recent)
+
+
+def _pace(history: RunHistory, pace: float | None) -> str:
+    if pace is None:
+        return ""
+    left = _steps_left(history)
+    word = "ETA" if history.alive else "left if it goes on"
+    return f"  {pace:.3g} s a step" + (f"  {word} {duration(left * pace)}" if left > 0 else "")
+
+
+def _steps_left(history: RunHistory) -> float:
+    """Steps until the end; by tokens where they run out first."""
+    left = float((history.steps or 0) - history.last_step)
+    if history.token_budget and history.tokens:
+        left = min(left, (history.token_budget / history.tokens - 1) * history.last_step)
+    return left
+
+
+def _attempts(history: RunHistory) -> RenderableType:
+    shown = list(history.attempts.items())[-_ATTEMPTS:]
+    if not shown:
+        return Text("attempts  none")
+    hidden = len(history.attempts) - len(shown)
+    table = Columns("attempt", "begun", "where", "steps", "time", "end", style="dim")
+    for number, record in shown:
+        running = history.alive and number == shown[-1][0]
+        table.add_row(str(number), *(_attempt(record, history, running) if record else ["no record"]))
+    restarts = max(len(history.attempts) - 1, 0)
+    title = f"{restarts} restart" if restarts == 1 else f"{restarts} restarts"
+    return Group(Text(title + (f", {hidden} earlier not shown" if hidden else "")), table)
+
+
+def _attempt(record: AttemptRecord, history: RunHistory, running: bool) -> Iterator[str]:
+    yield moment(record.started)
+    job = f" job {record.slurm_job_id}" if record.slurm_job_id else ""
+    yield f"{record.host}{job}"
+    yield "none" if record.first_step is None else f"{record.first_step} to {record.last_step}"
+    yield duration(attempt_seconds(record, history))
+    if record.ended is None:
+        yield "running" if running else "killed"
+    else:
+        yield _short(str(record.reason)) + (f" (exit {record.exit_code})" if record.exit_code else "")
+
+
+def _short(reason: str) -> str:
+    """The attempt's record has all of it: that of a lost engine holds the last lines of its log."""
+    return textwrap.shorten(reason, _REASON, placeholder=" ...")
+
+
+def _checkpoints(history: RunHistory) -> RenderableType:
+    shown = history.checkpoints[-_CHECKPOINTS:]
+    if not shown:
+        return Text("checkpoints  none")
+    best = _kept_best(history)
+    if best is not None and best not in {entry.step for entry in shown}:
+        shown = [*(entry for entry in history.checkpoints if entry.step == best), *shown]
+    table = Columns("checkpoint", "written", "size", "", style="dim")
+    for entry in shown:
+        table.add_row(*_checkpoint(entry, entry.step == best))
+    return Group(table, Text("complete: every file is there with its size; a resume compares the hashes too", "dim"))
+
+
+def _checkpoint(entry: CheckpointEntry, best: bool) -> tuple[str, str, str, str]:
+    notes = [entry.problem or "complete", *(["the best"] if best else [])]
+    return (
+        f"step {entry.step}",
+        moment(entry.written) if entry.written else "-",
+        size(entry.size) if entry.size else "-",
+        ", ".join(notes),
+    )
+
+
+def control_of(history: RunHistory) -> ControlState | None:
+    """What the run had decided by its newest checkpoint."""
+    found = [entry.manifest.control for entry in history.checkpoints if entry.manifest is not None]
+    return found[-1] if found else None
+
+
+def _peak(history: RunHistory) -> Peak | None:
+    whole = [entry.step for entry in history.checkpoints if entry.problem is None]
+    return find_peak(history.config, history.rows, whole)
+
+
+def _kept_best(history: RunHistory) -> int | None:
+    """The step of the checkpoint that `checkpoint.keep_best` keeps, by the curve: the newest one knows less."""
+    peak = _peak(history)
+    return peak.step if peak is not None and peak.chosen_by == KEEP_BEST else None
+
+
+def _decisions(history: RunHistory) -> Iterator[str]:
+    peak, control = _peak(history), control_of(history)
+    if peak is not None:
+        yield peak.line
+    if control is None:
+        return
+    done, changes = control.resets.done, control.lengths.changes
+    if done:
+        before = f"{len(done) - _EVENTS} before; " if len(done) > _EVENTS else ""
+        last = "; ".join(f"after step {reset.step} ({reset.reason})" for reset in done[-_EVENTS:])
+        yield f"resets  {before}{last}"
+    if changes:
+        last = "; ".join(f"{c.max_response_tokens} after step {c.step} ({c.reason})" for c in changes[-_EVENTS:])
+        yield f"response limits  {last}"
+
+
+def _trends(found: list[Trend]) -> RenderableType:
+    if not found:
+        return Text("no figures yet")
+    table = Columns("figure", "", "first", "best", "last", style="dim")
+    for trend in found:
+        values = [value for _, value in trend.points]
+        best = f"{trend.best[1]:.3f} at {trend.best[0]}" if trend.best else ""
+        table.add_row(trend.label, sparkline(values, _WIDTH), f"{values[0]:.3f}", best, f"{values[-1]:.3f}")
+    return table

@@ -1,0 +1,113 @@
+"""`megasharp sweep --results`: the finished runs' table, CSV and picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from megasharp.common.errors import UserError
+from megasharp.common.files import completed, write_text
+from megasharp.evals.estimators import means
+from megasharp.reporting.frontier import plot_frontier
+from megasharp.reporting.history import RunHistory, read_run
+from megasharp.reporting.passk import Banded, plot_panels
+from megasharp.reporting.sweeps.grid import Cell, SweepConfig
+from megasharp.reporting.sweeps.results import Measured, Row, frame, markdown, measure, rows
+
+_PASS = re.compile(r"pass@\d+")
+
+
+def write_results(
+    config: SweepConfig, cells: Sequence[Cell], finished: Mapping[Cell, Path], out: Path
+) -> tuple[str, list[Path]]:
+    """Write results.md, results.csv, pass_at_k.png and frontier.png to `out`; returns the table and the paths.
+
+    A table of a part of the runs says so. Raises UserError where nothing is finished.
+    """
+    if not finished:
+        raise UserError(f"{config.name}: none of its {len(cells)} runs is finished")
+    histories = {cell: read_run(folder) for cell, folder in finished.items()}
+    suite = config.results.suite or _only_suite(next(iter(histories.values())))
+    measured = _measured(config, histories, suite)
+    _check_ks(config, measured)
+    against = _row_of(cells, config.results.against)
+    table = rows(measured, against)
+    text = _head(config, cells, finished, suite) + markdown(table, config.results.k, against)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "results.md", text)
+    with completed(out / "results.csv") as temporary:
+        frame(measured).to_csv(temporary, index=False, float_format="%.6g")
+    beside = [name for name in (_before(config), against) if name in measured]
+    picture = plot_panels({row.name: _banded(row) for row in table}, beside, config.name, out / "pass_at_k.png")
+    frontier = _frontier(config, measured, out / "frontier.png")
+    return text, [out / "results.md", out / "results.csv", picture, frontier]
+
+
+def _measured(config: SweepConfig, histories: Mapping[Cell, RunHistory], suite: str) -> dict[str, list[Measured]]:
+    """By row, in the sweep's order; the model before training comes first."""
+    found: dict[str, list[Measured]] = {}
+    before = config.results.before
+    if before is not None:
+        first = [measure(run, suite, cell.seed, first=True) for cell, run in histories.items() if cell.case == before]
+        found[_before(config)] = first
+    for cell, run in histories.items():
+        found.setdefault(cell.row, []).append(measure(run, suite, cell.seed))
+    return found
+
+
+def _check_ks(config: SweepConfig, measured: Mapping[str, Sequence[Measured]]) -> None:
+    """Every run was measured at each k that the table is to show."""
+    for runs in measured.values():
+        for one in runs:
+            known = sorted(int(name.removeprefix("pass@")) for name in one.figures if _PASS.fullmatch(name))
+            missing = [str(k) for k in config.results.k if k not in known]
+            if missing:
+                raise UserError(
+                    f"{config.name}: results.k: {', '.join(missing)} was not measured (eval.k); there is "
+                    f"{', '.join(map(str, known))}"
+                )
+
+
+def _before(config: SweepConfig) -> str:
+    return "base" if config.results.before is not None else ""
+
+
+def _row_of(cells: Sequence[Cell], case: str | None) -> str | None:
+    """The first row of a case."""
+    return next((cell.row for cell in cells if cell.case == case), None) if case is not None else None
+
+
+def _only_suite(history: RunHistory) -> str:
+    suites = sorted({path.stem for path in (history.folder / "evals").glob("step_*/*.json")})
+    if len(suites) != 1:
+        raise UserError(f"results.suite: say which; {history.folder} was evaluated on {', '.join(suites) or 'none'}")
+    return suites[0]
+
+
+def _head(config: SweepConfig, cells: Sequence[Cell], finished: Mapping[Cell, Path], suite: str) -> str:
+    part = "" if len(finished) == len(cells) else f"**Partial: {len(finished)} of {len(cells)} runs are finished.** "
+    return (
+        f"{part}{config.name} on {suite}: mean over runs [95% interval over problems]"
+        "<br>lowest to highest run. Entropy in nats.\n\n"
+    )
+
+
+def _frontier(config: SweepConfig, measured: Mapping[str, Sequence[Measured]], path: Path) -> Path:
+    """Of the smallest and the largest k of the table."""
+    ks = min(config.results.k), max(config.results.k)
+    first, last = (f"pass@{k}" for k in ks)
+    points = {
+        name: [(found[first], found[last]) for found in (means(run.figures) for run in runs)]
+        for name, runs in measured.items()
+    }
+    return plot_frontier(points, ks, config.name, path)
+
+
+def _banded(row: Row) -> Banded:
+    found = {int(name.removeprefix("pass@")): row.figures[name] for name in row.figures if _PASS.fullmatch(name)}
+    return Banded(
+        {k: estimate.mean for k, estimate in found.items()},
+        {k: estimate.interval.low for k, estimate in found.items()},
+        {k: estimate.interval.high for k, estimate in found.items()},
+    )

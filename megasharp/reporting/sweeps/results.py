@@ -1,0 +1,207 @@
+"""What a sweep's finished runs found: each row's figures over its seeds, with intervals, and beside one other row.
+
+Two things vary. Which problems a suite has and which samples were drawn: 95% intervals, by resampling problems, each
+with its mean over the row's runs. And how a run went: the lowest and the highest run stand beside the mean, because
+three runs are too few for an interval of their own.
+
+A sweep's rows as Markdown and CSV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from megasharp.common.errors import UserError
+from megasharp.evals.estimators import Interval, columns, mean_intervals, means
+from megasharp.evals.files import load_result
+from megasharp.reporting.history import RunHistory
+
+# The mean of pass@k over all k that were measured: one number where a method has to be chosen by all of them.
+MEAN = "pass@k mean"
+_RESAMPLING_SEED = 1
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run's evaluation after `step`, and how many tokens it had sampled by then.
+
+    `figures` are [problems] each, as `evals.columns` has them and `MEAN`; NaN where a problem has none.
+    """
+
+    seed: int
+    step: int
+    tokens: int
+    problems: tuple[str, ...]
+    figures: Mapping[str, Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure's mean over runs, its interval over problems, and the lowest and the highest run."""
+
+    mean: float
+    interval: Interval
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table: estimates by the figures' names.
+
+    `difference` is this row's figure minus that of the row it stands beside, problem by problem, of the same seeds;
+    empty where there is none.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    figures: Mapping[str, Estimate]
+    difference: Mapping[str, Estimate]
+
+
+def measure(history: RunHistory, suite: str, seed: int, *, first: bool = False) -> Measured:
+    """A run's last evaluation on `suite`, or with `first` the one before its first step.
+
+    Raises UserError where it has none.
+    """
+    step = 0 if first else history.last_step
+    path = history.folder / "evals" / f"step_{step:06d}" / f"{suite}.json"
+    if not path.is_file():
+        when = "before the first step (eval.at_start)" if first else f"after step {step}"
+        raise UserError(f"{history.folder}: no evaluation on {suite} {when}")
+    result = load_result(path)
+    ks = sorted(result.pass_at_k)
+    kept = [row for row in result.rows if row.samples >= max(ks)]
+    found = columns(kept, ks, result.seed)
+    found[MEAN] = np.mean([found[f"pass@{k}"] for k in ks], axis=0)
+    problems = tuple(row.id for row in result.rows)
+    places = [problems.index(row.id) for row in kept]
+    figures = {name: _placed(values, places, len(problems)) for name, values in found.items()}
+    return Measured(seed, step, 0 if first else history.tokens, problems, figures)
+
+
+def _placed(values: Values, places: Sequence[int], problems: int) -> Values:
+    """NaN for problems that were left out."""
+    whole = np.full(problems, np.nan)
+    whole[places] = values
+    return whole
+
+
+def rows(measured: Mapping[str, Sequence[Measured]], against: str | None) -> list[Row]:
+    """The table's rows, in order, with their differences from the row `against`.
+
+    Raises UserError where runs were not measured on the same problems.
+    """
+    every = [one for runs in measured.values() for one in runs]
+    if any(one.problems != every[0].problems for one in every):
+        raise UserError("the sweep's runs were evaluated on different problems: run those anew that differ")
+    other = {one.seed: one.figures for one in measured.get(against, ())} if against is not None else {}
+    return [_row(name, runs, {} if name == against else other) for name, runs in measured.items() if runs]
+
+
+def _row(name: str, runs: Sequence[Measured], other: Mapping[int, Mapping[str, Values]]) -> Row:
+    pairs = [(one.figures, other[one.seed]) for one in runs if one.seed in other]
+    figures = {figure: [one.figures[figure] for one in runs if figure in one.figures] for figure in runs[0].figures}
+    differences = {
+        figure: [own[figure] - beside[figure] for own, beside in pairs if figure in own and figure in beside]
+        for figure in figures
+    }
+    return Row(name, tuple(one.seed for one in runs), _estimates(figures), _estimates(differences))
+
+
+def _estimates(figures: Mapping[str, Sequence[Values]]) -> dict[str, Estimate]:
+    """Of figures by name, [problems] of each run; those that no run has are left out."""
+    known = {name: np.stack(values) for name, values in figures.items() if values}
+    if not known:
+        return {}
+    pooled_PF = np.stack([_mean(values_RP, axis=0) for values_RP in known.values()], axis=1)
+    found = {}
+    for (name, values_RP), interval in zip(
+        known.items(), mean_intervals(pooled_PF, seed=_RESAMPLING_SEED), strict=True
+    ):
+        if interval is not None:
+            runs = _mean(values_RP, axis=1)
+            found[name] = Estimate(float(_mean(runs, axis=0)), interval, float(np.min(runs)), float(np.max(runs)))
+    return found
+
+
+def _mean(values: Values, axis: int) -> Values:
+    """The mean of what is known; NaN where nothing is."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=axis)
+    total = np.asarray(np.where(known, values, 0.0).sum(axis=axis))
+    mean: Values = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return mean
+
+
+# Shown beside pass@k where they were measured, and how they are headed.
+_BESIDE = {
+    "distinct_correct": "distinct correct",
+    "token_entropy": "token entropy",
+    **{f"lambda_{n}": f"Lambda({n})" for n in (1, 2, 3)},
+}
+
+
+def markdown(rows: Sequence[Row], ks: Sequence[int], against: str | None) -> str:
+    """The table: figures with intervals over problems, below them the lowest and the highest run; then differences.
+
+    A difference is bold where its interval is on one side of zero and every pair of runs is on the same side.
+    """
+    shown = [*(f"pass@{k}" for k in ks), MEAN, *(name for name in _BESIDE if any(name in row.figures for row in rows))]
+    heads = [_BESIDE.get(name, name) for name in shown]
+    lines = [*_lines(["", "runs", *heads], (_figures(row, shown) for row in rows))]
+    beside = [row for row in rows if row.difference]
+    if beside:
+        lines += ["", f"Minus `{against}`, problem by problem, runs of the same seed:", ""]
+        lines += _lines(["", *heads], (_differences(row, shown) for row in beside))
+    return "\n".join(lines) + "\n"
+
+
+def frame(measured: Mapping[str, Sequence[Measured]]) -> pd.DataFrame:
+    """A line for each run: its row, seed, steps, tokens, and the mean over problems of every figure."""
+    return pd.DataFrame(
+        [
+            {"row": name, "seed": one.seed, "step": one.step, "tokens": one.tokens, **means(one.figures)}
+            for name, runs in measured.items()
+            for one in runs
+        ]
+    )
+
+
+def _lines(heads: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _figures(row: Row, shown: Sequence[str]) -> list[str]:
+    several = len(row.seeds) > 1
+    cells = [_estimate(row.figures[name], several) if name in row.figures else "" for name in shown]
+    return [f"`{row.name}`", str(len(row.seeds)), *cells]
+
+
+def _estimate(found: Estimate, several: bool) -> str:
+    interval = f"{found.mean:.3f} [{found.interval.low:.3f}, {found.interval.high:.3f}]"
+    return f"{interval}<br>{found.lowest:.3f} to {found.highest:.3f}" if several else interval
+
+
+def _differences(row: Row, shown: Sequence[str]) -> list[str]:
+    several = len(row.seeds) > 1
+    cells = [_difference(row.difference[name], several) if name in row.difference else "" for name in shown]
+    return [f"`{row.name}`", *cells]
+
+
+def _difference(found: Estimate, several: bool) -> str:
+    """Bold where neither the interval over problems nor the runs leave the sign open."""
+    text = f"{found.mean:+.3f} [{found.interval.low:+.3f}, {found.interval.high:+.3f}]"
+    if min(found.interval.low, found.lowest) > 0 or max(found.interval.high, found.highest) < 0:
+        text = f"**{text}**"
+    return f"{text}<br>{found.lowest:+.3f} to {found.highest:+.3f}" if several else text

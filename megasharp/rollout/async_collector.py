@@ -1,0 +1,301 @@
+"""Collecting groups as they become complete, through an engine that samples many prompts at once.
+
+A step runs `wanted` prompts, more with oversampling. As soon as a prompt's responses are all there they are verified
+and selected; a group that selection drops is replaced at once. When enough groups are kept, what is still being sampled
+are stragglers: their prompts are the first of the next step, so none is lost and none trains twice.
+
+With `max_staleness` 0 a straggler's tokens are thrown away: the next step's policy is another one. Otherwise its
+responses are continued by the next weights, and a prompt whose oldest token is too old is sampled anew.
+
+Which groups a step gets is determined by the order of the prompts as long as nothing is oversampled: it ends with the
+first prompt that makes `wanted` kept ones, whatever finished first.
+
+Between two steps, and where a request to save cuts one short, `unfinished` is what no step has trained on yet.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import suppress
+from dataclasses import dataclass
+
+from megasharp.common.errors import EnginesLost, NotSampled, UserError
+from megasharp.common.records import Group, SamplingParams
+from megasharp.common.signals import SaveAsked, check_save, interruptible
+from megasharp.rollout.engine import AsyncEngine
+from megasharp.rollout.in_flight import PromptWork, Unfinished, staleness
+from megasharp.rollout.step_request import (
+    Collected,
+    CollectionSettings,
+    GroupMaker,
+    PromptSource,
+    StepRequest,
+    most_refills,
+)
+
+_LOOK_S = 1.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to prompts in one step; see metrics/README.md."""
+
+    aborted: int = 0
+    continued: int = 0
+    stale_dropped: int = 0
+    retried: int = 0
+    unsampled: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """Under the names of the metrics."""
+        return {
+            "rollout/aborted": float(self.aborted),
+            "rollout/continued": float(self.continued),
+            "rollout/stale_dropped": float(self.stale_dropped),
+            "rollout/retried": float(self.retried),
+            "rollout/unsampled": float(self.unsampled),
+        }
+
+
+def _nothing() -> None:
+    pass
+
+
+class AsyncRollouts:
+    """Collects groups step by step; what one step leaves unfinished is where the next one starts.
+
+    `meanwhile` is called about every second while engines are waited for.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        maker: GroupMaker,
+        settings: CollectionSettings,
+        meanwhile: Callable[[], None] = _nothing,
+    ) -> None:
+        self._engine = engine
+        self._meanwhile = meanwhile
+        self._maker = maker
+        self._settings = settings
+        # Prompts taken from the source that are in no step's groups yet, in the order in which they were taken.
+        self._backlog: list[PromptWork] = []
+
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """Prompts that were taken but are in no step's groups, and what was sampled of them: the next step's first."""
+        return tuple(work.record() for work in self._backlog)
+
+    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
+        """Go on with what an earlier process left: the next prompts of `source`.
+
+        Returns of how many what was sampled is of no use, because prompts or seeds are others: it is sampled anew.
+        """
+        useless = 0
+        for prompt, so_far in zip(source.take(len(prompts)), prompts, strict=True):
+            request = self._maker.request(prompt)
+            fits = so_far.answers(prompt, request)
+            self._backlog.append(PromptWork(prompt, request, so_far if fits else None))
+            useless += not fits and so_far.sampled_with is not None
+        return useless
+
+    def collect(self, source: PromptSource, order: StepRequest) -> Collected:
+        """A step's groups, with ids like `step7-3` for the step's prompt number 3; a straggler's number is left out.
+
+        Raises UserError for a prompt whose task has no verifier, when no engine is left, and when none takes any
+        prompt. `SaveAsked` goes through: the step's prompts, with what was sampled of them, are `unfinished` then.
+        """
+        started = time.perf_counter()
+        counts = Counts(retried=-self._engine.retried)
+        sampling = self._maker.sampling_for(order)
+        self._put_right(sampling, counts)
+
+        def take() -> PromptWork:
+            return self._backlog.pop(0) if self._backlog else self._new(source)
+
+        step = _Step(self._engine, self._maker, self._settings, order, sampling, take, counts, self._meanwhile)
+        try:
+            groups = step.run()
+        except SaveAsked:
+            self._backlog = step.begun() + self._backlog
+            # Engines that share the learners' devices must be idle before these can save.
+            _abort(self._engine, self._backlog)
+            raise
+        self._backlog = step.unfinished() + self._backlog
+        if self._settings.stragglers == "abort" or order.last:
+            self._backlog = self._halt(self._backlog, counts)
+        else:
+            self._run_ahead(source, order.wanted, sampling)
+        counts.retried += self._engine.retried
+        kept = [group for group in groups if group.dropped_reason is None]
+        total = time.perf_counter() - started
+        seconds = {"rollout": total - step.reward_seconds, "reward": step.reward_seconds}
+        return Collected(groups, seconds, {**counts.figures(), **staleness(kept)})
+
+    def _new(self, source: PromptSource) -> PromptWork:
+        (prompt,) = source.take(1)
+        return PromptWork(prompt, self._maker.request(prompt))
+
+    def _put_right(self, sampling: SamplingParams, counts: Counts) -> None:
+        """Throw away what the present policy may not train on, or what cannot be continued."""
+        oldest_allowed = self._engine.version - self._settings.max_staleness
+        unfit = [work for work in self._backlog if not work.fits(sampling) or _older(work, oldest_allowed)]
+        _abort(self._engine, unfit)
+        for work in unfit:
+            # A request in flight may have begun to be sampled later than it was sent.
+            if work.begun and (not work.fits(sampling) or _older(work, oldest_allowed)):
+                work.discard()
+                counts.stale_dropped += 1
+
+    def _halt(self, works: list[PromptWork], counts: Counts) -> list[PromptWork]:
+        counts.aborted += sum(work.begun for work in works)
+        _abort(self._engine, works)
+        if self._settings.max_staleness == 0:
+            for work in works:
+                work.discard()
+        return works
+
+    def _run_ahead(self, source: PromptSource, wanted: int, sampling: SamplingParams) -> None:
+        """Keep the engines busy while the policy learns: one step's prompts in flight, no more."""
+        while len(self._backlog) < prompts_at_once(wanted, self._settings.oversample):
+            self._backlog.append(self._new(source))
+        for work in self._backlog:
+            if work.future is None and not work.complete:
+                work.begin(self._engine, sampling)
+
+
+class _Step:
+    """One step's collection. Works are numbered as they start; `take` gives the next."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        maker: GroupMaker,
+        settings: CollectionSettings,
+        order: StepRequest,
+        sampling: SamplingParams,
+        take: Callable[[], PromptWork],
+        counts: Counts,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self.reward_seconds = 0.0
+        self._meanwhile = meanwhile
+        self._engine = engine
+        self._maker = maker
+        self._settings = settings
+        self._order = order
+        self._sampling = sampling
+        self._take = take
+        self._counts = counts
+        self._version = engine.version
+        self._at_once = prompts_at_once(order.wanted, settings.oversample)
+        self._most = self._at_once + most_refills(order.wanted, order.refill_rounds)
+        self._open: dict[int, PromptWork] = {}
+        self._done: dict[int, PromptWork] = {}
+        self._groups: dict[int, Group] = {}
+        self._refused: list[str] = []
+        self._kept = 0
+        self._started = 0
+
+    def run(self) -> list[Group]:
+        """The step's groups in the order of their prompts. Only here, between two of them, `SaveAsked` comes."""
+        self._start()
+        while self._open and self._kept < self._order.wanted:
+            for number in self._arrived():
+                if self._kept < self._order.wanted:
+                    self._finish(number)
+            self._start()
+        check_save()
+        if self._groups and len(self._refused) == len(self._groups):
+            raise UserError(f"the engines sampled none of {len(self._refused)} prompts; the first: {self._refused[0]}")
+        return [self._groups[number] for number in sorted(self._groups)]
+
+    def unfinished(self) -> list[PromptWork]:
+        """What was started but is in no group, in order."""
+        return [self._open[number] for number in sorted(self._open)]
+
+    def begun(self) -> list[PromptWork]:
+        """Everything that was started, in order, groups included."""
+        works = self._open | self._done
+        return [works[number] for number in sorted(works)]
+
+    def _start(self) -> None:
+        """Start as many prompts as may still be needed, and no more than that."""
+        if self._kept >= self._order.wanted:
+            return
+        while self._kept + len(self._open) < self._at_once and self._started < self._most:
+            work = self._take()
+            self._counts.continued += work.begun
+            self._open[self._started] = work
+            self._started += 1
+            if work.future is None and not work.complete:
+                work.begin(self._engine, self._sampling)
+
+    def _arrived(self) -> list[int]:
+        """Numbers of the works that can be finished now, at least one, in order."""
+        while not (ready := self._ready()):
+            with interruptible():
+                running = [work.future for work in self._open.values() if work.future is not None]
+                wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+            self._meanwhile()
+        return sorted(ready)
+
+    def _ready(self) -> list[int]:
+        return [number for number, work in self._open.items() if work.future is None or work.future.done()]
+
+    def _finish(self, number: int) -> None:
+        """Make a group of a work that was answered; where the answer is of no use, ask again."""
+        work = self._open[number]
+        if work.future is not None and not self._settled(work):
+            work.begin(self._engine, self._sampling)
+            return
+        if _older(work, self._version - self._settings.max_staleness):
+            assert self._settings.max_staleness > 0, "an on-policy step got tokens of an earlier version"
+            work.discard()
+            self._counts.stale_dropped += 1
+            work.begin(self._engine, self._sampling)
+            return
+        self._done[number] = self._open.pop(number)
+        group = self._group(number, work)
+        self._groups[number] = group
+        self._kept += group.dropped_reason is None
+
+    def _settled(self, work: PromptWork) -> bool:
+        try:
+            work.settle()
+        except EnginesLost:
+            self._counts.retried += 1
+            return False
+        except NotSampled as error:
+            self._refused.append(str(error))
+        return True
+
+    def _group(self, number: int, work: PromptWork) -> Group:
+        began = time.perf_counter()
+        self._counts.unsampled += not any(completion.tokens.numel() for completion in work.completions)
+        name = f"step{self._order.step}-{number}"
+        (group,) = self._order.select(self._maker.groups([name], [work.prompt], [work.completions], self._version))
+        self.reward_seconds += time.perf_counter() - began
+        return group
+
+
+def prompts_at_once(wanted: int, oversample: float) -> int:
+    """How many prompts run for a step that wants so many groups."""
+    # 0.1 is a little more than a tenth, and a tenth of ten must not be two.
+    return wanted + math.ceil(wanted * oversample - 1e-9)
+
+
+def _older(work: PromptWork, version: int) -> bool:
+    return work.oldest is not None and work.oldest < version
+
+
+def _abort(engine: AsyncEngine, works: Sequence[PromptWork]) -> None:
+    """End what is in flight; each work keeps what it has."""
+    running = [work for work in works if work.future is not None]
+    engine.abort([work.future for work in running if work.future is not None])
+    for work in running:
+        # What no engine sampled stays open, and the next step asks again.
+        with suppress(NotSampled):
+            work.settle(aborted=True)

@@ -1,0 +1,67 @@
+"""Collecting a step's groups round by round, through an engine that samples one batch at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from megasharp.common.records import Group, Prompt
+from megasharp.common.signals import SaveAsked, check_save, interruptible
+from megasharp.rollout.engine import Engine
+from megasharp.rollout.in_flight import Unfinished
+from megasharp.rollout.step_request import Collected, GroupMaker, PromptSource, StepRequest, fill
+
+
+class Rollouts:
+    """Collects groups through any engine, strictly on-policy."""
+
+    def __init__(self, engine: Engine, maker: GroupMaker) -> None:
+        self._engine = engine
+        self._maker = maker
+        # Of a step that was cut short.
+        self._untrained: list[Prompt] = []
+
+    def collect(self, source: PromptSource, order: StepRequest) -> Collected:
+        """A step's groups, with ids like `step7-0` in the order of the prompts.
+
+        Raises UserError for a prompt whose task has no verifier. `SaveAsked` goes through: the step's prompts are
+        `unfinished` then.
+        """
+        seconds = {"rollout": 0.0, "reward": 0.0}
+        taken: list[Prompt] = []
+
+        def sample(count: int, first: int) -> list[Group]:
+            prompts = source.take(count)
+            taken.extend(prompts)
+            return order.select(self._round(prompts, first, order, seconds))
+
+        try:
+            groups = fill(sample, order.wanted, order.refill_rounds)
+            check_save()
+        except SaveAsked:
+            self._untrained += taken
+            raise
+        return Collected(groups, seconds, {})
+
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """Prompts that were taken but are in no step's groups; what was sampled of them is not kept."""
+        return tuple(Unfinished.untouched(prompt, self._maker.responses_per_prompt) for prompt in self._untrained)
+
+    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
+        """Nothing to go on with: whatever was sampled of the next prompts is sampled anew."""
+        return 0
+
+    def _round(
+        self, prompts: Sequence[Prompt], first: int, order: StepRequest, seconds: dict[str, float]
+    ) -> list[Group]:
+        started = time.perf_counter()
+        version = self._engine.version
+        requests = [self._maker.request(prompt) for prompt in prompts]
+        with interruptible():
+            sampled = self._engine.generate(requests, self._maker.sampling_for(order))
+        generated = time.perf_counter()
+        names = [f"step{order.step}-{first + number}" for number in range(len(prompts))]
+        groups = self._maker.groups(names, prompts, sampled, version)
+        seconds["rollout"] += generated - started
+        seconds["reward"] += time.perf_counter() - generated
+        return groups

@@ -1,0 +1,278 @@
+"""One prompt on its way to a group: what was sampled of each response so far, and the request in flight.
+
+Prompts that were taken but that no step has trained on, and what was sampled of them.
+
+A resumed run goes on from there: finished responses are not sampled again, and what was in flight is asked for anew.
+A response's seed comes from the run's seed and its prompt (`groups.response_seed`), so no engine has a state to keep.
+
+Responses sampled in several parts, perhaps by several policy versions: joining them, and how old tokens are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from megasharp.common.errors import EnginesLost, NotSampled
+from megasharp.common.records import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Group,
+    Prompt,
+    SamplingParams,
+    VersionSpan,
+)
+from megasharp.rollout.engine import AsyncEngine
+
+
+@dataclass(frozen=True, slots=True)
+class SampledWith:
+    """What two parts of one response must have in common: the limit, and whether the memory network was read.
+
+    What ended at another limit would not have ended here, and log-probs of the memory are there for all tokens or none.
+    """
+
+    max_tokens: int
+    memory: bool
+
+    @classmethod
+    def of(cls, sampling: SamplingParams) -> SampledWith:
+        """Of a request's parameters."""
+        return cls(sampling.max_tokens, sampling.memory_mu is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unfinished:
+    """A prompt, by its place in the stream, and its responses so far: None before the first token of one.
+
+    `open` are the indices of responses that are not finished. `sampled_with` is None where nothing was asked yet.
+
+    Example: `Unfinished(0, 17, (first, None), open=(1,), sampled_with=SampledWith(1024, memory=False))`.
+    """
+
+    epoch: int
+    position: int
+    responses: tuple[Completion | None, ...]
+    open: tuple[int, ...]
+    sampled_with: SampledWith | None
+
+    @classmethod
+    def untouched(cls, prompt: Prompt, responses: int) -> Unfinished:
+        """A prompt of which nothing was sampled."""
+        return cls(prompt.epoch, prompt.position, (None,) * responses, tuple(range(responses)), None)
+
+    def answers(self, prompt: Prompt, request: GenerateRequest) -> bool:
+        """Whether these are responses to this request: by their seeds, which come from the run's seed and the prompt.
+
+        Data may have changed since, and then another prompt is at this place.
+        """
+        if self.place != (prompt.epoch, prompt.position) or len(self.responses) != len(request.seeds):
+            return False
+        pairs = zip(self.responses, request.seeds, strict=True)
+        return all(response is None or response.seed == seed for response, seed in pairs)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The prompt's (epoch, position)."""
+        return self.epoch, self.position
+
+
+def join(earlier: Completion, later: Completion) -> Completion:
+    """The response that `later` continues: both parts' tokens, ended as `later` ended.
+
+    Version spans of `later` count from its own first token. Adjacent spans of one version become one. Both parts were
+    sampled with a memory network or both without.
+    """
+    if not earlier.tokens.numel():
+        return later
+    if not later.tokens.numel():
+        return replace(earlier, finish_reason=later.finish_reason)
+    assert (earlier.memory_logp is None) == (later.memory_logp is None)
+    return Completion(
+        tokens=torch.cat([earlier.tokens, later.tokens]),
+        sampler_logp=torch.cat([earlier.sampler_logp, later.sampler_logp]),
+        policy_logp=torch.cat([earlier.policy_logp, later.policy_logp]),
+        memory_logp=_joined(earlier.memory_logp, later.memory_logp),
+        version_spans=_spans(earlier, later),
+        finish_reason=later.finish_reason,
+        seed=later.seed,
+        argmax_moved=_joined(earlier.argmax_moved, later.argmax_moved),
+        calibration_kl=_joined(earlier.calibration_kl, later.calibration_kl),
+        entropy=_joined(earlier.entropy, later.entropy),
+        top_logp=_joined(earlier.top_logp, later.top_logp),
+    )
+
+
+def ended(response: Completion, sampling: SamplingParams) -> Completion:
+    """The response, with its own end in place of an abort that came after its last token."""
+    if response.finish_reason is not FinishReason.ABORT or not response.tokens.numel():
+        return response
+    if int(response.tokens[-1]) in sampling.stop_token_ids:
+        return replace(response, finish_reason=FinishReason.STOP)
+    if response.tokens.numel() >= sampling.max_tokens:
+        return replace(response, finish_reason=FinishReason.LENGTH)
+    return response
+
+
+def _joined(earlier_T: Tensor | None, later_T: Tensor | None) -> Tensor | None:
+    return None if earlier_T is None or later_T is None else torch.cat([earlier_T, later_T])
+
+
+def _spans(earlier: Completion, later: Completion) -> tuple[VersionSpan, ...]:
+    offset = earlier.tokens.numel()
+    moved = (VersionSpan(span.version, span.start + offset, span.end + offset) for span in later.version_spans)
+    spans: list[VersionSpan] = []
+    for span in (*earlier.version_spans, *moved):
+        if spans and spans[-1].version == span.version and spans[-1].end == span.start:
+            spans[-1] = replace(spans[-1], end=span.end)
+        else:
+            spans.append(span)
+    return tuple(spans)
+
+
+def oldest_version(completions: Iterable[Completion]) -> int | None:
+    """The oldest policy version that sampled a token; None where there is no token."""
+    return min((span.version for completion in completions for span in completion.version_spans), default=None)
+
+
+def staleness(groups: Sequence[Group]) -> dict[str, float]:
+    """How many versions older than its group's policy a token is: mean and maximum over tokens; empty without any."""
+    behind = [
+        (group.policy_version - span.version, span.end - span.start)
+        for group in groups
+        for response in group.responses
+        for span in response.completion.version_spans
+    ]
+    tokens = sum(count for _, count in behind)
+    if not tokens:
+        return {}
+    return {
+        "rollout/staleness_mean": sum(versions * count for versions, count in behind) / tokens,
+        "rollout/staleness_max": float(max(versions for versions, _ in behind)),
+    }
+
+
+class PromptWork:
+    """The responses of one prompt, sampled at once or in several parts.
+
+    `so_far` is what an earlier process sampled of them.
+    """
+
+    def __init__(self, prompt: Prompt, request: GenerateRequest, so_far: Unfinished | None = None) -> None:
+        so_far = so_far or Unfinished.untouched(prompt, len(request.seeds))
+        assert so_far.answers(prompt, request)
+        self.prompt = prompt
+        self.future: Future[list[Completion]] | None = None
+        self._request = request
+        self._sampling: SamplingParams | None = None
+        self._sampled_with = so_far.sampled_with
+        self._begun_by = 0
+        self._lost = False
+        self._completions = list(so_far.responses)
+        # Responses that are not finished, by their index.
+        self._open = list(so_far.open)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every response is finished."""
+        return not self._open
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was sampled, or may be at this moment."""
+        return self.future is not None or any(c is not None and c.tokens.numel() for c in self._completions)
+
+    @property
+    def completions(self) -> list[Completion]:
+        """What was sampled of each response; only of a complete work."""
+        assert self.complete
+        return [completion for completion in self._completions if completion is not None]
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest version that sampled a token, or may have; None before the first token."""
+        found = oldest_version(completion for completion in self._completions if completion is not None)
+        if self.future is None:
+            return found
+        return self._begun_by if found is None else min(found, self._begun_by)
+
+    def fits(self, sampling: SamplingParams) -> bool:
+        """Whether what was sampled can be continued so."""
+        return self._sampled_with in (None, SampledWith.of(sampling))
+
+    def record(self) -> Unfinished:
+        """What is there now: an answer that has arrived counts, a request that is still in flight does not."""
+        responses, open_ = list(self._completions), list(self._open)
+        future, sampling = self.future, self._sampling
+        if future is not None and sampling is not None and future.done() and future.exception() is None:
+            for index, part in zip(self._open, future.result(), strict=True):
+                responses[index] = self._joined(index, part, sampling)
+            open_ = []
+        return Unfinished(self.prompt.epoch, self.prompt.position, tuple(responses), tuple(open_), self._sampled_with)
+
+    def begin(self, engine: AsyncEngine, sampling: SamplingParams) -> None:
+        """Ask for the responses that are not finished, from where they stand."""
+        assert self.future is None and self._open
+        self._sampling = sampling
+        self._sampled_with = SampledWith.of(sampling)
+        self._begun_by = engine.version
+        request = GenerateRequest(
+            self._request.tokens, tuple(self._request.seeds[index] for index in self._open), self._tokens_so_far()
+        )
+        self.future = engine.submit(request, sampling)
+
+    def _tokens_so_far(self) -> tuple[tuple[int, ...], ...]:
+        """Of each open response; nothing at all where none has a token, which is an ordinary request."""
+        parts = [self._completions[index] for index in self._open]
+        tokens = tuple(() if part is None else tuple(part.tokens.tolist()) for part in parts)
+        return tokens if any(tokens) else ()
+
+    def settle(self, *, aborted: bool = False) -> None:
+        """Take the answer of the request in flight. A response that was ended by our abort stays open.
+
+        Raises EnginesLost the first time that engines were lost over this prompt; it can begin again then. Raises
+        NotSampled, with the work complete, where its open responses cannot be sampled: they end where they are.
+        """
+        assert self.future is not None and self._sampling is not None
+        future, self.future = self.future, None
+        try:
+            parts = future.result()
+        except NotSampled as error:
+            if aborted or (isinstance(error, EnginesLost) and not self._lost):
+                self._lost = True
+                raise
+            self._give_up(self._sampling)
+            raise NotSampled(str(error)) from error
+        still_open = []
+        for index, part in zip(self._open, parts, strict=True):
+            reason = self._append(index, part, self._sampling)
+            if aborted and reason is FinishReason.ABORT:
+                still_open.append(index)
+        self._open = still_open
+
+    def _give_up(self, sampling: SamplingParams) -> None:
+        for index in self._open:
+            self._append(index, Completion.unsampled(self._request.seeds[index], sampling), sampling)
+        self._open = []
+
+    def _append(self, index: int, part: Completion, sampling: SamplingParams) -> FinishReason:
+        """Join what was sampled now to what there was; returns how the response ended."""
+        joined = self._joined(index, part, sampling)
+        self._completions[index] = joined
+        return joined.finish_reason
+
+    def _joined(self, index: int, part: Completion, sampling: SamplingParams) -> Completion:
+        earlier = self._completions[index]
+        return ended(part if earlier is None else join(earlier, part), sampling)
+
+    def discard(self) -> None:
+        """Throw away what was sampled; the prompt is to be sampled anew."""
+        assert self.future is None
+        self._sampled_with = None
+        self._completions = [None] * len(self._completions)
+        self._open = list(range(len(self._completions)))

@@ -1,0 +1,302 @@
+"""The HTTP API of one SGLang server, as far as megasharp uses it: typed, with time limits and the run's key.
+
+Three kinds of outcome, never mixed: a value; `Refused`, where the engine answered that it will not do it (SGLang says
+so in the body, often with status 200 or 400); and an exception, `EngineFailed` or `EngineSlow`, where the engine did
+not do its part at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from megasharp.common.errors import one_line
+from megasharp.common.records import Completion, GenerateRequest, SamplingParams
+from megasharp.rollout.sglang.bucket import Entry
+from megasharp.rollout.sglang.client.wire import MalformedAnswer, completions, generate_body, version_number
+
+# The function in the engine that reads a bucket file; the server lists it among its --custom-weight-loader.
+BUCKET_LOADER = "megasharp.rollout.sglang.engine.receive.load_bucket"
+InFlight = Literal["retract", "in_place"]
+# What an engine can give back of its device's memory while it sleeps, in SGLang's words.
+Memory = Literal["weights", "kv_cache"]
+# A call that moves no weights.
+CONTROL_S = 60.0
+_FLUSH_S = 20.0
+_FLUSH_AGAIN_S = 0.1
+# Bad request, too large, not processable: the request is at fault, not the engine.
+_REFUSALS = (400, 413, 422)
+
+
+class EngineFailed(Exception):
+    """The engine cannot be reached, hung up, or answered with an error of its own."""
+
+
+class EngineSlow(EngineFailed):
+    """The engine did not answer within the time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine works but will not do what it was asked, and says why."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    text: str
+
+    def json(self) -> Any:
+        """The body; raises EngineFailed where it is no JSON."""
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            raise EngineFailed(f"the answer is no JSON: {self.text[:200]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeat:
+    """Where and as what an engine joins a group: at `host`:`port`, its ranks from `offset` on, of `world`."""
+
+    name: str
+    backend: str
+    host: str
+    port: int
+    offset: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineApi:
+    """One server. Every call may raise EngineFailed or EngineSlow; limits are in seconds."""
+
+    host: str
+    port: int
+    key: str
+
+    def healthy(self, limit: float) -> bool:
+        """Whether the server answers and its scheduler has produced something lately (it samples a token if idle)."""
+        return self._call("GET", "/health", None, limit).status == 200
+
+    def version(self, limit: float = CONTROL_S) -> int:
+        """The weights' version that the server says it serves; -1 for those it started with."""
+        info = self._json("GET", "/model_info", None, limit)
+        try:
+            return version_number(info["weight_version"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFailed(f"/model_info names no weights version we know: {str(info)[:200]}") from error
+
+    def prompt_limit(self, limit: float = CONTROL_S) -> int:
+        """Prompts of so many tokens, and longer ones, are refused by the server."""
+        info = self._json("GET", "/server_info", None, limit)
+        try:
+            return int(info["max_req_input_len"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFailed(f"/server_info has no max_req_input_len: {str(info)[:200]}") from error
+
+    def generate(
+        self, request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], limit: float
+    ) -> list[Completion] | Refused:
+        """Sample one prompt once for each seed; `ids` are the samples' names for `abort`."""
+        answer = self._call("POST", "/generate", generate_body(request, sampling, ids), limit)
+        if answer.status in _REFUSALS:
+            return Refused(_message(answer))
+        self._expect_success(answer)
+        try:
+            return completions(answer.json(), request.seeds, sampling)
+        except MalformedAnswer as error:
+            raise EngineFailed(f"/generate: {error}") from error
+
+    def read(self, tokens: Sequence[int], sampling: SamplingParams, name: str, limit: float) -> Refused | None:
+        """Compute a prompt's cache, for samples that `generate` is asked for afterwards; `name` is for `abort`."""
+        # With a memory network's mu, if there is one: what is cached is both networks'.
+        body = generate_body(GenerateRequest(tuple(tokens), (0,)), replace(sampling, max_tokens=0), (name,))
+        answer = self._call("POST", "/generate", body, limit)
+        if answer.status in _REFUSALS:
+            return Refused(_message(answer))
+        self._expect_success(answer)
+        return None
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """End these samples; their requests are answered with what they have."""
+        for name in ids:
+            self._expect_success(self._call("POST", "/abort_request", {"rid": name}, CONTROL_S))
+
+    def pause(self, mode: InFlight, limit: float = CONTROL_S) -> Refused | None:
+        """Stop sampling: requests in flight lose their key-value cache (retract) or keep it (in_place)."""
+        return self._do("/pause_generation", {"mode": mode}, limit)
+
+    def proceed(self, limit: float = CONTROL_S) -> Refused | None:
+        """Undo `pause`."""
+        # Emptying the allocator's cache asks for CUDA.
+        return self._do("/continue_generation", {"torch_empty_cache": False}, limit)
+
+    def flush(self, limit: float = CONTROL_S) -> Refused | None:
+        """Forget every cached prefix; requests that have just ended are waited for, paused ones may be there."""
+        # Not with a time limit of the server's own: then it would wait for the paused ones too, which never end.
+        deadline = time.monotonic() + _FLUSH_S
+        while (refused := self._do("/flush_cache", {}, limit)) is not None and time.monotonic() < deadline:
+            time.sleep(_FLUSH_AGAIN_S)
+        return refused
+
+    def release(self, kinds: Sequence[Memory]) -> None:
+        """Free this memory of the device; the engine must be idle, and its contents are lost."""
+        self._expect_success(self._call("POST", "/release_memory_occupation", {"tags": list(kinds)}, CONTROL_S))
+
+    def resume(self, kinds: Sequence[Memory]) -> None:
+        """Take this memory again; weights must be pushed before they are used."""
+        self._expect_success(self._call("POST", "/resume_memory_occupation", {"tags": list(kinds)}, CONTROL_S))
+
+    def begin_update(self, limit: float = CONTROL_S) -> Refused | None:
+        """Open a weight update: tensors sent outside one are refused."""
+        return self._do("/begin_weight_update", {}, limit)
+
+    def end_update(self, limit: float) -> Refused | None:
+        """Close the weight update."""
+        return self._do("/end_weight_update", {}, limit)
+
+    def load_file(self, path: Path, ranks: int, limit: float) -> Refused | None:
+        """Load a file of `rollout.sglang.bucket` that the engine's machine can read, on each of its `ranks`."""
+        return self._load([_payload([("file", AsBytes(str(path)))])] * ranks, None, limit)
+
+    def load_lent(self, ranks: Sequence[Sequence[tuple[str, str]]], limit: float) -> Refused | None:
+        """Load weights from memory that their sender lends: texts for each rank, named as `engine.receive` has it."""
+        told = [_payload([(kind, AsBytes(text)) for kind, text in texts]) for texts in ranks]
+        return self._load(told, None, limit)
+
+    def announce(self, header: str, ranks: int, limit: float, version: int | None = None) -> Refused | None:
+        """Say by its header what the next broadcast brings; one without tensors closes the push.
+
+        `version` labels the weights from now on; None leaves the label.
+        """
+        return self._load([_payload([("announced", AsBytes(header))])] * ranks, version, limit)
+
+    def _load(self, payloads: Sequence[str], version: int | None, limit: float) -> Refused | None:
+        body = {"serialized_named_tensors": list(payloads), "load_format": BUCKET_LOADER, "flush_cache": False}
+        return self._do("/update_weights_from_tensor", _labelled(body, version), limit)
+
+    def join_group(self, seat: GroupSeat, limit: float) -> Refused | None:
+        """Have every rank of the engine join a group for broadcasts; returns when all of the group have come."""
+        body = {
+            "master_address": seat.host,
+            "master_port": seat.port,
+            "rank_offset": seat.offset,
+            "world_size": seat.world,
+            "group_name": seat.name,
+            "backend": seat.backend,
+        }
+        return self._do("/init_weights_update_group", body, limit)
+
+    def leave_group(self, name: str, limit: float) -> Refused | None:
+        """Have every rank leave a group; refused where it is in none of that name."""
+        return self._do("/destroy_weights_update_group", {"group_name": name}, limit)
+
+    def receive_broadcast(self, entries: Sequence[Entry], group: str, limit: float) -> Refused | None:
+        """Take part in one broadcast of the group, and load its tensors; they must have been announced."""
+        body = {
+            "names": [entry.name for entry in entries],
+            "dtypes": [entry.dtype for entry in entries],
+            "shapes": [list(entry.shape) for entry in entries],
+            "group_name": group,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+        }
+        return self._do("/update_weights_from_distributed", body, limit)
+
+    def checksums(self, limit: float) -> list[dict[str, str]] | Refused:
+        """A checksum of every whole tensor by its name, as each rank has it."""
+        answer = self._call("POST", "/weights_checker", {"action": "checksum"}, limit)
+        if answer.status == 400:
+            return Refused(_message(answer))
+        self._expect_success(answer)
+        try:
+            return [dict(rank["checksums"]) for rank in answer.json()["ranks"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFailed(f"/weights_checker names no checksums: {answer.text[:200]}") from error
+
+    def load_folder(self, folder: Path, version: int, limit: float) -> Refused | None:
+        """Load all weights from a Hugging Face folder that the engine's machine can read."""
+        body: dict[str, Any] = {"model_path": str(folder), "flush_cache": False}
+        return self._do("/update_weights_from_disk", _labelled(body, version), limit)
+
+    def _do(self, path: str, body: object, limit: float) -> Refused | None:
+        """A call whose answer says whether it succeeded; None where it did."""
+        answer = self._call("POST", path, body, limit)
+        if answer.status == 400:
+            return Refused(_message(answer))
+        self._expect_success(answer)
+        return Refused(_message(answer)) if _says_failure(answer.text) else None
+
+    def _json(self, method: str, path: str, body: object, limit: float) -> Any:
+        answer = self._call(method, path, body, limit)
+        self._expect_success(answer)
+        return answer.json()
+
+    def _expect_success(self, answer: _Answer) -> None:
+        if answer.status != 200:
+            raise EngineFailed(f"status {answer.status}: {_message(answer)}")
+
+    def _call(self, method: str, path: str, body: object, limit: float) -> _Answer:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=limit)
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            return _Answer(response.status, response.read().decode("utf-8", "replace"))
+        except TimeoutError as error:
+            raise EngineSlow(f"no answer to {path.partition('?')[0]} within {limit:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineFailed(f"{path.partition('?')[0]}: {one_line(error)}") from error
+        finally:
+            connection.close()
+
+
+def _labelled(body: dict[str, Any], version: int | None) -> dict[str, Any]:
+    return body if version is None else {**body, "weight_version": str(version)}
+
+
+def _says_failure(text: str) -> bool:
+    """SGLang reports some failures in the body of a success."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(body, dict) and body.get("success") is False
+
+
+def _message(answer: _Answer) -> str:
+    """The engine's own words, wherever in the body it put them."""
+    try:
+        body = json.loads(answer.text)
+    except ValueError:
+        body = None
+    if isinstance(body, dict):
+        error = body.get("error")
+        body = error.get("message") if isinstance(error, dict) else error or body.get("message")
+    return " ".join(str(body or answer.text).split())[:500]
+
+
+class AsBytes:
+    """Pickles as a uint8 tensor of the text: SGLang reads these, but no memory handles of other process trees."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __reduce__(self) -> tuple[object, tuple[list[int]]]:
+        return torch.ByteTensor, (list(self._text.encode()),)
+
+
+def _payload(named: Sequence[tuple[str, AsBytes]]) -> str:
+    """A base64 pickle of named tensors."""
+    return base64.b64encode(pickle.dumps(named)).decode("ascii")

@@ -1,0 +1,374 @@
+"""A fleet of SGLang engines that answer as one engine; satisfies `megasharp.rollout.engine.AsyncEngine`.
+
+Engines that give their device's memory to the learner and take it back.
+
+Single engines of this machine that begin while others run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from megasharp.common.errors import EnginesLost, NotSampled, RunFailed, UserError
+from megasharp.common.records import Completion, GenerateRequest, SamplingParams
+from megasharp.common.signals import SaveAsked, held
+from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Refused
+from megasharp.rollout.sglang.client.health import Answered, Lost
+from megasharp.rollout.sglang.client.launch import (
+    GLANCE_S,
+    EngineHandle,
+    EngineProcess,
+    FleetSettings,
+    HeldPort,
+    answers,
+    launch,
+    new_key,
+    start_one,
+    start_problem,
+    stop,
+    vocabulary,
+    why_not_started,
+)
+from megasharp.rollout.sglang.client.members import Member, Members, Restarts, RestartSettings, Starter, WatchSettings
+from megasharp.rollout.sglang.client.router import LeastLoaded, RouterSettings
+
+
+class Sleeper:
+    """All engines of a fleet sleep and wake together; one that does not is lost. All must be idle.
+
+    A request between `sleep` and the last `wake` would find an engine without memory: who calls keeps them apart.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def sleep(self) -> None:
+        """Free weights and cache. What they held is lost, so the next `wake_weights` must be followed by a push."""
+        self._members.let_sleep(True)
+        # The flush waits for what has just ended, a probe's token too.
+        self._each("flush before sleep", lambda api: api.flush())
+        self._each("sleep", lambda api: api.release(("weights", "kv_cache")))
+
+    def rest(self) -> None:
+        """Free the cache only."""
+        self._members.let_sleep(True)
+        self._each("flush before sleep", lambda api: api.flush())
+        self._each("sleep", lambda api: api.release(("kv_cache",)))
+
+    def wake_weights(self) -> None:
+        """Take memory for weights again, for a push to fill."""
+        self._each("wake", lambda api: api.resume(("weights",)))
+
+    def wake_cache(self) -> None:
+        """Take the cache's memory again: the engines can sample."""
+        self._each("wake", lambda api: api.resume(("kv_cache",)))
+        self._members.let_sleep(False)
+
+    def _each(self, what: str, action: Callable[[EngineApi], Refused | None]) -> None:
+        """Raises UserError when no engine is left."""
+        taking = self._members.alive()
+        if not taking:
+            raise self._members.none_left()
+        with ThreadPoolExecutor(len(taking)) as pool:
+            list(pool.map(lambda member: self._one(member, what, action), taking))
+        if not self._members.alive():
+            raise self._members.none_left()
+
+    def _one(self, member: Member, what: str, action: Callable[[EngineApi], Refused | None]) -> None:
+        try:
+            refused = action(member.process.api)
+        except EngineFailed as error:
+            ended = member.process.exit_reason()
+            self._members.observe(member, Lost(f"{what}: {ended or error}", ended=ended is not None))
+            return
+        if refused is not None:
+            self._members.observe(member, Lost(f"{what}: refused: {refused.message}"))
+
+
+class LocalStarter:
+    """Starts single engines on this machine; satisfies `Starter`."""
+
+    def __init__(self, settings: FleetSettings) -> None:
+        self._settings = settings
+
+    def begin(self, index: int) -> LocalStarting:
+        """Start engine `index`; it ends with the calling thread."""
+        return LocalStarting(self._settings, index)
+
+
+class LocalStarting:
+    """An engine of this machine that does not answer yet; satisfies `Starting`."""
+
+    def __init__(self, settings: FleetSettings, index: int) -> None:
+        self._settings = settings
+        self._deadline = time.monotonic() + settings.start_limit_s
+        with ExitStack() as stack:
+            port = stack.enter_context(HeldPort())
+            self._engine = start_one(settings, index, port.number, new_key())
+            self._port = stack.pop_all()
+
+    def answered(self) -> EngineProcess | None:
+        """The engine once it answers."""
+        problem = start_problem(self._engine)
+        if problem is None and answers(self._engine.api, GLANCE_S):
+            self._engine.settled()
+            self._port.close()
+            return self._engine
+        if problem is None and time.monotonic() > self._deadline:
+            problem = f"no answer within {self._settings.start_limit_s:g} s"
+        if problem is not None:
+            failure = why_not_started(self._engine, problem)
+            self.abandon()
+            raise UserError(failure)
+        return None
+
+    def abandon(self) -> None:
+        """Kill it."""
+        self._engine.kill()
+        self._port.close()
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How a fleet is watched and fed, and whether engines that are lost begin anew."""
+
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    restarts: RestartSettings = field(default_factory=RestartSettings)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class Fleet:
+    """Engines of one model that answer as one engine.
+
+    A prompt that no engine takes (empty, too long) gets aborted completions; `tell` gets a line about the first. An
+    engine that is lost is left out from then on, and its unfinished prompts go to the others; `tell` gets a line about
+    each. With a `starter` it begins anew, and is let in by a push. `engines` have started, and the fleet ends them.
+    Raises RunFailed when one of them fails meanwhile.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[EngineHandle],
+        settings: FleetSettings,
+        options: FleetOptions | None = None,
+        tell: Callable[[str], None] = _silent,
+        starter: Starter | None = None,
+    ) -> None:
+        options = options or FleetOptions()
+        self._settings = settings
+        self._tell = tell
+        self._version = -1
+        self._closed = False
+        self._vocabulary = vocabulary(settings.model)
+        self._first_refusal = threading.Lock()
+        # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
+        atexit.register(self.close)
+        self._members = Members(engines, options.watch, tell)
+        self._router = LeastLoaded(self._members, options.router)
+        self._restarts = Restarts(self._members, starter, options.restarts, tell) if starter is not None else None
+        try:
+            self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
+            self._members.start_watching()
+        except EngineFailed as error:
+            self.close()
+            raise RunFailed(f"the engines started, but one then failed: {error}; see {settings.log_folder}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def version(self) -> int:
+        """The policy version last pushed whole; -1 before the first."""
+        return self._version
+
+    @property
+    def settings(self) -> FleetSettings:
+        """What the engines were started with."""
+        return self._settings
+
+    @property
+    def prompt_limit(self) -> int:
+        """Prompts of so many tokens, with what is begun of a response, and longer ones get no samples."""
+        return self._prompt_limit
+
+    @property
+    def members(self) -> Members:
+        """The engines, with their health."""
+        return self._members
+
+    def healthy(self) -> bool:
+        """Whether at least one engine can serve the current weights."""
+        return not self._closed and bool(self._members.serving())
+
+    def close(self) -> None:
+        """Stop all engines; returns when their processes are gone."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._members.end_watching()
+        self._router.close()
+        if self._restarts is not None:
+            self._restarts.close()
+        stop([member.process for member in self._members.all])
+
+    def generate(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> list[list[Completion]]:
+        """Sample every request; the outer list follows `requests`, the inner one each request's seeds.
+
+        Seeds fix completions only where the engines are deterministic.
+        Raises UserError when no engine is left, when the engines refuse every prompt, when log-probs are not finite,
+        when a token is outside the vocabulary, or when a memory network is asked for and the engines have none.
+        """
+        self._check(requests, sampling)
+        sent = [request for request in requests if self._obstacle(request) is None]
+        futures: list[Future[list[Completion]]] = []
+        try:
+            with held():
+                futures.extend(self.submit(request, sampling) for request in requests)
+            outcomes = [_outcome(future) for future in futures]
+        except SaveAsked:
+            # The run goes on for a while, and engines that share the learners' devices must be idle then.
+            self._router.abort(futures)
+            raise
+        except BaseException:
+            self._router.drop(futures)
+            raise
+        refused = [outcome for outcome in outcomes if isinstance(outcome, NotSampled)]
+        # One prompt may be at fault; where every one is turned down, something else is.
+        if refused and len(refused) == len(sent):
+            raise UserError(f"the engines sampled none of {len(refused)} prompts; the first: {refused[0]}")
+        return [
+            _unsampled(request, sampling) if isinstance(outcome, NotSampled) else outcome
+            for request, outcome in zip(requests, outcomes, strict=True)
+        ]
+
+    @property
+    def retried(self) -> int:
+        """How many requests were sent again because an engine failed over them."""
+        return self._router.retried
+
+    def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
+        """Sample one request; returns at once. What `generate` says of errors holds for the future.
+
+        The future raises NotSampled where the engine refuses the request, EnginesLost where several failed over it.
+        """
+        self._check([request], sampling)
+        obstacle = self._obstacle(request)
+        if obstacle is not None:
+            self._tell_of_refusal(obstacle)
+            future: Future[list[Completion]] = Future()
+            future.set_result(_unsampled(request, sampling))
+            return future
+        sent = self._router.submit(request, sampling)
+        sent.add_done_callback(self._tell_of_failure)
+        return sent
+
+    def abort(self, futures: Sequence[Future[list[Completion]]]) -> None:
+        """End these requests and wait until they are done: unfinished completions keep their tokens, and say ABORT."""
+        self._router.abort(futures)
+
+    @contextmanager
+    def updating(self, version: int, *, whole: bool = True) -> Iterator[None]:
+        """Bring all weights of policy version `version` to the engines inside; they serve them from the end on.
+
+        `whole`: of every network that the engines hold, so that one which came back can take part.
+
+        Nothing is sampled inside. An engine that fails is left out. Raises RunFailed when none is left, or when one
+        says that it serves another version afterwards. After any error no engine serves until an update succeeds.
+        """
+        if self._closed:
+            raise RuntimeError("the fleet was closed")
+        if whole and self._restarts is not None:
+            self._restarts.look()
+        with self._members.pushing(version):
+            yield
+            self._confirm(version)
+        self._version = version
+
+    def _confirm(self, version: int) -> None:
+        """Every engine that is left says itself that it serves `version`."""
+        for member in self._members.alive():
+            try:
+                served = member.process.api.version()
+            except EngineFailed as error:
+                self._members.report_failure(member, error)
+                continue
+            self._members.observe(member, Answered(served))
+            if served != version:
+                raise RunFailed(
+                    f"{member.name} serves weights version {served} after version {version} was pushed to it; "
+                    f"see {member.process.log}"
+                )
+        if not self._members.serving():
+            raise self._members.none_left()
+
+    def _check(self, requests: Sequence[GenerateRequest], sampling: SamplingParams) -> None:
+        if self._closed:
+            raise RuntimeError("the fleet was closed")
+        if sampling.memory_mu is not None and self._settings.memory is None:
+            raise UserError(
+                f"sampling.memory_mu is {sampling.memory_mu}, but the engines hold no memory network; "
+                "leave it out or give the memory network's folder"
+            )
+        # SGLang does not look: an index out of range ends its scheduler, and the engine with it.
+        for request in requests:
+            tokens = [*request.tokens, *(token for begun in request.begun for token in begun)]
+            low, high = min(tokens, default=0), max(tokens, default=0)
+            if low < 0 or (self._vocabulary is not None and high >= self._vocabulary):
+                raise UserError(
+                    f"a prompt holds token ids {low}..{high}, but the model's vocabulary has {self._vocabulary}; "
+                    "check that the tokenizer belongs to the model"
+                )
+
+    def _obstacle(self, request: GenerateRequest) -> str | None:
+        """Why a prompt is not even sent, or None."""
+        if not request.tokens:
+            return "it is empty"
+        length = len(request.tokens) + max(map(len, request.begun), default=0)
+        if length >= self._prompt_limit:
+            return f"it has {length} tokens, and the engines take fewer than {self._prompt_limit}"
+        return None
+
+    def _tell_of_failure(self, future: Future[list[Completion]]) -> None:
+        error = future.exception()
+        if isinstance(error, EnginesLost):
+            self._tell(f"a prompt got no samples: {error}")
+        elif isinstance(error, NotSampled):
+            self._tell_of_refusal(str(error))
+
+    def _tell_of_refusal(self, reason: str) -> None:
+        # The first takes the lock for good: data may hold thousands of such prompts.
+        if self._first_refusal.acquire(blocking=False):
+            self._tell(f"a prompt got no samples: {reason}; rollout/unsampled counts such prompts in each step")
+
+
+def start_fleet(
+    settings: FleetSettings, options: FleetOptions | None = None, tell: Callable[[str], None] = _silent
+) -> Fleet:
+    """Start engines on this machine and make a fleet of them; call it, and push, from one thread that lives as long.
+
+    Raises UserError or RunFailed when an engine does not start.
+    """
+    starter = LocalStarter(settings) if options is not None and options.restarts.most else None
+    return Fleet(launch(settings), settings, options, tell, starter)
+
+
+def _unsampled(request: GenerateRequest, sampling: SamplingParams) -> list[Completion]:
+    return [Completion.unsampled(seed, sampling) for seed in request.seeds]
+
+
+def _outcome(future: Future[list[Completion]]) -> list[Completion] | NotSampled:
+    try:
+        return future.result()
+    except NotSampled as error:
+        return error

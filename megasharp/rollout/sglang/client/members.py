@@ -1,0 +1,356 @@
+"""The engines of a fleet while it runs: who is healthy, who is how busy, and the threads that keep watch.
+
+One lock guards it all; whoever waits for an engine is woken when one becomes free, healthy or dead.
+
+Engines that were lost begin anew, beside the others; those that are lost again and again stay out (quarantine).
+
+An engine that came back serves nothing before it holds the current weights: it is let in where a push of all of them
+begins, takes part in that push, and is asked for its version like every other. What it was sampling when it was lost
+went to the others long before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from megasharp.common.errors import RunFailed, UserError, one_line
+from megasharp.rollout.sglang.client.api import EngineFailed
+from megasharp.rollout.sglang.client.health import (
+    Answered,
+    Condition,
+    Doubted,
+    Event,
+    Health,
+    Lost,
+    Missed,
+    Wanted,
+    after,
+)
+from megasharp.rollout.sglang.client.launch import EngineHandle
+
+_EXIT_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """How engines are watched, in seconds: idle or busy ones every `probe_every`, suspects every `suspect_every`.
+
+    A probe may take `probe_limit`: SGLang itself gives its scheduler 20 s to say something. `dead_after` misses in a
+    row make an engine dead. Requests wait up to `wait_limit` for an engine to become free or healthy.
+    """
+
+    probe_every: float = 10.0
+    suspect_every: float = 1.0
+    probe_limit: float = 25.0
+    dead_after: int = 3
+    wait_limit: float = 3600.0
+
+
+class Member:
+    """One engine with what is known of it. Its fields change only under the lock of its `Members`."""
+
+    def __init__(self, process: EngineHandle) -> None:
+        self.process = process
+        self.health = Health()
+        self.requests = 0
+        self.tokens = 0
+
+    @property
+    def name(self) -> str:
+        """How messages call this engine."""
+        return self.process.name
+
+
+class Members:
+    """All engines of a fleet. `tell` gets a line for whoever runs the fleet when an engine is lost.
+
+    An engine that is found dead is killed at once, with its whole process group: then its sockets close, and the
+    requests that wait for it fail instead of waiting out their time limit.
+    """
+
+    def __init__(self, processes: Sequence[EngineHandle], watch: WatchSettings, tell: Callable[[str], None]) -> None:
+        self.all = [Member(process) for process in processes]
+        self._watch = watch
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._ended = threading.Event()
+        self._pushing = False
+        self._asleep = False
+        # Counts what makes the answers of probes under way worthless: starts and ends of weight pushes.
+        self._epoch = 0
+
+    def start_watching(self) -> None:
+        """Note what the engines, which have just answered the launcher, serve; then probe them in the background."""
+        for member in self.all:
+            self.observe(member, Answered(member.process.api.version()))
+        for member in self.all:
+            self._watch_on(member)
+
+    def replace(self, index: int, process: EngineHandle) -> None:
+        """A new engine, which answers, in the place of one that is lost: it is stale until it says the version wanted.
+
+        Raises EngineFailed where it does not answer any more.
+        """
+        member = Member(process)
+        answered = Answered(process.api.version())
+        with self._changed:
+            member.health = replace(member.health, wanted=self.all[index].health.wanted)
+            self.all[index] = member
+        self.observe(member, answered)
+        self._watch_on(member)
+
+    def _watch_on(self, member: Member) -> None:
+        watch = threading.Thread(target=self._watch_one, args=(member,), name=f"watch {member.name}", daemon=True)
+        watch.start()
+
+    def end_watching(self) -> None:
+        """End the background probes; does not wait for a probe that hangs."""
+        self._ended.set()
+
+    def observe(self, member: Member, event: Event, epoch: int | None = None) -> None:
+        """Apply an event to one engine's health; an engine that this makes dead is killed.
+
+        With `epoch`, the event counts only where no push of weights began or ended since then, or is under way.
+        """
+        with self._changed:
+            if epoch is not None and (epoch != self._epoch or self._quiet):
+                return
+            before = member.health
+            member.health = after(before, event, self._watch.dead_after)
+            died = before.alive and not member.health.alive
+            self._changed.notify_all()
+        if died and not self._ended.is_set():
+            self._tell(f"{member.name} is lost: {self.describe(member)}")
+            member.process.kill()
+
+    def report_failure(self, member: Member, error: EngineFailed) -> None:
+        """A call to the engine failed: it is dead if its process ended, suspect otherwise."""
+        ended = member.process.exit_reason()
+        self.observe(member, Lost(ended, ended=True) if ended is not None else Doubted(str(error)))
+
+    def alive(self) -> list[Member]:
+        """Engines that are not given up."""
+        with self._changed:
+            return [member for member in self.all if member.health.alive]
+
+    def serving(self) -> list[Member]:
+        """Engines that may get requests."""
+        with self._changed:
+            return [member for member in self.all if member.health.serving]
+
+    def describe(self, member: Member) -> str:
+        """Why an engine is in the state that it is in, and where its log is; how that ends, where the process ended."""
+        health = member.health
+        why = f" ({health.reason})" if health.reason else ""
+        # One that refused said why; what else its log holds would only hide that.
+        last = f"; last lines: {member.process.tail()}" if health.ended else ""
+        return f"{health.condition.value}{why}; see {member.process.log}{last}"
+
+    def none_left(self) -> RunFailed:
+        """The error for a fleet in which no engine can serve: names each engine's fate."""
+        fates = "; ".join(f"{member.name} is {self.describe(member)}" for member in self.all)
+        return RunFailed(f"no engine is left to sample with: {fates}")
+
+    @contextmanager
+    def busy(self, tokens: int, at_once: int) -> Iterator[Member]:
+        """The serving engine with the fewest tokens in flight, taken for a request of so many tokens.
+
+        Waits while every engine has `at_once` requests, or is suspect. Raises UserError when no engine can serve any
+        more, or none could within the time limit.
+        """
+        member = self._take(tokens, at_once)
+        try:
+            yield member
+        finally:
+            with self._changed:
+                member.requests -= 1
+                member.tokens -= tokens
+                self._changed.notify_all()
+
+    def _take(self, tokens: int, at_once: int) -> Member:
+        deadline = time.monotonic() + self._watch.wait_limit
+        with self._changed:
+            while True:
+                free = [m for m in self.all if m.health.serving and m.requests < at_once]
+                if free:
+                    member = min(free, key=lambda m: (m.tokens, m.process.index))
+                    member.requests += 1
+                    member.tokens += tokens
+                    return member
+                left = deadline - time.monotonic()
+                if not any(self._hopeful(m) for m in self.all) or left <= 0 or self._ended.is_set():
+                    raise self.none_left()
+                self._changed.wait(min(left, _EXIT_POLL_S))
+
+    def _hopeful(self, member: Member) -> bool:
+        """Whether the engine may yet serve without anybody's doing: a stale one may in a weight push."""
+        condition = member.health.condition
+        return condition in (Condition.SERVING, Condition.SUSPECT) or (self._pushing and condition is Condition.STALE)
+
+    @contextmanager
+    def pushing(self, version: int) -> Iterator[None]:
+        """A push of weights: only `version` may be served from now on, and no engine serves until it says so inside.
+
+        Probes have no say inside: a paused engine answers none. Exits of processes are still noticed.
+        """
+        self._turn(True)
+        for member in self.all:
+            self.observe(member, Wanted(version))
+        try:
+            yield
+        finally:
+            self._turn(False)
+
+    def _turn(self, pushing: bool) -> None:
+        with self._changed:
+            self._pushing = pushing
+            self._epoch += 1
+            self._changed.notify_all()
+
+    def let_sleep(self, asleep: bool) -> None:
+        """Whether engines sleep: probes, which sample a token, then have no say and are not sent."""
+        with self._changed:
+            self._asleep = asleep
+            self._epoch += 1
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the engines sleep."""
+        return self._asleep
+
+    @property
+    def _quiet(self) -> bool:
+        return self._pushing or self._asleep
+
+    def probe(self, member: Member) -> None:
+        """Ask one engine how it is, and note what it says."""
+        epoch = self._epoch
+        self.observe(member, self._ask(member), epoch)
+
+    def _ask(self, member: Member) -> Event:
+        api = member.process.api
+        try:
+            if api.healthy(self._watch.probe_limit):
+                return Answered(api.version(self._watch.probe_limit))
+            return Missed("it says that it is not healthy")
+        except EngineFailed as error:
+            return Missed(str(error))
+
+    def _watch_one(self, member: Member) -> None:
+        probed = time.monotonic()
+        while not self._ended.wait(_EXIT_POLL_S) and member.health.alive:
+            ended = member.process.exit_reason()
+            if ended is not None:
+                self.observe(member, Lost(ended, ended=True))
+                return
+            suspect = member.health.condition is Condition.SUSPECT
+            if time.monotonic() - probed >= (self._watch.suspect_every if suspect else self._watch.probe_every):
+                if not self._quiet:
+                    self.probe(member)
+                probed = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class RestartSettings:
+    """An engine begins anew at most `most` times within `within_s` seconds; 0: never."""
+
+    most: int = 0
+    within_s: float = 3600.0
+
+
+class Starting(Protocol):
+    """An engine on its way."""
+
+    def answered(self) -> EngineHandle | None:
+        """The engine once it answers; returns within seconds. Raises UserError, with nothing left, where it won't."""
+        ...
+
+    def abandon(self) -> None:
+        """End it."""
+        ...
+
+
+class Starter(Protocol):
+    """Whoever starts engines: of this machine, or of a cluster."""
+
+    def begin(self, index: int) -> Starting:
+        """Start engine `index` and return at once. Raises UserError or OSError where that fails."""
+        ...
+
+
+class Restarts:
+    """The engines of a fleet that are on their way back. `tell` gets a line for each turn."""
+
+    def __init__(
+        self, members: Members, starter: Starter, settings: RestartSettings, tell: Callable[[str], None]
+    ) -> None:
+        self._members = members
+        self._starter = starter
+        self._settings = settings
+        self._tell = tell
+        self._starting: dict[int, Starting] = {}
+        self._begun: dict[int, list[float]] = {}
+        self._out: set[int] = set()
+
+    def look(self) -> None:
+        """Let in the engines that answer, and begin those that were lost; waits for none.
+
+        No weights may be on their way; always in one thread, with which these engines end.
+        """
+        for index, member in enumerate(self._members.all):
+            if index in self._starting:
+                self._let_in(index)
+            elif not member.health.alive and index not in self._out:
+                self._begin(index)
+
+    def close(self) -> None:
+        """End those that are on their way."""
+        starting, self._starting = self._starting, {}
+        for one in starting.values():
+            one.abandon()
+
+    def _begin(self, index: int) -> None:
+        now = time.monotonic()
+        begun = [then for then in self._begun.get(index, []) if now - then < self._settings.within_s]
+        name = self._members.all[index].name
+        if len(begun) >= self._settings.most:
+            self._out.add(index)
+            self._tell(
+                f"{name} stays out: lost {len(begun) + 1} times within {self._settings.within_s / 60:g} minutes "
+                f"(rollout.restarts is {self._settings.most})"
+            )
+            return
+        self._begun[index] = [*begun, now]
+        self._members.all[index].process.kill()
+        try:
+            self._starting[index] = self._starter.begin(index)
+        except (UserError, OSError) as error:
+            self._tell(f"{name} did not begin anew: {one_line(error)}")
+
+    def _let_in(self, index: int) -> None:
+        name = self._members.all[index].name
+        try:
+            engine = self._starting[index].answered()
+        except UserError as error:
+            del self._starting[index]
+            self._tell(f"{name} did not begin anew: {one_line(error)}")
+            return
+        if engine is None:
+            return
+        del self._starting[index]
+        try:
+            if self._members.asleep:
+                # As the others are while weights come: memory for weights, none for the cache.
+                engine.api.flush()
+                engine.api.release(("kv_cache",))
+            self._members.replace(index, engine)
+        except EngineFailed as error:
+            engine.kill()
+            self._tell(f"{name} did not begin anew: {one_line(error)}")
+            return
+        self._tell(f"{name} is back; it serves once it holds the weights that are pushed now")

@@ -1,0 +1,82 @@
+"""Everything that can be refused before SGLang starts, without starting it: asked for when a run's config is read.
+
+What the engines' Python must hold: the one version of SGLang that the seams were read from, and megasharp itself.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from megasharp.common.errors import UserError
+from megasharp.rollout.sglang.engine.config import (
+    EngineConfig,
+    check_config,
+    check_flags,
+    installed_flags,
+    skip_the_packages_own_imports,
+)
+
+PINNED = "0.5.21"
+# The CPU platform's name in megasharp's packaging, by which SGLang finds it.
+PLATFORM_NAME = "megasharp_cpu"
+_PLATFORMS = "sglang.srt.platforms"
+_KERNELS = "sglang-kernel"
+_NONE = "none"
+_HOW_TO_BUILD = {
+    "cpu": "`make fleet` builds a Python that has it",
+    "cuda": "megasharp/rollout/sglang/README.md says how to build the engines' Python for GPUs",
+}
+
+
+def check_installed(device: str) -> None:
+    """Raises UserError where the engines' Python lacks SGLang in its one version, or megasharp's own packaging."""
+    check_version(device)
+    if device == "cpu" and PLATFORM_NAME not in {each.name for each in metadata.entry_points(group=_PLATFORMS)}:
+        raise UserError(
+            "the engines' Python does not have megasharp installed as a package; "
+            "run `pip install --no-deps --no-build-isolation -e .` with it, or `make fleet`"
+        )
+
+
+def check_version(device: str) -> None:
+    """Raises UserError where the installed SGLang is another one, or none."""
+    found = _installed("sglang")
+    if found != PINNED:
+        raise UserError(
+            f"the engines' Python has sglang {found}, but megasharp needs exactly {PINNED}; {_HOW_TO_BUILD[device]}"
+        )
+
+
+def check_build(device: str) -> None:
+    """Raises UserError where the engines' Python is a CPU's and `device` is not; imports torch."""
+    if device == "cpu":
+        return
+    import torch
+
+    if torch.version.cuda is None:
+        raise UserError(
+            f"the engines' Python has torch {torch.__version__}, which knows no CUDA; {_HOW_TO_BUILD[device]}"
+        )
+    if _installed(_KERNELS) == _NONE:
+        raise UserError(
+            f"the engines' Python lacks {_KERNELS}, without which SGLang has no GPU; {_HOW_TO_BUILD[device]}"
+        )
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return _NONE
+
+
+def check(config: EngineConfig) -> None:
+    """Raises UserError with the first thing that is wrong, as an engine would at its start; no port need be free.
+
+    For a process that then ends: SGLang cannot be used in it afterwards.
+    """
+    check_installed(config.device)
+    check_config(config)
+    skip_the_packages_own_imports()
+    check_flags(config, installed_flags())
+    check_build(config.device)

@@ -1,0 +1,158 @@
+"""A policy and its memory network as one SGLang model, so that a decode step of both is one step of the engine.
+
+The policy's parameters keep their Hugging Face names and the memory's stand under `memory.`, in checkpoints and in
+updates. The memory's attention layers are numbered after the policy's, and `end_layer` counts both: that is what sizes
+SGLang's paged key-value pool. So one page table, one radix tree and one allocator serve both networks, and prefix
+reuse, chunked prefill, retraction and flushing keep them in step by themselves.
+
+SGLang's sleep drops both networks' weights and its wake brings none back: an update after it must bring both, and
+`sleeping.py` keeps requests out until it has come.
+
+The memory's logits go to a buffer (`memory_logits.py`); the sampler subtracts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from megasharp.common.records import MEMORY_PREFIX
+from megasharp.rollout.sglang.engine.config import check_attention, check_pair, kv_repeats, published
+from megasharp.rollout.sglang.engine.sampling_math import MemoryLogits
+from megasharp.rollout.sglang.engine.sglang_internals import (
+    CaptureHiddenMode,
+    DefaultModelLoader,
+    LogitsMetadata,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    RadixAttention,
+    get_attn_backend,
+    get_exec,
+    get_parallel,
+)
+
+_NETWORKS = {"Qwen2ForCausalLM": Qwen2ForCausalLM, "Qwen3ForCausalLM": Qwen3ForCausalLM}
+
+
+class _WithMemory(nn.Module):
+    """What is added to a policy's class; the policy's own class comes after it in the order of bases."""
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        super().__init__(config, quant_config=quant_config, prefix=prefix)
+        settings = published()
+        assert settings.memory is not None
+        memory_config = AutoConfig.from_pretrained(settings.memory)
+        check_pair(config, memory_config, get_parallel().tp_size)
+        check_attention(get_exec().kernel, config, memory_config)
+        # The policy's quantisation says nothing about another checkpoint.
+        self.memory = _NETWORKS[memory_config.architectures[0]](memory_config, quant_config=None, prefix="memory")
+        _move_into_pool(self.memory, config, memory_config)
+        self.memory_logits = MemoryLogits(settings.max_rows, config.vocab_size)
+        self.secondary_weights = [
+            DefaultModelLoader.Source(model_or_path=settings.memory, revision=None, prefix=MEMORY_PREFIX)
+        ]
+        self._layers: int = config.num_hidden_layers + memory_config.num_hidden_layers
+
+    @property
+    def end_layer(self) -> int:
+        """One past the last attention layer of both networks: the pool's depth."""
+        return self._layers
+
+    @torch.no_grad()
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """The policy's output, as its own class gives it; the memory's logits go to their buffer."""
+        output = super().forward(input_ids, positions, forward_batch, *args, **kwargs)
+        with _without_the_policys_schedule():
+            hidden = self.memory.model(input_ids, positions, forward_batch)
+        rows = _last_rows(forward_batch)
+        logits = self.memory.logits_processor(input_ids, hidden, self.memory.lm_head, rows).next_token_logits
+        self.memory_logits.store(logits)
+        return output
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Hand each tensor to its network; the tensors are read one by one, never held together."""
+        for of_memory, run in groupby(weights, key=lambda item: item[0].startswith(MEMORY_PREFIX)):
+            if of_memory:
+                self.memory.load_weights((name.removeprefix(MEMORY_PREFIX), tensor) for name, tensor in run)
+            else:
+                super().load_weights(run)  # type: ignore[misc]
+
+    def should_apply_lora(self, name: str) -> bool:
+        """LoRA adapters are refused at start; none may wrap the memory."""
+        return False
+
+
+class Qwen2WithMemory(_WithMemory, Qwen2ForCausalLM):  # type: ignore[misc]
+    """A Qwen2 policy."""
+
+
+class Qwen3WithMemory(_WithMemory, Qwen3ForCausalLM):  # type: ignore[misc]
+    """A Qwen3 policy."""
+
+
+class _RepeatedHeads(nn.Module):
+    """An attention layer that gets each key-value head several times, so that it fills the policy's heads in the pool.
+
+    Query heads of a key-value head lie together, and so do its copies: each copy serves an equal share of them.
+    """
+
+    def __init__(self, inner: Any, repeats: int) -> None:
+        super().__init__()
+        self._repeats = repeats
+        inner.tp_k_head_num *= repeats
+        inner.tp_v_head_num *= repeats
+        self.inner = inner
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: Any, **kwargs: Any) -> Any:
+        return self.inner(q, self._repeated(k), self._repeated(v), forward_batch, **kwargs)
+
+    def _repeated(self, heads: Tensor) -> Tensor:
+        split = heads.view(heads.shape[0], -1, self.inner.head_dim)
+        return split.repeat_interleave(self._repeats, dim=1).flatten(1)
+
+
+def _move_into_pool(memory: Any, policy_config: Any, memory_config: Any) -> None:
+    """Number the memory's attention layers after the policy's, with the policy's number of key-value heads."""
+    repeats = kv_repeats(policy_config, memory_config, get_parallel().tp_size)
+    for layer in memory.model.layers:
+        attention = layer.self_attn.attn
+        assert isinstance(attention, RadixAttention)
+        attention.layer_id += policy_config.num_hidden_layers
+        if repeats > 1:
+            layer.self_attn.attn = _RepeatedHeads(attention, repeats)
+
+
+@contextmanager
+def _without_the_policys_schedule() -> Iterator[None]:
+    """FlashAttention-3 plans a step by the policy's head counts; the memory's layers let each call plan for itself."""
+    metadata = getattr(get_attn_backend(), "forward_metadata", None)
+    schedule = getattr(metadata, "scheduler_metadata", None)
+    if schedule is None:
+        yield
+        return
+    assert metadata is not None
+    metadata.scheduler_metadata = None
+    try:
+        yield
+    finally:
+        metadata.scheduler_metadata = schedule
+
+
+def _last_rows(forward_batch: Any) -> Any:
+    """Logits of each request's last token only, in a tensor of their own: prompt log-probs are the policy's."""
+    metadata = LogitsMetadata.from_forward_batch(forward_batch)
+    metadata.next_token_logits_buffer = None
+    metadata.extend_return_logprob = False
+    metadata.extend_return_top_logprob = False
+    metadata.extend_token_ids_logprob = False
+    metadata.capture_hidden_mode = CaptureHiddenMode.NULL
+    return metadata
+
+
+EntryClass = [Qwen2WithMemory, Qwen3WithMemory]

@@ -1,0 +1,89 @@
+"""Every part of SGLang that is used from inside. Read from 0.5.21; look here first when the version changes.
+
+What each is used for:
+- model: `LlamaForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM` are subclassed; `RadixAttention` of the memory
+  network gets layer ids after the policy's; `DefaultModelLoader.Source` is how a model asks for a second checkpoint
+  (`secondary_weights`); `LogitsMetadata` says which rows become logits; `get_attn_backend` gives the step's attention
+  plan.
+- sampling: `Sampler` is subclassed and registered under the built-in back-ends' names, which are looked up first;
+  `SamplingBatchInfo` has three methods meant to be overridden; `SamplingParams.verify` judges a request in the server.
+- weights: `WeightUpdater` and `SchedulerWeightUpdaterManager` receive updates, `WeightChecker` answers checksums; the
+  parallel layers say how a parameter is cut over ranks.
+- launch: `ServerArgs`, `launch_server` and the two processes' functions. `server.py` comes before this file.
+- requests: `TokenizerManager` is the server's side of the scheduler; health checks are requests whose names start with
+  `HEALTH_CHECK_RID_PREFIX`; a `HTTPException` is answered with its status.
+- shared memory: `load_snapshot` and `stale_shm_cleanup` name what an engine's processes share.
+`cpu_platform.py` and `arguments.py` have imports of their own, and say why.
+"""
+
+from __future__ import annotations
+
+from fastapi import HTTPException
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+from sglang.srt.distributed import tensor_model_parallel_all_gather
+from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.entrypoints.http_server import launch_server
+from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from sglang.srt.layers.logits_processor import LogitsMetadata
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.layers.sampler import Sampler, register_sampler_backend
+from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from sglang.srt.managers import load_snapshot
+from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
+from sglang.srt.managers.scheduler import run_scheduler_process
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.model_executor.forward_context import get_attn_backend
+from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+from sglang.srt.model_loader.loader import DefaultModelLoader
+from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.qwen2 import Qwen2ForCausalLM
+from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+from sglang.srt.runtime_context import get_exec, get_parallel, get_serving
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.utils import stale_shm_cleanup
+from sglang.srt.utils.weight_checker import ChecksumInfo, WeightChecker, overall_checksum
+
+from megasharp.rollout.sglang.engine.arguments import ServerArgs
+
+__all__ = [
+    "CaptureHiddenMode",
+    "ChecksumInfo",
+    "DefaultModelLoader",
+    "Engine",
+    "HEALTH_CHECK_RID_PREFIX",
+    "HTTPException",
+    "LlamaForCausalLM",
+    "LogitsMetadata",
+    "MergedColumnParallelLinear",
+    "QKVParallelLinear",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "RadixAttention",
+    "RowParallelLinear",
+    "Sampler",
+    "SamplingBatchInfo",
+    "SamplingParams",
+    "SchedulerWeightUpdaterManager",
+    "ServerArgs",
+    "TokenizerManager",
+    "UpdateWeightFromDiskReqOutput",
+    "VocabParallelEmbedding",
+    "WeightChecker",
+    "WeightUpdater",
+    "get_attn_backend",
+    "get_exec",
+    "get_parallel",
+    "get_serving",
+    "launch_server",
+    "load_snapshot",
+    "overall_checksum",
+    "register_sampler_backend",
+    "run_detokenizer_process",
+    "run_scheduler_process",
+    "stale_shm_cleanup",
+    "tensor_model_parallel_all_gather",
+]

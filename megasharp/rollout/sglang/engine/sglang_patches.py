@@ -1,0 +1,159 @@
+"""What an engine changes in SGLang, in each of its processes; `server_changes.py` has what is changed in the server.
+
+1. `Sampler`: ours, registered under the built-in back-ends' names.
+2. `SamplingBatchInfo`: its three methods meant for it, and the copy made for a forward, carry `requests.Columns`.
+3. `SamplingParams.verify`: also judges `custom_params`, in the server, where a mistake is an answer and not a crash.
+4. `WeightUpdater.update_weights_from_tensor`: a refusal of ours becomes (False, reason) instead of the engine's end.
+   `WeightUpdater.receive_weights_from_distributed`: refuses tensors that were not announced.
+5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version, and weights that do not fit.
+6. `WeightChecker._compute_checksum`: checksums of whole tensors under their checkpoint's names. SGLang's own hashes its
+   fused, cut tensors, with a hash of its own, and needs CUDA.
+7. The names of shared memory (`shared.py`).
+
+And of torch: where ranks meet (`meeting.py`).
+
+All that an engine's processes share in /dev/shm carries one name, by which whoever stops the engine removes it.
+
+SGLang ends its processes by force, which leaves their semaphores, message queues and load figures behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from megasharp.rollout.sglang.engine import sglang_internals
+from megasharp.rollout.sglang.engine.config import published
+from megasharp.rollout.sglang.engine.receive import check_broadcast, check_folder, checksums, known
+from megasharp.rollout.sglang.engine.rendezvous import meet_at_one_address
+from megasharp.rollout.sglang.engine.requests import Columns, check_request, columns_of
+from megasharp.rollout.sglang.engine.sampler import EngineSampler
+
+
+def name_all_that_is_shared(folder: Path) -> None:
+    """In this process and its children: files lie in `folder`, and what cannot lie in a folder begins with its name."""
+    process: Any = multiprocessing.current_process()
+    # How Python's own semaphores begin; children get it from their parent.
+    process._config["semprefix"] = f"/{folder.name}"
+    sglang_internals.stale_shm_cleanup._SGL_SHM_PREFIX = folder.name
+    sglang_internals.load_snapshot.shm_path_for = lambda instance: str(folder / f"loads_{instance}")
+
+
+_SAMPLING_BACKENDS = ("pytorch", "flashinfer")
+
+
+def apply() -> None:
+    """Make the changes in this process, once. Raises KeyError where no engine of ours published its settings."""
+    if hasattr(sglang_internals.SamplingBatchInfo, "megasharp"):
+        return
+    meet_at_one_address()
+    shared = published().shared
+    if shared is not None:
+        name_all_that_is_shared(Path(shared))
+    for backend in _SAMPLING_BACKENDS:
+        sglang_internals.register_sampler_backend(backend, EngineSampler)
+    _carry_columns(sglang_internals.SamplingBatchInfo)
+    _judge_requests(sglang_internals.SamplingParams, published().memory is not None)
+    _answer_refusals(sglang_internals.WeightUpdater)
+    _take_announced_only(sglang_internals.WeightUpdater)
+    _check_folders(sglang_internals.SchedulerWeightUpdaterManager)
+    _name_checksums(sglang_internals.WeightChecker)
+
+
+def _carry_columns(info: Any) -> None:
+    copy_for_forward: Callable[[Any], Any] = info.copy_for_forward
+
+    def start(self: Any, batch: Any, vocab_size: int) -> None:
+        self.megasharp = columns_of(batch.reqs, self.device)
+
+    def keep(self: Any, keep_indices: list[int], keep_indices_device: Tensor) -> None:
+        self.megasharp = self.megasharp.select(keep_indices_device)
+
+    def merge(self: Any, other: Any) -> None:
+        self.megasharp = self.megasharp.followed_by(other.megasharp)
+
+    def copy(self: Any) -> Any:
+        # It goes through dataclasses.replace, which knows declared fields only.
+        copied = copy_for_forward(self)
+        copied.megasharp = self.megasharp
+        return copied
+
+    absent: Columns | None = None
+    info.megasharp = absent
+    info.adjusted_from_schedule_batch = start
+    info.adjusted_filter_batch = keep
+    info.adjusted_merge_batch = merge
+    info.copy_for_forward = copy
+
+
+def _judge_requests(params: Any, has_memory: bool) -> None:
+    verify: Callable[[Any, int], None] = params.verify
+
+    def judge(self: Any, vocab_size: int) -> None:
+        verify(self, vocab_size)
+        check_request(self.custom_params, has_memory)
+
+    params.verify = judge
+
+
+def _answer_refusals(updater: Any) -> None:
+    update: Callable[..., tuple[bool, str]] = updater.update_weights_from_tensor
+
+    def answer(self: Any, *args: Any, **kwargs: Any) -> tuple[bool, str]:
+        # All ranks read the same file, so they refuse together and none waits for another.
+        try:
+            return update(self, *args, **kwargs)
+        except (ValueError, OSError) as error:
+            return False, str(error)
+
+    updater.update_weights_from_tensor = answer
+
+
+def _take_announced_only(updater: Any) -> None:
+    receive: Callable[..., Any] = updater.receive_weights_from_distributed
+
+    def answer(self: Any, *, names: Any, dtypes: Any, shapes: Any, **kwargs: Any) -> Any:
+        # What is raised here becomes (False, reason) one level up.
+        check_broadcast(self.get_model(), names, dtypes, shapes)
+        return receive(self, names=names, dtypes=dtypes, shapes=shapes, **kwargs)
+
+    updater.receive_weights_from_distributed = answer
+
+
+def _check_folders(manager: Any) -> None:
+    update: Callable[[Any, Any], Any] = manager.update_weights_from_disk
+
+    def answer(self: Any, request: Any) -> Any:
+        try:
+            model = self.tp_worker.model_runner.model
+            check_folder(model, Path(request.model_path), request.weight_version)
+        except ValueError as error:
+            return sglang_internals.UpdateWeightFromDiskReqOutput(
+                success=False, message=str(error), num_paused_requests=0
+            )
+        return update(self, request)
+
+    manager.update_weights_from_disk = answer
+
+
+def _name_checksums(checker: Any) -> None:
+    compute: Callable[..., dict[str, Any]] = checker._compute_checksum
+
+    def answer(self: Any, skip_tensor_list: list[str] | None = None, *, role: str) -> dict[str, Any]:
+        model = self._get_model()
+        if not known(model):
+            return compute(self, skip_tensor_list, role=role)
+        found = checksums(model)
+        info = sglang_internals.ChecksumInfo(
+            checksums=found,
+            per_gpu_checksum=sglang_internals.overall_checksum(found),
+            parallelism_info=self._parallelism_info(role=role),
+        )
+        described: dict[str, Any] = info.model_dump()
+        return described
+
+    checker._compute_checksum = answer

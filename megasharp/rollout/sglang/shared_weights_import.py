@@ -1,0 +1,207 @@
+"""Reading memory that another process lends: what is open here, and a network's copies, planned once.
+
+The other side of `lending.py`. A copy is planned when a layout comes, and bound to memory when handles come; a push
+that brings neither is a check of three numbers and the copies themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megasharp.rollout.sglang.bucket import TIED_HEAD, dtype_of
+from megasharp.rollout.sglang.shared_weights_export import NOT_HELD, NOT_OPEN, Loan, Memory, Piece, opened
+
+# From here on a copy of its own moves as many bytes a second as one of everything; smaller ones share launches.
+_LARGE = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Where a part of a tensor is to lie: `values`, which begin at index `first` in dimension `cut`.
+
+    `shape` is the whole tensor's. `padding` are rows after it that stay zero.
+    """
+
+    values: Tensor
+    cut: int
+    first: int
+    shape: tuple[int, ...]
+    padding: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One copy: from this part of a piece, given as a (start, length) in each dimension, to `goal`."""
+
+    piece: Piece
+    part: tuple[tuple[int, int], ...]
+    goal: Tensor
+
+
+@dataclass(slots=True)
+class _Network:
+    """What is known of one lender's network.
+
+    `places` says where its goals lay when it was planned; `bound` are the copies while its memory is open.
+    """
+
+    layout: str
+    pieces: tuple[Piece, ...]
+    places: object = None
+    moves: tuple[_Move, ...] = ()
+    names: frozenset[str] = frozenset()
+    padding: tuple[Tensor, ...] = ()
+    bound: list[tuple[list[Tensor], list[Tensor]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    generation: int
+    lasting: bool
+    storages: tuple[Tensor, ...]
+
+
+class Borrower:
+    """All that one process has borrowed."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+        self._networks: dict[str, _Network] = {}
+        self._push = ""
+
+    def storages(self, memory: Memory, push: str) -> tuple[Tensor, ...]:
+        """The memory's storages, uint8 [bytes] each, opened if they are not yet.
+
+        Raises ValueError, with `NOT_OPEN`, where another generation is open and no handles came.
+        """
+        if push != self._push:
+            # What an earlier push left open because it did not end.
+            self.end_push()
+            self._push = push
+        found = self._open.get(memory.lender)
+        if found is None or found.generation != memory.generation:
+            self._close(memory.lender)
+            if memory.handles is None:
+                raise ValueError(f"{NOT_OPEN}: generation {memory.generation} of {memory.lender}")
+            storages = tuple(opened(handle) for handle in memory.handles)
+            found = self._open[memory.lender] = _Open(memory.generation, memory.lasting, storages)
+        return found.storages
+
+    def end_push(self) -> None:
+        """Close what was lent for one push only: its lender is about to free or to move it."""
+        for lender in [lender for lender, found in self._open.items() if not found.lasting]:
+            self._close(lender)
+
+    def prepare(self, loan: Loan, goals: Callable[[], Mapping[str, Goal]], places: object) -> frozenset[str]:
+        """Have everything ready for `copy`; returns the names of the tensors that it completes.
+
+        `places` must differ after goals have moved: they are then asked for again. Raises ValueError, with `NOT_OPEN`
+        where memory or layout is not known here, with `NOT_HELD` where the pieces do not make up what is to be copied.
+        """
+        lender = loan.memory.lender
+        if loan.pieces is not None:
+            self._networks[lender] = _Network(loan.layout, loan.pieces)
+        network = self._networks.get(lender)
+        if network is None or network.layout != loan.layout:
+            raise ValueError(f"{NOT_OPEN}: layout {loan.layout} of {lender}")
+        storages = self.storages(loan.memory, loan.stamp.push)
+        if network.places != places:
+            _plan(network, goals())
+            network.places = places
+        if network.bound is None:
+            network.bound = _grouped(_bound(network.moves, storages))
+        return network.names
+
+    def copy(self, loan: Loan) -> None:
+        """Copy the weights of the loan that was prepared last; on a GPU the copies may still be under way then."""
+        network = self._networks[loan.memory.lender]
+        assert network.bound is not None, "a loan is prepared before it is copied"
+        for targets, sources in network.bound:
+            if len(targets) == 1:
+                targets[0].copy_(sources[0])
+            else:
+                torch._foreach_copy_(targets, sources)
+        if network.padding:
+            torch._foreach_zero_(network.padding)
+
+    def _close(self, lender: str) -> None:
+        self._open.pop(lender, None)
+        if lender in self._networks:
+            self._networks[lender].bound = None
+
+
+def _plan(network: _Network, goals: Mapping[str, Goal]) -> None:
+    moves: list[_Move] = []
+    left: dict[str, int] = {}
+    for piece in network.pieces:
+        goal = goals.get(piece.name)
+        if goal is None:
+            if piece.name.endswith(TIED_HEAD):
+                continue  # A tied model's spare copy of its embedding.
+            raise ValueError(f"the engine's model has no weight {piece.name}")
+        if _others(piece.shape, piece.dim) != _others(goal.shape, piece.dim):
+            raise ValueError(f"{piece.name} came with shape {piece.shape}; the whole tensor's is {goal.shape}")
+        move = _overlap(piece, goal)
+        left.setdefault(piece.name, goal.values.numel())
+        if move is not None:
+            moves.append(move)
+            left[piece.name] -= move.goal.numel()
+    for name, count in left.items():
+        if count:
+            raise ValueError(f"{NOT_HELD} {name} as it is cut here")
+    network.moves, network.names, network.bound = tuple(moves), frozenset(left), None
+    padding = [goals[name].padding for name in left]
+    network.padding = tuple(rows for rows in padding if rows is not None)
+
+
+def _others(shape: Sequence[int], dim: int) -> list[int]:
+    return [size for number, size in enumerate(shape) if number != dim]
+
+
+def _overlap(piece: Piece, goal: Goal) -> _Move | None:
+    """What of the piece belongs to the goal, which are both parts of one tensor, each cut in one dimension."""
+    part, target = [], goal.values
+    for dim, size in enumerate(goal.shape):
+        low, high = (piece.start, piece.start + piece.shape[dim]) if dim == piece.dim else (0, size)
+        first, end = (goal.first, goal.first + goal.values.shape[dim]) if dim == goal.cut else (0, size)
+        begin, length = max(low, first), min(high, end) - max(low, first)
+        if length <= 0:
+            return None
+        part.append((begin - low, length))
+        target = target.narrow(dim, begin - first, length)
+    return _Move(piece, tuple(part), target)
+
+
+def _bound(moves: Sequence[_Move], storages: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of a target and its source."""
+    typed: dict[tuple[int, torch.dtype], Tensor] = {}
+    pairs = []
+    for move in moves:
+        piece, dtype = move.piece, dtype_of(move.piece.dtype)
+        key = piece.storage, dtype
+        if key not in typed:
+            raw = storages[piece.storage]
+            typed[key] = raw[: raw.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        strides = [math.prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
+        offset = piece.offset // dtype.itemsize
+        offset += sum(start * stride for (start, _), stride in zip(move.part, strides, strict=True))
+        source = typed[key].as_strided([length for _, length in move.part], strides, offset)
+        pairs.append((move.goal, source))
+    return pairs
+
+
+def _grouped(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Lists that each become one call: torch joins small copies into few launches where all are alike."""
+    groups: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
+    for number, (target, source) in enumerate(pairs):
+        alike = target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous()
+        key = (target.dtype, source.dtype, alike) if target.nbytes < _LARGE else number
+        targets, sources = groups.setdefault(key, ([], []))
+        targets.append(target)
+        sources.append(source)
+    return list(groups.values())

@@ -1,0 +1,207 @@
+"""From a prompt to its request, and from completions to verified groups: seeds, decoding, verdicts.
+
+What a step asks of its rollouts, and what it gets.
+
+Filling a step with kept groups: where selection drops some, further rounds of prompts take their place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Group,
+    Outcome,
+    Plausible,
+    Prompt,
+    Response,
+    SamplingParams,
+    Verdict,
+)
+from megasharp.tasks.judge import Item, Judge
+
+
+class PromptSource(Protocol):
+    """Endless prompts."""
+
+    def take(self, count: int) -> list[Prompt]: ...
+
+
+class MemoryUse(Protocol):
+    """What sampling does with a memory network: `SamplingParams.memory_mu` and `SamplingParams.plausible`."""
+
+    @property
+    def mu(self) -> float: ...
+
+    @property
+    def plausible(self) -> Plausible | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One step's groups: `wanted` kept ones, after `select` and up to `refill_rounds` further rounds of prompts.
+
+    `select` sets `dropped_reason` of the groups it refuses, each judged by itself. `memory` says how much of the memory
+    network's logits is subtracted; None samples from the policy alone. `last`: no step follows. A response has at most
+    `max_tokens` tokens; None is what the rollouts were made with.
+    """
+
+    step: int
+    wanted: int
+    select: Callable[[list[Group]], list[Group]]
+    refill_rounds: int = 0
+    memory: MemoryUse | None = None
+    last: bool = False
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A step's groups in the order of their prompts, dropped ones included.
+
+    `seconds` is by stage: `rollout`, and `reward`, which is everything from text to verdict; they do not overlap.
+    `figures` are the collection's own, as they stand in the metrics.
+    """
+
+    groups: list[Group]
+    seconds: Mapping[str, float]
+    figures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSettings:
+    """How far collection may run ahead of the weights.
+
+    `oversample` is the share of prompts sampled beyond those wanted; those unfinished when enough groups are there are
+    stragglers. `abort` ends them, so that nothing is in flight between two steps; `keep` lets them go on while the
+    policy learns, and starts the next step's prompts besides. A trained token is at most `max_staleness` versions older
+    than the policy that trains on it.
+    """
+
+    oversample: float = 0.0
+    max_staleness: int = 0
+    stragglers: Literal["abort", "keep"] = "abort"
+
+    def __post_init__(self) -> None:
+        assert self.stragglers == "abort" or self.max_staleness > 0, "what is kept is sampled by earlier weights"
+
+
+SURPLUS = "surplus"
+
+# Of how many prompts, numbering groups from where, to groups after selection.
+Collect = Callable[[int, int], list[Group]]
+
+# A round asks for no more than this many times what is missing, however few groups were kept so far.
+_MOST_PER_MISSING = 4
+
+
+def fill(collect: Collect, wanted: int, refill_rounds: int) -> list[Group]:
+    """All groups sampled until `wanted` are kept, or after `refill_rounds` further rounds.
+
+    A further round asks for as many prompts as the share kept so far makes necessary. Kept groups above `wanted` are
+    marked as dropped with the reason `SURPLUS`, so that a step always trains on at most `wanted` groups.
+    """
+    groups = collect(wanted, 0)
+    for _ in range(refill_rounds):
+        missing = wanted - _kept(groups)
+        if missing <= 0:
+            break
+        share = max(_kept(groups) / len(groups), 1.0 / _MOST_PER_MISSING)
+        groups += collect(math.ceil(missing / share), len(groups))
+    return _without_surplus(groups, wanted)
+
+
+def most_refills(wanted: int, refill_rounds: int) -> int:
+    """No more prompts than this are sampled beyond the first `wanted`."""
+    return wanted * _MOST_PER_MISSING * refill_rounds
+
+
+def _kept(groups: list[Group]) -> int:
+    return sum(group.dropped_reason is None for group in groups)
+
+
+def _without_surplus(groups: list[Group], wanted: int) -> list[Group]:
+    kept = [number for number, group in enumerate(groups) if group.dropped_reason is None]
+    surplus = set(kept[wanted:])
+    return [
+        dataclasses.replace(group, dropped_reason=SURPLUS) if number in surplus else group
+        for number, group in enumerate(groups)
+    ]
+
+
+DecodeBatch = Callable[[Sequence[Sequence[int]]], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMaker:
+    """Makes requests of prompts and groups of completions.
+
+    `decode` turns lists of token ids into texts, as a tokenizer's batch decoding with
+    special tokens left out. `seed` is the run's.
+    """
+
+    judge: Judge
+    decode: DecodeBatch
+    sampling: SamplingParams
+    responses_per_prompt: int
+    seed: int
+
+    def request(self, prompt: Prompt) -> GenerateRequest:
+        """All responses of a prompt. Raises UserError for a prompt whose task has no verifier."""
+        if prompt.task not in self.judge.tasks:
+            known = ", ".join(sorted(self.judge.tasks)) or "none"
+            raise UserError(
+                f"{prompt.source}: prompt {prompt.id} is of task {prompt.task}, which has no verifier; "
+                f"known tasks: {known}"
+            )
+        indices = range(self.responses_per_prompt)
+        return GenerateRequest(
+            prompt.tokens, tuple(response_seed(self.seed, prompt.id, prompt.epoch, index) for index in indices)
+        )
+
+    def sampling_for(self, order: StepRequest) -> SamplingParams:
+        """How a step's responses are drawn: how long they may be, and how much of a memory network is subtracted."""
+        sampling = replace(self.sampling, max_tokens=order.max_tokens or self.sampling.max_tokens)
+        if order.memory is None:
+            return sampling
+        return replace(sampling, memory_mu=order.memory.mu, plausible=order.memory.plausible)
+
+    def groups(
+        self, names: Sequence[str], prompts: Sequence[Prompt], sampled: Sequence[Sequence[Completion]], version: int
+    ) -> list[Group]:
+        """One verified group per prompt, in order. A verifier's exception is an ERROR verdict."""
+        flat = [(prompt, completion) for prompt, some in zip(prompts, sampled, strict=True) for completion in some]
+        texts = self.decode([completion.tokens.tolist() for _, completion in flat])
+        items = [Item(prompt.task, text, prompt.answer) for (prompt, _), text in zip(flat, texts, strict=True)]
+        verdicts = judged(self.judge, [completion for _, completion in flat], items)
+        responses = iter(
+            Response(completion, text, verdict)
+            for (_, completion), text, verdict in zip(flat, texts, verdicts, strict=True)
+        )
+        return [
+            Group(name, prompt, tuple(next(responses) for _ in completions), version)
+            for name, prompt, completions in zip(names, prompts, sampled, strict=True)
+        ]
+
+
+def judged(judge: Judge, completions: Sequence[Completion], items: Sequence[Item]) -> list[Verdict]:
+    """The verdicts on completions that read as `items` do; INFRA where the engine cut one off."""
+    whole = [completion.finish_reason is not FinishReason.ABORT for completion in completions]
+    verdicts = iter(judge.verdicts([item for item, is_whole in zip(items, whole, strict=True) if is_whole]))
+    aborted = Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
+    return [next(verdicts) if is_whole else aborted for is_whole in whole]
+
+
+def response_seed(run_seed: int, prompt_id: str, epoch: int, index: int) -> int:
+    """A seed in [0, 2^63) that names the response, not when it is sampled: a resumed run repeats it."""
+    identity = repr((run_seed, prompt_id, epoch, index)).encode()
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 1

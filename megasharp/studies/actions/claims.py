@@ -1,0 +1,234 @@
+"""What 2510.04028 says about its toy example and the theory under it, each sentence judged on this run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from megasharp.studies.actions.experiments import (
+    BASE,
+    EXPLORED,
+    FIGURE_1,
+    FOUR,
+    GROUP_SIZES,
+    OPTIMAL,
+    OPTIMIZERS,
+    TEMPERATURES,
+    WORTHLESS,
+    Result,
+    Results,
+)
+from megasharp.studies.actions.training import Rule, probability_change, theorem_1, theorem_ratio
+from megasharp.studies.claims import clearly_above, clearly_below, clearly_rarer, outcome
+from megasharp.studies.softmax import Array
+from megasharp.studies.study import Claim, Outcome
+
+# The word "remains almost unchanged" is granted up to this change of probability.
+UNCHANGED = 0.05
+# "Most seeds": not clearly fewer than this share.
+MOST = 0.9
+# Two exact numbers agree.
+EXACT = 1e-10
+# A middle action's two stages: it rises by this much, and ends below half of its peak.
+RISE = 0.02
+TRIALS = 2000
+
+
+def judge(results: Results) -> tuple[Claim, ...]:
+    """All claims, in the paper's order."""
+    policies = list(_random_policies())
+    return (
+        _remark_2(policies),
+        _theorem(policies, "fixed", "with an advantage that belongs to the action", 1.0),
+        _theorem(policies, "mean", "with Algorithm 1's r - mean of the group", 1.0),
+        _first_stage(results),
+        _second_stage(results),
+        _relative_negative(results),
+        _group_sizes(results),
+        _temperatures(results),
+        _extremes(policies),
+        _middle_actions(results),
+        _negative_only(results),
+    )
+
+
+def _random_policies() -> Iterator[tuple[Array, Array]]:
+    """Policies of three to five actions, uniform on the simplex, and rewards in [0, 1]; the same in every run."""
+    rng = np.random.default_rng(0)
+    for _ in range(TRIALS):
+        actions = int(rng.integers(3, 6))
+        yield rng.dirichlet(np.ones(actions)), rng.random(actions)
+
+
+def _remark_2(policies: list[tuple[Array, Array]]) -> Claim:
+    falls = total = 0
+    for policy_V, _ in policies:
+        for sampled in range(len(policy_V)):
+            others_V = np.delete(probability_change(policy_V, sampled), sampled)
+            falls += int((others_V < 0).sum())
+            total += len(others_V)
+    ours = (
+        f"true of all logits; of probabilities in {falls / total:.0%} of {total:,} pairs of random policies' actions: "
+        "when a rare action is pushed down a frequent one takes its share and more, and other rare ones lose too"
+    )
+    statement = "A < 0 raises the probability of all actions that were not sampled, A > 0 lowers them"
+    return Claim("remark 2", statement, "for all u != v", ours, outcome(falls, total))
+
+
+def _theorem(policies: list[tuple[Array, Array]], rule: Rule, how: str, paper: float) -> Claim:
+    """The theorem's factor is `paper`; partly: proportional for every policy, with another factor for each G."""
+    factors, rest = {}, 0.0
+    for size in GROUP_SIZES:
+        ratios = [theorem_ratio(rule, policy_V, reward_V, size) for policy_V, reward_V in policies[:50]]
+        factors[size] = float(np.mean([factor for factor, _ in ratios]))
+        rest = max(rest, *(left for _, left in ratios), float(np.ptp([factor for factor, _ in ratios])))
+    right = sum(abs(factor - paper) < EXACT for factor in factors.values()) if rest < EXACT else 0
+    verdict = outcome(right, len(factors)) if right or rest >= EXACT else Outcome.PARTLY
+    shown = ", ".join(f"{factor:.3f} at G={size}" for size, factor in factors.items())
+    ours = f"factor {shown}; proportional to within {rest:.0e} (50 random policies, all groups enumerated)"
+    return Claim("theorem 1", f"the expected logit update, {how}", "factor 1", ours, verdict)
+
+
+def _cases(results: Results) -> list[Result]:
+    return [results[replace(setting, optimizer=optimizer)] for optimizer in OPTIMIZERS for setting in FIGURE_1]
+
+
+def _first_stage(results: Results) -> Claim:
+    moves = [
+        [result.at_peak(action) - result.setting.start[action] for action in (EXPLORED, OPTIMAL, WORTHLESS)]
+        for result in _cases(results)
+    ]
+    holds = sum(_exploits(result) for result in _cases(results))
+    a1, a2, a3 = ([min(column), max(column)] for column in zip(*moves, strict=True))
+    ours = (
+        f"up to a1's peak a1 moves by {a1[0]:+.2f} to {a1[1]:+.2f}, a3 by {a3[0]:+.2f} to {a3[1]:+.2f}, a2 by "
+        f"{a2[0]:+.3f} to {a2[1]:+.3f}; all as said (a2 within {UNCHANGED}) in {holds} of {len(moves)} settings"
+    )
+    statement = "exploitation: pi(a1) rises, pi(a3) falls, pi(a2) hardly moves"
+    return Claim("3.2, fig 1", statement, "almost unchanged", ours, outcome(holds, len(moves)))
+
+
+def _exploits(result: Result) -> bool:
+    """Up to a1's peak a1 clearly rises, a3 clearly falls, and a2 does not clearly move by more than UNCHANGED."""
+    start, best_R = result.setting.start, result.at_peak_R(OPTIMAL)
+    rises = clearly_above(result.peak_R, start[EXPLORED])
+    falls = clearly_below(result.at_peak_R(WORTHLESS), start[WORTHLESS])
+    moved = clearly_above(best_R, start[OPTIMAL] + UNCHANGED) or clearly_below(best_R, start[OPTIMAL] - UNCHANGED)
+    return rises and falls and not moved
+
+
+def _second_stage(results: Results) -> Claim:
+    cases = _cases(results)
+    holds = sum(not clearly_rarer(result.optimal_wins_R, MOST) for result in cases)
+    fewest = min(cases, key=lambda result: result.optimal_wins)
+    ours = (
+        f"a2 has more than half at the end for {MOST:.0%} of seeds (or not clearly fewer) in {holds} of "
+        f"{len(cases)} settings; fewest "
+        f"{fewest.optimal_wins:.0%} ({fewest.setting.optimizer}, r(a1) = {fewest.setting.rewards[EXPLORED]:g}, start "
+        f"{fewest.setting.start[OPTIMAL]:g}, {fewest.setting.steps} steps)"
+    )
+    statement = "exploration: trained on, pi(a1) falls and pi(a2) rises"
+    return Claim("3.2, fig 1", statement, "will decrease, increases", ours, outcome(holds, len(cases)))
+
+
+def _relative_negative(results: Results) -> Claim:
+    cases = _cases(results)
+    holds = sum(not clearly_rarer(result.explored_turns_negative_R, MOST) for result in cases)
+    ours = (
+        f"r(a1) less the mean reward goes from positive to negative for {MOST:.0%} of seeds in {holds} of {len(cases)} "
+        "settings"
+    )
+    statement = "the relative negative action changes: first a3, later a1"
+    return Claim("3.2", statement, "initially a3 and later a1", ours, outcome(holds, len(cases)))
+
+
+def _group_sizes(results: Results) -> Claim:
+    steadier, staged, shown = 0, 0, []
+    for optimizer in OPTIMIZERS:
+        sizes = [results[replace(BASE, optimizer=optimizer, group_size=size)] for size in GROUP_SIZES]
+        steadier += clearly_below(sizes[-1].log_deviation_R - sizes[0].log_deviation_R)
+        staged += all(
+            clearly_above(r.peak_R, r.setting.start[EXPLORED] + RISE) and not clearly_rarer(r.optimal_wins_R, MOST)
+            for r in sizes
+        )
+        shown.append(f"{optimizer} {'/'.join(f'{result.spread:.3f}' for result in sizes)}")
+    of = 2 * len(OPTIMIZERS)
+    ours = (
+        f"spread of pi(a1) over seeds at G={'/'.join(map(str, GROUP_SIZES))}: {'; '.join(shown)}; both stages at "
+        f"every G with {staged} of {len(OPTIMIZERS)} optimizers"
+    )
+    statement = "a larger G is more stable and leaves the two stages as they are"
+    return Claim("C.4, fig 5", statement, "more stable", ours, outcome(steadier + staged, of))
+
+
+def _temperatures(results: Results) -> Claim:
+    rising, shown = 0, []
+    for optimizer in OPTIMIZERS:
+        found = [results[replace(BASE, optimizer=optimizer, temperature=t)] for t in TEMPERATURES]
+        entropies, steps = [r.sampling_entropy for r in found], [r.takeover_step for r in found]
+        rising += _rises([r.sampling_entropy_R for r in found]) and _rises([r.mean_optimal_R for r in found])
+        shown.append(
+            f"{optimizer}: entropy {'/'.join(f'{e:.2f}' for e in entropies)}, a2 > .5 at step "
+            f"{'/'.join(f'{step:g}' for step in steps)}"
+        )
+    ours = f"at temperature {'/'.join(f'{t:g}' for t in TEMPERATURES)}: {'; '.join(shown)}"
+    statement = "a higher training temperature samples more diversely and is advisable"
+    return Claim("C.4, fig 6", statement, "enhances diversity", ours, outcome(rising, len(OPTIMIZERS)))
+
+
+def _rises(values_CR: list[Array]) -> bool:
+    """From the first to the last clearly, and clearly back nowhere in between."""
+    ends = clearly_above(values_CR[-1] - values_CR[0])
+    return ends and not any(clearly_below(later_R - earlier_R) for earlier_R, later_R in pairwise(values_CR))
+
+
+def _extremes(policies: list[tuple[Array, Array]]) -> Claim:
+    best = min(float(theorem_1(p, r)[r.argmax()]) for p, r in policies)
+    worst = max(float(theorem_1(p, r)[r.argmin()]) for p, r in policies)
+    ours = f"lowest of the best {best:+.1e}, highest of the worst {worst:+.1e} in {len(policies):,} random policies"
+    statement = "the expected update is never negative for the best action, always negative for the worst"
+    return Claim("C.4", statement, ">= 0, < 0", ours, outcome((best >= 0) + (worst < 0), 2))
+
+
+def _middle_actions(results: Results) -> Claim:
+    holds, shown = 0, []
+    middle = [a for a, r in enumerate(FOUR.rewards) if min(FOUR.rewards) < r < max(FOUR.rewards)]
+    for optimizer in OPTIMIZERS:
+        policy_RTV = results[replace(FOUR, optimizer=optimizer)].policy_RTV
+        for action in middle:
+            start, path_RT = FOUR.start[action], policy_RTV[:, :, action]
+            peak_R, end_R = path_RT.max(axis=1), path_RT[:, -1]
+            holds += clearly_above(peak_R, start + RISE) and clearly_below(end_R - peak_R / 2)
+            shown.append(f"{optimizer} a{action + 1} {start:g}, {np.median(peak_R):.2f}, {np.median(end_R):.2f}")
+    ours = f"start, peak, end: {'; '.join(shown)}"
+    statement = "of four actions, those between worst and best generally rise, then fall"
+    return Claim("C.4, fig 7", statement, "generally", ours, outcome(holds, len(OPTIMIZERS) * len(middle)))
+
+
+def _negative_only(results: Results) -> Claim:
+    holds, shown = 0, []
+    for optimizer in OPTIMIZERS:
+        everything = [results[replace(s, optimizer=optimizer)] for s in FIGURE_1]
+        negative = [results[replace(s, optimizer=optimizer, negative_only=True)] for s in FIGURE_1]
+        holds += sum(
+            clearly_below(n.peak_R - e.peak_R) and not clearly_rarer(n.optimal_wins_R, MOST)
+            for e, n in zip(everything, negative, strict=True)
+        )
+        shown.append(
+            f"{optimizer}: peak of a1 {_mean_peak(everything):.2f} to {_mean_peak(negative):.2f}, seeds that reach a2 "
+            f"{_mean_wins(everything):.0%} to {_mean_wins(negative):.0%}"
+        )
+    ours = f"means over figure 1's settings, all samples to negative only; {'; '.join(shown)}"
+    statement = "updating on relative negatives alone (-N) exploits less and keeps exploration going"
+    return Claim("4.1", statement, "preserves diversity", ours, outcome(holds, len(OPTIMIZERS) * len(FIGURE_1)))
+
+
+def _mean_peak(found: list[Result]) -> float:
+    return float(np.mean([result.peak for result in found]))
+
+
+def _mean_wins(found: list[Result]) -> float:
+    return float(np.mean([result.optimal_wins for result in found]))

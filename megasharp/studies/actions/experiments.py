@@ -1,0 +1,240 @@
+"""Which settings the actions study runs, and what it keeps of each.
+
+The tables of the actions study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from megasharp.studies.actions.training import RULES, OptimizerName, Setting, simulate, theorem_ratio, untempered
+from megasharp.studies.softmax import Array, Bools, entropy
+from megasharp.studies.study import Cell, Table
+
+# By index: a1 explored and good, a2 unexplored and best, a3 explored and worthless.
+EXPLORED, OPTIMAL, WORTHLESS = 0, 1, 2
+
+# The paper gives r(a1) < r(a2), r(a3) = 0 and pi(a1) > pi(a2) at the start, no numbers.
+REWARDS = (0.5, 1.0, 0.0)
+START = (0.6, 0.05, 0.35)
+STARTS = ((0.5, 0.1, 0.4), START, (0.6, 0.02, 0.38))
+EXPLORED_REWARDS = (0.2, 0.5, 0.8)
+OPTIMIZERS: tuple[OptimizerName, ...] = ("Adam", "plain")
+GROUP_SIZES = (2, 3, 5, 10)
+TEMPERATURES = (1.0, 2.0, 5.0, 20.0)
+# Four actions: two that are good enough, the best one rare, the worst one frequent.
+FOUR_REWARDS, FOUR_START = (0.3, 0.6, 1.0, 0.0), (0.55, 0.1, 0.05, 0.3)
+
+BASE = Setting(REWARDS, START)
+FOUR = Setting(FOUR_REWARDS, FOUR_START)
+
+# Figure 1: other starts with the same rewards, other rewards with the same start.
+FIGURE_1 = (
+    *(replace(BASE, start=start) for start in STARTS),
+    *(replace(BASE, rewards=(r, *REWARDS[1:])) for r in EXPLORED_REWARDS if r != REWARDS[EXPLORED]),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """One setting. `policy_RTV` is at temperature 1, what is deployed; `entropy_RT` is the sampling policy's."""
+
+    setting: Setting
+    policy_RTV: Array
+    entropy_RT: Array
+
+    @property
+    def peak(self) -> float:
+        """Median over seeds of a1's highest probability: where exploitation ends."""
+        return float(np.median(self.peak_R))
+
+    @property
+    def peak_R(self) -> Array:
+        """Each seed's highest probability of a1."""
+        return np.asarray(self.policy_RTV[:, :, EXPLORED].max(axis=1))
+
+    @property
+    def peak_step(self) -> int:
+        """Median step of that peak."""
+        return int(np.median(self._peak_step_R))
+
+    def at_peak(self, action: int) -> float:
+        """Median of `at_peak_R`."""
+        return float(np.median(self.at_peak_R(action)))
+
+    def at_peak_R(self, action: int) -> Array:
+        """Probability of `action` at each seed's own peak of a1."""
+        return np.asarray(self.policy_RTV[np.arange(len(self.policy_RTV)), self._peak_step_R, action])
+
+    @property
+    def lowest_optimal(self) -> float:
+        """Median over seeds of the lowest probability that the best action had on the way."""
+        return float(np.median(self.policy_RTV[:, :, OPTIMAL].min(axis=1)))
+
+    @property
+    def takeover_step(self) -> float:
+        """Median step at which the best action first has more than half; infinite for seeds where it never does."""
+        past_RT = self.policy_RTV[:, :, OPTIMAL] > 0.5
+        step_R = np.where(past_RT.any(axis=1), past_RT.argmax(axis=1), np.inf)
+        return float(np.sort(step_R)[len(step_R) // 2])
+
+    @property
+    def optimal_wins(self) -> float:
+        """Share of seeds in which the best action has more than half at the end."""
+        return float(self.optimal_wins_R.mean())
+
+    @property
+    def optimal_wins_R(self) -> Bools:
+        """Whether the best action has more than half at the end."""
+        return np.asarray(self.policy_RTV[:, -1, OPTIMAL] > 0.5)
+
+    @property
+    def explored_turns_negative_R(self) -> Bools:
+        """Whether a1's expected advantage r(a1) - E[r] goes from positive to negative."""
+        advantage_RT = self.setting.rewards[EXPLORED] - self.policy_RTV @ np.array(self.setting.rewards)
+        return np.asarray((advantage_RT[:, 0] > 0) & (advantage_RT[:, -1] < 0))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds of a1's probability, mean over steps."""
+        return float(self.policy_RTV[:, :, EXPLORED].std(axis=0).mean())
+
+    @property
+    def log_deviation_R(self) -> Array:
+        """Log of each seed's own part in `spread`: mean over steps of how far its a1 is from the mean over seeds.
+
+        The log, because a few seeds that lock a1 in for long would outweigh all others.
+        """
+        path_RT = self.policy_RTV[:, :, EXPLORED]
+        deviation_R = np.abs(path_RT - path_RT.mean(axis=0)).mean(axis=1)
+        return np.asarray(np.log(np.maximum(deviation_R, np.finfo(np.float64).tiny)))
+
+    @property
+    def mean_optimal_R(self) -> Array:
+        """The best action's probability, mean over steps: the larger, the earlier it takes over."""
+        return np.asarray(self.policy_RTV[:, :, OPTIMAL].mean(axis=1))
+
+    @property
+    def sampling_entropy(self) -> float:
+        """Mean over seeds and steps of the sampling policy's entropy, in nats."""
+        return float(self.sampling_entropy_R.mean())
+
+    @property
+    def sampling_entropy_R(self) -> Array:
+        """Each seed's mean over steps of that entropy."""
+        return np.asarray(self.entropy_RT.mean(axis=1))
+
+    @property
+    def _peak_step_R(self) -> Array:
+        return np.asarray(self.policy_RTV[:, :, EXPLORED].argmax(axis=1))
+
+
+Results = Mapping[Setting, Result]
+
+
+def settings() -> tuple[Setting, ...]:
+    """Everything the study runs, each once."""
+    adam = (
+        *FIGURE_1,
+        *(replace(setting, negative_only=True) for setting in FIGURE_1),
+        *(replace(BASE, group_size=size) for size in GROUP_SIZES),
+        *(replace(BASE, temperature=temperature) for temperature in TEMPERATURES),
+        FOUR,
+    )
+    both = (replace(setting, optimizer=optimizer) for optimizer in OPTIMIZERS for setting in adam)
+    return tuple(dict.fromkeys(both))
+
+
+def run_all(seeds: Sequence[int]) -> Results:
+    """Run every setting, for all seeds."""
+    return {setting: measure(setting, simulate(setting, seeds)) for setting in settings()}
+
+
+def measure(setting: Setting, policy_RTV: Array) -> Result:
+    """A simulation with its probabilities at temperature 1."""
+    return Result(setting, untempered(policy_RTV, setting.temperature), entropy(policy_RTV))
+
+
+_STAGES = ("peak a1", "at step", "a2 there", "lowest a2", "step a2 > .5", "seeds a2 > .5")
+
+
+def tabulate(results: Results) -> tuple[Table, ...]:
+    """All tables, in the paper's order."""
+    return (_theorem(), _figure_1(results), _group_sizes(results), _temperatures(results), _four(results))
+
+
+def _theorem() -> Table:
+    lines: list[tuple[Cell, ...]] = []
+    for rule in RULES:
+        ratios = [theorem_ratio(rule, np.array(START), np.array(REWARDS), size) for size in GROUP_SIZES]
+        lines.append((rule, *(factor for factor, _ in ratios), max(rest for _, rest in ratios)))
+    title = (
+        f"Algorithm 1's expected update over Theorem 1's, by enumeration (r {slashed(REWARDS)}, pi {slashed(START)})"
+    )
+    columns = ("advantage of a sample", *(f"G={size}" for size in GROUP_SIZES), "not proportional by")
+    return Table("theorem", title, columns, tuple(lines))
+
+
+def _stages(result: Result) -> tuple[Cell, ...]:
+    step = result.takeover_step
+    return (
+        result.peak,
+        result.peak_step,
+        result.at_peak(OPTIMAL),
+        result.lowest_optimal,
+        int(step) if np.isfinite(step) else "none",
+        result.optimal_wins,
+    )
+
+
+def slashed(numbers: Iterable[float]) -> str:
+    """Numbers as ".5/1/0"."""
+    return "/".join(f"{number:g}".removeprefix("0") or "0" for number in numbers)
+
+
+def _figure_1(results: Results) -> Table:
+    lines: list[tuple[Cell, ...]] = []
+    for optimizer in OPTIMIZERS:
+        for negative_only in (False, True):
+            for setting in FIGURE_1:
+                result = results[replace(setting, optimizer=optimizer, negative_only=negative_only)]
+                variant = "< 0" if negative_only else "all"
+                head = (optimizer, variant, slashed(setting.rewards), slashed(setting.start))
+                lines.append((*head, *_stages(result)))
+    title = "two stages (G=2), medians over seeds: a1's peak ends exploitation; A < 0: negative samples only"
+    return Table("stages", title, ("update", "A", "r", "start", *_STAGES), tuple(lines))
+
+
+def _group_sizes(results: Results) -> Table:
+    lines: list[tuple[Cell, ...]] = []
+    for optimizer in OPTIMIZERS:
+        for size in GROUP_SIZES:
+            result = results[replace(BASE, optimizer=optimizer, group_size=size)]
+            lines.append((optimizer, size, *_stages(result), result.spread))
+    columns = ("update", "G", *_STAGES, "spread of a1")
+    return Table("group_sizes", "number of rollouts; spread: standard deviation over seeds", columns, tuple(lines))
+
+
+def _temperatures(results: Results) -> Table:
+    lines: list[tuple[Cell, ...]] = []
+    for optimizer in OPTIMIZERS:
+        for temperature in TEMPERATURES:
+            result = results[replace(BASE, optimizer=optimizer, temperature=temperature)]
+            lines.append((optimizer, temperature, *_stages(result), result.sampling_entropy))
+    columns = ("update", "T", *_STAGES, "sampling entropy")
+    return Table("temperatures", "training temperature T (G=2); probabilities at temperature 1", columns, tuple(lines))
+
+
+def _four(results: Results) -> Table:
+    lines: list[tuple[Cell, ...]] = []
+    for optimizer in OPTIMIZERS:
+        policy_RTV = results[replace(FOUR, optimizer=optimizer)].policy_RTV
+        for action, (reward, start) in enumerate(zip(FOUR.rewards, FOUR.start, strict=True)):
+            path_RT = policy_RTV[:, :, action]
+            peak, step = float(np.median(path_RT.max(axis=1))), int(np.median(path_RT.argmax(axis=1)))
+            lines.append((optimizer, f"a{action + 1}", reward, start, peak, step, float(np.median(path_RT[:, -1]))))
+    columns = ("update", "action", "r", "start", "peak", "at step", "end")
+    return Table("four_actions", "four actions (G=2), medians over seeds", columns, tuple(lines))

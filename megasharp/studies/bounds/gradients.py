@@ -1,0 +1,252 @@
+"""Appendix F of arXiv 2601.15609 on a Hugging Face model: do gradients of different questions' responses align?
+
+The paper takes 1000 pairs of GSM8K questions, 8 responses each, and reports the mean inner product of their "logit
+gradients" on Qwen3-0.6B: 1467.50 +- 363.97 [PAPER]. It does not say what the logit of a response is, so two readings
+are measured: the sum over response tokens of their raw logits, and of their log-probs. They differ in kind: for
+responses that the model itself samples, the gradient of the log-prob has mean zero (the score function), so its mean
+inner product between questions is zero in expectation, whatever the model. Questions are Countdown problems, because
+a generator and a verifier of them are at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.studies.softmax import Bools, Floats
+from megasharp.tasks.countdown import CountdownAnswer, make_problem, prompt_text, verify
+from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
+
+# The paper's 1000 pairs would take minutes; 24 questions make 276.
+QUESTIONS = 24
+RESPONSES = 8
+NUMBERS = 4
+# Temperature, length and truncation are not in the paper: the model's own distribution, nothing cut.
+MAX_RESPONSE_TOKENS = 20
+# Gradients with more entries are kept as a count sketch of this many: an inner product then errs by about
+# |g| |g'| / 1024, and 192 of them take 0.8 GB whatever the model.
+SKETCH = 2**20
+READINGS = ("logit", "log-prob")
+# Smaller models than this are slower on two threads than on one.
+ONE_THREAD_BELOW = 4_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientKernel:
+    """Inner products between the gradients of R responses; `gram_RR` has one matrix per reading of READINGS."""
+
+    parameters: int
+    question_R: NDArray[np.int64]
+    response_R: tuple[tuple[int, ...], ...]
+    correct_R: Bools
+    gram_RR: dict[str, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """What Appendix F reports, for one reading.
+
+    `mean`, `deviation`: inner products between responses of different questions, and `cosine` their mean cosine;
+    `positive`: the share of them that is > 0; `standard_error`: of the mean, over questions (jackknife);
+    `absorbed`: their mean when each gradient carries the sign of its response's advantage;
+    `self_alignment`, `cross_alignment`: mean diagonal and mean entry between distinct responses of one question;
+    `dominated`: the share of questions whose smallest diagonal exceeds their largest entry between distinct responses.
+    """
+
+    mean: float
+    deviation: float
+    standard_error: float
+    positive: float
+    cosine: float
+    absorbed: float
+    self_alignment: float
+    cross_alignment: float
+    dominated: float
+
+
+def measure(folder: Path, seed: int) -> GradientKernel:
+    """Sample responses of the model in `folder` to Countdown questions and take all inner products of gradients.
+
+    float32, on the CPU. Raises UserError where the folder holds no causal language model with its tokenizer.
+    """
+    tokenizer, model = load_tokenizer(folder), _load(folder)
+    rng = Random(seed)
+    problems = [make_problem(rng, NUMBERS) for _ in range(QUESTIONS)]
+    prompts = [tokenizer.encode(prompt_text(problem.numbers, problem.target)) for problem in problems]
+    with _threads_for(model):
+        responses = _sample(model, tokenizer, prompts, seed)
+        grams = _grams(model, [(prompts[question], response) for question, response in responses], seed)
+    answers = [CountdownAnswer(problem.numbers, problem.target) for problem in problems]
+    correct = [verify(tokenizer.decode(response), answers[question]).reward for question, response in responses]
+    return GradientKernel(
+        _size(model),
+        np.array([question for question, _ in responses]),
+        tuple(response for _, response in responses),
+        np.array(correct) > 0,
+        grams,
+    )
+
+
+def _size(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def _threads_for(model: Any) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if _size(model) < ONE_THREAD_BELOW else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _load(folder: Path) -> Any:
+    # Here, because it takes seconds and listing the studies must not.
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    except Exception as error:  # transformers raises many kinds here, and all mean the same to the user
+        raise UserError(
+            f"{folder}: cannot load its model ({one_line(error)}); give a folder of a causal language model"
+        ) from error
+    return model.eval()
+
+
+def _sample(
+    model: Any, tokenizer: TextTokenizer, prompts: list[tuple[int, ...]], seed: int
+) -> list[tuple[int, tuple[int, ...]]]:
+    """RESPONSES of the model's own distribution per prompt, end token included: (question, tokens)."""
+    responses = []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for question, prompt in enumerate(prompts):
+            out = model.generate(
+                torch.tensor([prompt] * RESPONSES),
+                attention_mask=torch.ones(RESPONSES, len(prompt), dtype=torch.long),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=MAX_RESPONSE_TOKENS,
+                eos_token_id=list(tokenizer.stop_token_ids),
+                pad_token_id=tokenizer.pad_token_id,
+            )
+            cut = [_until_stop(row, tokenizer.stop_token_ids) for row in out[:, len(prompt) :].tolist()]
+            responses += [(question, response) for response in cut]
+    return responses
+
+
+def _until_stop(tokens: list[int], stops: tuple[int, ...]) -> tuple[int, ...]:
+    ends = [position for position, token in enumerate(tokens) if token in stops]
+    return tuple(tokens[: ends[0] + 1] if ends else tokens)
+
+
+def _grams(model: Any, texts: list[tuple[tuple[int, ...], tuple[int, ...]]], seed: int) -> dict[str, Floats]:
+    parameters = list(model.parameters())
+    width = min(SKETCH, _size(model))
+    grams = {}
+    for reading in READINGS:
+        gradients_R = torch.empty(len(texts), width)
+        for row, (prompt, response) in enumerate(texts):
+            value = response_value(model, prompt, response, reading)
+            gradients_R[row] = _flat(torch.autograd.grad(value, parameters), width, seed)
+        grams[reading] = (gradients_R @ gradients_R.T).double().numpy()
+    return grams
+
+
+def response_value(model: Any, prompt: tuple[int, ...], response: tuple[int, ...], reading: str) -> Tensor:
+    """Sum over the response's tokens of their raw logits, or of their log-probs (scalar, differentiable)."""
+    logits_TV: Tensor = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    scores_TV = logits_TV if reading == "logit" else logits_TV.log_softmax(-1)
+    return scores_TV.gather(-1, torch.tensor(response)[:, None]).sum()
+
+
+def _flat(gradients: tuple[Tensor, ...], width: int, seed: int) -> Tensor:
+    """The gradient as one vector; as a count sketch (Charikar et al. 2002) where it is longer than `width`."""
+    if sum(gradient.numel() for gradient in gradients) <= width:
+        return torch.cat([gradient.flatten() for gradient in gradients])
+    sketch = torch.zeros(width)
+    for signed, bucket in _signed_buckets(gradients, width, seed):
+        sketch.index_add_(0, bucket, signed)
+    return sketch
+
+
+def _signed_buckets(gradients: tuple[Tensor, ...], width: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    # The same seed for every response: inner products survive only if an entry meets the same bucket and sign.
+    generator = torch.Generator().manual_seed(seed)
+    for gradient in gradients:
+        draw = torch.randint(2 * width, (gradient.numel(),), generator=generator)
+        yield gradient.flatten() * (1 - 2 * (draw % 2)), draw // 2
+
+
+def summarise(kernel: GradientKernel, reading: str) -> Alignment:
+    """Appendix F's figures for one reading."""
+    gram_RR = kernel.gram_RR[reading]
+    length_R = np.sqrt(np.diagonal(gram_RR))
+    apart_RR = kernel.question_R[:, None] != kernel.question_R[None, :]
+    between = gram_RR[apart_RR]
+    sign_R = np.where(kernel.correct_R, 1.0, -1.0)
+    identity = {response: index for index, response in enumerate(dict.fromkeys(kernel.response_R))}
+    which_R = np.array([identity[response] for response in kernel.response_R])
+    distinct_RR = ~apart_RR & (which_R[:, None] != which_R[None, :])
+    return Alignment(
+        mean=float(between.mean()),
+        deviation=float(between.std()),
+        standard_error=_jackknife_error(gram_RR, kernel.question_R),
+        positive=float((between > 0).mean()),
+        cosine=float((gram_RR / length_R / length_R[:, None])[apart_RR].mean()),
+        absorbed=float((gram_RR * sign_R * sign_R[:, None])[apart_RR].mean()),
+        self_alignment=float(np.diagonal(gram_RR).mean()),
+        cross_alignment=float(gram_RR[distinct_RR].mean()),
+        dominated=_dominated(gram_RR, distinct_RR, kernel.question_R),
+    )
+
+
+def _jackknife_error(gram_RR: Floats, question_R: NDArray[np.int64]) -> float:
+    """Standard error of the mean between questions: pairs share questions, so questions are left out one by one.
+
+    NaN for two questions, where nothing is left between one.
+    """
+    questions = np.unique(question_R)
+    if len(questions) < 3:
+        return float("nan")
+    means = []
+    for left_out in questions:
+        kept_R = question_R != left_out
+        apart_RR = question_R[kept_R][:, None] != question_R[kept_R][None, :]
+        means.append(gram_RR[np.ix_(kept_R, kept_R)][apart_RR].mean())
+    count = len(questions)
+    return float(np.sqrt((count - 1) / count * np.square(np.array(means) - np.mean(means)).sum()))
+
+
+def _dominated(gram_RR: Floats, distinct_RR: Bools, question_R: NDArray[np.int64]) -> float:
+    """Assumption 3.3's share of questions; those with one distinct response say nothing and are left out."""
+    holds = []
+    for question in np.unique(question_R):
+        own_R = question_R == question
+        others = gram_RR[np.ix_(own_R, own_R)][distinct_RR[np.ix_(own_R, own_R)]]
+        if others.size:
+            holds.append(np.diagonal(gram_RR)[own_R].min() > others.max())
+    return float(np.mean(holds)) if holds else float("nan")
+
+
+def repeated_share(kernel: GradientKernel) -> float:
+    """Share of questions with a response sampled twice, where the kernel is singular."""
+    questions = np.unique(kernel.question_R)
+    repeated = 0
+    for question in questions:
+        own = [kernel.response_R[row] for row in np.flatnonzero(kernel.question_R == question)]
+        repeated += len(set(own)) < len(own)
+    return repeated / len(questions)

@@ -1,0 +1,286 @@
+"""Study `bounds`: runs the trials, measures a model's gradients, and sets both beside the paper's words."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.random import Generator, default_rng
+
+from megasharp.config.core import REPOSITORY
+from megasharp.studies.bounds import coupling, gradients, sharpening
+from megasharp.studies.bounds.coupling import uniform_suppression_ratio
+from megasharp.studies.bounds.figure import draw
+from megasharp.studies.bounds.gradients import READINGS, Alignment, GradientKernel
+from megasharp.studies.bounds.sharpening import Sharing
+from megasharp.studies.claims import COLUMNS, Check, pooled
+from megasharp.studies.study import Claim, Findings, Options, Outcome, Study, Table
+
+SEEDS = 5
+POLICY_TRIALS = 4000
+KERNEL_TRIALS = 2000
+SHARING_TRIALS = 4000
+SHARING_GROUPS = (2, 4, 8, 16, 32, 64, 256, 1024, 10**4, 10**5, 10**6, sharpening.LARGE_GROUP)
+DEFAULT_MODEL = REPOSITORY / "examples" / "quickstart" / "base"
+PAPER_MEAN, PAPER_DEVIATION = 1467.50, 363.97
+# Two policies are taken for the same below this mean total variation.
+SAME_POLICY = 0.02
+ALIGNMENT = 10.0
+ACCURACIES = (0.25, 0.5, 0.75)
+RATIO_GROUPS = (8, 16, 32, 64)
+# The fields of `Alignment`, in order.
+_ALIGNMENT_ROWS = (
+    "different questions: mean",
+    "standard deviation",
+    "standard error of the mean",
+    "share > 0",
+    "mean cosine",
+    "mean with the advantages' signs",
+    "one question: mean diagonal",
+    "mean between distinct responses",
+    "share of questions with a_min > b_max",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """All that was measured; `kernel` is None where there was no model to measure."""
+
+    checks: dict[tuple[str, str], Check]
+    sharing: tuple[Sharing, ...]
+    kernel: GradientKernel | None
+    alignments: dict[str, Alignment]
+
+    def check(self, where: str, statement: str) -> Check:
+        """The check of that name."""
+        return self.checks[where, statement]
+
+
+def run(options: Options) -> Findings:
+    """Run the study. `options.seeds` blocks of trials; `options.model` a Hugging Face folder for Appendix F.
+
+    Raises UserError where `options.model` is given and cannot be loaded.
+    """
+    rng = default_rng(options.seed)
+    folder = options.model or (DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else None)
+    kernel = gradients.measure(folder, options.seed) if folder is not None else None
+    alignments = {reading: gradients.summarise(kernel, reading) for reading in READINGS} if kernel else {}
+    seeds = options.seeds or SEEDS
+    results = Results(_checks(seeds, rng), _sharing(rng), kernel, alignments)
+    return Findings(
+        settings=_settings(seeds, folder, kernel),
+        tables=_tables(results),
+        claims=(*_policy_claims(results), *_kernel_claims(results), *_gradient_claims(results)),
+        figure=draw(
+            results.sharing, sharpening.partition_cases(SHARING_TRIALS, rng), list(results.checks.values()), kernel
+        ),
+    )
+
+
+def _checks(seeds: int, rng: Generator) -> dict[tuple[str, str], Check]:
+    blocks = [
+        [
+            *sharpening.policy_checks(POLICY_TRIALS, rng),
+            *coupling.kernel_checks(KERNEL_TRIALS, rng),
+            coupling.ratio_check(KERNEL_TRIALS, rng),
+        ]
+        for _ in range(seeds)
+    ]
+    whole = [pooled(same) for same in zip(*blocks, strict=True)]
+    return {(check.where, check.statement): check for check in whole}
+
+
+def _sharing(rng: Generator) -> tuple[Sharing, ...]:
+    return tuple(sharpening.over_sharpening(group, SHARING_TRIALS, rng) for group in SHARING_GROUPS)
+
+
+def _settings(seeds: int, folder: Path | None, kernel: GradientKernel | None) -> str:
+    trials = (
+        f"{seeds} blocks of {POLICY_TRIALS} random policies of {sharpening.MODES} modes and {KERNEL_TRIALS} random "
+        f"kernels of {coupling.GROUP} responses. The paper runs no trials: sizes and ranges are ours, and so is "
+        "the reading of formulas whose symbols are lost (their docstrings say which)."
+    )
+    if kernel is None:
+        return f"{trials}\nAppendix F is left out: no {DEFAULT_MODEL} here, and no --model was given."
+    size = f"{kernel.parameters:,} parameters"
+    if kernel.parameters > gradients.SKETCH:
+        size += f", gradients as count sketches of {gradients.SKETCH:,}"
+    return (
+        f"{trials}\nAppendix F on {folder} ({size}), {gradients.QUESTIONS} Countdown questions x {gradients.RESPONSES} "
+        "responses at temperature 1: another model and another task than the paper's, so sizes are not comparable."
+    )
+
+
+def _tables(results: Results) -> tuple[Table, ...]:
+    checks = Table("trials", "random trials", COLUMNS, tuple(check.row for check in results.checks.values()))
+    sharing = Table(
+        "group_size",
+        "over-sharpened queries, and total variation from Theorem 3.1's optimum, by group size",
+        ("G", "batch-optimal (3.2)", "importance ratio", "distance (3.2)", "distance (ratio)"),
+        tuple((s.group, s.batch, s.ratio, s.batch_distance, s.ratio_distance) for s in results.sharing),
+    )
+    ratio = Table(
+        "corollary_3_2",
+        f"Corollary 3.2's R at a/b = {ALIGNMENT:g} with GRPO's advantages at batch accuracy p",
+        ("p", "G", "R, mode seen once", "R, mode seen G/8 times"),
+        tuple((p, g, _ratio(g, p, 1), _ratio(g, p, g / 8)) for p in ACCURACIES for g in RATIO_GROUPS),
+    )
+    return (checks, sharing, ratio, *_gradient_tables(results))
+
+
+def _ratio(group: int, accuracy: float, seen: float) -> float:
+    return coupling.grpo_ratio(ALIGNMENT, group, accuracy, seen)
+
+
+def _gradient_tables(results: Results) -> tuple[Table, ...]:
+    if not results.alignments:
+        return ()
+    rows = tuple(zip(_ALIGNMENT_ROWS, *map(astuple, results.alignments.values()), strict=True))
+    columns = ("logit of a response:", *results.alignments)
+    return (Table("gradients", "Appendix F: inner products of responses' gradients", columns, rows),)
+
+
+def _policy_claims(results: Results) -> tuple[Claim, ...]:
+    check = results.check
+    linear = check("Thm 3.2", "maximises the linear surrogate sum n A pi / G - beta KL")
+    surrogate = check("Thm 3.2", "maximises the importance-ratio surrogate")
+    functional = check("Thm C.1", "equals a step along the functional (natural) gradient")
+    plain = check("Thm C.1", "equals a small plain gradient step on softmax logits")
+    return (
+        check("Thm 3.1", "maximises equation 1").claim("the closed form maximises equation 1", "always"),
+        check("Cor 3.1", "the optimum sharpens moderately (binary advantages)").claim(
+            "every correct mode gains in the infinite-sample optimum", "always"
+        ),
+        _both("Thm 3.2", "the batch-optimal policy is where the empirical objective comes to rest", linear, surrogate),
+        _large_batch(results),
+        check("sec 3.2", "sampled correct modes gain").claim("sampled modes move by the advantage's sign", "always"),
+        _both("Thm C.1", "a gradient step interpolates geometrically", functional, plain),
+        check("Thm 3.3", "Z >= first bound").claim("first lower bound of Z", "always"),
+        check("Thm 3.3", "Z >= 1 + (s / beta) gap").claim("lower bound of Z for normalised advantages", "always"),
+        check("Thm 3.3", "gap > 0 shrinks every unsampled mode").claim("gap > 0 shrinks all unsampled modes", "always"),
+        check("Thm 3.3", "gap < 0 leaves Z <= 1 (the converse)").claim(
+            "suppression is governed by the gap (read as: none where it is negative)", "when the model is confident"
+        ),
+        check("sec 4.1", "Z >= 1 under the idealised A / pi_ref").claim(
+            "idealised A / pi_ref: Z >= 1", "lower bound 1"
+        ),
+        check("sec 4.1", "the idealised A / pi_ref lowers Z").claim(
+            "idealised calibration counters over-sharpening: it lowers Z where gap > 0", "motivates IAC"
+        ),
+    )
+
+
+def _both(where: str, statement: str, narrow: Check, wide: Check) -> Claim:
+    """A claim that holds in the proof's reading, and is also made for what training does."""
+    outcomes = {(True, True): Outcome.REPRODUCED, (True, False): Outcome.PARTLY}
+    outcome = outcomes.get((narrow.violations == 0, wide.violations == 0), Outcome.DIFFERS)
+    ours = f"{narrow.statement}: {narrow.violations} violations; {wide.statement}: {wide.share:.1%} violated"
+    return Claim(where, statement, "always", ours, outcome)
+
+
+def _large_batch(results: Results) -> Claim:
+    last = results.sharing[-1]
+    same = last.batch_distance < SAME_POLICY and last.batch < SAME_POLICY
+    return Claim(
+        "sec 3.2",
+        "over-sharpening comes from the finite batch (read as: it vanishes as G grows)",
+        "analogous to the exact case",
+        f"G = {last.group:.0e}: batch-optimal policy over-sharpens {last.batch:.0%} of queries, is "
+        f"{last.batch_distance:.2f} from Thm 3.1; importance-ratio policy {last.ratio:.1%}, {last.ratio_distance:.3f}",
+        Outcome.REPRODUCED if same else Outcome.DIFFERS,
+    )
+
+
+def _kernel_claims(results: Results) -> tuple[Claim, ...]:
+    one, two = "Thm 3.4 case 1", "Thm 3.4 case 2"
+    check = results.check
+    repeats = coupling.REPEATS
+    return (
+        check(one, "uniform kernel, all rho b").claim("unseen mode bounded, all alignments rho b", "always"),
+        check(one, "uniform kernel, any in [0, rho b]").claim("unseen mode bounded, alignments <= rho b", "always"),
+        check(one, "spectral bounds, any in [0, rho b_max]").claim("unseen mode bounded, general kernel", "always"),
+        check(two, "spectral bounds, one sample").claim("seen mode (n = 1) bounded, general kernel", "always"),
+        check(two, f"uniform kernel, {repeats} distinct samples").claim(
+            f"seen mode (n = {repeats}, distinct gradients) bounded, uniform kernel", "always"
+        ),
+        check(two, f"uniform kernel, one sample {repeats} times").claim(
+            f"seen mode (the same response {repeats} times) bounded, uniform kernel", "always"
+        ),
+        check(two, f"spectral bounds, {repeats} distinct samples").claim(
+            f"seen mode (n = {repeats}, distinct gradients) bounded, general kernel", "always"
+        ),
+        check("Cor 3.2", "ratio of the bounds = its uniform formula").claim("R's uniform formula", "exact"),
+        _group_size_claim(),
+    )
+
+
+def _group_size_claim() -> Claim:
+    """Corollary 3.2's third bullet, with the share held fixed and with the share that GRPO's advantages give."""
+    group = np.array(RATIO_GROUPS, dtype=np.float64)
+    share, seen, alignment = (np.full_like(group, value) for value in (0.25, 1.0, ALIGNMENT))
+    fixed = _grows(list(uniform_suppression_ratio(share, alignment, group, seen)))
+    once = [p for p in ACCURACIES if _grows([_ratio(g, p, 1) for g in RATIO_GROUPS])]
+    same_share = [p for p in ACCURACIES if _grows([_ratio(g, p, g / 8) for g in RATIO_GROUPS])]
+    every = len(once) == len(same_share) == len(ACCURACIES)
+    return Claim(
+        "Cor 3.2",
+        "a larger group amplifies over-sharpening (R grows with G)",
+        "always",
+        f"share and n held: {'grows' if fixed else 'does not grow'}; GRPO's share, mode seen once: grows for p in "
+        f"{once}; seen G/8 times: for p in {same_share} (of {list(ACCURACIES)})",
+        Outcome.REPRODUCED if fixed and every else Outcome.PARTLY if fixed else Outcome.DIFFERS,
+    )
+
+
+def _grows(values: list[float]) -> bool:
+    return all(later > earlier * (1 + 1e-12) for earlier, later in pairwise(values))
+
+
+def _gradient_claims(results: Results) -> tuple[Claim, ...]:
+    if results.kernel is None:
+        return ()
+    paper = f"{PAPER_MEAN:.2f} +- {PAPER_DEVIATION:.2f} (Qwen3-0.6B, GSM8K)"
+    aligned = tuple(
+        Claim(
+            "App F, Ass 3.1",
+            f"responses of different questions have aligned gradients ({reading})",
+            paper,
+            f"{a.mean:.1f} +- {a.deviation:.1f}, s.e. {a.standard_error:.1f}, {a.positive:.0%} positive "
+            "(different model: sizes not comparable)",
+            _aligned(a),
+        )
+        for reading, a in results.alignments.items()
+    )
+    return (*aligned, *(_dominance_claim(results.kernel, reading, a) for reading, a in results.alignments.items()))
+
+
+def _aligned(alignment: Alignment) -> Outcome:
+    """The paper says "strongly and consistently": its mean is four standard deviations above zero."""
+    if alignment.mean < 3 * alignment.standard_error:
+        return Outcome.DIFFERS
+    return Outcome.REPRODUCED if alignment.mean > 2 * alignment.deviation else Outcome.PARTLY
+
+
+def _dominance_claim(kernel: GradientKernel, reading: str, alignment: Alignment) -> Claim:
+    larger = alignment.self_alignment > 2 * abs(alignment.cross_alignment)
+    held = alignment.dominated == 1
+    return Claim(
+        "App F, Ass 3.3",
+        f"self-alignment exceeds cross-alignment ({reading})",
+        "diagonal substantially larger; a_min > b_max",
+        f"mean diagonal {alignment.self_alignment:.0f}, mean cross {alignment.cross_alignment:.0f}; a_min > b_max in "
+        f"{alignment.dominated:.0%} of questions; {gradients.repeated_share(kernel):.0%} have a repeated response "
+        "(K singular)",
+        Outcome.REPRODUCED if larger and held else Outcome.PARTLY if larger else Outcome.DIFFERS,
+    )
+
+
+STUDY = Study(
+    "bounds",
+    "2601.15609",
+    "theorems 3.1 to 3.4 and C.1 on random cases; gradient alignment of a model",
+    run,
+    takes_model=True,
+)

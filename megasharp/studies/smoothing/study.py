@@ -1,0 +1,215 @@
+"""Study `smoothing`: runs the trials and sets them beside the words of arXiv 2511.19942."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator, default_rng
+
+from megasharp.studies.claims import COLUMNS, Check, clearly_above, pooled
+from megasharp.studies.smoothing import theorem, trials
+from megasharp.studies.smoothing.figure import draw
+from megasharp.studies.smoothing.policies import DIVERGENCES
+from megasharp.studies.smoothing.theorem import Comparison
+from megasharp.studies.smoothing.trials import Enumeration
+from megasharp.studies.softmax import Bools, Floats, tilt
+from megasharp.studies.study import Claim, Findings, Options, Outcome, Study, Table
+
+SEEDS = 5
+TRIALS = 4000
+THEOREM_TRIALS = 1000
+# Of the enumerated trajectories some are correct; selection bias is averaged over this many random bases.
+MIXED, BASES = trials.ENUMERATED - 2, 100
+# The base policy of the picture's second panel, and its budget in nats: ours.
+SHOWN_STEEPNESS, SHOWN_CORRECT, SHOWN_BUDGET = 1.2, 8, 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """All that was measured."""
+
+    checks: dict[tuple[str, str], Check]
+    theorem: tuple[Check, ...]
+    pressure: Floats
+    exists: Bools
+    kept: dict[str, Bools]
+    mixed: list[Enumeration]
+    all_correct: list[Enumeration]
+    sharper: Floats
+
+
+def run(options: Options) -> Findings:
+    """Run the study: `options.seeds` blocks of trials."""
+    rng = default_rng(options.seed)
+    seeds = options.seeds or SEEDS
+    results = _measure(seeds, rng)
+    base_N = tilt(np.ones(trials.TRAJECTORIES), SHOWN_STEEPNESS * rng.normal(size=trials.TRAJECTORIES))
+    correct_N = np.arange(trials.TRAJECTORIES) < SHOWN_CORRECT
+    bonus, smooth = (theorem.frontier(base_N, correct_N, SHOWN_BUDGET, kind) for kind in (False, True))
+    return Findings(
+        settings=_settings(seeds),
+        tables=_tables(results),
+        claims=(*_collapse_claims(results), *_theorem_claims(results), *_extension_claims(results)),
+        figure=draw(results.mixed, bonus, smooth, results.pressure, results.exists, results.kept),
+    )
+
+
+def _measure(seeds: int, rng: Generator) -> Results:
+    blocks = [trials.trial_checks(TRIALS, rng) for _ in range(seeds)]
+    whole = [pooled(same) for same in zip(*blocks, strict=True)]
+    compared = [theorem.compare(trials.random_cases(THEOREM_TRIALS, rng)) for _ in range(seeds)]
+    return Results(
+        {(check.where, check.statement): check for check in whole},
+        tuple(pooled(same) for same in zip(*(one.checks for one in compared), strict=True)),
+        np.concatenate([one.pressure for one in compared]),
+        np.concatenate([one.exists for one in compared]),
+        {name: _kept(compared, name) for name in DIVERGENCES},
+        trials.enumerate_improvement(rng, MIXED)[0],
+        trials.enumerate_improvement(rng, trials.ENUMERATED)[0],
+        np.array([trials.enumerate_improvement(rng, MIXED)[1] for _ in range(BASES)]),
+    )
+
+
+def _kept(compared: list[Comparison], name: str) -> Bools:
+    return np.concatenate([one.dominated[name] for one in compared])
+
+
+def _settings(seeds: int) -> str:
+    return (
+        f"{seeds} blocks of {TRIALS} random problems of {trials.TRAJECTORIES} trajectories ({THEOREM_TRIALS} for "
+        f"Theorem B.10): base log-normal of spread {trials.SPREAD[0]:g} to {trials.SPREAD[1]:g}, "
+        f"beta {trials.BETA[0]:g} to {trials.BETA[1]:g}, gamma below beta. The paper runs no trials: sizes and ranges "
+        "are ours, and so is the reading of formulas whose symbols are lost; a condition of Theorem B.10 may be among "
+        "them."
+    )
+
+
+def _tables(results: Results) -> tuple[Table, ...]:
+    rows = tuple(check.row for check in (*results.checks.values(), *results.theorem))
+    improvement = tuple(
+        (kind, one.base, one.counted, one.formula)
+        for kind, found in (("2 of 5 wrong", results.mixed), ("all correct", results.all_correct))
+        for one in found
+    )
+    promise = tuple(
+        (name, len(kept), int(results.exists.sum()), int((kept & ~results.exists).sum()), int((~kept).sum()))
+        for name, kept in results.kept.items()
+    )
+    columns = ("divergence", "cases", "proof's choice", "another choice", "no choice")
+    return (
+        Table("trials", "random trials", COLUMNS, rows),
+        Table(
+            "selection_bias",
+            "P(gain) over all data sets of 5",
+            ("trajectories", "base", "counted", "formula"),
+            improvement,
+        ),
+        Table("theorem_b10", "Theorem B.10's promise at the bonus policy's own divergence: kept by", columns, promise),
+    )
+
+
+def _collapse_claims(results: Results) -> tuple[Claim, ...]:
+    def claim(where: str, statement: str, words: str) -> Claim:
+        return results.checks[where, statement].claim(words, "always")
+
+    maximises = "the closed form maximises its objective"
+    return (
+        claim("Lemma B.1", maximises, "optimum of E[r] - beta KL"),
+        claim("Lemma B.4", maximises, "optimum with the entropy bonus"),
+        claim("Lemma B.5", maximises, "optimum with smoothing on correct trajectories"),
+        _enumeration_claim(results.mixed, "some trajectories incorrect"),
+        _enumeration_claim(results.all_correct, "all trajectories correct"),
+        claim("Prop B.3", "of two correct trajectories the likelier gains more", "the likelier correct one gains more"),
+        claim("Prop B.3", "gain / base is the same for both", "the gain is proportional to the base probability"),
+        _sharpening_claim(results),
+        claim("sec 3.2", "the incorrect normalised variance falls", "incorrect trajectories are flattened"),
+    )
+
+
+def _enumeration_claim(found: list[Enumeration], case: str) -> Claim:
+    off = max(abs(one.counted - one.formula) for one in found)
+    return Claim(
+        "Prop B.2",
+        f"a correct trajectory gains with probability 1 - (1 - base)^n ({case})",
+        "always",
+        f"largest difference {off:.2g} over all data sets of {trials.SAMPLES}",
+        Outcome.REPRODUCED if off < 1e-9 else Outcome.DIFFERS,
+    )
+
+
+def _sharpening_claim(results: Results) -> Claim:
+    """The paper blames both biases; its own measure sees only one."""
+    kept = results.checks["sec 3.2", "those gains leave the correct normalised variance as it was"]
+    selected = clearly_above(results.sharper, 0.5)
+    return Claim(
+        "sec 3.2",
+        "selection and reinforcement bias both sharpen the correct distribution",
+        "both",
+        f"selection: normalised variance rises with probability {results.sharper.mean():.2f} (mean over {BASES} base "
+        f"policies); reinforcement alone: it rises "
+        f"in {kept.violations} of {kept.trials} trials (gains in proportion leave it unchanged)",
+        Outcome.REPRODUCED if selected and kept.share > 0.5 else Outcome.PARTLY if selected else Outcome.DIFFERS,
+    )
+
+
+def _theorem_claims(results: Results) -> tuple[Claim, ...]:
+    choice, *promises = results.theorem
+    broken = sum(check.violations for check in promises)
+    proof = Claim(
+        "Thm B.10",
+        "the proof's parameters keep every promise",
+        "always",
+        f"where they exist: {broken} violations of {len(promises)} promises in {promises[0].trials} cases; they need "
+        f"beta' <= 0 in {choice.share:.1%} of {choice.trials}",
+        Outcome.DIFFERS if broken else Outcome.PARTLY if choice.violations else Outcome.REPRODUCED,
+    )
+    return (proof, *(_promise_claim(results, name) for name in DIVERGENCES))
+
+
+def _promise_claim(results: Results, name: str) -> Claim:
+    lost = ~results.kept[name]
+    mild = results.pressure < 0.5
+    return Claim(
+        "Thm B.10",
+        f"some smoothing is as correct, as varied and as near ({name})",
+        "always",
+        f"none in {lost.mean():.1%} of {lost.size} cases; where gamma * mean(-log base) of incorrect ones < 1/2: "
+        f"{lost[mild].mean():.1%} of {mild.sum()}",
+        Outcome.DIFFERS if lost.any() else Outcome.REPRODUCED,
+    )
+
+
+def _extension_claims(results: Results) -> tuple[Claim, ...]:
+    check = results.checks
+    raised = check["sec 3.5", "the penalty on incorrect trajectories raises correctness, beta and gamma_p held"]
+    varied = check["sec 3.5", "and leaves the correct normalised variance"]
+    costs = [check["sec 3.5", f"at equal correctness it costs no {name}"] for name in DIVERGENCES]
+    free = Claim(
+        "sec 3.5",
+        "so it does within a budget (our reading: no more divergence at equal correctness)",
+        "'without detriment'",
+        "it costs more in "
+        + ", ".join(f"{one.share:.0%} ({name})" for name, one in zip(DIVERGENCES, costs, strict=True)),
+        Outcome.REPRODUCED if not any(one.violations for one in costs) else Outcome.DIFFERS,
+    )
+    shape = check["eq 19", "two-sided: some beta' and gammas give the same policy"]
+    positive = check["eq 19", "two-sided: that beta' is positive"]
+    literal = check["eq 19", "correct only: beta' = beta + gamma gives the same policy"]
+    return (
+        raised.claim("a penalty on incorrect trajectories raises correctness", "always"),
+        varied.claim("and does not touch the variety of correct ones", "always"),
+        free,
+        check["eq 19", "bonus on all: beta' = beta + gamma"].claim("log policy for log base: bonus on all", "exact"),
+        Claim(
+            "eq 19",
+            "log policy for log base, two-sided: a change of parameters",
+            "exact",
+            f"same family of policies: {shape.violations} violations in {shape.trials} trials; beta' <= 0 in "
+            f"{positive.share:.1%}; beta' depends on the problem (beta + gamma is off in {literal.share:.1%})",
+            Outcome.DIFFERS if shape.violations else Outcome.PARTLY if positive.violations else Outcome.REPRODUCED,
+        ),
+    )
+
+
+STUDY = Study("smoothing", "2511.19942", "lemmas, selection bias and Theorem B.10 of differential smoothing", run)

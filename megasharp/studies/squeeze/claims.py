@@ -1,0 +1,227 @@
+"""What 2510.14807 says in sections 3 and 4 about one state's distribution, each sentence judged on this run.
+
+Everything the squeeze study measures, in one record.
+
+The tables of the squeeze study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from megasharp.studies.claims import clearly_above
+from megasharp.studies.softmax import Array, entropy
+from megasharp.studies.squeeze.dynamics import (
+    VOCABULARY,
+    LemmaTrials,
+    budgets,
+    distinct,
+    drawn_distinct,
+    lemma_trials,
+    on_policy,
+    peak,
+    plateau,
+    repeated_penalty,
+    with_top,
+)
+from megasharp.studies.study import Cell, Claim, Outcome, Table
+
+PENALISED_RANKS = (1, 2, 5, 20)
+TOPS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 0.999999)
+BUDGETS = (8, 64, 1024)
+SHAPE_BUDGETS = (2, 4, 8, 16, 64, 1024)
+DRAWS = 2000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """What `measure` found, distributions by name, and Proposition 3 by formula and by simulation.
+
+    `penalised`: [T, V] by rank. `sampled`: [T, R, V] by advantage. `distinct`: both figures by top probability and K.
+    """
+
+    lemma: LemmaTrials
+    penalised: Mapping[int, Array]
+    sampled: Mapping[float, Array]
+    distinct: Mapping[tuple[float, int], tuple[float, float]]
+    shapes: Mapping[str, Array]
+
+
+def measure(seeds: Sequence[int]) -> Measured:
+    """Run it all; `seeds` are those of the on-policy simulations, the first also that of the random trials."""
+    counted = {}
+    for top in TOPS:
+        for samples in BUDGETS:
+            p_V = with_top(top)
+            counted[top, samples] = (distinct(p_V, samples), drawn_distinct(p_V, samples, DRAWS, seeds[0]))
+    return Measured(
+        lemma=lemma_trials(seeds[0]),
+        penalised={rank: repeated_penalty(rank) for rank in PENALISED_RANKS},
+        sampled={advantage: on_policy(advantage, seeds) for advantage in (1.0, -1.0)},
+        distinct=counted,
+        shapes={"plateau": plateau(), "peak": peak()},
+    )
+
+
+EXACT = 1e-12
+# Four standard errors of a mean of DRAWS counts. A count varies less than V independent fair coins: one token's
+# appearance makes the others' less likely.
+SIMULATION = 4 * (VOCABULARY / 4 / DRAWS) ** 0.5
+# "Converges to 1": this close.
+CLOSE_TO_ONE = 0.01
+
+
+def claims(measured: Measured) -> tuple[Claim, ...]:
+    """All claims, in the paper's order."""
+    judged = (_both_concentrate, _lemma, _absorbs, _alternatives, _formula, _limit, _regardless, _shapes, _by_rank)
+    return tuple(judge(measured) for judge in judged)
+
+
+def _if(holds: bool, partly: bool = False) -> Outcome:
+    return Outcome.REPRODUCED if holds else (Outcome.PARTLY if partly else Outcome.DIFFERS)
+
+
+def _both_concentrate(measured: Measured) -> Claim:
+    concentrated, first_gains, parts = [], [], []
+    for advantage, name in ((1.0, "all right"), (-1.0, "all wrong")):
+        p_TRV = measured.sampled[advantage]
+        start, end_R, first_R = float(p_TRV[0].max()), p_TRV[-1].max(axis=-1), p_TRV[-1, :, 0]
+        concentrated.append(clearly_above(end_R, start))
+        first_gains.append(clearly_above(first_R, start))
+        parts.append(f"{name}: rank 1 from {start:.2f} to {end_R.mean():.2f}, its first holder {first_R.mean():.2f}")
+    statement = "positive and negative updates both push mass to rank 1, which is reinforced most"
+    # The expected update is zero when all are equally right: being ahead at the start is no advantage.
+    outcome = _if(all(concentrated) and all(first_gains), partly=all(concentrated))
+    return Claim("sec 3.1, obs 1", statement, "no figure for one state", "; ".join(parts), outcome)
+
+
+def _lemma(measured: Measured) -> Claim:
+    ours = f"largest gap to autograd {measured.lemma.error:.1e} in 2,000 random distributions"
+    return Claim("lemma 2", "dp_y / dz_v = -p_y p_v", "exact", ours, _if(measured.lemma.error < EXACT))
+
+
+def _absorbs(measured: Measured) -> Claim:
+    logit, probability = measured.lemma.logit_share, measured.lemma.probability_share
+    ours = f"largest logit increase: {logit:.0%} of trials; largest probability increase: {probability:.0%}"
+    return Claim("lemma 2", "penalising another token, rank 1 gains most", "always", ours, _if(logit == 1.0))
+
+
+def _alternatives(measured: Measured) -> Claim:
+    ours = f"every logit rises, but {measured.lemma.losing:.0%} of the alternatives lose probability"
+    return Claim(
+        "sec 3.1",
+        "a negative update redistributes mass to the alternatives, most to the probable ones",
+        "in proportion to p_y p_v (logits)",
+        ours,
+        _if(measured.lemma.losing == 0.0, partly=measured.lemma.losing < 1.0),
+    )
+
+
+def _formula(measured: Measured) -> Claim:
+    gap = max(abs(formula - simulated) for formula, simulated in measured.distinct.values())
+    ours = f"largest gap to {DRAWS:,} simulated sets: {gap:.3f} (allowed {SIMULATION:.2f})"
+    statement = "expected distinct tokens = sum_v 1 - (1 - p_v)^K"
+    return Claim("prop 3", statement, "exact", ours, _if(gap < SIMULATION))
+
+
+def _limit(measured: Measured) -> Claim:
+    top = TOPS[-1]
+    values = {k: measured.distinct[top, k][0] for k in BUDGETS}
+    ours = f"p_1 = {top}: " + ", ".join(f"{value:.4f} at K = {k}" for k, value in values.items())
+    holds = all(abs(value - 1.0) < CLOSE_TO_ONE for value in values.values())
+    return Claim("prop 3", "tends to 1 as p_1 tends to 1, for any fixed K", "1", ours, _if(holds))
+
+
+def _regardless(measured: Measured) -> Claim:
+    top, few, many = TOPS[-2], BUDGETS[0], BUDGETS[-1]
+    low, high = measured.distinct[top, few][0], measured.distinct[top, many][0]
+    ours = f"p_1 = {top}: {low:.3f} at K = {few}, {high:.3f} at K = {many} (at most 1 + K (1 - p_1))"
+    return Claim(
+        "abstract",
+        "the number collapses to one regardless of the sampling budget",
+        "1 for any K",
+        ours,
+        _if(abs(high - 1.0) < CLOSE_TO_ONE, partly=abs(low - 1.0) < CLOSE_TO_ONE),
+    )
+
+
+def _shapes(measured: Measured) -> Claim:
+    flat_V, peak_V = measured.shapes["plateau"], measured.shapes["peak"]
+    gap = abs(float(entropy(flat_V) - entropy(peak_V)))
+    few, many = SHAPE_BUDGETS[1], SHAPE_BUDGETS[-2]
+    counts = [f"K = {k}: {distinct(flat_V, k):.2f} and {distinct(peak_V, k):.2f} distinct" for k in (few, many)]
+    ours = (
+        f"entropies differ by {gap:.0e}; rank 1 has {flat_V.max():.2f} and {peak_V.max():.2f}, the top three "
+        f"{_top3(flat_V):.2f} and {_top3(peak_V):.2f}; {'; '.join(counts)}"
+    )
+    holds = gap < EXACT and abs(flat_V.max() - peak_V.max()) > 0.1
+    return Claim("fig 4c", "equal entropy, sharply different distributions", "drawn, no figures", ours, _if(holds))
+
+
+def _top3(p_V: Array) -> float:
+    return float(sorted(p_V)[-1] + sorted(p_V)[-2] + sorted(p_V)[-3])
+
+
+def _by_rank(measured: Measured) -> Claim:
+    change = {rank: float(p_TV[-1].max() - p_TV[0].max()) for rank, p_TV in measured.penalised.items()}
+    ours = "probability of rank 1: " + ", ".join(f"rank {r} penalised {d:+.2f}" for r, d in change.items())
+    holds = change[1] < 0 and all(change[rank] > 0 for rank in PENALISED_RANKS[1:])
+    statement = "penalising rank 1 flattens the distribution, penalising lower ranks squeezes it"
+    return Claim("sec 4.2, fig 4b", statement, "drawn, no figures", ours, _if(holds))
+
+
+# How many samples stand for "a group" in the tables of trajectories.
+GROUP = 16
+
+
+def tables(measured: Measured) -> tuple[Table, ...]:
+    """All tables."""
+    return (_penalised(measured), _sampled(measured), _distinct(measured), _shapes_table(measured.shapes))
+
+
+def _penalised(measured: Measured) -> Table:
+    rows = [(rank, *_ends(p_TV, float(entropy(p_TV[-1])))) for rank, p_TV in measured.penalised.items()]
+    columns = ("penalised rank", "rank 1: start", "rank 1: end", "entropy: end", f"distinct of {GROUP}: end")
+    return Table("penalised", "one rank penalised again and again", columns, tuple(rows))
+
+
+def _ends(p_TV: Array, last_entropy: float) -> tuple[Cell, ...]:
+    return float(p_TV[0].max()), float(p_TV[-1].max()), last_entropy, distinct(p_TV[-1], GROUP)
+
+
+def _sampled(measured: Measured) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for advantage, p_TRV in measured.sampled.items():
+        last_RV = p_TRV[-1]
+        top, first = float(last_RV.max(axis=-1).mean()), float(last_RV[:, 0].mean())
+        count = sum(distinct(p_V, GROUP) for p_V in last_RV) / len(last_RV)
+        rows.append((advantage, float(p_TRV[0].max()), top, first, float(entropy(last_RV).mean()), count))
+    columns = (
+        "advantage",
+        "rank 1: start",
+        "rank 1: end",
+        "its first holder: end",
+        "entropy: end",
+        f"distinct of {GROUP}: end",
+    )
+    return Table(
+        "sampled", "on-policy updates, all tokens equally right or wrong, mean over runs", columns, tuple(rows)
+    )
+
+
+def _distinct(measured: Measured) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for top in TOPS:
+        pairs = [measured.distinct[top, samples] for samples in BUDGETS]
+        rows.append((str(top), *(value for pair in pairs for value in pair)))
+    heads = [f"K={samples}{kind}" for samples in BUDGETS for kind in ("", " simulated")]
+    return Table("distinct", "expected distinct tokens by p_1, an even tail", ("p_1", *heads), tuple(rows))
+
+
+def _shapes_table(shapes: Mapping[str, Array]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, p_V in shapes.items():
+        rows.append((name, float(entropy(p_V)), float(p_V.max()), *budgets(p_V, SHAPE_BUDGETS)))
+    columns = ("shape", "entropy", "rank 1", *(f"K={samples}" for samples in SHAPE_BUDGETS))
+    return Table("shapes", "two distributions of one entropy: expected distinct tokens of K", columns, tuple(rows))

@@ -1,0 +1,156 @@
+"""Multiple choice: ARC-Challenge and MMLU-Pro, each in its own fields, with the boxed prompt.
+
+Schema of allenai/ai2_arc (ARC-Challenge; read from the cards of its copies): `id`, `question`, `choices` of two lists
+`text` and `label` (letters, or 1 to 4), `answerKey`. Schema of TIGER-Lab/MMLU-Pro (its card): `question_id`,
+`question`, `options`, `answer` (A to J), `answer_index`, `cot_content`, `category`, `src`; an option "N/A" stands for
+none, as in its own evaluation. How 2510.04028 writes options is not printed; they are written as MMLU-Pro does.
+
+Multiple choice: the label that a response chooses, in the last box or after its last "answer is".
+
+2510.04028 asks for a box for ARC-c and MMLU-Pro alike (appendix C.2). MMLU-Pro's own prompts end in "the answer is
+(X)", and its evaluation (evaluate_from_local.py) reads that, then "Answer: X", then any last capital letter, which is a
+guess that is not made here. Labels are the problem's: letters, or numbers as in some of ARC's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks.extraction import last_box, last_stated
+from megasharp.tasks.lines import Fields, absent, check_names, name_of, read_objects, text_field, texts_field
+
+_NO_OPTION = "N/A"
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRecord:
+    """One line of a data file.
+
+    Example: `{"id": "a", "question": "Which is a metal?", "choices": {"text": ["iron", "salt"], "label": ["A", "B"]},
+    "answerKey": "A"}`.
+    """
+
+    id: str
+    question: str
+    options: tuple[str, ...]
+    answer: ChoiceAnswer
+
+    @property
+    def text(self) -> str:
+        """The question with its options, one a line."""
+        lines = [f"{label}. {option}" for label, option in zip(self.answer.labels, self.options, strict=True)]
+        return "\n".join([self.question, "Options:", *lines])
+
+
+def read_records(path: Path) -> list[ChoiceRecord]:
+    """Read a JSONL file of problems of either kind. Raises UserError, naming file and line, for a bad one."""
+    objects = read_objects(path, "write lines as of ARC or of MMLU-Pro")
+    records = [
+        read_mmlu_pro(fields, path, where) if "options" in fields else read_arc(fields, path, where)
+        for where, fields in objects
+    ]
+    check_names([record.id for record in records], path)
+    return records
+
+
+def read_arc(fields: Fields, path: Path, where: str) -> ChoiceRecord:
+    """A row of ARC; without an id it is named after `path`. Raises UserError naming `where`."""
+    choices = fields.get("choices")
+    if not isinstance(choices, dict):
+        raise UserError(
+            f"{where}: 'choices' must be an object with the lists 'text' and 'label' (ARC), or give 'options'"
+            f"{absent(fields, 'choices')}"
+        )
+    options, labels = texts_field(choices, "text", where), texts_field(choices, "label", where)
+    if len(options) != len(labels) or len(set(labels)) < len(labels):
+        raise UserError(f"{where}: 'label' must name each option of 'text' once")
+    return _record(fields, name_of(fields, ("id",), path, where), options, labels, ("answerKey", where))
+
+
+def read_mmlu_pro(fields: Fields, path: Path, where: str) -> ChoiceRecord:
+    """A row of MMLU-Pro; without an id it is named after `path`. Raises UserError naming `where`."""
+    options = tuple(option for option in texts_field(fields, "options", where) if option != _NO_OPTION)
+    if len(options) > len(ascii_uppercase):
+        raise UserError(f"{where}: 'options' has more than {len(ascii_uppercase)} options, one for each letter")
+    labels = tuple(ascii_uppercase[: len(options)])
+    return _record(fields, name_of(fields, ("question_id", "id"), path, where), options, labels, ("answer", where))
+
+
+def _record(
+    fields: Fields, name: str, options: tuple[str, ...], labels: tuple[str, ...], answer: tuple[str, str]
+) -> ChoiceRecord:
+    key, where = answer
+    label = text_field(fields, key, where)
+    if label not in labels:
+        raise UserError(f"{where}: '{key}' must be one of the labels {', '.join(labels)}, got {label!r}")
+    return ChoiceRecord(name, text_field(fields, "question", where), options, ChoiceAnswer(label, labels))
+
+
+_COMMAND = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boldsymbol|mbox|operatorname)\s*\{([^{}]*)\}")
+# In mathematics the text of an option is set so, behind a letter that needs no sign: `B \text{ comet}`.
+_LETTER_AND_TEXT = re.compile(rf"^(\s*[A-Za-z])\s*(?={_COMMAND.pattern}\s*$)")
+_LABEL = re.compile(
+    r"[\s$*]*(?i:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:)[\s:]*)?(?i:option|choice)?\s*"
+    r"(?:[(\[\"'`]\s*([A-Za-z0-9]{1,2})\s*[)\]\"'`]|([A-Za-z0-9]{1,2})(?![A-Za-z0-9]|(?<=\d)[.,]\d))(.*)",
+    re.DOTALL,
+)
+# A label may be followed by its option's text, as in "B. a comet", or by a reason, but not by more of a sentence, as in
+# "A comet".
+_END = re.compile(r"[\s$*]*(?:[.:)\],;].*|(?i:because|since)\b.*|[-\u2013\u2014]\s.*)?", re.DOTALL)
+# Nor by more labels and nothing else: "(B) or (C)", "B, A", "A. B. C". Who names several chooses none.
+_WORD = re.compile(r"[A-Za-z0-9]+")
+_BETWEEN = ("and", "or")
+# LaTeX's spaces, and its dollar signs in brackets.
+_SPACING = re.compile(r"\\[,;:!() ]|~")
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceAnswer(TaskAnswer):
+    """The right label, and all labels of the problem.
+
+    Example: `ChoiceAnswer("B", ("A", "B", "C", "D"))`.
+    """
+
+    label: str
+    labels: tuple[str, ...]
+
+
+def verify(text: str, answer: TaskAnswer) -> Verdict:
+    r"""Judge which label is chosen. The canonical answer is the label. Rewards are 1.0 or 0.0.
+
+    FORMAT: no box and no "answer is", or neither followed by one of the problem's labels. A box, where there is one, is
+    the answer, whatever is said elsewhere.
+
+    Example: `verify(r"... \boxed{\text{(B)}}", ChoiceAnswer("B", ("A", "B", "C", "D")))` is
+    `Verdict(Outcome.CORRECT, 1.0, "B", "")`.
+    """
+    assert isinstance(answer, ChoiceAnswer)
+    box = last_box(text)
+    chosen = label_in(box if box is not None else last_stated(text) or "", answer.labels)
+    if chosen is None:
+        return Verdict(Outcome.FORMAT, 0.0, None, f"none of the labels {', '.join(answer.labels)} is chosen")
+    right = chosen == answer.label
+    return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), chosen)
+
+
+def label_in(text: str, labels: tuple[str, ...]) -> str | None:
+    """The label that an answer starts with; None where it starts with none, or names several. Letters may be small."""
+    text = _LETTER_AND_TEXT.sub(r"\1: ", text)
+    match = _LABEL.match(_SPACING.sub(" ", _COMMAND.sub(r"\1", text)))
+    if match is None or (match[2] and not _END.fullmatch(match[3])):
+        return None
+    label = (match[1] or match[2]).upper()
+    return label if label in labels and not _names_more(match[3], labels) else None
+
+
+def _names_more(rest: str, labels: tuple[str, ...]) -> bool:
+    """Whether what follows a label is made of more labels, to its end; another single letter is taken for one."""
+    words = [word for word in _WORD.findall(rest) if word.lower() not in _BETWEEN]
+    return any(word.upper() in labels for word in words) and all(
+        len(word) == 1 or word.upper() in labels for word in words
+    )

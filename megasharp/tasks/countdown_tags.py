@@ -1,0 +1,88 @@
+"""Countdown-Tasks-3to4: problems of three or four numbers, with TinyZero's prompt.
+
+Schema of Jiayi-Pan/Countdown-Tasks-3to4: `target` (integer) and `nums` (a list of 3 or 4 integers), as TinyZero reads
+it (examples/data_preprocess/countdown.py; the card itself could not be read). Its prompt says "each number can only be
+used once", its reward wants each number exactly once. Countdown-3 of 2511.19942 (appendix C.4) is the rows of three.
+
+Countdown as TinyZero asks for it: a response thinks, then gives the equation between `<answer>` and `</answer>`.
+
+The rules are TinyZero's (verl/utils/reward_score/countdown.py): the last tags count, each number must be used exactly
+once, 0.1 for tags whatever is in them, 1.0 for the target, else 0. Differences, all stricter or exact: the grammar is
+that of `arithmetic` (no `**`, `//`, decimals or signs, which TinyZero hands to eval), values are fractions instead of
+floats within 1e-5, and tags count on any line, not only on the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks import countdown
+from megasharp.tasks.extraction import last_tag
+from megasharp.tasks.lines import check_names, name_of, positive_field, positives_field, read_objects
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCountdownRecord:
+    """One line of a data file. Example: `{"target": 65, "nums": [19, 36, 55, 7]}`."""
+
+    id: str
+    answer: TaggedCountdownAnswer
+
+
+def prompt_text(answer: TaggedCountdownAnswer) -> str:
+    """TinyZero's prompt for Qwen's instruct models, which 2511.19942 trains; a response goes on inside of `<think>`."""
+    return (
+        "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reasoning process in the mind and "
+        "then provides the user with the answer.<|im_end|>\n<|im_start|>user\n "
+        f"Using the numbers {list(answer.numbers)}, create an equation that equals {answer.target}. You can use basic "
+        "arithmetic operations (+, -, *, /) and each number can only be used once. Show your work in <think> </think> "
+        "tags. And return the final answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>."
+        "<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>"
+    )
+
+
+def read_records(path: Path, count: int | None = None) -> list[TaggedCountdownRecord]:
+    """Read a JSONL file of problems, those of `count` numbers where it is given. Raises UserError as others do."""
+    records = [
+        TaggedCountdownRecord(
+            name_of(fields, ("id",), path, where),
+            TaggedCountdownAnswer(positives_field(fields, "nums", where), positive_field(fields, "target", where)),
+        )
+        for where, fields in read_objects(path, "write lines with 'nums' and 'target'")
+    ]
+    check_names([record.id for record in records], path)
+    kept = [record for record in records if count in (None, len(record.answer.numbers))]
+    if not kept:
+        raise UserError(f"{path}: no problem of {count} numbers in this data file; use data.task=countdown_3to4")
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCountdownAnswer(TaskAnswer):
+    """The problem itself, and what tags earn around anything but a solution.
+
+    Example: `TaggedCountdownAnswer((19, 36, 55, 7), 65)`.
+    """
+
+    numbers: tuple[int, ...]
+    target: int
+    tags_reward: float = 0.1
+
+
+def verify(text: str, answer: TaskAnswer) -> Verdict:
+    """Judge what stands in the last answer tags as `countdown.verify` judges a whole response.
+
+    Without tags it is FORMAT with reward 0.0; what is no expression inside of them is FORMAT too, with `tags_reward`.
+
+    Example: `verify("55+36=91 ... <answer>55+36-7-19</answer>", TaggedCountdownAnswer((19, 36, 55, 7), 65))` is
+    `Verdict(Outcome.CORRECT, 1.0, "36+55-19-7", "")`.
+    """
+    assert isinstance(answer, TaggedCountdownAnswer)
+    expression = last_tag(text)
+    if expression is None:
+        return Verdict(Outcome.FORMAT, 0.0, None, "no answer tags")
+    verdict = countdown.verify(expression, countdown.CountdownAnswer(answer.numbers, answer.target))
+    return verdict if verdict.outcome is Outcome.CORRECT else replace(verdict, reward=answer.tags_reward)

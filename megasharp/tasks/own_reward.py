@@ -1,0 +1,118 @@
+"""A user's own reward: a Python function that is named by its path, checked before a run starts.
+
+The function takes a response's text and the problem's answer, a record of the task's, and returns a Verdict or a
+number. What travels to worker processes is the path; each imports the function for itself, so its module must be
+importable there: installed, or in a folder of PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from numbers import Real
+from typing import get_type_hints
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.records import Outcome, TaskAnswer, Verdict
+
+# The task of training prompts that a user's function judges; evaluations keep the verifier of their own task.
+OWN_TASK = "own"
+FULL_REWARD = 1.0
+
+OwnFunction = Callable[[str, TaskAnswer], Verdict | float]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnReward:
+    """A verifier that calls the function at `path`, imported at the first call.
+
+    Example: `OwnReward("mine.rewards:brief")`, where `brief(text, answer)` returns 0.5.
+    """
+
+    path: str
+
+    def __call__(self, text: str, answer: TaskAnswer) -> Verdict:
+        """The function's verdict; of a number r, that of `verdict_of`. What the function raises passes through."""
+        return verdict_of(find_function(self.path)(text, answer), self.path)
+
+
+def verdict_of(returned: object, path: str) -> Verdict:
+    """A Verdict as it is; of a number, CORRECT where it is at least 1, else WRONG, with the number as the reward.
+
+    Raises ValueError for anything else, and for what is not finite.
+
+    Example: `verdict_of(0.5, "mine:half")` is `Verdict(Outcome.WRONG, 0.5)`.
+    """
+    if isinstance(returned, Verdict):
+        _finite(returned.reward, path)
+        return returned
+    if isinstance(returned, bool) or not isinstance(returned, Real):
+        raise ValueError(f"reward.function {path} returned {type(returned).__name__}, neither a Verdict nor a number")
+    reward = _finite(float(returned), path)
+    return Verdict(Outcome.CORRECT if reward >= FULL_REWARD else Outcome.WRONG, reward)
+
+
+def _finite(reward: float, path: str) -> float:
+    if not math.isfinite(reward):
+        raise ValueError(f"reward.function {path} returned the reward {reward}, which nothing can learn from")
+    return float(reward)
+
+
+@lru_cache(maxsize=8)
+def find_function(path: str) -> OwnFunction:
+    """The function at `package.module:function`. Raises UserError, in one line, where it cannot be called as one."""
+    module_name, colon, name = path.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
+        raise UserError(f"reward.function: {path!r} must be written package.module:function")
+    try:
+        found: object = import_module(module_name)
+    except Exception as error:  # a user's module may raise anything
+        raise UserError(
+            f"reward.function: cannot import {module_name} ({type(error).__name__}: {one_line(error)}); "
+            "install it, or put its folder into PYTHONPATH"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"reward.function: {module_name} has no {name!r}; name one of its functions")
+        found = getattr(found, part)
+    return _checked(found, path)
+
+
+def _checked(found: object, path: str) -> OwnFunction:
+    if not callable(found):
+        raise UserError(f"reward.function: {path} is a {type(found).__name__}; name a function of (text, answer)")
+    if inspect.iscoroutinefunction(found):
+        raise UserError(f"reward.function: {path} is asynchronous; name a function that returns its reward")
+    try:
+        inspect.signature(found).bind("", TaskAnswer())
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"reward.function: {path} cannot be called with (text, answer) ({one_line(error)}); give it two parameters"
+        ) from error
+    _check_annotations(found, path)
+    function: OwnFunction = found
+    return function
+
+
+def _check_annotations(found: Callable[..., object], path: str) -> None:
+    """Refuse what the function itself says that it does not take or return; what it leaves open is not asked."""
+    try:
+        hints = get_type_hints(found)
+    except (NameError, TypeError, AttributeError):
+        return
+    returned: object = hints.pop("return", Real)
+    if isinstance(returned, type) and (returned is bool or not issubclass(returned, Verdict | Real)):
+        raise UserError(
+            f"reward.function: {path} says it returns {returned.__name__}; it must return a Verdict or a number"
+        )
+    names = list(inspect.signature(found).parameters)[:2]
+    for name, kind in zip(names, (str, TaskAnswer), strict=False):
+        hint = hints.get(name)
+        if isinstance(hint, type) and not (issubclass(hint, kind) or issubclass(kind, hint)):
+            raise UserError(
+                f"reward.function: {path} takes {name} as {hint.__name__}; it is given a {kind.__name__} there"
+            )

@@ -1,0 +1,145 @@
+"""The sandbox that programs run in: bubblewrap's, found to hold on this machine before anything is run in it.
+
+Inside there is no network, no process but the program's own, and no file but a Python's, its libraries' and packages,
+all read-only; /tmp, which is home, and /dev/shm are in memory and small. An ordinary user needs the kernel's leave to
+make user namespaces. Root has two ways: it makes the other namespaces itself and becomes nobody inside, or, in a
+container that is not to make them, a user namespace like everybody.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from megasharp.common.errors import UserError
+from megasharp.tasks.sandbox.cgroup import own_folders
+from megasharp.tasks.sandbox.programs import Clock, End, Sandbox, run
+
+Kind = Literal["bubblewrap", "none"]
+
+RISK = (
+    "reward.sandbox=none: programs that the model writes run with this user's rights: they can read and delete its "
+    "files, use the network and leave processes behind; do this only where nothing is to lose, as in its own container"
+)
+_INSTEAD = "or set reward.sandbox=none, which runs what the model writes with this user's rights"
+_SCRATCH_BYTES = 64 * 2**20
+_LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/lib", "/lib32", "/lib64")
+_NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+_PROBE_S = 60.0
+# It meets the limit on processes, sees no other process than its own kind, and reaches nothing outside.
+_PROBE = """
+import os, socket, sys
+assert len([name for name in os.listdir("/proc") if name.isdigit()]) < 5, "it sees other processes"
+try:
+    socket.create_connection(("192.0.2.1", 9), timeout=0.1)
+except OSError as error:
+    assert error.errno in (101, 113), f"it has a network: {error}"
+for place in ("/", "/usr/lib", sys.base_prefix):
+    assert not os.access(place, os.W_OK), f"it can write to {place}"
+open("/tmp/file", "w").close()
+children = 0
+try:
+    while children < LIMIT:
+        if os.fork() == 0:
+            import time
+            time.sleep(30)
+        children += 1
+except BlockingIOError:
+    print("holds")
+else:
+    sys.exit("it can start any number of processes")
+"""
+
+
+def open_sandbox(kind: Kind) -> Sandbox:
+    """A sandbox that was tried, with control groups where there may be some.
+
+    Raises UserError, naming `reward.sandbox`, where this machine has none.
+    """
+    if kind == "none":
+        return Sandbox((), _python(), _packages(), alone=False, groups=own_folders())
+    program = shutil.which("bwrap")
+    if program is None:
+        raise UserError(
+            "reward.sandbox: programs run in bubblewrap, which is not installed; install Debian's package bubblewrap, "
+            + _INSTEAD
+        )
+    reasons = []
+    for sandbox in _ways(program):
+        reason = _fault(sandbox)
+        if reason is None:
+            return replace(sandbox, groups=own_folders())
+        reasons.append(reason)
+    raise UserError(
+        f"reward.sandbox: bubblewrap makes no sandbox that holds here ({'; '.join(dict.fromkeys(reasons))}); "
+        f"allow this user to make namespaces, {_INSTEAD}"
+    )
+
+
+def _ways(program: str) -> Iterator[Sandbox]:
+    inside = tuple(_inside())
+    if os.getuid() == 0:
+        capabilities = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+        yield Sandbox((program, *_NAMESPACES, *capabilities, *inside), _python(), _packages(), leave_root=True)
+    yield Sandbox((program, "--unshare-user", *_NAMESPACES, *inside), _python(), _packages())
+
+
+def _fault(sandbox: Sandbox) -> str | None:
+    """What is wrong with it; None where it holds."""
+    source = f"LIMIT = {sandbox.limits.processes + 2}\n{_PROBE}"
+    job = {"kind": "script", "preamble": "", "source": source}
+    ran = run(sandbox, job, b"", Clock(_PROBE_S, time.monotonic() + _PROBE_S))
+    if ran.end is End.EXITED and ran.code == 0 and ran.printed == b"holds\n":
+        return None
+    return ran.complaint or f"it took more than {_PROBE_S:g} s"
+
+
+def _inside() -> Iterator[str]:
+    """bubblewrap's arguments for what there is inside."""
+    yield from ("--die-with-parent", "--new-session", "--hostname", "sandbox")
+    # Folders that bubblewrap makes by itself only their owner may enter.
+    for folder in ("/usr", "/etc"):
+        yield from ("--perms", "0755", "--dir", folder)
+    for folder in _LIBRARIES:
+        yield from _library(Path(folder))
+    yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache")
+    for path in _own_paths():
+        for parent in reversed(path.parents[:-1]):
+            yield from ("--perms", "0755", "--dir", str(parent))
+        yield from ("--ro-bind", str(path), str(path))
+    yield from ("--proc", "/proc", "--dev", "/dev")
+    for folder in ("/tmp", "/dev/shm"):
+        yield from ("--perms", "1777", "--size", str(_SCRATCH_BYTES), "--tmpfs", folder)
+    yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--")
+
+
+def _library(folder: Path) -> Iterator[str]:
+    if folder.is_symlink():
+        yield from ("--symlink", str(folder.readlink()), str(folder))
+    elif folder.is_dir():
+        yield from ("--ro-bind", str(folder), str(folder))
+
+
+def _own_paths() -> list[Path]:
+    """Where this Python lies, and its packages, outside of the system's libraries."""
+    base = Path(sys.base_prefix)
+    paths = [Path(_python())] if base == Path("/usr") else [base]
+    paths += [Path(folder) for folder in _packages() if not Path(folder).is_relative_to(base)]
+    return [path for path in paths if not any(path.is_relative_to(folder) for folder in _LIBRARIES)]
+
+
+def _python() -> str:
+    return os.path.realpath(sys.executable)
+
+
+def _packages() -> tuple[str, ...]:
+    """Folders of installed packages: checks of HumanEval+ import numpy, and so do programs."""
+    paths = sysconfig.get_paths()
+    return tuple(dict.fromkeys(paths[name] for name in ("purelib", "platlib")))

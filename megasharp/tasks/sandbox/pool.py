@@ -1,0 +1,275 @@
+"""A pool of worker processes in which verifiers run, for those that may hang, crash or eat memory.
+
+The limit on an item's time is the driver's: it kills the worker with everything that it has started, and puts a new one
+in its place. Nothing depends on a signal's handler, which C code (sympy's, a regular expression's) never comes to run,
+and which is refused outside of the main thread.
+
+The driver's side of worker processes: making one, asking it for a verdict, ending it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from megasharp.common import signals
+from megasharp.common.errors import UserError
+from megasharp.common.records import Outcome, Verdict
+from megasharp.tasks.judge import Item
+from megasharp.tasks.sandbox.worker import MakeVerifiers, PeerGone, decode, receive, send
+
+# Importing takes seconds, on a busy machine many.
+_START_S = 300.0
+_ORDER_S = 30.0
+_END_S = 10.0
+# Its modules are looked for where this process found its own, and nowhere else.
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:]; from megasharp.tasks.sandbox.worker import main; main(int(sys.argv[1]))"
+)
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Worker:
+    """One worker process and the socket to it."""
+
+    def __init__(self, nursery: Nursery, number: int, peer: socket.socket) -> None:
+        self.number = number
+        self._nursery = nursery
+        self._peer = peer
+
+    def ask(self, item: Item, seconds: float) -> Verdict:
+        """Its verdict. Raises TimeoutError where there is none in `seconds`, and PeerGone where it ends."""
+        deadline = time.monotonic() + seconds
+        message = pickle.dumps((item.task, item.text, item.answer), protocol=pickle.HIGHEST_PROTOCOL)
+        send(self._peer, message, deadline)
+        return decode(receive(self._peer, deadline))
+
+    def close(self) -> None:
+        """Close the socket, by which an idle worker ends."""
+        self._peer.close()
+
+    def end(self) -> None:
+        """End it at once, with everything that it has started."""
+        self._peer.close()
+        self._nursery.kill(self.number)
+
+
+class Nursery:
+    """The clean process (`nursery.py`) that workers come from; its output goes to `log`, or nowhere.
+
+    Raises UserError where the verifiers cannot be made there.
+    """
+
+    def __init__(self, make: MakeVerifiers, memory_mb: int, log: Path | None) -> None:
+        self._lock = threading.Lock()
+        self._process, self._peer = _start(log)
+        try:
+            deadline = time.monotonic() + _START_S
+            send(self._peer, pickle.dumps((make, memory_mb)), deadline)
+            refusal = receive(self._peer, deadline).decode()
+        except (PeerGone, TimeoutError) as error:
+            self.close()
+            where = f"; its log is {log}" if log else ""
+            raise UserError(f"reward.workers: the process that workers come from did not start{where}") from error
+        if refusal:
+            self.close()
+            raise UserError(f"reward.workers: the verifiers could not be made in a worker process: {refusal}")
+
+    @property
+    def number(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def worker(self) -> Worker:
+        """A new worker. Raises PeerGone where this process has ended, or does not answer."""
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            try:
+                deadline = time.monotonic() + _ORDER_S
+                send(self._peer, b"fork", deadline)
+                socket.send_fds(self._peer, [b"+"], [theirs.fileno()])
+                return Worker(self, int(receive(self._peer, deadline)), ours)
+            except (PeerGone, OSError) as error:
+                ours.close()
+                raise PeerGone(str(error)) from error
+
+    def kill(self, number: int) -> None:
+        """End a worker, and everything that it has started; with this process its workers have ended anyway."""
+        with self._lock, suppress(PeerGone, OSError):
+            deadline = time.monotonic() + _ORDER_S
+            send(self._peer, b"kill %d" % number, deadline)
+            receive(self._peer, deadline)
+
+    def close(self) -> None:
+        """End it, and with it all workers."""
+        self._peer.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+            return
+        self._process.kill()
+        self._process.wait()
+
+
+def _start(log: Path | None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *sys.path]
+    with theirs, open(log or os.devnull, "ab") as output, signals.held(), signals.kept_from_children():  # noqa: PTH123
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **_ONE_THREAD},
+            start_new_session=True,
+        )
+    return process, ours
+
+
+MEMORY_MB = 4096
+_TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """What happened in a pool. `killed` workers took too long, `died` ended by themselves; `retried` items of those
+    were judged again.
+
+    Example: `PoolCounts(killed=2, died=1, retried=1)`: two items were TIMEOUT, one worker was lost over a third.
+    """
+
+    killed: int = 0
+    died: int = 0
+    retried: int = 0
+
+
+class VerifierPool:
+    """Satisfies `rewards.judge.Judge` with `workers` processes; `make` gives the verifiers, in a process of its own.
+
+    An item has `timeout_s` seconds of wall time, after which it is TIMEOUT. One whose worker dies is judged once more
+    by a new one, and is INFRA when that dies too. `memory_mb` is what a worker may take beyond what it starts with.
+    Workers end with this process however it ends.
+
+    Raises UserError where the verifiers cannot be made.
+    """
+
+    def __init__(
+        self,
+        make: MakeVerifiers,
+        tasks: Collection[str],
+        workers: int,
+        timeout_s: float,
+        *,
+        memory_mb: int = MEMORY_MB,
+        log: Path | None = None,
+    ) -> None:
+        assert workers > 0
+        self._tasks = tasks
+        self._timeout_s = timeout_s
+        self._nurse: Callable[[], Nursery] = lambda: Nursery(make, memory_mb, log)
+        self._lock = threading.Lock()
+        self._counts = PoolCounts()
+        self._closed = False
+        self._nursery = self._nurse()
+        # None stands for a worker that is to be made, by whoever takes its place.
+        self._idle: SimpleQueue[Worker | None] = SimpleQueue()
+        for _ in range(workers):
+            self._idle.put(None)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="verifier")
+
+    @property
+    def tasks(self) -> Collection[str]:
+        """The tasks whose responses it can judge."""
+        return self._tasks
+
+    @property
+    def counts(self) -> PoolCounts:
+        """Since the start."""
+        return self._counts
+
+    @property
+    def nursery(self) -> int:
+        """The process that workers come from, and with them all that they start."""
+        return self._nursery.number
+
+    def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
+        """One for each item, in order; safe to call from several threads."""
+        futures = [self._threads.submit(self._judge, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """End all workers; what is being judged is given up."""
+        with self._lock:
+            self._closed = True
+            nursery = self._nursery
+        nursery.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        while not self._idle.empty():
+            worker = self._idle.get()
+            if worker is not None:
+                worker.close()
+
+    def _judge(self, item: Item) -> Verdict:
+        worker = self._idle.get()
+        try:
+            for attempt in range(_TRIES):
+                try:
+                    worker = worker or self._worker()
+                    return worker.ask(item, self._timeout_s)
+                except TimeoutError:
+                    _end(worker)
+                    worker = None
+                    self._count(killed=1)
+                    return Verdict(Outcome.TIMEOUT, 0.0, detail=f"no verdict in {self._timeout_s:g} s")
+                except PeerGone:
+                    _end(worker)
+                    worker = None
+                    if self._closed:
+                        raise CancelledError from None
+                    self._count(died=1, retried=int(attempt + 1 < _TRIES))
+            return Verdict(Outcome.INFRA, 0.0, detail=f"its worker process died {_TRIES} times")
+        finally:
+            self._idle.put(worker)
+
+    def _worker(self) -> Worker:
+        nursery = self._nursery
+        try:
+            return nursery.worker()
+        except PeerGone:
+            return self._instead_of(nursery).worker()
+
+    def _instead_of(self, lost: Nursery) -> Nursery:
+        """A new nursery, made by the first who finds that the old one is lost."""
+        with self._lock:
+            if self._closed:
+                raise PeerGone("the pool is closed")
+            if self._nursery is lost:
+                lost.close()
+                self._nursery = self._nurse()
+            return self._nursery
+
+    def _count(self, *, killed: int = 0, died: int = 0, retried: int = 0) -> None:
+        with self._lock:
+            was = self._counts
+            self._counts = PoolCounts(was.killed + killed, was.died + died, was.retried + retried)
+
+
+def _end(worker: Worker | None) -> None:
+    """End a worker, which leaves none in its place."""
+    if worker is not None:
+        worker.end()

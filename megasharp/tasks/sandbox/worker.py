@@ -1,0 +1,240 @@
+"""What a worker process does: judge one item after the other until nobody asks any more.
+
+Verdicts go back as JSON: what a worker may have become, nothing of it is unpickled in the driver.
+
+Messages over a socket: a length, then so many bytes, sent and received whole or not at all before a deadline.
+
+The deadline holds for sending too: who does not read what is sent (a process that was stopped) holds nobody up.
+
+The clean process that workers are forked from: it has one thread, has imported what verifiers need, and waits.
+
+Forking it costs milliseconds where a new interpreter would import for seconds, and a worker that was killed is to be
+replaced at once. It kills workers too, with whatever they started: only their parent knows that a process id is still
+theirs, and orphans come to it (it is their subreaper). It ends when the driver's end of its socket closes, however that
+happens, and the kernel ends the workers with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from megasharp.common.errors import one_line
+from megasharp.common.parent_death import end_with_parent
+from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks.judge import Verifier, verify
+
+_LENGTH = struct.Struct("!Q")
+_PIECE = 1 << 20
+
+
+class PeerGone(Exception):
+    """The process at the other end has ended, or closed its end."""
+
+
+def send(peer: socket.socket, message: bytes, deadline: float | None = None) -> None:
+    """Send a message. `deadline` is in seconds of time.monotonic(); raises TimeoutError there, and PeerGone."""
+    for part in (_LENGTH.pack(len(message)), message):
+        _limit(peer, deadline)
+        try:
+            peer.sendall(part)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise PeerGone(str(error)) from error
+
+
+def receive(peer: socket.socket, deadline: float | None = None) -> bytes:
+    """The next message. `deadline` is in seconds of time.monotonic(); raises TimeoutError there, and PeerGone."""
+    (length,) = _LENGTH.unpack(_exactly(peer, _LENGTH.size, deadline))
+    return _exactly(peer, length, deadline)
+
+
+def _exactly(peer: socket.socket, length: int, deadline: float | None) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        _limit(peer, deadline)
+        try:
+            part = peer.recv(min(_PIECE, length - len(parts)))
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise PeerGone(str(error)) from error
+        if not part:
+            raise PeerGone("closed its end")
+        parts += part
+    return bytes(parts)
+
+
+def _limit(peer: socket.socket, deadline: float | None) -> None:
+    if deadline is None:
+        peer.settimeout(None)
+        return
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    peer.settimeout(left)
+
+
+_MEGABYTE = 2**20
+# A worker that has met its memory limit is in no state to go on.
+_OUT_OF_MEMORY = 9
+
+
+def work(peer: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int, parent: int) -> None:
+    """A worker's life, in a process of its own; `memory_mb` is what it may take beyond what it starts with."""
+    os.setsid()
+    end_with_parent(parent)
+    _limit_memory(memory_mb)
+    while True:
+        try:
+            task, text, answer = pickle.loads(receive(peer))
+            send(peer, encode(_verdict(verifiers[task], text, answer)))
+        except PeerGone:
+            return
+        except MemoryError:
+            os._exit(_OUT_OF_MEMORY)
+
+
+def _verdict(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
+    def unless_out_of_memory(text: str, answer: TaskAnswer) -> Verdict:
+        try:
+            return verifier(text, answer)
+        except MemoryError:
+            os._exit(_OUT_OF_MEMORY)
+
+    return verify(unless_out_of_memory, text, answer)
+
+
+def encode(verdict: Verdict) -> bytes:
+    """A verdict as it travels."""
+    fields = [verdict.outcome.value, verdict.reward, verdict.canonical_answer, verdict.detail]
+    return json.dumps(fields).encode()
+
+
+def decode(message: bytes) -> Verdict:
+    """A verdict that has arrived."""
+    outcome, reward, canonical, detail = json.loads(message)
+    return Verdict(Outcome(outcome), reward, canonical, detail)
+
+
+def _limit_memory(megabytes: int) -> None:
+    """Address space counts, and torch alone maps gigabytes of it that it never touches."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * resource.getpagesize() + megabytes * _MEGABYTE
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GONE_S = 5.0
+_LOOK_S = 0.002
+# What a worker's programs leave behind while it lives on.
+_SWEEP_S = 0.2
+
+MakeVerifiers = Callable[[], Mapping[str, Verifier]]
+
+
+def main(descriptor: int) -> None:
+    """Serve the driver at the other end of the socket `descriptor`."""
+    driver = socket.socket(fileno=descriptor)
+    # Slurm sends it to all of a job: when workers end is the driver's to say.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    with suppress(PeerGone):
+        make, memory_mb = pickle.loads(receive(driver))
+        try:
+            verifiers = make()
+        except Exception as error:
+            send(driver, f"{type(error).__name__}: {one_line(error)}".encode())
+            return
+        send(driver, b"")
+        _Nursery(driver, verifiers, memory_mb).serve()
+
+
+class _Nursery:
+    """Answers the driver: `fork` with a socket gives a worker's number, `kill` and its number ends it."""
+
+    def __init__(self, driver: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int) -> None:
+        self._driver = driver
+        self._verifiers = verifiers
+        self._memory_mb = memory_mb
+        self._workers: set[int] = set()
+
+    def serve(self) -> None:
+        try:
+            while True:
+                self._sweep()
+                if not select.select([self._driver], [], [], _SWEEP_S)[0]:
+                    continue
+                order = receive(self._driver)
+                if order == b"fork":
+                    send(self._driver, str(self._fork()).encode())
+                else:
+                    self._kill(int(order.split()[1]))
+                    send(self._driver, b"")
+        finally:
+            for worker in list(self._workers):
+                self._kill(worker)
+
+    def _fork(self) -> int:
+        _, (descriptor,), _, _ = socket.recv_fds(self._driver, 1, 1)
+        peer = socket.socket(fileno=descriptor)
+        parent = os.getpid()
+        worker = os.fork()
+        if worker == 0:
+            self._be_worker(peer, parent)
+        peer.close()
+        self._workers.add(worker)
+        return worker
+
+    def _be_worker(self, peer: socket.socket, parent: int) -> None:
+        try:
+            self._driver.close()
+            work(peer, self._verifiers, self._memory_mb, parent)
+        finally:
+            os._exit(0)
+
+    def _kill(self, worker: int) -> None:
+        """End a worker with its process group; then whatever else has come to this process as an orphan."""
+        with suppress(ProcessLookupError):
+            os.killpg(worker, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            # It may not have a group of its own yet.
+            os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+        self._workers.discard(worker)
+        deadline = time.monotonic() + _GONE_S
+        while self._sweep() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def _sweep(self) -> bool:
+        """End the orphans that there are now; returns whether there were any."""
+        orphans = _children() - self._workers
+        for orphan in orphans:
+            _end(orphan)
+        return bool(orphans)
+
+
+def _children() -> set[int]:
+    """This process's children, those that it inherited included."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+    return set(map(int, listed.split()))
+
+
+def _end(orphan: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(orphan, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(orphan, os.WNOHANG)

@@ -1,0 +1,181 @@
+"""Rows from files on disk in a set's own schema: parquet, JSONL, JSON (a list of rows), the last two also as .gz.
+
+A folder stands for its files, also for a copy of a hub's repository: of several files in it those count whose path
+names the source (its name or configuration), if any does, and of those the ones that begin with the split's name, if
+any does.
+
+Rows from the hub, or from what an earlier visit left in its cache: the only place that imports `datasets`.
+
+Commands keep the hub off (`HF_HUB_OFFLINE=1`, `megasharp/common/exit_codes.py`), so that a job on a node without a
+network fails at once and says so; `HF_HUB_OFFLINE=0` lets a set be fetched, once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.tasks.lines import Fields, parse_object
+from megasharp.tasks.sets.base import Source
+
+_ON = {"", "0", "false", "no", "off"}
+
+
+def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
+    """The rows of a table, each with where it stands.
+
+    Raises UserError, which says how to go on without the hub, where they cannot be had.
+    """
+    if source.files:
+        rows = (row for name in source.files for row in rows_of_file(_fetched(source, name)))
+        yield from rows
+        return
+    yield from _table(source)
+
+
+def _table(source: Source) -> Iterator[tuple[str, Fields]]:
+    try:
+        # Imported here: it takes a second, and most runs read files of their own.
+        from datasets import load_dataset
+
+        table = load_dataset(source.hub, source.config, split=source.split, revision=source.revision)
+    except Exception as error:  # the library raises many kinds, and all mean the same to the user
+        raise _not_had(source, error) from error
+    where = "/".join(filter(None, (source.hub, source.config, source.split)))
+    begin, end = source.rows or (0, len(table))
+    for number, fields in enumerate(islice(table, begin, end), start=begin):
+        yield f"{where}, row {number}", fields
+
+
+def _fetched(source: Source, name: str) -> Path:
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(source.hub, name, repo_type="dataset", revision=source.revision))
+    except Exception as error:
+        raise _not_had(source, error) from error
+
+
+def _not_had(source: Source, error: Exception) -> UserError:
+    off = os.environ.get("HF_HUB_OFFLINE", "").lower() not in _ON
+    cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    state = (
+        f"is not in the cache (HF_HOME, {cache}) and the hub is off; HF_HUB_OFFLINE=0 in the environment fetches it"
+        if off
+        else f"could not be fetched ({one_line(error)[:200]})"
+    )
+    config = f" ({source.config})" if source.config else ""
+    return UserError(
+        f"data set {source.hub}{config} {state}; or give path: a parquet or JSON file, or folder, with its rows"
+    )
+
+
+SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
+_BATCH_ROWS = 1000
+
+
+def local_rows(path: Path, source: Source, alone: bool) -> Iterator[tuple[str, Fields]]:
+    """The rows of a file, or of the files of a folder that are the source's, each with where it stands.
+
+    `alone` says that the set has no other source: then a file needs no name. Raises UserError where there is no such
+    file, where one cannot be read, or where one of several sources has no row.
+    """
+    files = files_of(path, source, alone)
+    rows = (row for file in files for row in rows_of_file(file))
+    empty = True
+    for row in islice(rows, *source.rows) if source.rows else rows:
+        empty = False
+        yield row
+    if empty and not alone:
+        raise UserError(
+            f"{', '.join(map(str, files))}: no row of {source.name}, which this set has beside its other parts; "
+            "copy the file again"
+        )
+
+
+def files_of(path: Path, source: Source, alone: bool) -> list[Path]:
+    """The data files under `path` that hold a source's rows, by name."""
+    if path.is_file():
+        if not alone:
+            raise UserError(
+                f"{path}: this set has several parts; give a folder with a file or folder called {source.name} and "
+                "one for each other part"
+            )
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or folder; path names a parquet or JSON file, or a folder of them")
+    found = [each for each in sorted(path.rglob("*")) if each.is_file() and each.name.endswith(SUFFIXES)]
+    named = [each for each in found if _names(each.relative_to(path), source)]
+    if not named and not alone:
+        raise UserError(f"{path}: no file or folder called {source.name} ({', '.join(SUFFIXES)}) in this folder")
+    files = named or found
+    files = [each for each in files if each.name.startswith(source.split)] or files
+    if not files:
+        raise UserError(f"{path}: no data file in this folder; it needs {', '.join(SUFFIXES)}")
+    return files
+
+
+def _names(path: Path, source: Source) -> bool:
+    """Whether a file's relative path has a folder, or a beginning of its name, that is the source's, in any case."""
+    names = {name.lower() for name in (source.name, source.config) if name}
+    *folders, file = path.as_posix().lower().split("/")
+    return not names.isdisjoint(folders) or any(file.startswith((f"{n}.", f"{n}-", f"{n}_")) for n in names)
+
+
+def rows_of_file(path: Path) -> Iterator[tuple[str, Fields]]:
+    """The rows of one file. Raises UserError, naming the file and the row, for what is no table of objects."""
+    name = path.name
+    if name.endswith(".parquet"):
+        yield from _parquet(path)
+    elif name.endswith((".jsonl", ".jsonl.gz")):
+        yield from _lines(path)
+    elif name.endswith((".json", ".json.gz")):
+        yield from _list(path)
+    else:
+        raise UserError(f"{path}: unknown kind of file; it must end in one of {', '.join(SUFFIXES)}")
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Fields]]:
+    # Imported here: only sets read parquet.
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(_BATCH_ROWS):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", fields
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path}: cannot read this parquet file ({one_line(error)})") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Fields]]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield parse_object(line, f"{path}:{number}")
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot read this file ({one_line(error)})") from error
+
+
+def _list(path: Path) -> Iterator[tuple[str, Fields]]:
+    """A list of objects, or an object that holds one, as BIG-Bench Hard's `{"canary": ..., "examples": [...]}`."""
+    try:
+        value = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
+    except (OSError, EOFError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot read this JSON file ({one_line(error)})") from error
+    lists = [each for each in value.values() if isinstance(each, list)] if isinstance(value, dict) else [value]
+    if len(lists) != 1 or not isinstance(lists[0], list):
+        raise UserError(f"{path}: a list of rows must stand here; write one, or one object a line in a .jsonl file")
+    for number, fields in enumerate(lists[0], start=1):
+        if not isinstance(fields, dict):
+            raise UserError(f"{path}, row {number}: not a JSON object")
+        yield f"{path}, row {number}", fields

@@ -1,0 +1,166 @@
+"""The stream of training prompts: shuffled anew each epoch, endless, and restorable to the exact prompt.
+
+Prompts as a model reads them: text as it stands, or messages in the model's own chat template.
+
+A seeded sample of problems, such as the 128 questions of ARC-c on which 2510.04028 evaluates (appendix C.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Protocol
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import Prompt
+from megasharp.tasks.table import TaskItem, digest_of
+
+Turns = Sequence[tuple[str, str]]
+
+
+class ChatEncoder(Protocol):
+    """The part of a tokenizer that prompts need."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text`."""
+        ...
+
+    def chat(self, turns: Turns) -> str:
+        """The text that the model's chat template makes of messages, up to where its answer begins."""
+        ...
+
+
+def prompt_of(item: TaskItem, tokenizer: ChatEncoder) -> str:
+    """The text that a model reads. Raises UserError where it takes a chat template, and the tokenizer has none."""
+    return tokenizer.chat(item.turns) if item.turns else item.text
+
+
+def sampled(items: Sequence[TaskItem], limit: int | None, seed: int) -> list[TaskItem]:
+    """`limit` problems without repetition, in their own order; all of them where no limit is given.
+
+    The choice depends on the number of problems, `limit` and `seed` alone, and a larger limit holds the smaller one's
+    problems. Raises UserError where there are fewer problems than that.
+    """
+    if limit is None:
+        return list(items)
+    if not 1 <= limit <= len(items):
+        raise UserError(f"limit: {limit} of {len(items)} problems of {items[0].source} cannot be drawn; lower it")
+    order = list(range(len(items)))
+    # Seeding with text is stable between processes and Python versions.
+    Random(f"sample-{seed}").shuffle(order)
+    return [items[index] for index in sorted(order[:limit])]
+
+
+@dataclass(frozen=True, slots=True)
+class DataCursor:
+    """The next prompt to hand out: number `position` of the shuffled epoch `epoch`, both from 0.
+
+    Example: after 130 prompts from a stream of 128, `DataCursor(epoch=1, position=2)`.
+    """
+
+    epoch: int
+    position: int
+
+
+class PromptStream:
+    """Prompts in an order that depends on the items, the seed and the epoch alone, and never ends.
+
+    Items whose prompt is empty or longer than `max_prompt_tokens` are left out; `skipped` counts them. `digest` is the
+    SHA-256 of all items.
+    Every epoch hands out every remaining item once.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[TaskItem],
+        tokenizer: ChatEncoder,
+        max_prompt_tokens: int,
+        seed: int,
+    ) -> None:
+        """Tokenize all items. Raises UserError if no item is left."""
+        if not items:
+            raise UserError("data.path: the data file holds no problems")
+        read = [replace(item, text=prompt_of(item, tokenizer)) for item in items]
+        encoded = [(item, tokenizer.encode(item.text)) for item in read]
+        self._items = [(item, tokens) for item, tokens in encoded if 0 < len(tokens) <= max_prompt_tokens]
+        self.skipped = len(items) - len(self._items)
+        if not self._items:
+            shortest = min(len(tokens) for _, tokens in encoded)
+            raise UserError(
+                f"data.max_prompt_tokens: all {len(items)} prompts of {items[0].source} are longer than "
+                f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
+            )
+        # What a run reads may be edited between two of its attempts.
+        self.digest = digest_of(items)
+        self._seed = seed
+        self._pending: list[DataCursor] = []
+        self._cursor = DataCursor(0, 0)
+        self._order = self._shuffled(0)
+        self._pending_order: tuple[int, list[int]] | None = None
+
+    def __len__(self) -> int:
+        """Prompts per epoch."""
+        return len(self._items)
+
+    @property
+    def cursor(self) -> DataCursor:
+        """Where the stream stands; `restore` of it continues with the same prompts."""
+        return self._cursor
+
+    @property
+    def pending(self) -> tuple[DataCursor, ...]:
+        """Prompts before the cursor that `restore` was told of and that were not handed out since."""
+        return tuple(self._pending)
+
+    def restore(self, cursor: DataCursor, pending: Sequence[DataCursor] = ()) -> None:
+        """Go to `cursor`, but hand out the `pending` prompts first.
+
+        Raises UserError if the data has no such prompt, so the file must be another.
+        """
+        for place in (cursor, *pending):
+            if not 0 <= place.position < len(self) or place.epoch < 0:
+                raise UserError(
+                    f"data.path: cannot resume at prompt {place.position} of epoch {place.epoch}, the file has "
+                    f"{len(self)} usable prompts; resume with the data file the run began with"
+                )
+        self._pending = list(pending)
+        self._cursor = cursor
+        self._order = self._shuffled(cursor.epoch)
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts, across as many epochs as it takes."""
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> Prompt:
+        if self._pending:
+            place = self._pending.pop(0)
+            return self._prompt(place, self._order_of(place.epoch))
+        prompt = self._prompt(self._cursor, self._order)
+        self._advance()
+        return prompt
+
+    def _prompt(self, place: DataCursor, order: Sequence[int]) -> Prompt:
+        item, tokens = self._items[order[place.position]]
+        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, place.epoch, place.position)
+
+    def _advance(self) -> None:
+        epoch, position = self._cursor.epoch, self._cursor.position + 1
+        if position == len(self):
+            epoch, position = epoch + 1, 0
+            self._order = self._shuffled(epoch)
+        self._cursor = DataCursor(epoch, position)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        """The order of an epoch that pending prompts are of: a large file takes a second to shuffle."""
+        if epoch == self._cursor.epoch:
+            return self._order
+        if self._pending_order is None or self._pending_order[0] != epoch:
+            self._pending_order = epoch, self._shuffled(epoch)
+        return self._pending_order[1]
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        """The order of one epoch. Seeding with text is stable between processes and Python versions."""
+        order = list(range(len(self)))
+        Random(f"prompts-{self._seed}-{epoch}").shuffle(order)
+        return order

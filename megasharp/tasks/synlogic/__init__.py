@@ -1,0 +1,102 @@
+"""SynLogic's tasks (2505.19641; MiniMax-AI/SynLogic, MIT): the table of their checkers, and the verifier.
+
+The rules are those of the repository's own checkers at commit 6794f97 (`task2verifier.py`), the code is ours: answers
+are parsed, never run, and where a checker there lets pass what its prompt forbids, its function here says so. All of a
+problem's data are needed, which the set keeps as a JSON text (`game_data_str`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks.synlogic import equations, filling, latin, placing, texts
+from megasharp.tasks.synlogic.finding import final_part
+from megasharp.tasks.synlogic.game import Check, Game, GameError, read_game
+from megasharp.tasks.synlogic.literals import UnreadableError
+
+MAX_CANONICAL = 1_000
+
+CHECKERS: dict[str, Callable[[Game], Check]] = {
+    "arc_agi": texts.arc_agi,
+    "arc_agi_2": texts.arc_agi,
+    "arrow_maze": filling.arrow_maze,
+    "boolean_expressions": texts.boolean_expressions,
+    "buggy_tables": texts.buggy_tables,
+    "calcudoko": latin.calcudoko,
+    "campsite": placing.campsite,
+    "cipher": texts.cipher,
+    "cryptarithm": equations.cryptarithm,
+    "dyck_language": texts.dyck_language,
+    "dyck_language_errors": texts.dyck_language_errors,
+    "dyck_language_reasoning_errors": texts.dyck_language_reasoning_errors,
+    "futoshiki": latin.futoshiki,
+    "goods_exchange": texts.goods_exchange,
+    "kukurasu": filling.kukurasu,
+    "math_path": equations.math_path,
+    "mathador": equations.mathador,
+    "minesweeper": placing.minesweeper,
+    "norinori": placing.norinori,
+    "number_wall": filling.number_wall,
+    "numbrix": filling.numbrix,
+    "object_counting": texts.object_number,
+    "object_properties": texts.object_number,
+    "operation": equations.operation,
+    "skyscraper_puzzle": latin.skyscraper_puzzle,
+    "space_reasoning": texts.space_reasoning,
+    "space_reasoning_tree": texts.space_reasoning_tree,
+    "star_placement_puzzle": placing.star_placement_puzzle,
+    "sudoku": latin.sudoku,
+    "survo": filling.survo,
+    "time_sequence": texts.time_sequence,
+    "web_of_lies": texts.web_of_lies,
+    "word_sorting": texts.word_sorting,
+    "word_sorting_mistake": texts.word_sorting_mistake,
+    "wordscapes": filling.wordscapes,
+    "zebra_puzzle": texts.zebra_puzzle,
+}
+# What the repository's table holds besides, each of which is an evaluation set and not one of SynLogic's 35 tasks.
+UNCHECKED = {
+    "gpqa_diamond": "an evaluation set: use task=choice",
+    "bbh_*": "an evaluation set: use task=short_answer",
+    "bbeh_*": "an evaluation set that no task here judges",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SynLogicAnswer(TaskAnswer):
+    """One of SynLogic's tasks, and the JSON text of the problem's data: `question`, `answer`, `metadata`.
+
+    Example: `SynLogicAnswer("object_counting", '{"question": "...", "answer": "7", "metadata": {}}')`.
+    """
+
+    task: str
+    game: str
+
+
+def verify(text: str, answer: TaskAnswer) -> Verdict:
+    r"""Judge the response's answer tags, or else what follows its thinking, by the task's rule. Rewards 1.0 or 0.0.
+
+    FORMAT: no answer in the form that the task asks for. The canonical answer is one line, cut at 1,000 characters.
+
+    Example: `verify(r"<answer>\boxed{7}</answer>", SynLogicAnswer("object_counting", '{"answer": "7"}'))` is
+    `Verdict(Outcome.CORRECT, 1.0, "7", "")`.
+    """
+    assert isinstance(answer, SynLogicAnswer)
+    check = checker(answer)
+    try:
+        finding = check(final_part(text))
+    except UnreadableError as error:
+        return Verdict(Outcome.FORMAT, 0.0, None, str(error))
+    outcome = Outcome.CORRECT if finding.right else Outcome.WRONG
+    return Verdict(outcome, float(finding.right), finding.given[:MAX_CANONICAL])
+
+
+@lru_cache(maxsize=1024)
+def checker(answer: SynLogicAnswer) -> Check:
+    """The problem's checker. Raises GameError, naming the field, where its data are not what the task's needs."""
+    if answer.task not in CHECKERS:
+        raise GameError(f"no checker for SynLogic's task {answer.task!r}")
+    return CHECKERS[answer.task](read_game(answer.game))

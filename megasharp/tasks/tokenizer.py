@@ -1,0 +1,130 @@
+"""Tokenizers from a Hugging Face folder on disk: text to ids and back, and the ids that end a response."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.lean_transformers import AutoTokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTokenizer:
+    """A model's tokenizer.
+
+    `stop_token_ids` ends a response: the tokenizer's own end token and those of generation_config.json,
+    ascending. `vocabulary_size` is one more than the largest id, so a model needs at least that many rows.
+    """
+
+    backend: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    pad_token_id: int
+    vocabulary_size: int
+
+    def digest(self) -> str:
+        """SHA-256 of what it makes of text and tokens, and of what ends a response."""
+        fast = getattr(self.backend, "backend_tokenizer", None)
+        rules = sorted(self.backend.get_vocab().items()) if fast is None else fast.to_str()
+        return hashlib.sha256(repr((rules, self.backend.chat_template, self.stop_token_ids)).encode()).hexdigest()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text` as it stands: no special tokens, no chat template.
+
+        Halves of surrogate pairs, which JSON can hold and Unicode text cannot, are read as U+FFFD.
+        """
+        readable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return tuple(self.backend.encode(readable, add_special_tokens=False))
+
+    def chat(self, turns: Sequence[tuple[str, str]]) -> str:
+        """The text that the model's chat template makes of messages (role, text), up to where the answer begins.
+
+        Raises UserError where the tokenizer has no chat template, or one that cannot write these messages.
+        """
+        messages = [{"role": role, "content": text} for role, text in turns]
+        try:
+            text = self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs, and raise what they like
+            raise UserError(
+                f"{self.backend.name_or_path}: its chat template cannot write this prompt ({one_line(error)[:200]}); "
+                "set prompt to a template without one, such as boxed_chatml"
+            ) from error
+        return str(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, the end, padding and other special tokens left out."""
+        return str(self.backend.decode(list(tokens), skip_special_tokens=True))
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of several token lists, as `decode` gives them one by one, in one call."""
+        lists = [list(tokens) for tokens in sequences]
+        return list(self.backend.batch_decode(lists, skip_special_tokens=True)) if lists else []
+
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """Each token's own text, special ones by their names; joined they read as the text does.
+
+        A token that holds a part of a character only is U+FFFD, so there the join differs.
+        """
+        return [self._token_text(token) for token in tokens]
+
+    @lru_cache(maxsize=1 << 18)  # noqa: B019  (a tokenizer lives as long as its process)
+    def _token_text(self, token: int) -> str:
+        # Some decoders leave out the space that begins a text: so it is decoded after another token.
+        before = self.stop_token_ids[0]
+        text, pair = (
+            str(self.backend.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            for ids in ([before], [before, token])
+        )
+        return pair.removeprefix(text)
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """Load the tokenizer of a Hugging Face folder, from local files only.
+
+    Padding falls back to the first stop token, as models without a padding token expect.
+    Raises UserError if the folder or the tokenizer is missing or broken, or if nothing names an end token.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; model.path must be a Hugging Face checkpoint folder")
+    try:
+        backend = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds here, and all mean the same to the user
+        raise UserError(
+            f"{folder}: cannot load its tokenizer ({one_line(error)}); "
+            "the folder needs tokenizer.json and tokenizer_config.json"
+        ) from error
+    stops = _stop_token_ids(backend, folder)
+    pad = backend.pad_token_id
+    largest = max(backend.get_vocab().values())
+    return TextTokenizer(backend, stops, stops[0] if pad is None else pad, largest + 1)
+
+
+def _stop_token_ids(backend: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
+    stops = set(_generation_stops(folder / "generation_config.json"))
+    if backend.eos_token_id is not None:
+        stops.add(backend.eos_token_id)
+    if not stops:
+        raise UserError(
+            f"{folder}: no end token; set eos_token in tokenizer_config.json or eos_token_id in generation_config.json"
+        )
+    return tuple(sorted(stops))
+
+
+def _generation_stops(path: Path) -> list[int]:
+    """The `eos_token_id` of a generation config, one id or a list; none if the file or key is missing."""
+    if not path.exists():
+        return []
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: not a JSON object ({one_line(error)}); repair or remove it") from error
+    stops = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(stop, int) and not isinstance(stop, bool) and stop >= 0 for stop in stops):
+        raise UserError(f"{path}: 'eos_token_id' must be a token id or a list of them, got {value!r}")
+    return stops

@@ -1,0 +1,137 @@
+"""What `megasharp eval` measures: a run's newest checkpoint, a checkpoint, or a Hugging Face folder.
+
+Engines for an evaluation of their own: those of a run file, on this machine, with the weights of a folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from megasharp.checkpoint.store import CheckpointStore, complete_steps
+from megasharp.common.errors import UserError
+from megasharp.config.core import read_tree
+from megasharp.config.run import RunConfig
+from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.model_folder import CONFIG_FILE, model_folder
+from megasharp.rollout.engine import Engine
+from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions
+from megasharp.rollout.sglang.client.launch import FleetSettings, launch
+from megasharp.rollout.sglang.client.probe import check_engines
+from megasharp.rollout.sglang.client.router import RouterSettings
+from megasharp.trainer.resolve.devices import check_names, gpus_here
+from megasharp.trainer.resolve.engines import check_context, check_window, engines_on_a_node, fleet_settings
+from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.settings import SyncSettings
+
+# Stands, in the name of the folder that gets results, for the name of what is measured.
+CHECKPOINT = "{checkpoint}"
+_CHECKPOINTS = "checkpoints"
+
+
+def check_measurable(source: Path) -> None:
+    """Raise UserError for a folder that is none of them. No weights are read."""
+    if not _holds_weights(source) and not complete_steps(source / _CHECKPOINTS):
+        raise UserError(f"{source}: neither a run with a checkpoint, nor a checkpoint, nor a Hugging Face folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is measured: the folder of its weights, and what it is called.
+
+    `label` tells it from other models in a result, `place` is the folder, below evals/, of its results. Of a run's
+    checkpoint both have the run's name and the step.
+
+    Example: `Measured(Path("runs/mine/checkpoints/step_000300"), "mine step 300", 300, Path("mine/step_000300"))`.
+    """
+
+    weights: Path
+    label: str
+    step: int | None
+    place: Path
+
+
+def measured(source: Path) -> Measured:
+    """The checkpoint or Hugging Face folder itself: of a run the newest checkpoint whose files are unchanged.
+
+    Raises UserError as `check_measurable`, and where no checkpoint can be trusted.
+    """
+    check_measurable(source)
+    if _holds_weights(source):
+        return _named(source)
+    found = CheckpointStore(source / _CHECKPOINTS, keep_last=1, keep_every=None).newest()
+    assert found is not None
+    return _named(found[0])
+
+
+def _named(weights: Path) -> Measured:
+    """By the run that a checkpoint lies in, or else by the folder's own name."""
+    whole = weights.resolve()
+    step = re.fullmatch(r"step_(\d+)", whole.name)
+    if step is None or whole.parent.name != _CHECKPOINTS:
+        return Measured(weights, whole.name, None, Path(whole.name))
+    run = _run_name(whole.parent.parent)
+    return Measured(weights, f"{run} step {int(step[1])}", int(step[1]), Path(run) / whole.name)
+
+
+def _run_name(run: Path) -> str:
+    """As its configuration says; a run that was copied to another folder without one is its folder's name."""
+    try:
+        name = read_tree(run / "config.yaml").get("name")
+    except UserError:
+        return run.name
+    return name if isinstance(name, str) else run.name
+
+
+def _holds_weights(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or (folder / "policy").is_dir()
+
+
+class _Folder:
+    """A Hugging Face folder as the learner's half of a weight sync."""
+
+    def __init__(self, reader: HFReader) -> None:
+        self._reader = reader
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the folder, one in memory at a time."""
+        return ((name, self._reader.tensor(name)) for name in self._reader.names())
+
+
+@contextmanager
+def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Iterator[Engine]:
+    """SGLang engines as `rollout` says, with the weights of `folder`; all that this machine has room for.
+
+    Raises UserError for a run file without engines, and when they do not start.
+    """
+    if config.rollout.engine != "sglang":
+        raise UserError(f"{where}: rollout.engine={config.rollout.engine} starts no engines; leave out --engines")
+    settings = evaluation_settings(config, where, folder, logs)
+    with HFReader(folder) as reader:
+        check_context(config, reader.architecture.max_positions, where)
+        check_window(config, reader.architecture.smallest_window, where)
+        check_engines(settings, where)
+        options = FleetOptions(router=RouterSettings(request_limit=config.rollout.request_limit_s))
+        fleet = Fleet(launch(settings), settings, options)
+        try:
+            sync = SyncSettings("shared_memory", bucket_mb=config.sync.bucket_mb, verify=True)
+            FleetSync(fleet, make_transport(fleet, sync)).push(_Folder(reader))
+            yield fleet
+        finally:
+            fleet.close()
+
+
+def evaluation_settings(config: RunConfig, where: str, folder: Path, logs: Path) -> FleetSettings:
+    """On this machine alone, on all of its GPUs that this process may use."""
+    settings, tp = fleet_settings(config, model_folder(folder), None, logs), config.rollout.tp
+    gpus = gpus_here(config) if settings.device == "cuda" else []
+    check_names(config, gpus)
+    count = engines_on_a_node(config, where, len(gpus))
+    each = [gpus[engine * tp : (engine + 1) * tp] for engine in range(count)] if gpus else ()
+    return dataclasses.replace(settings, sleep=False, engines=count, gpus=each)

@@ -1,0 +1,291 @@
+"""`megasharp eval`: suites on a run's newest checkpoint, on a checkpoint, or on a Hugging Face folder.
+
+What is sampled is kept in chunks as it comes, so the same command goes on after a kill or SIGUSR1, and does not sample
+again what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from megasharp.common import signals
+from megasharp.common.errors import UserError
+from megasharp.common.files import held
+from megasharp.common.signals import SaveAsked, TimeIsUp, interruptible, save_heard
+from megasharp.config.core import validate
+from megasharp.config.run import RewardConfig, load_run
+from megasharp.convert.digests import weights_fingerprint
+from megasharp.convert.model_folder import model_folder
+from megasharp.evals.evaluate import Progress, Tokenizer, check_identity, chunk_size, evaluate
+from megasharp.evals.files import group_lines, load_figures, load_result, result_lines, save
+from megasharp.evals.groups import Planned, PlannedGroup, Settings, plan_suites
+from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
+from megasharp.rollout.engine import Engine
+from megasharp.tasks.judge import Judge
+from megasharp.tasks.table import digest_of
+from megasharp.tasks.tokenizer import load_tokenizer
+from megasharp.trainer.eval_source import CHECKPOINT, Measured, engines_of, measured
+from megasharp.trainer.resolve.sampling_model import engine_of, hf_folder
+from megasharp.trainer.reward_judge import Judging, check_judging
+
+Say = Callable[[str], None]
+# How much of a digest tells two evaluations apart.
+_DIGEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says. `suites` are suites and groups by name; settings that are None are theirs.
+
+    `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
+    `out` None is a folder under evals/ that is named after what is measured; `reward` says where responses are judged.
+    """
+
+    source: Path | None
+    suites: Sequence[str]
+    settings: Settings
+    temperatures: Sequence[float | None] = ()
+    seed: int = 1
+    out: Path | None = None
+    engines: Path | None = None
+    overrides: Sequence[str] = ()
+    reward: RewardConfig = field(default_factory=RewardConfig)
+
+
+def settings(n: int | None, k: str | None, top_p: float | None, max_tokens: int | None) -> Settings:
+    """What is asked for on the command line. Raises UserError in one line."""
+    return validate(Settings, {"n": n, "k": k, "top_p": top_p, "max_tokens": max_tokens}, "megasharp eval")
+
+
+def numbers(temperatures: str | None) -> list[float | None]:
+    """Temperatures parted by commas, each once. Raises UserError for what is none."""
+    if temperatures is None:
+        return []
+    try:
+        found = [float(part) for part in temperatures.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0.0 <= value < float("inf") for value in found):
+        raise UserError(f"--temperature {temperatures}: expected numbers from 0 on, such as 0.6 or 0.6,1.0")
+    return [*dict.fromkeys(found)]
+
+
+def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
+    """Evaluate, write the files, and say the figures. Raises UserError in one line.
+
+    SIGUSR1 ("time is nearly up") ends it with exit code 75: what was sampled stays for the next start.
+    """
+    if asked.source is None:
+        raise UserError(
+            "say what to evaluate: a run, a checkpoint or a Hugging Face folder; or --compare A.json B.json"
+        )
+    source, temperatures = asked.source, asked.temperatures or [None]
+    sweep = [_planned(asked, temperature) for temperature in temperatures]
+    tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
+    check_judging(asked.reward, tasks, "megasharp eval")
+    for line in _ours(sweep[0]):
+        note(line)
+    evaluation: _Evaluation | None = None
+    try:
+        with save_heard(), interruptible():
+            evaluation = _Evaluation(asked, measured(source), say)
+            with held(evaluation.root, "another megasharp eval writes there; give another --out"):
+                evaluation.open_all(sweep)
+                with closing(Judging(asked.reward, tasks, None, note)) as judging, evaluation.engine():
+                    evaluation.run_all(sweep, judging.judge)
+    except SaveAsked:
+        raise TimeIsUp(f"SIGUSR1 (time is nearly up): {_kept(evaluation)}") from None
+    except signals.Stopped as stopped:
+        raise signals.Stopped(stopped.number, _kept(evaluation)) from None
+
+
+def _planned(asked: Asked, temperature: float | None) -> list[PlannedGroup]:
+    settings = asked.settings if temperature is None else asked.settings.model_copy(update={"temperature": temperature})
+    return plan_suites(asked.suites, settings, asked.seed)
+
+
+def _ours(groups: Sequence[PlannedGroup]) -> Iterator[str]:
+    for group in groups:
+        if group.ours:
+            yield f"{group.name}: the paper does not say {', '.join(group.ours)}; the values are ours"
+
+
+def _kept(evaluation: _Evaluation | None) -> str:
+    samples = evaluation.progress.samples if evaluation and evaluation.progress else 0
+    if not samples:
+        return "nothing of the present suite is sampled yet; the same command goes on"
+    return f"{samples} samples of the present suite are kept; the same command goes on"
+
+
+class _Evaluation:
+    """One command's evaluations, one after the other; the engine is started when the first of them needs it."""
+
+    def __init__(self, asked: Asked, model: Measured, say: Say) -> None:
+        self._asked = asked
+        self._model = model
+        self._say = say
+        self.root = Path(str(asked.out or Path("evals") / model.place).replace(CHECKPOINT, model.weights.name))
+        self._weights = weights_fingerprint(model_folder(model.weights))[:_DIGEST]
+        self._sampler: _Sampler | None = None
+        self.progress: Progress | None = None
+
+    def open_all(self, sweep: Sequence[Sequence[PlannedGroup]]) -> None:
+        """Raise UserError where a folder holds another evaluation's samples or results, before anything starts."""
+        for groups in sweep:
+            for group in groups:
+                for each in group.evaluations:
+                    self._done(each)
+                    self._open(each)
+
+    @contextmanager
+    def engine(self) -> Iterator[None]:
+        """Inside, an engine can be had; at the end it is closed."""
+        self._sampler = _Sampler(self._asked, self._model.weights, self.root)
+        try:
+            yield
+        finally:
+            self._sampler.close()
+
+    def run_all(self, sweep: Sequence[Sequence[PlannedGroup]], judge: Judge) -> None:
+        """Evaluate everything, and say each result."""
+        for groups in sweep:
+            for group in groups:
+                results = [self._result(each, judge) for each in group.evaluations]
+                if group.group is not None:
+                    self._average(group, results)
+
+    def _folder(self, planned: Planned) -> Path:
+        """Where the files of an evaluation go: of a sweep, each temperature has a folder."""
+        if len(self._asked.temperatures) < 2:
+            return self.root
+        temperature = planned.sampling.temperature
+        short = f"{temperature:g}"
+        # Two that differ in the seventh digit only have a folder each.
+        return self.root / f"temperature_{short if float(short) == temperature else temperature}"
+
+    def _identity(self, planned: Planned) -> dict[str, str]:
+        sampling = asdict(planned.sampling)
+        del sampling["ks"]
+        return {
+            "weights": self._weights,
+            "problems": digest_of(planned.suite.items)[:_DIGEST],
+            **{name: str(value) for name, value in sampling.items()},
+            "seed": str(planned.seed),
+            "engine": "inprocess" if self._asked.engines is None else "sglang",
+            "timeout_s": f"{self._asked.reward.timeout_s:g}",
+            "chunk": str(chunk_size(planned.sampling.max_tokens)),
+        }
+
+    def _open(self, planned: Planned) -> Progress:
+        return Progress(self._folder(planned) / f"{planned.suite.name}.samples", self._identity(planned))
+
+    def _done(self, planned: Planned) -> Path | None:
+        """The file of this evaluation where it is done; refuses another's."""
+        path = self._folder(planned) / f"{planned.suite.name}.json"
+        if not path.exists():
+            return None
+        check_identity(load_figures(path).identity, self._identity(planned), f"{path} is the result")
+        return path
+
+    def _result(self, planned: Planned, judge: Judge) -> EvalResult:
+        done = self._done(planned)
+        result = self._evaluated(planned, judge) if done is None else self._again(done, planned)
+        path = save(result, self._folder(planned))
+        if self.progress:
+            self.progress.remove()
+            self.progress = None
+        for line in result_lines(result):
+            self._say(line)
+        self._say(f"wrote {path}" if done is None else f"{path} was measured before; figures are from its samples")
+        return result
+
+    def _again(self, done: Path, planned: Planned) -> EvalResult:
+        """The figures for the k that are asked for, and for those it has, from the counts of one that is done."""
+        result = load_result(done)
+        setting = self._setting(planned)
+        return summarize(result.rows, replace(setting, ks=tuple(sorted({*setting.ks, *result.ks}))), result.seconds)
+
+    def _setting(self, planned: Planned) -> EvalSetting:
+        sampling = planned.sampling
+        return EvalSetting(
+            planned.suite.name,
+            self._model.label,
+            self._model.step,
+            sampling.n,
+            sampling.ks,
+            sampling.temperature,
+            planned.seed,
+            sampling.top_p,
+            sampling.max_tokens,
+            self._identity(planned),
+        )
+
+    def _evaluated(self, planned: Planned, judge: Judge) -> EvalResult:
+        assert self._sampler is not None
+        engine, tokenizer = self._sampler.get()
+        self.progress = self._open(planned)
+        sampling = planned.sampling
+        return evaluate(
+            engine,
+            planned.suite,
+            tokenizer,
+            n=sampling.n,
+            ks=sampling.ks,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            seed=planned.seed,
+            top_p=sampling.top_p,
+            label=self._model.label,
+            step=self._model.step,
+            judge=judge,
+            progress=self.progress,
+            identity=self._identity(planned),
+        )
+
+    def _average(self, planned: PlannedGroup, results: Sequence[EvalResult]) -> None:
+        assert planned.group is not None
+        members: dict[str, list[EvalResult]] = {}
+        for each, result in zip(planned.evaluations, results, strict=True):
+            members.setdefault(each.member, []).append(result)
+        table = averaged(planned.name, planned.group.source, planned.ours, members, self._asked.seed)
+        path = save_group(table, self._folder(planned.evaluations[0]))
+        for line in group_lines(table):
+            self._say(line)
+        self._say(f"wrote {path}")
+
+
+class _Sampler:
+    """The engine with the weights, and their tokenizer, made when they are first asked for."""
+
+    def __init__(self, asked: Asked, weights: Path, out: Path) -> None:
+        self._asked = asked
+        self._weights = weights
+        self._logs = (out / "logs").absolute()
+        self._stack = signals.ClosingStack()
+        self._made: tuple[Engine, Tokenizer] | None = None
+
+    def get(self) -> tuple[Engine, Tokenizer]:
+        """Both. Raises UserError where they cannot be had."""
+        if self._made is None:
+            folder = self._stack.enter_context(hf_folder(self._weights))
+            engine = self._stack.enter_context(_engine(folder, self._asked, self._logs))
+            self._made = engine, load_tokenizer(folder)
+        return self._made
+
+    def close(self) -> None:
+        """End the engine."""
+        self._stack.close()
+
+
+@contextmanager
+def _engine(folder: Path, asked: Asked, logs: Path) -> Iterator[Engine]:
+    if asked.engines is None:
+        with engine_of(folder) as engine:
+            yield engine
+        return
+    config = load_run(asked.engines, asked.overrides)
+    with engines_of(config, str(asked.engines), folder, logs) as fleet:
+        yield fleet

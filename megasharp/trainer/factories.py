@@ -1,0 +1,172 @@
+"""Learner, engine, rollouts and sync of one run.
+
+What each rank is told about the learners of a run: the policy's settings, and the memory network's beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from megasharp.algos.base import Needs
+from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.common.records import SamplingParams, as_dtype
+from megasharp.config.run import RunConfig
+from megasharp.convert.architecture import Architecture
+from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.model import Fp8
+from megasharp.learner.optimizer import OptimizerSettings
+from megasharp.learner.rank import MEMORY, POLICY
+from megasharp.learner.ranks.learner import MemoryNetwork, RanksLearner
+from megasharp.metrics.groups import Diagnostics
+from megasharp.planner.formulas import packing_flops
+from megasharp.rollout.async_collector import AsyncRollouts
+from megasharp.rollout.batch_collector import Rollouts
+from megasharp.rollout.engine import AsyncEngine, Engine
+from megasharp.rollout.inprocess import InProcessEngine
+from megasharp.rollout.step_request import CollectionSettings, GroupMaker
+from megasharp.tasks.judge import Judge
+from megasharp.trainer.placement import Placement
+from megasharp.trainer.resolve.devices import device_of
+from megasharp.trainer.resolve.precision import lora_settings
+from megasharp.trainer.resolve.run import ResolvedRun
+
+
+def learner_settings(checked: ResolvedRun) -> dict[str, LearnerSettings]:
+    """Settings by the learner's name on its ranks."""
+    policy = _policy(checked)
+    if checked.memory is None:
+        return {POLICY: policy}
+    memory = dataclasses.replace(
+        policy,
+        folder=str(checked.memory.model.path.absolute()),
+        # One step per training step, however many the policy takes.
+        optimizer=dataclasses.replace(policy.optimizer, lr=checked.memory.lr, total_steps=checked.config.steps),
+        needs=Needs(),
+        # Cross-entropy is that of the network as it is; only sampling divides by the rollouts' temperature.
+        temperature=1.0,
+        diagnostics=None,
+        # It is small, and trained whole.
+        lora=None,
+    )
+    return {POLICY: policy, MEMORY: memory}
+
+
+def _policy(checked: ResolvedRun) -> LearnerSettings:
+    config = checked.config
+    optimizer = config.policy.optimizer
+    fp8 = Fp8(config.policy.fp8, config.policy.fp8_recipe) if config.policy.fp8 else None
+    return LearnerSettings(
+        # Ranks may run in another folder.
+        folder=str(checked.model.path.absolute()),
+        dtype=as_dtype(config.model.dtype),
+        layout=checked.layout,
+        optimizer=OptimizerSettings(
+            lr=optimizer.lr,
+            betas=(optimizer.betas[0], optimizer.betas[1]),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            clip_grad=optimizer.clip_grad,
+            warmup_steps=optimizer.warmup_steps,
+            decay=optimizer.decay,
+            total_steps=config.steps * config.recipe.mini_batches,
+        ),
+        needs=checked.recipes.needs,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        recompute=config.policy.recompute,
+        offload=tuple(config.policy.offload),
+        options=config.policy.megatron,
+        diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
+        lora=lora_settings(config),
+        deterministic=config.deterministic,
+        head=config.policy.head,
+        transformer_engine=config.policy.transformer_engine if fp8 is None else True,
+        fp8=fp8,
+        overlap=config.policy.overlap,
+        optimizer_offload=config.policy.optimizer_offload,
+        recompute_modules=tuple(config.policy.recompute_modules),
+    )
+
+
+def make_engine(
+    folder: Path, dtype: torch.dtype, device: torch.device, memory_folder: Path | None = None
+) -> InProcessEngine:
+    """The in-process engine for a Hugging Face folder's architecture, or a policy's and a memory's; no weights yet."""
+    return InProcessEngine(folder, dtype=dtype, device=device, memory_folder=memory_folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Learners:
+    """The policy, and the memory network where the recipe has one. Closing the policy ends both."""
+
+    policy: RanksLearner
+    memory: MemoryNetwork | None
+
+    @property
+    def all(self) -> Sequence[RanksLearner | MemoryNetwork]:
+        """The policy, and the memory network where there is one."""
+        return (self.policy,) if self.memory is None else (self.policy, self.memory)
+
+
+def make_learners(checked: ResolvedRun, placement: Placement, logs: Path) -> Learners:
+    """All learners of a run, on ranks that they share."""
+    ranks = placement.ranks(learner_settings(checked), torch.device(device_of(checked.config)), logs)
+    memory = None
+    if checked.memory:
+        memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(checked, checked.memory.architecture))
+    return Learners(RanksLearner(ranks), memory)
+
+
+def make_rollouts(checked: ResolvedRun, engine: Engine, judge: Judge) -> Rollouts:
+    """Sampling and verification of training groups, round by round."""
+    return Rollouts(engine, _group_maker(checked, judge))
+
+
+def make_async_rollouts(
+    checked: ResolvedRun, engine: AsyncEngine, judge: Judge, meanwhile: Callable[[], None]
+) -> AsyncRollouts:
+    """The same as they become complete; `meanwhile` is called now and then while engines are waited for."""
+    rollout = checked.config.rollout
+    settings = CollectionSettings(rollout.oversample, rollout.max_staleness, rollout.stragglers)
+    return AsyncRollouts(engine, _group_maker(checked, judge), settings, meanwhile)
+
+
+def _group_maker(checked: ResolvedRun, judge: Judge) -> GroupMaker:
+    config = checked.config
+    return GroupMaker(
+        judge,
+        checked.tokenizer.decode_batch,
+        sampling_params(config, checked.tokenizer.stop_token_ids),
+        responses_per_prompt=config.data.responses_per_prompt,
+        seed=config.seed,
+    )
+
+
+def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+    """How training responses are drawn."""
+    return SamplingParams(
+        max_tokens=config.data.largest_response,
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def pack_layout(checked: ResolvedRun, architecture: Architecture) -> PackLayout:
+    """How a step is cut into micro-batches for a network of this architecture."""
+    config = checked.config
+    return PackLayout(
+        dp=checked.layout.dp,
+        micro_batch_tokens=config.policy.micro_batch_tokens,
+        mini_batches=config.recipe.mini_batches,
+        row_multiple=row_multiple(checked.layout, torch.device(device_of(config)).type),
+        constant=float(config.data.largest_response),
+        micro_batch_multiple=checked.layout.micro_batch_multiple,
+        flops=packing_flops(architecture, config.policy.head == "chunked"),
+    )

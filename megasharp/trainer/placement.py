@@ -1,0 +1,195 @@
+"""Where the processes of a run go: this machine, or slots that Ray holds for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from megasharp.common.watchdog import There
+from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.parallel import device_of_rank
+from megasharp.learner.rank import POLICY
+from megasharp.learner.ranks.learner import Ranks
+from megasharp.rollout.sglang.client.fleet import LocalStarter
+from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings, launch
+from megasharp.rollout.sglang.client.members import Starter
+from megasharp.trainer.resolve.devices import check_enough, check_names, cpu_threads, device_of, gpus_here
+from megasharp.trainer.resolve.engines import cluster_layout
+from megasharp.trainer.resolve.run import ResolvedRun
+
+if TYPE_CHECKING:
+    from megasharp.cluster.ray_runtime.session import RaySession
+    from megasharp.cluster.ray_runtime.slots import Slots
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Placement(Protocol):
+    """Starts what a run needs; what it started ends with it at the latest."""
+
+    @property
+    def address(self) -> str:
+        """Where engines reach the learner's first rank."""
+        ...
+
+    def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
+        """Start the learners' ranks."""
+        ...
+
+    def engines(self, settings: FleetSettings) -> list[EngineHandle]:
+        """Start engines and wait until all answer. Raises UserError when one does not start."""
+        ...
+
+    def processes(self, world: int) -> int:
+        """How many of so many ranks are processes of their own."""
+        ...
+
+    @property
+    def there(self) -> There | None:
+        """How to call a function on another node; None where there is none."""
+        ...
+
+    def starter(self, settings: FleetSettings) -> Starter:
+        """What starts one of these engines again."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held."""
+        ...
+
+
+class LocalPlacement:
+    """One rank in this process, several in child processes; engines as child processes.
+
+    On GPUs rank `i` has the machine's `i`-th, and engines those that they share with ranks, or those behind them.
+    """
+
+    def __init__(self, checked: ResolvedRun) -> None:
+        self._checked = checked
+        self._engine_gpus: list[list[str]] = []
+        if device_of(checked.config) == "cuda":
+            gpus = gpus_here(checked.config)
+            check_enough(checked.config, gpus)
+            check_names(checked.config, gpus)
+            layout = cluster_layout(checked.config, len(gpus))
+            self._engine_gpus = [[gpus[slot] for slot in layout.of_engine(i)] for i in range(layout.engines)]
+
+    @property
+    def address(self) -> str:
+        """The loopback interface."""
+        return _LOOPBACK
+
+    def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
+        """In this process when there is one rank."""
+        world = settings[POLICY].layout.world
+        if world == 1:
+            from megasharp.learner.ranks.learner import OneRank
+
+            # Engines may join a group of this process, and gloo otherwise takes the address of the machine's name.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            return OneRank(settings, device_of_rank(device, 0))
+        from megasharp.learner.ranks.processes import ProcessRanks
+
+        threads = cpu_threads(self._checked.architecture, world, self._checked.config.deterministic)
+        return ProcessRanks(settings, device, logs, threads)
+
+    def engines(self, settings: FleetSettings) -> list[EngineHandle]:
+        """In process groups of their own."""
+        return list(launch(self._placed(settings)))
+
+    def processes(self, world: int) -> int:
+        """One rank is in this process."""
+        return 0 if world == 1 else world
+
+    @property
+    def there(self) -> There | None:
+        """All is on this machine."""
+        return None
+
+    def starter(self, settings: FleetSettings) -> Starter:
+        """The same for one."""
+        return LocalStarter(self._placed(settings))
+
+    def _placed(self, settings: FleetSettings) -> FleetSettings:
+        return replace(settings, gpus=self._engine_gpus)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class RayPlacement:
+    """Actors in reserved slots; Ray is imported only here and below."""
+
+    def __init__(self, checked: ResolvedRun, session: RaySession, slots: Slots) -> None:
+        self._checked = checked
+        self._session = session
+        self._slots = slots
+
+    @property
+    def address(self) -> str:
+        """The node of the first rank."""
+        return self._slots.seats[self._slots.layout.of_rank(0)].node
+
+    def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
+        """An actor for each."""
+        from megasharp.cluster.ray_runtime.ranks import RayRanks
+
+        world, deterministic = settings[POLICY].layout.world, self._checked.config.deterministic
+        threads = cpu_threads(self._checked.architecture, world, deterministic)
+        return RayRanks(settings, device, self._slots, logs, threads)
+
+    def engines(self, settings: FleetSettings) -> list[EngineHandle]:
+        """An actor for each, which starts the engine on its node."""
+        from megasharp.cluster.ray_runtime.engines import launch_on_cluster
+
+        return list(launch_on_cluster(settings, self._slots))
+
+    def processes(self, world: int) -> int:
+        """All of them."""
+        return world
+
+    @property
+    def there(self) -> There | None:
+        """By a task of Ray's."""
+        from megasharp.cluster.ray_runtime.session import there
+
+        return there
+
+    def starter(self, settings: FleetSettings) -> Starter:
+        """In the engine's own slots."""
+        from megasharp.cluster.ray_runtime.engines import ClusterStarter
+
+        return ClusterStarter(settings, self._slots)
+
+    def close(self) -> None:
+        """Give the slots back, then leave Ray, or end the one that was started here."""
+        try:
+            self._slots.close()
+        finally:
+            self._session.close()
+
+
+def check_placement(checked: ResolvedRun) -> None:
+    """Refuse GPUs that this machine does not have, before anything is written; what Ray has it says by itself."""
+    if checked.config.cluster.backend == "local":
+        LocalPlacement(checked)
+
+
+def open_placement(checked: ResolvedRun) -> Placement:
+    """Reserve all that the run needs. Raises UserError, with nothing started, where it is not to be had."""
+    if checked.config.cluster.backend == "local":
+        return LocalPlacement(checked)
+    from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
+
+    assert checked.cluster_layout is not None
+    session = RaySession(SessionSettings(gpus=None if checked.cluster_layout.gpu else 0))
+    try:
+        return RayPlacement(checked, session, session.reserve(checked.cluster_layout))
+    except BaseException:
+        session.close()
+        raise

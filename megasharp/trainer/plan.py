@@ -1,0 +1,381 @@
+"""`megasharp plan`: a run file, which need not be able to start here, to the planner's request, and its answer.
+
+The real Megatron model of every pipeline stage, built without memory in a process beside `megasharp plan`.
+
+Imports next to nothing, so that the process, which has Megatron to import, starts before anything else does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from megasharp.algos.base import OldLogp
+from megasharp.common.errors import UserError
+from megasharp.common.records import as_dtype
+from megasharp.config.core import REPOSITORY, find
+from megasharp.config.run import RunConfig
+from megasharp.convert.hf_folder import read_config
+from megasharp.convert.model_folder import CONFIG_FILE, model_folder
+from megasharp.planner.formulas import Lengths
+from megasharp.planner.memory import stages
+from megasharp.planner.request import (
+    DEFAULT,
+    Batch,
+    Engines,
+    Machines,
+    Network,
+    Passes,
+    Rates,
+    Request,
+    Split,
+    find_gpu,
+)
+from megasharp.planner.result import Problem
+from megasharp.planner.suggest import make_plan, suggest
+from megasharp.planner.text import plan_text, suggestions_text
+from megasharp.planner.tree import plan_tree
+from megasharp.trainer.resolve.devices import asks_for_gpus
+from megasharp.trainer.resolve.engines import check_engine_keys, choose_transport
+from megasharp.trainer.resolve.models import memory_path
+from megasharp.trainer.resolve.precision import check_precision_keys, lora_settings
+from megasharp.trainer.resolve.recipes import build_recipes
+
+if TYPE_CHECKING:
+    from megasharp.common.records import ParallelLayout
+    from megasharp.convert.architecture import Architecture
+    from megasharp.convert.lora import LoraSettings
+
+
+# Megatron's import is most of it.
+_SECONDS = 300
+
+
+class ModelCheck:
+    """Begins with its construction, ends with its block. `ask` once, then `counts` waits for the answer."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "megasharp.learner.meta_program"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        with self._process:
+            self._process.kill()
+
+    def ask(self, networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraSettings | None) -> None:
+        """Have the parameters of these networks counted; `lora`: adapters of the first."""
+        assert self._process.stdin is not None
+        # A process that has ended says why in `counts`.
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as question:
+            pickle.dump((tuple(networks), layout, lora), question)
+        self._process.stdin = None
+
+    def counts(self) -> list[list[int]]:
+        """Parameters by network and stage. Raises UserError with Megatron's own words where it cannot be built."""
+        try:
+            out, errors = self._process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"Megatron's model was not built in {_SECONDS} s") from None
+        if self._process.returncode:
+            last = (errors.decode().strip().splitlines() or ["it said nothing"])[-1]
+            raise UserError(f"Megatron cannot build this model in this layout: {last}")
+        found: list[list[int]] = json.loads(out.strip().splitlines()[-1])
+        return found
+
+
+SHIPPED = REPOSITORY / "configs" / "model"
+_GPUS_PER_NODE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line adds to a run file: None leaves the file's, or the planner's default."""
+
+    nodes: int | None = None
+    gpu: str | None = None
+    mfu: float | None = None
+    response: int | None = None
+    disk_gb: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and what was derived or replaced on the way, a line each."""
+
+    request: Request
+    notes: tuple[str, ...]
+
+
+class NotFilled(UserError):
+    """A file's layout cannot fill the nodes that were given."""
+
+
+def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -> Asked:
+    """The planner's request for a run; without `fill` --nodes are the run's machines, whatever its layout.
+
+    Raises:
+        NotFilled: the layout cannot fill them.
+        UserError: a model is not known, or keys contradict.
+    """
+    recipes = build_recipes(config, where)
+    needs = recipes.needs
+    policy, notes = _network(config.model.path, where)
+    _check_cut(config, policy)
+    memory = None
+    if needs.memory is not None:
+        memory, its_notes = _network(memory_path(needs.memory.path), where)
+        notes += its_notes
+        _check_cut(config, memory)
+        if memory.architecture.vocab != policy.architecture.vocab:
+            raise UserError(
+                f"{where}: the memory network {memory.name} has a vocabulary of {memory.architecture.vocab} tokens, "
+                f"the policy {policy.name} one of {policy.architecture.vocab}; they must be the same"
+            )
+    config, changed = _fill_nodes(config, where, options) if fill else (_on_nodes(config, options), [])
+    notes += changed
+    check_precision_keys(config, policy.architecture, where)
+    check_engine_keys(config, where)
+    if config.data.stages:
+        notes.append(f"data.stages: planned for the largest limit, {config.data.largest_response} tokens a response")
+    if config.policy.fp8:
+        notes.append("policy.fp8: predicted as in bfloat16, times too")
+    before = [recipe.annotation for recipe in recipes.all]
+    passes = Passes(
+        methods=tuple(config.recipe.methods),
+        old_logp=any(annotation.old_logp is not OldLogp.NONE or annotation.old_entropy for annotation in before),
+        reference=needs.ref_logp,
+    )
+    return Asked(_request(config, where, options, passes, policy, memory), tuple(notes))
+
+
+def _network(path: str, where: str) -> tuple[Network, list[str]]:
+    """From the folder, or where there is none from the shipped config of that name; a note says so."""
+    folder, notes = model_folder(find(path)).description, []
+    if not (folder / CONFIG_FILE).is_file():
+        folder = SHIPPED / Path(path).name.lower()
+        notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")
+    if not (folder / CONFIG_FILE).is_file():
+        known = ", ".join(sorted(config.parent.name for config in SHIPPED.glob(f"*/{CONFIG_FILE}")))
+        raise UserError(
+            f"{where}: {path} is no folder with a {CONFIG_FILE}, and configs/model has none of that name: {known}"
+        )
+    _, family, architecture = read_config(folder)
+    return Network(Path(path).name, family, architecture), notes
+
+
+def _check_cut(config: RunConfig, network: Network) -> None:
+    """Before nodes are filled: a layout that cuts no model is not a question of how many GPUs there are."""
+    policy, architecture = config.policy, network.architecture
+    architecture.check_parallel(policy.tp, policy.pp, vpp=policy.vpp)
+    if config.rollout.engine == "sglang":
+        architecture.check_parallel(config.rollout.tp, 1, "rollout.")
+
+
+def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunConfig, list[str]]:
+    """With --nodes, data-parallel ranks and engines that fill them; without it, the file as it is."""
+    cluster = config.cluster
+    if options.nodes is None:
+        return config, []
+    room = cluster.gpus_per_node or _GPUS_PER_NODE
+    notes = [] if cluster.gpus_per_node else [f"cluster.gpus_per_node is not set: {room} are assumed"]
+    policy, rollout = config.policy, config.rollout
+    model_ranks, gpus = policy.tp * policy.pp * policy.cp, options.nodes * room
+    if cluster.placement == "colocated" or rollout.engine == "inprocess":
+        if gpus % model_ranks or gpus % rollout.tp:
+            raise NotFilled(
+                f"{where}: {gpus} GPUs cannot be filled with policy.tp x pp x cp = {model_ranks} and rollout.tp = "
+                f"{rollout.tp}: both must divide {gpus}, or give another --nodes"
+            )
+        dp, engines = gpus // model_ranks, gpus // rollout.tp
+    else:
+        dp, engines = _shared_out(config, where, gpus)
+    if dp != policy.dp:
+        notes.append(f"policy.dp={dp} fills {options.nodes} node(s) of {room} GPUs (the file says {policy.dp})")
+    if rollout.engine == "sglang" and engines != rollout.engines:
+        notes.append(f"rollout.engines={engines} fill them (the file says {rollout.engines})")
+    return _on_nodes(config, options).model_copy(
+        update={
+            "policy": policy.model_copy(update={"dp": dp}),
+            "rollout": rollout.model_copy(update={"engines": engines} if rollout.engine == "sglang" else {}),
+        }
+    ), notes
+
+
+def _on_nodes(config: RunConfig, options: Options) -> RunConfig:
+    room = config.cluster.gpus_per_node or _GPUS_PER_NODE
+    cluster = config.cluster.model_copy(update={"nodes": options.nodes, "gpus_per_node": room})
+    return config.model_copy(update={"cluster": cluster})
+
+
+def _shared_out(config: RunConfig, where: str, gpus: int) -> tuple[int, int]:
+    """Data-parallel ranks and engines that fill `gpus` GPUs, which they do not share, about as the file shares its own.
+
+    Of several numbers as close, the fewest ranks.
+    """
+    policy, rollout = config.policy, config.rollout
+    ranks = policy.tp * policy.pp * policy.cp
+    share = policy.dp * ranks / (policy.dp * ranks + rollout.engines * rollout.tp)
+    filling = [dp for dp in range(1, -(-gpus // ranks)) if (gpus - dp * ranks) % rollout.tp == 0]
+    if not filling:
+        raise NotFilled(
+            f"{where}: {gpus} GPUs cannot be filled with policy.tp x pp x cp = {ranks} and engines of their own of "
+            f"rollout.tp = {rollout.tp}; change one of them, or give another --nodes"
+        )
+    dp = min(filling, key=lambda dp: abs(dp * ranks - share * gpus))
+    return dp, (gpus - dp * ranks) // rollout.tp
+
+
+def _request(
+    config: RunConfig, where: str, options: Options, passes: Passes, policy: Network, memory: Network | None
+) -> Request:
+    on_gpu = options.gpu is not None or asks_for_gpus(config)
+    default = Rates()
+    return Request(
+        name=config.name,
+        policy=policy,
+        memory=memory,
+        width=as_dtype(config.model.dtype).itemsize,
+        lora=lora_settings(config),
+        split=Split(
+            dp=config.policy.dp,
+            tp=config.policy.tp,
+            pp=config.policy.pp,
+            vpp=config.policy.vpp,
+            cp=config.policy.cp,
+            micro_batch_tokens=config.policy.micro_batch_tokens,
+            recompute=config.policy.recompute,
+            offload=tuple(config.policy.offload),
+            recompute_modules=tuple(config.policy.recompute_modules),
+            optimizer_offload=config.policy.optimizer_offload,
+            head=config.policy.head,
+        ),
+        batch=_batch(config, where, options),
+        passes=passes,
+        engines=_engines(config, where),
+        machines=Machines(
+            nodes=config.cluster.nodes,
+            gpus_per_node=config.cluster.gpus_per_node or (_GPUS_PER_NODE if on_gpu else 0),
+            gpu=find_gpu(options.gpu or DEFAULT) if on_gpu else None,
+        ),
+        rates=dataclasses.replace(
+            default,
+            mfu=options.mfu or default.mfu,
+            disk=options.disk_gb * 1e9 if options.disk_gb else default.disk,
+        ),
+    )
+
+
+def _batch(config: RunConfig, where: str, options: Options) -> Batch:
+    data = config.data
+    largest = data.largest_response
+    mean = options.response or largest / 2
+    if mean > largest:
+        raise UserError(f"{where}: --response {mean} is more than data.max_response_tokens={largest}")
+    return Batch(
+        prompts=data.prompts_per_step,
+        responses=data.responses_per_prompt,
+        mini_batches=config.recipe.mini_batches,
+        oversample=config.rollout.oversample,
+        lengths=Lengths(data.max_prompt_tokens / 2, data.max_prompt_tokens, mean, largest),
+    )
+
+
+def _engines(config: RunConfig, where: str) -> Engines | None:
+    rollout, flags = config.rollout, config.rollout.sglang
+    if rollout.engine == "inprocess":
+        return None
+
+    def number(name: str) -> int | None:
+        value = flags.get(name)
+        return value if isinstance(value, int) and value > 0 else None
+
+    fraction = flags.get("mem_fraction_static")
+    apart = config.cluster.placement == "disaggregated"
+    return Engines(
+        count=rollout.engines,
+        tp=rollout.tp,
+        colocated=not apart,
+        transport=choose_transport(config, where),
+        overlap=apart and rollout.max_staleness > 0,
+        memory_fraction=float(fraction) if isinstance(fraction, int | float) else None,
+        most_requests=number("max_running_requests"),
+        pool_tokens=number("max_total_tokens"),
+        chunk=number("chunked_prefill_size"),
+    )
+
+
+def formula_counts(asked: Asked) -> list[list[int]]:
+    """What Megatron's own models should have, from the families' tables: by network and stage."""
+    layout, memory = asked.request.split.layout, asked.request.memory
+    found = [stages(asked.request.policy, layout, asked.request.lora)]
+    found += [stages(memory, layout)] if memory else []
+    return [[stage.parameters for stage in one] for one in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A plan, how it is printed, and whether the run would work."""
+
+    text: str
+    works: bool
+
+
+def plan_run(
+    config: RunConfig, where: str, options: Options, check: ModelCheck, *, as_json: bool, suggestions: bool
+) -> Answer:
+    """Plan a run; the parameters that `check` counts are compared with the tables'. Raises UserError in one line.
+
+    Where its layout cannot fill the nodes, the first of the suggestions is what is planned, with the error.
+    """
+    try:
+        asked = ask(config, where, options)
+    except NotFilled as error:
+        if not suggestions:
+            raise
+        asked = ask(config, where, options, fill=False)
+        found = suggest(asked.request, share_out=True)
+        asked = dataclasses.replace(asked, request=found[0].request)
+        unfilled = [Problem("error", f"{error}; planned is the first of the layouts that --suggest found")]
+    else:
+        found = suggest(asked.request) if suggestions else []
+        unfilled = []
+    request = asked.request
+    networks = [network.architecture for network in (request.policy, request.memory) if network is not None]
+    check.ask(networks, request.split.layout, request.lora)
+    plan = make_plan(request)
+    plan = dataclasses.replace(plan, problems=(*unfilled, *plan.problems))
+    compare(check.counts(), formula_counts(asked))
+    if as_json:
+        return Answer(json.dumps(plan_tree(request, plan, asked.notes, found), indent=2, allow_nan=False), plan.works)
+    parts = [plan_text(request, plan, asked.notes)]
+    if suggestions:
+        parts.append(suggestions_text(found))
+    return Answer("\n\n".join(parts), plan.works)
+
+
+def compare(built: list[list[int]], table: list[list[int]]) -> None:
+    """Raises UserError for the first stage whose real model differs from the family's table."""
+    for of_built, of_table in zip(built, table, strict=True):
+        for stage, (there, expected) in enumerate(zip(of_built, of_table, strict=True)):
+            if there != expected:
+                raise UserError(
+                    f"stage {stage}: Megatron's model has {there:,} parameters on its first rank, the family's table "
+                    f"{expected:,}: please report this"
+                )

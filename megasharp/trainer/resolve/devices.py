@@ -1,0 +1,132 @@
+"""Which devices a run computes on: this machine's GPUs where there are any, or CPUs.
+
+How many CPU threads torch may use in each process of a run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from megasharp.common.errors import UserError
+from megasharp.config.run import RunConfig
+from megasharp.convert.architecture import Architecture
+
+# Below this size a step is thousands of operations of some microseconds, and threads cost more than they bring: a
+# step of the quickstart (0.6 million parameters, two cores) took 0.40 s on one thread and 0.52 s on two. Threads that
+# wait for each other also suffer most when anything else runs on the machine.
+ONE_THREAD_BELOW = 4_000_000
+
+
+def cpu_threads(architecture: Architecture, processes: int, deterministic: bool) -> int:
+    """Threads for one of `processes` processes that compute at the same time. OMP_NUM_THREADS, where set, decides.
+
+    One in deterministic mode: sums depend on the number of threads, and so they would on the machine.
+    """
+    if deterministic:
+        return 1
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    if architecture.parameter_count() < ONE_THREAD_BELOW:
+        return 1
+    return max(1, torch.get_num_threads() // processes)
+
+
+def limit_threads(architecture: Architecture, deterministic: bool = False) -> None:
+    """Apply the rule to this process."""
+    torch.set_num_threads(cpu_threads(architecture, 1, deterministic))
+
+
+Device = Literal["cpu", "cuda"]
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def device_of(config: RunConfig) -> Device:
+    """Where the policy is trained, and engines run. `auto`: on GPUs that the file asks for, or this machine has."""
+    if config.policy.device != "auto":
+        return config.policy.device
+    here = config.cluster.backend == "local" and torch.cuda.is_available()
+    return "cuda" if here or asks_for_gpus(config) else "cpu"
+
+
+def leave_gpus_alone(config: RunConfig) -> None:
+    """Hide this machine's GPUs from this process and those that it starts, for a run that computes on CPUs.
+
+    Call it before anything has asked torch for GPUs: the answer to the first question stays. Megatron on a CPU, and
+    whatever else looks for itself, then finds the machine that it was tested on.
+    """
+    if device_of(config) == "cpu":
+        os.environ[_VISIBLE] = ""
+
+
+def asks_for_gpus(config: RunConfig) -> bool:
+    """Whether the file itself says so, whatever the machine that reads it has."""
+    return config.policy.device == "cuda" or (config.policy.device == "auto" and config.cluster.gpus_per_node > 0)
+
+
+def sampling_device(wanted: Device | None = None) -> torch.device:
+    """Of networks that this process itself samples from: its first GPU unless `cpu` is wanted or it has none."""
+    return torch.device("cpu" if wanted == "cpu" or not torch.cuda.is_available() else "cuda:0")
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA calls the GPUs that this process may use: the driver's numbers or, where it was told so, UUIDs."""
+    text, count = os.environ.get(_VISIBLE), torch.cuda.device_count()
+    # CUDA reads no further than to the first name that it does not know.
+    return [str(number) for number in range(count)] if text is None else [n.strip() for n in text.split(",")][:count]
+
+
+def gpus_here(config: RunConfig) -> list[str]:
+    """The GPUs of this machine that a run without a cluster may use, by CUDA's names.
+
+    Raises:
+        UserError: there are none, or fewer than `cluster.gpus_per_node` says.
+    """
+    gpus = visible_gpus() if torch.cuda.is_available() else []
+    wanted = config.cluster.gpus_per_node
+    if not gpus:
+        key = "policy.device=cuda" if config.policy.device == "cuda" else f"cluster.gpus_per_node={wanted}"
+        raise UserError(f"{key}, but torch finds no GPU on this machine; set policy.device=cpu")
+    if wanted > len(gpus):
+        raise UserError(f"cluster.gpus_per_node={wanted}, but this machine has {len(gpus)} GPU(s); lower it")
+    return gpus[:wanted] if wanted else gpus
+
+
+def gpus_needed(config: RunConfig) -> int:
+    """How many ranks and engines take, without a cluster."""
+    ranks, engines = _ranks_and_engines(config)
+    return max(ranks, engines) if config.cluster.placement == "colocated" else ranks + engines
+
+
+def _ranks_and_engines(config: RunConfig) -> tuple[int, int]:
+    """GPUs of the policy's ranks, and of the engines' ranks."""
+    policy, rollout = config.policy, config.rollout
+    engines = rollout.engines * rollout.tp if rollout.engine == "sglang" else 0
+    return policy.dp * policy.tp * policy.pp * policy.cp, engines
+
+
+def check_enough(config: RunConfig, gpus: Sequence[str]) -> None:
+    """Refuse ranks and engines that want more than these GPUs of one machine. Raises UserError, naming the keys."""
+    ranks, engines = _ranks_and_engines(config)
+    needed = gpus_needed(config)
+    sizes = f"policy.dp x tp x pp x cp = {ranks}" + (f", rollout.engines x tp = {engines}" if engines else "")
+    if needed > len(gpus):
+        how = f", {config.cluster.placement}" if engines else ""
+        raise UserError(
+            f"{sizes}{how}: {needed} GPUs, but without cluster.backend=ray the run has the {len(gpus)} of this machine "
+            "that it may use; lower these"
+        )
+
+
+def check_names(config: RunConfig, gpus: Sequence[str]) -> None:
+    """Refuse UUIDs for engines of several ranks: SGLang 0.5.21's own all-reduce reads the names as numbers."""
+    rollout = config.rollout
+    unnumbered = next((name for name in gpus if not name.isdecimal()), None)
+    if rollout.engine == "sglang" and rollout.tp > 1 and unnumbered is not None:
+        raise UserError(
+            f"rollout.tp={rollout.tp}: SGLang wants {_VISIBLE} as numbers, as nvidia-smi counts GPUs, and it has "
+            f"{unnumbered}; set it so, or rollout.tp=1"
+        )

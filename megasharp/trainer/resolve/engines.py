@@ -1,0 +1,218 @@
+"""The engines of a run: what to start, how weights reach them, and what is refused before they start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from megasharp.cluster.ray_runtime.layout import Layout, Needs, make_layout
+from megasharp.common.errors import UserError
+from megasharp.config.core import find
+from megasharp.config.run import RunConfig
+from megasharp.convert.model_folder import ModelFolder
+from megasharp.rollout.sglang.client.launch import FleetSettings
+from megasharp.trainer.resolve.devices import device_of
+
+Transport = Literal["inprocess", "shared_memory", "disk", "gloo", "nccl", "ipc"]
+
+# Which transports an engine in each place can use on each device; the first is what `auto` stands for.
+_TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
+    ("cpu", "colocated"): ("shared_memory", "gloo", "ipc", "disk"),
+    ("cpu", "disaggregated"): ("gloo", "shared_memory", "disk"),
+    ("cuda", "colocated"): ("ipc", "shared_memory", "disk"),
+    ("cuda", "disaggregated"): ("nccl", "disk"),
+}
+# A prompt, with what is begun of its response, must be shorter than SGLang's context by more than this.
+_ENGINE_KEEPS = 6
+
+
+def engine_python(config: RunConfig) -> Path:
+    """The Python that engines run in: the trainer's own where `rollout.python` is null."""
+    return Path(sys.executable) if config.rollout.python is None else find(config.rollout.python)
+
+
+def choose_transport(config: RunConfig, where: str) -> Transport:
+    """How weights travel. Raises UserError for a way that does not lead to the engines."""
+    asked, rollout, placement = config.sync.transport, config.rollout, config.cluster.placement
+    if rollout.engine == "inprocess":
+        if asked not in ("auto", "inprocess"):
+            raise UserError(f"{where}: sync.transport={asked} needs engines of their own; set rollout.engine=sglang")
+        return "inprocess"
+    device = device_of(config)
+    possible = _TRANSPORTS[device, placement]
+    possible = tuple(way for way in possible if _leads_to_all(way, config))
+    if asked == "auto":
+        return possible[0]
+    found = next((way for way in possible if way == asked), None)
+    if found is None:
+        raise UserError(
+            f"{where}: sync.transport={asked} does not reach engines on {device} that are {placement} on "
+            f"{config.cluster.nodes} node(s); use {', '.join(possible)}, or auto"
+        )
+    return found
+
+
+def _leads_to_all(way: Transport, config: RunConfig) -> bool:
+    """Whether every engine can be reached: files in memory do not leave the driver's machine, handles not a device."""
+    if way == "shared_memory":
+        return config.cluster.nodes == 1
+    return way != "ipc" or ranks_beside(config) is not None
+
+
+def ranks_beside(config: RunConfig) -> tuple[tuple[int, ...], ...] | None:
+    """The policy rank whose memory each rank of each engine can open: on its GPU, or on a CPU's machine.
+
+    None where there is not one for each. Empty, which stands for the ranks' order, where the run does not fit into its
+    cluster: that is refused in its own words.
+    """
+    try:
+        layout = cluster_layout(config)
+    except UserError:
+        return ()
+    return layout.beside(same_slot=device_of(config) == "cuda")
+
+
+def check_engine_keys(config: RunConfig, where: str) -> None:
+    """Refuse keys that ask something of SGLang engines where there are none, and placements that contradict others."""
+    cluster = config.cluster
+    choose_transport(config, where)
+    if config.rollout.engine == "inprocess":
+        for key in _for_engines(config):
+            raise UserError(f"{where}: {key} is for engines of their own; set rollout.engine=sglang or leave it out")
+    elif cluster.placement == "colocated" and config.rollout.stragglers == "keep":
+        raise UserError(
+            f"{where}: rollout.stragglers=keep samples while the policy trains, but co-located engines sleep then; "
+            "set cluster.placement=disaggregated or stragglers=abort"
+        )
+    if cluster.nodes > 1 and cluster.backend == "local":
+        raise UserError(f"{where}: cluster.nodes={cluster.nodes} needs cluster.backend=ray")
+
+
+def _for_engines(config: RunConfig) -> list[str]:
+    """The keys that differ from their defaults and mean nothing to the engine in this process."""
+    defaults = {
+        "rollout": ("python", "engines", "restarts", "tp", "sglang"),
+        "sync": ("verify", "in_flight", "bucket_mb", "limit_s"),
+        "cluster": ("placement",),
+        "policy": ("offload",),
+    }
+    found = []
+    for table, keys in defaults.items():
+        section = getattr(config, table)
+        given = [key for key in keys if getattr(section, key) != type(section).model_fields[key].default]
+        found += [f"{table}.{key}" for key in given]
+    return found
+
+
+def check_context(config: RunConfig, positions: int, where: str) -> None:
+    """Refuse lengths for which SGLang would refuse prompts or cut responses short; the policy has `positions`."""
+    flags, wanted = config.rollout.sglang, longest(config)
+    asked = {f"rollout.sglang.{name}": flags.get(name) for name in ("context_length", "max_total_tokens")}
+    for name, room in {f"the number of positions of {config.model.path}": positions, **asked}.items():
+        if isinstance(room, int) and wanted > room - _ENGINE_KEEPS:
+            raise UserError(
+                f"{where}: {longest_keys(config)} = {wanted}, but {name} is {room}, of "
+                f"which SGLang keeps {_ENGINE_KEEPS} to itself; lower the lengths to {room - _ENGINE_KEEPS} in all"
+            )
+
+
+def check_window(config: RunConfig, window: int | None, where: str) -> None:
+    """Refuse lengths beyond a network's window: SGLang 0.5.21 has none in these families' models.
+
+    It would sample with attention to all positions, where the learner trains with attention to a few.
+    """
+    if window is not None and longest(config) > window:
+        raise UserError(
+            f"{where}: {longest_keys(config)} = {longest(config)}, but some "
+            f"layers see a window of {window} positions, which SGLang does not heed; lower the lengths to "
+            f"{window} in all, or set rollout.engine=inprocess"
+        )
+
+
+def check_room(config: RunConfig, room: int) -> None:
+    """The same of engines that run: they have `room` for a prompt and its response, in tokens."""
+    if longest(config) > room:
+        raise UserError(
+            f"{longest_keys(config)} = {longest(config)}, but the engines have room for "
+            f"{room} tokens; lower the lengths, or raise max_total_tokens or mem_fraction_static in rollout.sglang"
+        )
+
+
+def longest(config: RunConfig) -> int:
+    """How many tokens a prompt and its response may have together, in training and evaluation."""
+    return config.data.max_prompt_tokens + max(_limits(config).values())
+
+
+def longest_keys(config: RunConfig) -> str:
+    """The keys whose sum `longest` is, for messages."""
+    limits = _limits(config)
+    return f"data.max_prompt_tokens + {max(limits, key=lambda key: limits[key])}"
+
+
+def _limits(config: RunConfig) -> dict[str, int]:
+    """Every limit that a response may have in the run, by its key."""
+    data = config.data
+    stages = {f"data.stages[{i}].max_response_tokens": s.max_response_tokens for i, s in enumerate(data.stages)}
+    limits = {"data.max_response_tokens": data.max_response_tokens, **stages}
+    return limits | {"eval.max_response_tokens": config.eval.max_response_tokens or 0}
+
+
+def cluster_layout(config: RunConfig, gpus: int | None = None) -> Layout:
+    """Which rank and which engine sits where; `gpus` are those of a node where the file gives no number.
+
+    Raises UserError, naming the keys, for what does not fit.
+    """
+    policy, cluster = config.policy, config.cluster
+    needs = Needs(
+        world=policy.dp * policy.tp * policy.pp * policy.cp,
+        tp=policy.tp,
+        engines=config.rollout.engines if config.rollout.engine == "sglang" else 0,
+        engine_tp=config.rollout.tp,
+        placement=cluster.placement,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node or gpus or 0,
+    )
+    return make_layout(needs, cluster.cpus_per_slot)
+
+
+def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) -> int:
+    """How many engines an evaluation starts: all that a node's GPUs hold. Raises UserError where they hold none.
+
+    `gpus`: how many it has, where that is known; else what the file says.
+    """
+    if device_of(config) != "cuda":
+        return config.rollout.engines
+    there, key = config.cluster.gpus_per_node if gpus is None else gpus, f"rollout.tp={config.rollout.tp}"
+    if there < config.rollout.tp:
+        named = "this machine's GPUs" if gpus is not None else "cluster.gpus_per_node"
+        raise UserError(
+            f"{where}: {key} is more than {named}={there}, so a node holds no engine for an evaluation; "
+            "lower rollout.tp"
+        )
+    return there // config.rollout.tp
+
+
+def fleet_settings(config: RunConfig, model: ModelFolder, memory: ModelFolder | None, logs: Path) -> FleetSettings:
+    """What every engine of a run is started with.
+
+    SGLang cannot read Megatron's shards. The first push brings all weights before anything is sampled, so engines of
+    such a model start with weights that are none.
+    """
+    networks = [model, *([memory] if memory else [])]
+    flags = {**config.rollout.sglang}
+    if any(network.is_megatron for network in networks):
+        flags["load_format"] = "dummy"
+    return FleetSettings(
+        python=engine_python(config),
+        model=model.description,
+        log_folder=logs,
+        memory=memory.description if memory else None,
+        engines=config.rollout.engines,
+        tp=config.rollout.tp,
+        device=device_of(config),
+        dtype=config.model.dtype,
+        deterministic=config.deterministic,
+        sglang=flags,
+        sleep=config.cluster.placement == "colocated",
+    )

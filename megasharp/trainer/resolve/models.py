@@ -1,0 +1,134 @@
+"""The models that a run begins with: what is checked of their folders before anything starts, and what once it does.
+
+The problems that a run trains on: a task's file, or a data set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megasharp.checkpoint.store import MANIFEST, CheckpointStore
+from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import note
+from megasharp.config.core import find
+from megasharp.config.run import DataConfig
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.hf_folder import HFReader, check_tokenizer
+from megasharp.convert.lora import recorded_adapters
+from megasharp.convert.model_folder import CONFIG_FILE, ModelFolder, is_part, model_folder, what_it_is
+from megasharp.tasks.sets.load import load_set, set_named
+from megasharp.tasks.table import TaskItem, load_items
+
+
+def training_task(data: DataConfig) -> str:
+    """The task whose verifier judges training's responses. Raises UserError for a set that there is not."""
+    if data.set is not None:
+        return set_named(data.set).task
+    assert data.task is not None
+    return data.task
+
+
+def training_problems(data: DataConfig, where: str) -> list[TaskItem]:
+    """All problems, in their own order. `where` names the configuration file. Raises UserError in one line."""
+    path = find(data.path) if data.path is not None else None
+    if data.set is not None:
+        return list(load_set(data.set, path, data.prompt).items)
+    if path is None:
+        raise UserError(f"{where}: data.path: name a data file of task {data.task!r}")
+    assert data.task is not None
+    return load_items(data.task, path)
+
+
+# The part of a run's checkpoint that is a Megatron folder of its memory network.
+MEMORY_PART = "memory"
+
+
+def open_model(path: str) -> tuple[ModelFolder, Architecture]:
+    """The folder that a configuration names, with every tensor's name and shape checked, and the tokenizer.
+
+    Raises:
+        UserError: there is no model, it is damaged or not supported, or its weights have adapters beside them.
+    """
+    folder = model_folder(find(path))
+    if not folder.is_megatron and (is_part(folder.path) or not (folder.path / CONFIG_FILE).is_file()):
+        kinds = "Hugging Face's, one that `megasharp convert hf-to-megatron` made, or a run's checkpoint"
+        raise UserError(f"{folder.path} is no model's folder ({kinds}){what_it_is(folder.path)}")
+    architecture = _open_megatron(folder.path) if folder.is_megatron else _open_hf(folder.path)
+    check_tokenizer(folder.description, architecture)
+    return folder, architecture
+
+
+def memory_path(path: str) -> str:
+    """Where the memory network lies that a configuration names: of a run's checkpoint it is that run's, if it had one.
+
+    Raises:
+        UserError: a version saved it that did not save its config.json.
+    """
+    checkpoint = find(path)
+    part = checkpoint / MEMORY_PART
+    if not (model_folder(checkpoint).is_megatron and part.is_dir()):
+        return path
+    if not (part / "hf").is_dir():
+        raise UserError(
+            f"{part} holds a memory network without its config.json ({checkpoint / 'hf'} is the policy's), an older "
+            "version saved it: resume its run for a checkpoint with it, or have the policy of this one by "
+            f"`megasharp convert megatron-to-hf {checkpoint} FOLDER`"
+        )
+    return str(part)
+
+
+def open_memory(path: str) -> tuple[ModelFolder, Architecture]:
+    """`open_model` for a memory network; of a run's checkpoint, a note says which of its networks it is.
+
+    Raises:
+        UserError: as `open_model` and `memory_path`.
+    """
+    checkpoint, chosen = find(path), memory_path(path)
+    found = open_model(chosen)
+    if chosen != path:
+        note(f"the memory network begins with that of {checkpoint}: {chosen}")
+    elif (checkpoint / MANIFEST).is_file():
+        note(f"the memory network begins with the policy of {checkpoint}, which has no memory network")
+    return found
+
+
+def check_content(folder: ModelFolder) -> None:
+    """Read Megatron weights whole and compare them with what was written, by the record of whoever wrote them.
+
+    Nothing else would see changed bytes. What there is no record of is taken as it is, as Hugging Face's folders are.
+
+    Raises:
+        UserError: they are not what was written.
+    """
+    if not folder.is_megatron:
+        return
+    for checkpoint in (folder.path, folder.path.parent):
+        if (checkpoint / MANIFEST).is_file():
+            problem = CheckpointStore.problem(checkpoint)
+            if problem is not None:
+                raise UserError(f"{problem}: name another checkpoint as the model")
+            return
+    from megasharp.learner.conversion import MegatronWeights
+
+    for _ in MegatronWeights(folder.path, noted=True).tensors():
+        pass
+
+
+def _open_hf(path: Path) -> Architecture:
+    with HFReader(path) as reader:
+        return reader.architecture
+
+
+def _open_megatron(path: Path) -> Architecture:
+    if recorded_adapters(path / "policy") is not None:
+        raise UserError(
+            f"{path} holds adapters beside frozen weights: merge them with `megasharp convert megatron-to-hf {path} "
+            "FOLDER` and name that folder"
+        )
+    # Imported here: Megatron takes seconds to import.
+    from megasharp.learner.conversion import MegatronWeights
+    from megasharp.learner.weights import check_beside_shards
+
+    architecture = MegatronWeights(path).architecture
+    check_beside_shards(path / "policy")
+    return architecture

@@ -1,0 +1,80 @@
+"""Refusals of keys that say in which modules, and in how many bits, linear maps multiply.
+
+`policy.lora` as learners and planner take it; by itself, because neither needs the other's libraries.
+"""
+
+from __future__ import annotations
+
+from megasharp.common.errors import UserError
+from megasharp.config.run import RunConfig
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.lora import LoraSettings
+from megasharp.trainer.resolve.devices import device_of
+
+
+def lora_settings(config: RunConfig) -> LoraSettings | None:
+    """The adapters that are trained, or None where all of the policy's weights are."""
+    lora = config.policy.lora
+    return LoraSettings(lora.rank, lora.alpha, tuple(lora.targets)) if lora else None
+
+
+# Both dimensions of what Transformer Engine multiplies in FP8 are multiples of it.
+_FP8_MULTIPLE = 16
+
+
+def check_precision_keys(config: RunConfig, architecture: Architecture, where: str) -> None:
+    """Raise UserError, in one line, for what this model or the run's device cannot do, on whatever machine this is."""
+    policy = config.policy
+    _check_unused(config, where)
+    if policy.fp8 is not None:
+        _check_fp8(config, architecture, f"{where}: policy.fp8={policy.fp8}")
+    elif policy.transformer_engine is True and device_of(config) != "cuda":
+        raise UserError(f"{where}: policy.transformer_engine=true needs a GPU; on a CPU leave it at auto, or set false")
+
+
+def check_precision(config: RunConfig, architecture: Architecture, where: str) -> None:
+    """The same, and for what this Python lacks."""
+    policy = config.policy
+    check_precision_keys(config, architecture, where)
+    if policy.fp8 is not None or policy.transformer_engine is True:
+        # Imported here: Megatron takes seconds to import.
+        from megasharp.learner.layer_spec import require_transformer_engine
+
+        key = "transformer_engine=true" if policy.fp8 is None else f"fp8={policy.fp8}"
+        remedy = "leave policy.transformer_engine at auto" if policy.fp8 is None else "leave policy.fp8 null"
+        require_transformer_engine(f"{where}: policy.{key}", remedy)
+
+
+def _check_unused(config: RunConfig, where: str) -> None:
+    """Keys that were changed and that nothing would read."""
+    policy, fields = config.policy, type(config.policy).model_fields
+    if policy.fp8 is None and policy.fp8_recipe != fields["fp8_recipe"].default:
+        raise UserError(f"{where}: policy.fp8_recipe has no effect while policy.fp8 is null; set policy.fp8 too")
+    if policy.recompute != "selective" and policy.recompute_modules != fields["recompute_modules"].default:
+        raise UserError(
+            f"{where}: policy.recompute_modules has no effect with policy.recompute={policy.recompute}; set "
+            "policy.recompute=selective too"
+        )
+    if len(set(policy.recompute_modules)) < len(policy.recompute_modules):
+        raise UserError(f"{where}: policy.recompute_modules names one twice")
+    if policy.recompute == "selective" and not policy.recompute_modules:
+        raise UserError(f"{where}: policy.recompute_modules is empty; name one, or set policy.recompute=none")
+
+
+def _check_fp8(config: RunConfig, architecture: Architecture, key: str) -> None:
+    policy = config.policy
+    if policy.transformer_engine is False:
+        raise UserError(f"{key}: Transformer Engine does it, which policy.transformer_engine=false leaves out")
+    if config.model.dtype != "bfloat16":
+        raise UserError(f"{key} rounds products of bfloat16 weights; set model.dtype=bfloat16")
+    if device_of(config) != "cuda":
+        raise UserError(f"{key} needs a GPU (Hopper or later); leave it null on a CPU")
+    joined = architecture.query_size + 2 * architecture.kv_size
+    sizes = {"hidden": architecture.hidden, "query, key and value": joined, "ffn": architecture.ffn}
+    for name, size in sizes.items():
+        if size % (policy.tp * _FP8_MULTIPLE):
+            model = architecture.folder or config.model.path
+            raise UserError(
+                f"{key}: the {name} size {size} of {model} over tp {policy.tp} is no multiple of {_FP8_MULTIPLE}; "
+                "lower policy.tp or leave policy.fp8 null"
+            )

@@ -1,0 +1,117 @@
+"""The recipes of a run: one per stage of `recipe.schedule`, and the one for the rest of the run.
+
+Figures that a run file names, stages and resets: what cannot come true is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from megasharp.algos.base import MethodParams, Needs
+from megasharp.algos.from_names import build_recipe
+from megasharp.algos.recipe import Recipe, RecipeSchedule
+from megasharp.common.control import GROWING
+from megasharp.common.errors import UserError
+from megasharp.config.run import RunConfig
+from megasharp.evals.evaluate import WITH_MEMORY
+
+
+def check_prolonged(config: RunConfig, needs: Needs, where: str) -> None:
+    """Refuse figures that no evaluation gives, stages out of order, resets of nothing. Raises UserError."""
+    untils = [stage.until for stage in config.data.stages if stage.until is not None]
+    if any(later <= earlier for earlier, later in pairwise(untils)):
+        raise UserError(f"{where}: data.stages: each `until` must be above the one before it, found {untils}")
+    reset = config.recipe.reset
+    asked = reset.every is not None or reset.stagnation is not None
+    if asked and reset.optimizer == "keep" and not needs.ref_logp:
+        raise UserError(
+            f"{where}: recipe.reset has nothing to reset: no method reads a reference, and the optimizer is kept; "
+            "add kl to recipe.methods, set optimizer=reinit or leave recipe.reset out"
+        )
+    for key, metric in watched(config).items():
+        _check_metric(config, metric, f"{where}: {key}")
+
+
+def watched(config: RunConfig) -> dict[str, str]:
+    """Figures of evaluations that something depends on, by the key that names them."""
+    rules = {
+        "recipe.reset.stagnation": config.recipe.reset.stagnation,
+        **{f"data.stages[{number}].stagnation": stage.stagnation for number, stage in enumerate(config.data.stages)},
+    }
+    found = {f"{key}.metric": rule.metric for key, rule in rules.items() if rule is not None}
+    return found | ({"checkpoint.keep_best": config.checkpoint.keep_best} if config.checkpoint.keep_best else {})
+
+
+def _check_metric(config: RunConfig, metric: str, where: str) -> None:
+    if config.eval.every == 0:
+        raise UserError(f"{where}: {metric} needs evaluations during the run; set eval.every")
+    suites = [Path(suite).stem for suite in config.eval.suites]
+    if config.eval.with_memory:
+        suites += [f"{suite}{WITH_MEMORY}" for suite in suites]
+    figures = [*(f"pass@{k}" for k in sorted(set(config.eval.k))), *GROWING]
+    known = [f"eval/{suite}/{figure}" for suite in suites for figure in figures]
+    if metric not in known:
+        raise UserError(f"{where}: no evaluation gives {metric!r}; eval gives: {', '.join(known) or 'nothing'}")
+
+
+def build_recipes(config: RunConfig, where: str) -> RecipeSchedule:
+    """Build and check every recipe of a run.
+
+    Raises UserError naming methods, the key of the schedule, or more mini-batches than there are groups.
+    """
+    if config.recipe.mini_batches > config.data.prompts_per_step:
+        raise UserError(
+            f"{where}: recipe.mini_batches={config.recipe.mini_batches} is more than "
+            f"data.prompts_per_step={config.data.prompts_per_step}; a mini-batch needs a whole group"
+        )
+    untils = [stage.until for stage in config.recipe.schedule]
+    if any(later <= earlier for earlier, later in pairwise(untils)):
+        raise UserError(f"{where}: recipe.schedule: each `until` must be above the one before it, found {untils}")
+    largest = config.data.largest_response
+    limits = {stage.max_response_tokens for stage in config.data.stages} | {config.data.max_response_tokens}
+    limited = {limit: _schedule(config, limit, where) for limit in sorted(limits - {largest})}
+    return _schedule(config, largest, where, limited)
+
+
+def _schedule(
+    config: RunConfig, limit: int, where: str, limited: Mapping[int, RecipeSchedule] | None = None
+) -> RecipeSchedule:
+    """The recipes as they are while responses may have `limit` tokens."""
+    stages = [
+        (stage.until, _recipe(config, stage.methods, limit, f"{where}: recipe.schedule[{number}].methods"))
+        for number, stage in enumerate(config.recipe.schedule)
+    ]
+    return RecipeSchedule(stages, _recipe(config, config.recipe.methods, limit, f"{where}: recipe.methods"), limited)
+
+
+def _recipe(config: RunConfig, methods: Sequence[str], limit: int, key: str) -> Recipe:
+    return build_recipe(
+        methods,
+        config.recipe.params(),
+        key=key,
+        reduction=config.recipe.chosen_reduction(),
+        constant=float(config.data.largest_response),
+        mini_batches=config.recipe.mini_batches,
+        response_limit=limit,
+    )
+
+
+def resolved(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
+    """The configuration with the tables of the methods in play as they take effect, bundles' values included.
+
+    So a stored configuration, read again, gives the same run, whatever defaults change. A table that differs between
+    stages stays as the user wrote it.
+    """
+    effective: dict[str, MethodParams] = {}
+    for recipe in recipes.all:
+        for name, method in recipe.methods.items():
+            chosen = config.recipe.params()[name]
+            same = effective.get(name, method.params) == method.params
+            effective[name] = _all_set(method.params) if same else chosen
+    return config.model_copy(update={"recipe": config.recipe.model_copy(update=effective)})
+
+
+def _all_set(params: MethodParams) -> MethodParams:
+    return type(params).model_validate(params.model_dump())

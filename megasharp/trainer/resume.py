@@ -1,0 +1,148 @@
+"""What a resumed run may change: what would silently mean another experiment is refused, the rest is named.
+
+That holds for its keys, and for the config.json of its models, which may have been edited since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from megasharp.checkpoint.run_folder import holds_no_run, stored_config
+from megasharp.checkpoint.store import Inputs, complete_steps
+from megasharp.common.errors import UserError
+from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
+from megasharp.config.run import RunConfig
+from megasharp.convert.architecture import Architecture
+from megasharp.convert.digests import weights_fingerprint
+from megasharp.convert.hf_folder import read_config
+from megasharp.convert.model_folder import CONFIG_FILE
+from megasharp.convert.record import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
+from megasharp.tasks.table import digest_of
+from megasharp.trainer.resolve.run import ResolvedRun
+
+# Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
+IDENTITY = (
+    "model",
+    "policy.fp8",
+    "policy.fp8_recipe",
+    "policy.lora",
+    "policy.megatron",
+    "policy.optimizer",
+    "data",
+    "reward.function",
+    "seed",
+    "recipe",
+    *(
+        f"rollout.{key}"
+        for key in ("engine", "temperature", "top_p", "top_k", "max_staleness", "oversample", "stragglers")
+    ),
+    # Resets, stages and the best checkpoint come from a curve of evaluations.
+    "eval.temperature",
+    "eval.top_p",
+    "eval.max_response_tokens",
+)
+
+
+_REMEDY = "choose another name= for it, or say --allow-change KEY"
+
+
+def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), remedy: str = _REMEDY) -> list[str]:
+    """Lines that name changes since the last attempt; none for a run that does not exist yet.
+
+    `allowed` are keys or sections of `IDENTITY` that may change all the same. Raises UserError for a folder that is no
+    run, for an allowed key that no configuration has, for changed keys of `IDENTITY`, naming each and the remedy, and
+    for a run that has more steps behind it than `steps`.
+    """
+    now = dict(flat(parse_yaml(dump_yaml(config), str(root))))
+    for name in allowed:
+        if not any(_within(key, name) for key in (*now, *IDENTITY)):
+            raise UserError(f"--allow-change {name}: no configuration has this key")
+    if holds_no_run(root):
+        return []
+    path = root / "config.yaml"
+    before = dict(flat(_with_defaults(stored_config(root), str(path))))
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    refused = [
+        f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
+        for key in changed
+        if any(_within(key, name) for name in IDENTITY) and not any(_within(key, name) for name in allowed)
+    ]
+    if refused:
+        raise UserError(f"{root}: {'; '.join(refused)}, which is another run; {remedy}")
+    done = max(complete_steps(root / "checkpoints"), default=0)
+    if done > config.steps:
+        raise UserError(f"{root}: step {done} is done already; steps={config.steps} is less")
+    decay = config.policy.optimizer.decay
+    notes = {} if decay == "constant" else {"steps": f" (the {decay} decay of the learning rate ends there)"}
+    return [
+        f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}{notes.get(key, '')}"
+        for key in changed
+    ]
+
+
+def inputs_of(checked: ResolvedRun) -> Inputs:
+    """What the run reads that its checkpoints do not hold."""
+    return Inputs(
+        problems=checked.stream.digest,
+        tokenizer=checked.tokenizer.digest(),
+        weights=weights_fingerprint(checked.model),
+        suites={suite.name: digest_of(suite.items) for suite in checked.suites},
+    )
+
+
+def check_inputs(before: Inputs, now: Inputs, checked: ResolvedRun, allowed: Sequence[str]) -> list[str]:
+    """Lines that name what was edited since the checkpoint was written; none of what it does not know.
+
+    Raises UserError where `allowed` does not say that it may.
+    """
+    data = checked.config.data
+    inputs = [
+        ("data.path", before.problems, now.problems, f"the problems in {data.path or data.set}"),
+        ("model.path", before.tokenizer, now.tokenizer, f"the tokenizer and its end tokens in {checked.model.path}"),
+        ("model.path", before.weights, now.weights, f"the weights in {checked.model.path}"),
+        *(
+            ("eval.suites", before.suites[name], now.suites[name], f"the problems of suite {name}")
+            for name in before.suites.keys() & now.suites.keys()
+        ),
+    ]
+    edited = [(key, what) for key, old, new, what in inputs if old and old != new]
+    for key, what in edited:
+        if not any(_within(key, name) for name in allowed):
+            raise UserError(
+                f"{what} are not those that the run began with, which is another run; restore them, choose another "
+                f"name= for it, or say --allow-change {key}"
+            )
+    return [f"changed since the last attempt: {what}" for _, what in edited]
+
+
+def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture) -> list[str]:
+    """Compare a model's arguments with those that lie in `folder` of a checkpoint, for its `weights`.
+
+    `model` is the folder of config.json. Where none were recorded, which older versions did not, the config.json that
+    was saved beside the weights is compared; the lines returned say so, or that there is none.
+
+    Raises UserError where they differ, naming every key.
+    """
+    recorded, saved = read_arguments(folder), folder / "hf" / CONFIG_FILE
+    if recorded is not None:
+        check_arguments(model / CONFIG_FILE, arch, weights, recorded)
+        return []
+    missing = f"{weights} has no record of the model's arguments ({ARGUMENTS_FILE})"
+    if not saved.is_file():
+        return [f"{missing}: {model / CONFIG_FILE} could not be checked against it"]
+    check_arguments(model / CONFIG_FILE, arch, weights, model_arguments(read_config(saved.parent)[2]))
+    return [f"{missing}: {model / CONFIG_FILE} was compared with {saved}, which was saved with it"]
+
+
+def _within(key: str, name: str) -> bool:
+    return f"{key}.".startswith(f"{name}.")
+
+
+def _with_defaults(stored: Tree, where: str) -> Tree:
+    """A stored configuration with the defaults of keys that are younger than it; as it is where it no longer reads."""
+    try:
+        tree: Tree = parse_yaml(dump_yaml(validate(RunConfig, stored, where)), where)
+    except UserError:
+        return stored
+    return tree

@@ -1,0 +1,181 @@
+"""Who judges a run's responses: this process, or a pool of worker processes, and what happened in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import Outcome, Verdict
+from megasharp.config.run import RewardConfig, RunConfig
+from megasharp.evals.suites import Suite
+from megasharp.tasks import math, reasoning_gym
+from megasharp.tasks.judge import DirectJudge, Item, Judge, Verifier
+from megasharp.tasks.own_reward import OWN_TASK, OwnReward, find_function
+from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
+from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool
+from megasharp.tasks.sandbox.programs import Sandbox
+from megasharp.tasks.sandbox.verify_code import CodeVerifier
+from megasharp.tasks.table import TaskItem
+from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.trainer.resolve.models import training_task
+
+# Tasks whose verifier runs programs that the model wrote.
+PROGRAM_TASKS = frozenset({"code"})
+# Tasks whose verifier evaluates what a model wrote, by a library that is there for them alone.
+GYM_TASKS = frozenset({"reasoning_gym"})
+# Tasks that sympy judges; SynLogic's `operation` is one of its games.
+ALGEBRA_TASKS = frozenset({"math", "synlogic"})
+# Tasks whose verifier may take for ever: only a process that can be killed bounds it.
+LIBRARY_TASKS = GYM_TASKS | ALGEBRA_TASKS
+MOST_WORKERS = 4
+# A program is ended before its worker is, which is for what hangs otherwise.
+_PROGRAMS_SHARE = 0.9
+
+
+class Judging:
+    """The judge of a run's `tasks`; `close` ends its workers, whose output goes to `log`.
+
+    `say` is told what the user risks, and of what fails first. Raises UserError where programs are to run in a sandbox
+    that there is not.
+    """
+
+    def __init__(
+        self, reward: RewardConfig, tasks: Collection[str], log: Path | None, say: Callable[[str], None]
+    ) -> None:
+        sandbox = open_sandbox(reward.sandbox) if PROGRAM_TASKS.intersection(tasks) else None
+        if sandbox is not None and reward.sandbox == "none":
+            say(RISK)
+        gym = bool(GYM_TASKS.intersection(tasks))
+        make = partial(all_verifiers, reward.function, sandbox, _PROGRAMS_SHARE * reward.timeout_s, gym)
+        verifiers = make()
+        self._taken = PoolCounts()
+        self._pool: VerifierPool | None = None
+        workers = workers_for(reward, tasks)
+        if workers > 0:
+            make = partial(make, algebra=bool(ALGEBRA_TASKS.intersection(tasks)))
+            self._pool = VerifierPool(make, verifiers.keys(), workers, reward.timeout_s, log=log)
+        self.judge: Judge = TellingJudge(self._pool or DirectJudge(verifiers), say)
+
+    def take(self) -> dict[str, float]:
+        """What happened to workers since the last call, under the names of the metrics; nothing without a pool."""
+        if self._pool is None:
+            return {}
+        counts = self._pool.counts
+        now, before = asdict(counts), asdict(self._taken)
+        self._taken = counts
+        return {f"reward/{name}": float(now[name] - before[name]) for name in now}
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._pool is not None:
+            self._pool.close()
+
+
+class TellingJudge:
+    """A judge that says, once each, what a user's own reward failed by and why a response could not be judged.
+
+    Both are figures of the metrics otherwise, and a run of nothing else goes on to its end.
+    """
+
+    def __init__(self, judge: Judge, say: Callable[[str], None]) -> None:
+        self._judge = judge
+        self._say = say
+        self._told: set[Outcome] = set()
+
+    @property
+    def tasks(self) -> Collection[str]:
+        """The tasks whose responses it can judge."""
+        return self._judge.tasks
+
+    def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
+        """One for each item, in order."""
+        verdicts = self._judge.verdicts(items)
+        for item, verdict in zip(items, verdicts, strict=True):
+            if verdict.outcome is Outcome.INFRA:
+                self._tell(verdict, "a response could not be judged and is left out")
+            elif verdict.outcome in (Outcome.ERROR, Outcome.TIMEOUT) and item.task == OWN_TASK:
+                self._tell(verdict, "reward.function fails on a response, which gets reward 0")
+        return verdicts
+
+    def _tell(self, verdict: Verdict, what: str) -> None:
+        if verdict.outcome not in self._told:
+            self._told.add(verdict.outcome)
+            self._say(f"{what} ({verdict.detail}); told once, counted as outcome_{verdict.outcome}")
+
+
+def all_verifiers(
+    function: str | None = None,
+    sandbox: Sandbox | None = None,
+    seconds: float = 0.0,
+    gym: bool = False,
+    algebra: bool = False,
+) -> Mapping[str, Verifier]:
+    """By task, a user's `function` among them; called in the process that workers come from too.
+
+    With a `sandbox` programs are judged, which have `seconds` for all of their tests; with `gym` reasoning-gym's
+    problems are. That library, and with `algebra` sympy, is imported now, before workers are forked.
+    """
+    found = dict(VERIFIERS)
+    if function is not None:
+        found[OWN_TASK] = OwnReward(function)
+    if sandbox is not None:
+        found["code"] = CodeVerifier(sandbox, seconds)
+    if gym:
+        reasoning_gym.load_library()
+        found["reasoning_gym"] = reasoning_gym.verify
+    if algebra:
+        math.load_library()
+    return found
+
+
+def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
+    """The tasks whose verifiers a run needs: its suites', and training's where no function of the user's judges it."""
+    training = set() if config.reward.function else {training_task(config.data)}
+    return training | {suite.task for suite in suites}
+
+
+def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[TaskItem]:
+    """The problems of training, to be judged by the user's function where there is one.
+
+    Raises UserError where that is no function of a text and an answer.
+    """
+    if reward.function is None:
+        return list(items)
+    find_function(reward.function)
+    return [replace(item, task=OWN_TASK) for item in items]
+
+
+def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
+    """How many processes judge: `reward.workers`, else none, or half of the cores for what must not be here.
+
+    That is a user's own function too, of which nobody knows how long it takes.
+
+    Example: `workers_for(RewardConfig(), {"countdown"})` is 0.
+    """
+    if reward.workers is not None:
+        return reward.workers
+    if reward.function is None and not LIBRARY_TASKS.intersection(tasks):
+        return 0
+    return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> None:
+    """Refuse a limit that nobody would keep, another library's verifier in this process, programs without a sandbox."""
+    workers = workers_for(reward, tasks)
+    for task in sorted(LIBRARY_TASKS.intersection(tasks)) if workers == 0 else []:
+        raise UserError(
+            f"{where}: task {task} is judged in worker processes alone, of which reward.workers=0 starts none; "
+            "leave the key out, or set it to 2 say (eval: --workers 2)"
+        )
+    programs = PROGRAM_TASKS.intersection(tasks)
+    if workers == 0 and not programs and reward.timeout_s != RewardConfig.model_fields["timeout_s"].default:
+        raise UserError(
+            f"{where}: reward.timeout_s is kept by worker processes, of which this task starts none by itself; "
+            "set reward.workers or leave this key at its default"
+        )
+    if programs:
+        open_sandbox(reward.sandbox)

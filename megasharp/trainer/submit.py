@@ -1,0 +1,247 @@
+"""`megasharp submit`: a run file to a Slurm job, and every refusal that needs no GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megasharp.cluster.slurm import job as sbatch_options
+from megasharp.cluster.slurm.job import Job, Resources, Software, render, submit
+from megasharp.common.errors import UserError
+from megasharp.config.run import RunConfig, load_run
+from megasharp.convert.hf_folder import read_config
+from megasharp.convert.model_folder import CONFIG_FILE, model_folder
+from megasharp.evals.groups import Settings, load_group, plan_suites
+from megasharp.planner.suggest import make_plan
+from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
+from megasharp.trainer.plan import Options, ask
+from megasharp.trainer.resolve.engines import (
+    check_context,
+    check_engine_keys,
+    check_window,
+    cluster_layout,
+    engines_on_a_node,
+)
+
+# Megatron overlaps communication with computation in order only where the device has one queue (TP before Blackwell).
+_ON_GPUS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+# A run saves a checkpoint in this time, an evaluation only ends its engines.
+_LEAD_S, _LEAD_OF_AN_EVALUATION_S = 600, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says. `nodes` None takes the run file's; `suite`: evaluate instead of training.
+
+    `lead_s` None takes what a run, or an evaluation, needs to end.
+    `restarts` bounds how often the job queues itself again, `retries` how often a failed run starts again inside of it.
+    `doctor` None lets it look at nodes with GPUs.
+    """
+
+    file: Path
+    overrides: Sequence[str]
+    runs: Path
+    time: str
+    nodes: int | None = None
+    cpus_per_node: int | None = None
+    lead_s: int | None = None
+    restarts: int = 20
+    retries: int = 3
+    partition: str | None = None
+    account: str | None = None
+    extra: Sequence[str] = ()
+    python: str | None = None
+    container: str | None = None
+    mounts: Sequence[str] = ()
+    suite: str | None = None
+    checkpoint: Path | None = None
+    doctor: bool | None = None
+
+
+def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> None:
+    """Submit, or with `dry_run` say the sbatch file itself. Raises UserError in one line for what cannot fit."""
+    config = load_run(asked.file, asked.overrides)
+    job = make_job(asked, config)
+    if dry_run:
+        say(render(job).rstrip("\n"))
+        return
+    number, log = submit(job)
+    say(f"submitted job {number}: {job.resources.nodes} node(s), {job.resources.time}")
+    say(f"log: {log}; of each attempt and node: {job.run / 'logs' / job.latest}/")
+
+
+def make_job(asked: Asked, config: RunConfig) -> Job:
+    """The job of a run, or of an evaluation of it. Raises UserError for what cannot fit."""
+    where = str(asked.file)
+    evaluation = asked.suite is not None
+    _check_together(asked)
+    nodes, lead_s = _nodes(asked, config, where), _lead_s(asked)
+    # Paths in a run file are meant from where the command was given.
+    folder, run = Path.cwd(), (asked.runs / config.name).absolute()
+    if evaluation:
+        _check_evaluation(asked, config, where, run)
+    else:
+        check_fits(config, where, lead_s)
+    gpus = config.cluster.gpus_per_node
+    return Job(
+        name=f"{config.name}-eval" if evaluation else config.name,
+        command=_evaluation(asked, config, run) if evaluation else _training(asked),
+        run=run,
+        folder=folder,
+        resources=Resources(
+            nodes=nodes,
+            time=asked.time,
+            gpus_per_node=gpus,
+            cpus_per_node=asked.cpus_per_node,
+            lead_s=lead_s,
+            partition=asked.partition,
+            account=asked.account,
+            extra=asked.extra,
+        ),
+        software=Software(_python(asked), asked.container, asked.mounts),
+        restarts=asked.restarts,
+        doctor=_doctor(asked) if (bool(gpus) if asked.doctor is None else asked.doctor) else (),
+        environment=_ON_GPUS if gpus else {},
+    )
+
+
+def _python(asked: Asked) -> str:
+    """This Python, by its own path: in a container it is the container's."""
+    return asked.python or ("python3" if asked.container else sys.executable)
+
+
+def _check_together(asked: Asked) -> None:
+    """Refuse options that mean nothing without another."""
+    if asked.checkpoint is not None and asked.suite is None:
+        raise UserError(
+            f"--checkpoint {asked.checkpoint} is for --eval; add --eval SUITE, or leave it out: a run goes on from its "
+            "own newest checkpoint"
+        )
+    if asked.mounts and asked.container is None:
+        raise UserError(f"--mount {asked.mounts[0]} is for --container; add --container IMAGE, or leave it out")
+
+
+def _lead_s(asked: Asked) -> int:
+    if asked.lead_s is not None:
+        return asked.lead_s
+    return _LEAD_S if asked.suite is None else _LEAD_OF_AN_EVALUATION_S
+
+
+def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) -> None:
+    """Raise UserError for what `megasharp eval` would refuse on the node, as far as it can be seen from here."""
+    assert asked.suite is not None
+    if config.rollout.engine != "sglang":
+        raise UserError(
+            f"{where}: rollout.engine={config.rollout.engine} starts no engines, on which --eval samples; set "
+            "rollout.engine=sglang, or use `megasharp eval` without --engines"
+        )
+    engines_on_a_node(config, where)
+    if not _is_in_the_image(asked, Path(asked.suite)):
+        plan_suites(_suites(asked.suite), _settings(asked.suite, config), config.seed)
+    source = asked.checkpoint or run
+    # What the job waits for may be what writes it.
+    if _is_in_the_image(asked, source) or sbatch_options.waits(asked.extra):
+        return
+    try:
+        check_measurable(source)
+    except UserError as error:
+        raise UserError(
+            f"{error}; give --checkpoint, or wait for the job that writes it: --sbatch=--dependency=afterok:JOB"
+        ) from None
+    description = model_folder(source).description
+    if (description / CONFIG_FILE).is_file():
+        _, _, architecture = read_config(description)
+        check_context(config, architecture.max_positions, where)
+        check_window(config, architecture.smallest_window, where)
+
+
+def _is_in_the_image(asked: Asked, path: Path) -> bool:
+    """A container sees the job's folder and the runs under their own names; what else is in it is not known here."""
+    known = [Path.cwd(), asked.runs.absolute()]
+    return asked.container is not None and not any(path.absolute().is_relative_to(folder) for folder in known)
+
+
+def _nodes(asked: Asked, config: RunConfig, where: str) -> int:
+    if asked.suite is not None:
+        if asked.nodes not in (None, 1):
+            raise UserError(f"--nodes {asked.nodes}: an evaluation's engines are on one node; leave it out")
+        return 1
+    nodes, cluster = asked.nodes or config.cluster.nodes, config.cluster
+    room = f" x cluster.gpus_per_node={cluster.gpus_per_node}" if cluster.gpus_per_node else ""
+    if cluster.nodes > nodes:
+        raise UserError(
+            f"{where}: cluster.nodes={cluster.nodes}{room} is more than the {nodes} node(s) of --nodes; give "
+            f"--nodes {cluster.nodes}, or make the run smaller"
+        )
+    if cluster.nodes < nodes:
+        raise UserError(
+            f"{where}: cluster.nodes={cluster.nodes}, so {nodes - cluster.nodes} of the {nodes} nodes of --nodes would "
+            f"idle; set cluster.nodes={nodes} with policy.dp and rollout.engines to fill them (megasharp plan --nodes)"
+        )
+    return nodes
+
+
+def check_fits(config: RunConfig, where: str, lead_s: int) -> None:
+    """Raise UserError when places, memory, or the time for the last save do not suffice."""
+    check_engine_keys(config, where)
+    if config.cluster.backend == "ray":
+        cluster_layout(config)
+    plan = make_plan(ask(config, where, Options()).request)
+    errors = [problem.text for problem in plan.problems if problem.level == "error"]
+    if errors:
+        more = f" (and {len(errors) - 1} more: megasharp plan)" if len(errors) > 1 else ""
+        raise UserError(f"{where}: {errors[0]}{more}")
+    if config.cluster.gpus_per_node and plan.checkpoint.seconds > lead_s:
+        raise UserError(
+            f"{where}: a checkpoint takes {plan.checkpoint.seconds:.0f} s to write, as planned, but the run is asked "
+            f"to end {lead_s} s before the limit; raise --lead"
+        )
+
+
+def _training(asked: Asked) -> list[str]:
+    runs = ["--runs", str(asked.runs.absolute())]
+    retries = ["--retries", str(asked.retries)] if asked.retries else []
+    return ["train", str(asked.file.absolute()), *asked.overrides, *runs, "--resume", *retries]
+
+
+def _doctor(asked: Asked) -> list[str]:
+    return [str(asked.file.absolute()), *asked.overrides, "--runs", str(asked.runs.absolute())]
+
+
+def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:
+    """As the run measures its policy, in a folder of its own."""
+    assert asked.suite is not None
+    source = (asked.checkpoint or run).absolute()
+    names = (str(Path(name).absolute()) if Path(name).is_file() else name for name in _suites(asked.suite))
+    settings = _settings(asked.suite, config).model_dump(exclude_none=True)
+    flags = (part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", f"{value}"))
+    return [
+        "eval",
+        str(source),
+        *("--suite", ",".join(names)),
+        *("--engines", str(asked.file.absolute())),
+        *(part for override in asked.overrides for part in ("--set", override)),
+        *flags,
+        *("--seed", str(config.seed)),
+        # What lies beside it the run itself reads, and removes, when it is resumed.
+        *("--out", str(run / "evals" / "by_hand" / CHECKPOINT)),
+    ]
+
+
+def _suites(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
+
+
+def _settings(names: str, config: RunConfig) -> Settings:
+    """The run's own; where a group of suites is named, what its paper says."""
+    if any(load_group(name) is not None for name in _suites(names)):
+        return Settings()
+    return Settings(
+        n=config.eval.n,
+        k=",".join(map(str, config.eval.k)),
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        max_tokens=config.eval.max_response_tokens or config.data.largest_response,
+    )

@@ -1,0 +1,187 @@
+"""`megasharp sweep`: a grid of runs, here or as a Slurm array, and what came of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from megasharp.checkpoint.run_folder import CONFIG_FILE, stored_config
+from megasharp.cluster.slurm.array import render_array, submit_array
+from megasharp.cluster.slurm.job import Job
+from megasharp.common.errors import UserError
+from megasharp.common.files import held, write_text
+from megasharp.config.core import dump_tree, validate
+from megasharp.config.run import RunConfig, run_of
+from megasharp.reporting.history import read_run
+from megasharp.reporting.number_text import duration
+from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
+from megasharp.reporting.sweeps.local import Task, last_line, run_all
+from megasharp.trainer.resolve.recipes import build_recipes, resolved
+from megasharp.trainer.resolve.run import check
+from megasharp.trainer.resume import check_resume
+from megasharp.trainer.submit import Asked, make_job
+
+Say = Callable[[str], None]
+
+_FINISHED, _RUNNING, _TO_DO = "finished", "running", "to do"
+_RETRIES = 2
+_REMEDY = "restore the sweep's file, or give the case, or the sweep, another name"
+
+
+class Sweep:
+    """A sweep's file with its runs, all of them checked; their folders and run files lie in `runs`/<name>.
+
+    Raises UserError in one line for a run that could not begin, or that exists with another configuration.
+    """
+
+    def __init__(self, file: Path, overrides: Sequence[str], runs: Path, say: Say) -> None:
+        self._file = file
+        self._config = load_sweep(file, overrides)
+        self._cells = cells(self._config, file)
+        self._folder = runs / self._config.name
+        self._say = say
+
+    def run(self, at_once: int, *, dry_run: bool) -> None:
+        """Run what is not finished, `at_once` runs together. Raises RunFailed where some failed."""
+        with nullcontext() if dry_run else held(self._folder, "another megasharp sweep runs this grid"):
+            self._run(at_once, dry_run=dry_run)
+
+    def _run(self, at_once: int, *, dry_run: bool) -> None:
+        self._prepare()
+        state = {cell.name: self._state(cell) for cell in self._cells}
+        if dry_run:
+            for name, what in state.items():
+                self._say(f"{name}: {what}")
+            return
+        for name in (name for name, what in state.items() if what == _RUNNING):
+            self._say(f"{name} goes on in another process: left to it")
+        open_cells = [cell for cell in self._cells if state[cell.name] == _TO_DO]
+        count = len(self._cells)
+        self._say(f"{self._config.name}: {count} runs, {count - len(open_cells)} of them finished or going on")
+        left = [cell.name for cell in open_cells]
+
+        def done(task: Task, code: int, seconds: float) -> None:
+            left.remove(task.name)
+            end = f"failed with exit code {code}: {last_line(task.log)}" if code else "finished"
+            self._say(f"{task.name} {end} after {duration(seconds)}; {len(left)} of {count} runs are left")
+
+        run_all([self._task(cell) for cell in open_cells], at_once, done)
+
+    def submit(self, *, dry_run: bool) -> None:
+        """Submit what is not finished as one Slurm array."""
+        self._prepare()
+        jobs = {number: self._job(cell) for number, cell in enumerate(self._cells) if self._state(cell) == _TO_DO}
+        if not jobs:
+            self._say(f"{self._config.name}: nothing to submit; {len(self._cells)} runs are finished or going on")
+            return
+        at_once = self._config.slurm.at_once
+        if dry_run:
+            self._say(render_array(self._config.name, jobs, self._folder.absolute(), at_once).rstrip("\n"))
+            return
+        number = submit_array(self._config.name, jobs, self._folder.absolute(), at_once)
+        self._say(f"submitted array {number}: {len(jobs)} of {len(self._cells)} runs")
+        self._say(f"logs: {self._folder / 'logs'}/{number}_N.log")
+
+    def tell(self, out: Path | None) -> None:
+        """Table, CSV and picture of what is finished, in `out` or the sweep's folder."""
+        from megasharp.reporting.sweeps.command import write_results
+
+        finished = {cell: self._folder / cell.name for cell in self._cells if self._state(cell) == _FINISHED}
+        for cell in finished:
+            config = run_of(cell.tree, self._run_file(cell))
+            self._check_same(cell, resolved(config, build_recipes(config, str(self._file))))
+        text, paths = write_results(self._config, self._cells, finished, out or self._folder)
+        self._say(text)
+        for path in paths:
+            self._say(f"wrote {path}")
+
+    def _prepare(self) -> None:
+        """Check every run, then write their files: jobs that wait in a queue read the files that are there."""
+        rows: dict[str, RunConfig] = {}
+        for cell in self._cells:
+            try:
+                config = run_of(cell.tree, self._run_file(cell))
+                # Runs that differ in their seeds alone read the same.
+                if cell.row not in rows:
+                    rows[cell.row] = check(config, str(self._run_file(cell))).config
+            except UserError as error:
+                raise UserError(f"{self._file}: {cell.name}: {error}") from None
+            self._check_results(rows[cell.row])
+            self._check_same(cell, rows[cell.row].model_copy(update={"name": cell.name, "seed": cell.seed}))
+        for cell in self._cells:
+            write_text(self._run_file(cell), dump_tree(cell.tree))
+
+    def _check_results(self, config: RunConfig) -> None:
+        """Refuse a table of what this run will not measure."""
+        asked, evals = self._config.results, config.eval
+        if asked.suite is not None and asked.suite not in evals.suites:
+            raise UserError(f"{self._file}: results.suite: {asked.suite} is none of eval.suites ({evals.suites})")
+        if missing := sorted({*asked.k} - {*evals.k}):
+            raise UserError(f"{self._file}: results.k: {missing} is not in eval.k ({evals.k}); add it there")
+
+    def _check_same(self, cell: Cell, config: RunConfig) -> None:
+        """Refuse a run that exists with another configuration than the file's."""
+        try:
+            check_resume(self._folder / cell.name, config, remedy=_REMEDY)
+            if self._state(cell) == _FINISHED:
+                self._check_evaluated(self._folder / cell.name, config)
+        except UserError as error:
+            raise UserError(f"{self._file}: {cell.name}: {error}") from None
+
+    def _check_evaluated(self, folder: Path, config: RunConfig) -> None:
+        """A finished run is not evaluated anew."""
+        before = validate(RunConfig, stored_config(folder), str(folder))
+        for key in ("n", "k", "suites", "top_p"):
+            was, now = getattr(before.eval, key), getattr(config.eval, key)
+            if was != now:
+                raise UserError(f"{folder}: eval.{key} was {was} and is now {now}, and the run is finished; {_REMEDY}")
+
+    def _run_file(self, cell: Cell) -> Path:
+        return self._folder / "files" / f"{cell.name}.yaml"
+
+    def _state(self, cell: Cell) -> str:
+        folder = self._folder / cell.name
+        if not (folder / CONFIG_FILE).is_file():
+            return _TO_DO
+        history = read_run(folder)
+        if history.state == "finished" and history.last_step < self._goal(cell, folder):
+            return _TO_DO
+        return {"finished": _FINISHED, "running": _RUNNING}.get(history.state, _TO_DO)
+
+    def _goal(self, cell: Cell, folder: Path) -> int:
+        """The step that a finished run has still to reach: 0 unless the file asks for more than the run was to do."""
+        before, now = validate(RunConfig, stored_config(folder), str(folder)), run_of(cell.tree, self._run_file(cell))
+        longer = now.steps > before.steps or (now.token_budget or 0) > (before.token_budget or 0)
+        return now.steps if longer else 0
+
+    def _task(self, cell: Cell) -> Task:
+        safe = ["-P"] if sys.flags.safe_path else []
+        command = [
+            *(sys.executable, *safe, "-m", "megasharp.cli", "train", str(self._run_file(cell))),
+            *("--runs", str(self._folder), "--resume", "--retries", str(_RETRIES)),
+        ]
+        return Task(cell.name, command, self._folder / "logs" / f"{cell.name}.log")
+
+    def _job(self, cell: Cell) -> Job:
+        slurm = self._config.slurm
+        asked = Asked(
+            file=self._run_file(cell),
+            overrides=[],
+            runs=self._folder,
+            time=slurm.time,
+            nodes=slurm.nodes,
+            cpus_per_node=slurm.cpus_per_node,
+            lead_s=slurm.lead,
+            restarts=slurm.restarts,
+            retries=slurm.retries,
+            partition=slurm.partition,
+            account=slurm.account,
+            extra=slurm.sbatch,
+            python=slurm.python,
+            container=slurm.container,
+            mounts=slurm.mount,
+            doctor=slurm.doctor,
+        )
+        return make_job(asked, run_of(cell.tree, self._run_file(cell)))

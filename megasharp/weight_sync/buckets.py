@@ -1,0 +1,161 @@
+"""The stream of a push: tensors of policy and memory network, in the engines' dtype, cut into buckets.
+
+The flat memory that a rank's buckets go through, lent to engines once.
+
+New memory costs more than what is copied into it: on a CPU the kernel clears every page first, which took 1.4 of the
+1.8 seconds of a push of 1 GB. So a CPU's memory is kept for the process's life; a GPU's only for a push, after which
+engines need the room.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from megasharp.common.records import MEMORY_PREFIX
+from megasharp.rollout.sglang.bucket import TIED_HEAD, Entry, checksum, flat_size, laid_out, unflattened
+from megasharp.rollout.sglang.shared_weights_export import Memory, handle_of
+from megasharp.weight_sync.endpoints import NamedTensors, WeightSource
+
+Bucket = list[tuple[str, Tensor]]
+_MIB = 1 << 20
+
+
+class Digests:
+    """Checksums of every tensor that a push sends, by its name; of none where they are not wanted."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self.by_name: dict[str, str] = {}
+
+    def of(self, bucket: Bucket) -> list[str] | None:
+        """The digests of the bucket's tensors, in order; None where none are wanted."""
+        if not self._wanted:
+            return None
+        found = [checksum(tensor) for _, tensor in bucket]
+        self.by_name |= {name: digest for (name, _), digest in zip(bucket, found, strict=True)}
+        return found
+
+
+def joined(source: WeightSource, memory: WeightSource | None) -> NamedTensors:
+    """All weights of a push: the policy's under their names, then the memory network's under `MEMORY_PREFIX`.
+
+    The memory's export starts with the first tensor asked for: not before the policy's has ended.
+    """
+    if memory is None:
+        return source.export_weights()
+    return chain(source.export_weights(), prefixed(memory.export_weights(), MEMORY_PREFIX))
+
+
+def prefixed(tensors: NamedTensors, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors, with longer names."""
+    for name, tensor in tensors:
+        yield prefix + name, tensor
+
+
+def in_dtype(tensors: NamedTensors, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Floating-point tensors in `dtype`, the engines' own: half the bytes, perhaps, and checksums can be compared."""
+    for name, tensor in tensors:
+        yield name, tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
+
+
+def buckets(tensors: Iterable[tuple[str, Tensor]], limit_mb: int) -> Iterator[Bucket]:
+    """The tensors in order, in lists of at most `limit_mb` MiB; a larger tensor is a list of its own."""
+    bucket: Bucket = []
+    size = 0
+    for name, tensor in tensors:
+        if bucket and size + tensor.nbytes > limit_mb * _MIB:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def on_cpu(tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors on the CPU."""
+    for name, tensor in tensors:
+        yield name, tensor.cpu()
+
+
+def difference(sent: dict[str, str], ranks: Sequence[dict[str, str]]) -> str | None:
+    """What is wrong with the checksums that an engine's ranks answered, naming the tensor; None where nothing is.
+
+    A tied model's spare copy of its embedding is sent, but not held.
+    """
+    if not ranks:
+        return "it answered no checksums"
+    for name, digest in sent.items():
+        for number, held in enumerate(ranks):
+            if name not in held and not name.endswith(TIED_HEAD):
+                return f"rank {number} holds no tensor {name}"
+            if held.get(name, digest) != digest:
+                return f"tensor {name} on rank {number} is not what was sent: its checksum differs"
+    return None
+
+
+class BucketMemory:
+    """Memory for one bucket at a time: `least` MiB, or more where a tensor needs it."""
+
+    def __init__(self, device: torch.device, least: int, lasting: bool) -> None:
+        self._device = device
+        self._least = least * _MIB
+        self._lasting = lasting
+        self._lender = secrets.token_hex(8)
+        self._generation = 0
+        self._flat = torch.empty(0, dtype=torch.uint8, device=device)
+        self._told: set[int] = set()
+
+    def begin_push(self) -> None:
+        """From now on every engine is told anew where the memory is: it may be another than at the last push."""
+        self._told.clear()
+
+    def filled(self, bucket: Bucket, dtype: torch.dtype) -> tuple[tuple[Entry, ...], Tensor]:
+        """The bucket's tensors in the memory, in `dtype` where they are floats; and where each lies."""
+        entries = laid_out([(name, _like(tensor, dtype)) for name, tensor in bucket])
+        flat = self.room(entries)
+        targets = [tensor for _, tensor in unflattened(entries, flat)]
+        torch._foreach_copy_(targets, [tensor.detach() for _, tensor in bucket])
+        return entries, flat
+
+    def room(self, entries: Sequence[Entry]) -> Tensor:
+        """The memory's first bytes, as many as these tensors need; uint8 [bytes]."""
+        size = flat_size(entries)
+        if self._flat.numel() < size:
+            self._flat = torch.empty(max(size, self._least), dtype=torch.uint8, device=self._device)
+            if self._device.type == "cpu":
+                handle_of(self._flat.untyped_storage())
+            self._generation += 1
+            self._told.clear()
+        return self._flat[:size]
+
+    def lent(self, seat: int) -> Memory:
+        """What the engine's rank at this seat is told of the memory: a handle once a push, and when it is another."""
+        handles = None if seat in self._told else (handle_of(self._flat.untyped_storage()),)
+        self._told.add(seat)
+        return Memory(self._lender, self._generation, self._lasting, handles)
+
+
+_kept: dict[torch.device, BucketMemory] = {}
+
+
+@contextmanager
+def bucket_memory(device: torch.device, least: int) -> Iterator[BucketMemory]:
+    """Memory for the buckets of one push."""
+    lasting = device.type == "cpu"
+    memory = _kept.get(device) or BucketMemory(device, least, lasting)
+    if lasting:
+        _kept[device] = memory
+    memory.begin_push()
+    yield memory
+
+
+def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor without memory, of the shape and dtype that are sent."""
+    return torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="meta")

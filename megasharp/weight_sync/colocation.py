@@ -1,0 +1,150 @@
+"""Which engines' ranks sit on which learner rank's device, and telling each of them something of its own.
+
+One call to several engines at the same time, made by a rank that goes on with its own part meanwhile.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from megasharp.rollout.sglang.bucket import Stamp
+from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, EngineSlow, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an engine did not do its part: it refused, it did not answer in time, or it cannot be reached any more."""
+
+    kind: Literal["refused", "slow", "gone"]
+    reason: str
+
+
+Action = Callable[[int, EngineApi], Refused | None]
+
+
+class Posts:
+    """Calls under way, one to each engine, by the engines' numbers."""
+
+    def __init__(self, engines: Sequence[tuple[int, EngineApi]], action: Action) -> None:
+        self._pending = {number for number, _ in engines}
+        self._answers: queue.SimpleQueue[tuple[int, Failure | None]] = queue.SimpleQueue()
+        for number, api in engines:
+            # Daemons: an engine that hangs must not keep this process from its end.
+            threading.Thread(target=self._post, args=(number, api, action), daemon=True).start()
+
+    def _post(self, number: int, api: EngineApi, action: Action) -> None:
+        try:
+            refused = action(number, api)
+        except EngineSlow as error:
+            self._answers.put((number, Failure("slow", str(error))))
+        except EngineFailed as error:
+            self._answers.put((number, Failure("gone", str(error))))
+        except Exception as error:
+            # A thread that ends without a word would be waited for.
+            self._answers.put((number, Failure("gone", repr(error))))
+        else:
+            self._answers.put((number, None if refused is None else Failure("refused", f"refused: {refused.message}")))
+
+    def failures(self, limit_s: float, grace_s: float) -> dict[int, Failure]:
+        """Wait until all have answered, at most `limit_s`; after a failure only `grace_s` more.
+
+        An engine that has not answered by then is slow: it may be waiting for the one that failed.
+        """
+        found: dict[int, Failure] = {}
+        deadline = time.monotonic() + limit_s
+        while self._pending:
+            try:
+                number, failure = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            self._pending.discard(number)
+            if failure is not None:
+                found[number] = failure
+                deadline = min(deadline, time.monotonic() + grace_s)
+        return found | {number: Failure("slow", f"no answer within {limit_s:g} s") for number in self._pending}
+
+
+# What `EngineApi.load_lent` takes for one rank.
+Texts = list[tuple[str, str]]
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class SharePlan:
+    """How one network is shared; `prefix` goes before every name.
+
+    Rank `t` of engine number `n` is on the device of learner rank `beside[n][t]`, or, without a table, of
+    `(n * tp + t) % world`: in order. The ranks of all of `engines`, counted through, are the seats.
+    """
+
+    stamp: Stamp
+    prefix: str
+    dtype: torch.dtype
+    bucket_mb: int
+    verify: bool
+    engines: tuple[tuple[int, EngineApi], ...]
+    tp: int
+    limit_s: float
+    beside: tuple[tuple[int, ...], ...] = ()
+
+    def seats(self, rank: int, world: int) -> list[int]:
+        """The seats that are on this learner rank's device."""
+        return [seat for seat in range(self.tp * len(self.engines)) if self._rank_beside(seat, world) == rank]
+
+    def _rank_beside(self, seat: int, world: int) -> int:
+        # By the engine's number: places of those that are alive change when one is lost.
+        number, place = self.engines[seat // self.tp][0], seat % self.tp
+        return self.beside[number][place] if self.beside else (number * self.tp + place) % world
+
+    def engine_at(self, seat: int) -> EngineApi:
+        """Whose rank sits there."""
+        return self.engines[seat // self.tp][1]
+
+
+def tell(plan: SharePlan, texts: Mapping[int, Texts], numbers: Collection[int]) -> dict[int, Failure]:
+    """Post every seat's texts to the engines of these numbers; returns, on every rank, those that failed.
+
+    `texts` are those for the seats of this rank. When it returns, no engine reads what it was told of any more.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    gathered: list[Mapping[int, Texts]] | None = [{} for _ in range(world)] if rank == 0 else None
+    if world == 1:
+        gathered = [texts]
+    else:
+        dist.gather_object(texts, gathered)
+    failures: dict[int, Failure] = {}
+    if gathered is not None:
+        by_seat = {seat: told for each in gathered for seat, told in each.items()}
+        first = {number: place * plan.tp for place, (number, _) in enumerate(plan.engines)}
+
+        def load(number: int, api: EngineApi) -> Refused | None:
+            return api.load_lent([by_seat[first[number] + each] for each in range(plan.tp)], plan.limit_s)
+
+        asked = [engine for engine in plan.engines if engine[0] in numbers]
+        failures = Posts(asked, load).failures(plan.limit_s, plan.limit_s)
+    return from_first(failures)
+
+
+def from_first(value: _Value) -> _Value:
+    """Rank 0's value, on every rank; all wait for it."""
+    if dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def on_all(value: bool) -> bool:
+    """Whether it is so on every rank."""
+    found: list[bool] = [value] * dist.get_world_size()
+    if len(found) > 1:
+        dist.all_gather_object(found, value)
+    return all(found)

@@ -1,0 +1,80 @@
+"""Weights from the learner to a fleet of engines, whichever way they travel."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from megasharp.common.errors import UserError
+from megasharp.common.records import as_dtype
+from megasharp.rollout.sglang.client.fleet import Fleet
+from megasharp.weight_sync.broadcast import Broadcast
+from megasharp.weight_sync.by_files import Disk, SharedMemory
+from megasharp.weight_sync.endpoints import WeightSource
+from megasharp.weight_sync.ipc import SharedHandles
+from megasharp.weight_sync.receivers import Receivers
+from megasharp.weight_sync.settings import SyncSettings
+
+
+class Transport(Protocol):
+    """One way to the engines."""
+
+    def deliver(
+        self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
+    ) -> None:
+        """Bring all weights of both networks to every engine, which then serves them as `version`.
+
+        Engines that fail are lost. Raises UserError when none is left; after any error they are not to serve.
+        """
+        ...
+
+
+class FleetSync:
+    """Satisfies the loop's `Sync`. `version` and `memory_version` are those last pushed, -1 before the first."""
+
+    def __init__(self, fleet: Fleet, transport: Transport, version: int = -1, memory_version: int = -1) -> None:
+        self._fleet = fleet
+        self._transport = transport
+        self._version = version
+        self._memory_version = memory_version
+
+    @property
+    def version(self) -> int:
+        """The policy version last pushed."""
+        return self._version
+
+    @property
+    def memory_version(self) -> int:
+        """The memory network's version last pushed; it has a count of its own."""
+        return self._memory_version
+
+    def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
+        """Push all weights, and those of the memory network if given; returns the new version, one above the last.
+
+        Raises UserError when no engine takes them.
+        """
+        version = self._version + 1
+        memory_version = None if memory is None else self._memory_version + 1
+        whole = memory is not None or self._fleet.settings.memory is None
+        with self._fleet.updating(version, whole=whole):
+            self._transport.deliver(version, memory_version, source, memory)
+        self._version = version
+        if memory_version is not None:
+            self._memory_version = memory_version
+        return version
+
+
+def make_transport(fleet: Fleet, settings: SyncSettings) -> Transport:
+    """The transport that the settings name. Raises UserError for settings that do not fit it."""
+    receivers = Receivers(fleet.members, fleet.settings.tp, settings.limit_s)
+    dtype = as_dtype(fleet.settings.dtype)
+    match settings.transport:
+        case "shared_memory":
+            return SharedMemory(receivers, settings, dtype)
+        case "disk":
+            return Disk(receivers, settings, dtype)
+        case "ipc":
+            return SharedHandles(receivers, settings, dtype)
+        case "nccl" if fleet.settings.device == "cpu":
+            raise UserError("sync.transport: nccl needs engines on GPUs; use gloo on a CPU")
+        case "gloo" | "nccl":
+            return Broadcast(receivers, settings, dtype)

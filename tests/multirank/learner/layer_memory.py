@@ -1,0 +1,91 @@
+"""Prints, as JSON, the bytes that autograd keeps for one more layer of the real Megatron model, per token and rank.
+
+A program of its own: torch's fake process group is global state. Used by test_plan.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megasharp.common.records import ParallelLayout, Segments, as_dtype
+from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.learner.attention import rotary_tables
+from megasharp.learner.model import build_chunks, transformer_config
+from megasharp.learner.packed import packed_rows
+from megasharp.learner.parallel import destroy, initialize, megatron_device
+
+CPU = torch.device("cpu")
+
+
+def architecture(layers: int, qk_norm: bool) -> Architecture:
+    return Architecture(
+        family="qwen3", num_layers=layers, hidden=64, heads=8, kv_heads=2, head_dim=16, ffn=160, vocab=128,
+        norm_eps=1e-6, rope_parameters=RopeParameters(1e4), max_positions=512, tied=False, qkv_bias=not qk_norm,
+        qk_norm=qk_norm, dtype="float32",
+    )  # fmt: skip
+
+
+def kept(
+    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, tokens: int, modules: Sequence[str]
+) -> int:
+    """Bytes of all storages that autograd keeps after a forward pass, weights left out, each counted once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
+    with megatron_device(CPU):
+        place = initialize(layout, 1, gloo=False)
+        config = transformer_config(arch, layout, dtype, recompute, {}, recompute_modules=modules)
+        (model,) = build_chunks(config, arch, place)
+        for parameter in model.parameters():
+            torch.nn.init.ones_(parameter)
+        known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        found: dict[int, Tensor] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            # Holding the tensor keeps its address from being used again.
+            if tensor.untyped_storage().data_ptr() not in known:
+                found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+            return tensor
+
+        cos, sin = rotary_tables(torch.ones(arch.head_dim // 2), 1.0, torch.arange(tokens))
+        one_run = Segments(torch.tensor([0]), torch.tensor([tokens]), torch.tensor([-1]))
+        rows = packed_rows(one_run, cos, sin)
+        ids = torch.arange(tokens)[None]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model(ids % arch.vocab, ids, None, packed_seq_params=rows)
+        assert output.requires_grad
+        total = sum(tensor.untyped_storage().nbytes() for tensor in found.values())
+        destroy()
+    dist.destroy_process_group()
+    return total
+
+
+def cases(every: bool) -> list[tuple[str, tuple[str, ...], int]]:
+    """Recompute, its modules, and tp; without `every` the modules that are recomputed by default."""
+    found = [(recompute, ("core_attn",), tp) for recompute in ("none", "selective", "full") for tp in (1, 2)]
+    others = [("mlp",), ("core_attn", "mlp")] if every else []
+    return found + [("selective", modules, 1) for modules in others]
+
+
+def main() -> None:
+    tokens, results = 256, {}
+    for qk_norm in (True, False):
+        for dtype in ("bfloat16", "float32"):
+            for recompute, modules, tp in cases(qk_norm):
+                layout = ParallelLayout(tp=tp)
+                sizes = [
+                    kept(architecture(layers, qk_norm), layout, as_dtype(dtype), recompute, tokens, modules)
+                    for layers in (2, 3)
+                ]
+                key = f"{qk_norm} {dtype} {recompute} {','.join(modules)} {tp}"
+                results[key] = (sizes[1] - sizes[0]) / tokens
+    json.dump(results, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

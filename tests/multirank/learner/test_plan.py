@@ -1,0 +1,98 @@
+"""The planner's formulas against the real Megatron model: parameters of large layouts, memory of one layer."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import HANG_S
+
+from megasharp.common.records import ParallelLayout
+from megasharp.convert.hf_folder import read_config
+from megasharp.convert.lora import LoraSettings
+from megasharp.planner.formulas import layer_bytes_per_token
+from megasharp.planner.memory import stages
+from megasharp.planner.request import Network
+from tests.multirank.learner.layer_memory import architecture
+
+REPOSITORY = Path(__file__).parents[3]
+MODELS = REPOSITORY / "configs" / "model"
+
+
+def run(*command: str, question: bytes = b"") -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command],
+        capture_output=True,
+        input=question,
+        check=False,
+        timeout=HANG_S,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip().splitlines()[-1]
+
+
+def built(
+    names: list[str],
+    layout: ParallelLayout,
+    lora: LoraSettings | None = None,
+    *program: str,
+) -> list[list[int]]:
+    question = pickle.dumps(([read_config(MODELS / name)[2] for name in names], layout, lora))
+    found: list[list[int]] = json.loads(run(*(program or ("-m", "megasharp.learner.meta_program")), question=question))
+    return found
+
+
+def counted(name: str, layout: ParallelLayout, lora: LoraSettings | None = None) -> list[int]:
+    _, family, arch = read_config(MODELS / name)
+    return [stage.parameters for stage in stages(Network(name, family, arch), layout, lora)]
+
+
+def test_tables_count_what_megatron_builds() -> None:
+    """To the last element on first, middle and last virtual stages, of every shipped model that can be cut so."""
+    every = sorted(folder.parent.name for folder in MODELS.glob("*/config.json"))
+    names = [name for name in every if read_config(MODELS / name)[2].num_layers % 8 == 0]
+    assert {"qwen2.5-32b", "qwen3-32b", "qwen3-14b"} <= set(names)
+    layout = ParallelLayout(tp=4, pp=4, vpp=2)
+    assert built(names, layout) == [counted(name, layout) for name in names]
+
+
+def test_adapters_are_counted_as_megatron_has_them() -> None:
+    """On the first model alone; the other one is tied and has its embedding on both stages."""
+    lora, layout = LoraSettings(16, 32.0, ("qkv", "proj", "fc1", "fc2")), ParallelLayout(tp=4, pp=2)
+    table = [counted("qwen3-8b", layout, lora), counted("qwen3-1.7b", layout)]
+    assert built(["qwen3-8b", "qwen3-1.7b"], layout, lora) == table
+
+
+# On a machine with GPUs none of them is touched: they may be another program's, or too small.
+WITH_CUDA = """
+import torch
+torch.cuda.is_available = lambda: True
+from megasharp.learner import meta_program
+meta_program.main()
+"""
+
+
+@pytest.mark.long("ranks")
+def test_models_are_built_where_there_is_a_gpu_too() -> None:
+    """A process that believes in one: whatever asks for it would fail here."""
+    lora, layout = LoraSettings(16, 32.0, ("qkv",)), ParallelLayout(dp=2, tp=4, pp=3, vpp=4)
+    assert built(["qwen3-8b"], layout, lora, "-c", WITH_CUDA) == [counted("qwen3-8b", layout, lora)]
+
+
+def test_a_layer_keeps_what_the_formula_says() -> None:
+    """Within a thousandth (but for rounding), with the norms of a CPU, and one run, so that no block is padded."""
+    measured = json.loads(run("-m", "tests.multirank.learner.layer_memory"))
+    assert len(measured) == 28
+    for case, size in measured.items():
+        qk_norm, dtype, recompute, modules, tp = case.split()
+        arch = architecture(2, qk_norm == "True")
+        width = 2 if dtype == "bfloat16" else 4
+        again = tuple(modules.split(","))
+        planned = layer_bytes_per_token(arch, int(tp), width, recompute, again, fused_norms=False, padded=1.0)
+        assert size == pytest.approx(planned, rel=1e-3), case

@@ -1,0 +1,139 @@
+"""Megatron with Transformer Engine's layer spec beside the local one, on ranks over gloo; what they found, as a file.
+
+    PYTHONPATH=tests/stand_ins python transformer_engine_program.py FOLDER RESULTS
+
+A program of its own: Megatron takes what it finds of Transformer Engine when it is imported, and here it is to find the
+stand-in. `FOLDER` holds models that transformers wrote. Used by test_transformer_engine.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from launch import run_ranks
+from policies import LAYOUTS, learner_on, packed, ragged_sequences, recipe, save, settings, weights_of
+from torch import Tensor
+
+from megasharp.algos.base import Needs, OldLogp
+from megasharp.common.records import MicroBatch
+from megasharp.convert.lora import LoraSettings
+from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.model import Fp8
+
+MODELS = ("qwen3-tied", "qwen2")
+NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, old_entropy=True)
+STEPS = 3
+# One of each kind of map stays Transformer Engine's.
+LORA = LoraSettings(rank=2, alpha=4.0, targets=("qkv", "fc2"))
+
+
+@dataclass
+class Trained:
+    """What one spec's learner did: the log-probs of the start, figures of each step, and its weights at both ends."""
+
+    logp: list[Tensor]
+    norms: list[float]
+    losses: list[float]
+    start: dict[str, Tensor]
+    end: dict[str, Tensor]
+    fused: int
+    loaded: dict[str, Tensor] | None = None
+    one_more: float = 0.0
+
+
+def on_rank(rank: int, world: int, folder: Path) -> dict[str, dict[bool, Trained]]:
+    """Every model and variant at this number of ranks, by both specs; each loads what the other saved."""
+    layout = LAYOUTS[f"tp{world}"]
+    cases: dict[str, LearnerSettings] = {
+        model: settings(str(folder / model), layout, NEEDS, diagnostics=None) for model in MODELS
+    }
+    first = cases[MODELS[0]]
+    cases["lora"] = replace(first, lora=LORA)
+    if world == 1:
+        cases["selective"] = replace(first, recompute="selective")
+        cases["full"] = replace(first, recompute="full")
+        cases["bfloat16"] = replace(first, dtype=torch.bfloat16)
+    results: dict[str, dict[bool, Trained]] = {}
+    for name, values in cases.items():
+        results[name] = {}
+        for engine in (False, True):
+            saved = folder / f"saved-{name}-{world}-{engine}"
+            if rank == 0:
+                saved.mkdir()
+            torch.distributed.barrier()
+            results[name][engine] = train(replace(values, transformer_engine=engine), saved)
+        for engine in (False, True):
+            other = folder / f"saved-{name}-{world}-{not engine}"
+            resume(replace(values, transformer_engine=engine), other, results[name][engine])
+    if world == 1:
+        results["fp8"] = {True: in_fp8(replace(cases["bfloat16"], transformer_engine=True))}
+    return results
+
+
+def train(values: LearnerSettings, folder: Path) -> Trained:
+    """Some steps on one batch, and a checkpoint."""
+    batch = packed(ragged_sequences(), values.layout)
+    grpo = recipe()
+    with learner_on(values) as (learner, own):
+        start = weights_of(learner)
+        annotated = learner.annotate(batch, NEEDS)
+        stats = [learner.step(annotated, grpo) for _ in range(STEPS)]
+        save(learner, folder)
+        return Trained(
+            logp=[micro.inputs.old_logp_T for micro in micros(annotated)],
+            norms=[float(step.grad_norm) for step in stats],
+            losses=[float(step.loss) for step in stats],
+            start=start,
+            end=weights_of(learner),
+            fused=fused_norms(own),
+        )
+
+
+def resume(values: LearnerSettings, folder: Path, into: Trained) -> None:
+    """A new learner of this spec from the other spec's checkpoint: its weights, and one more step's gradient norm."""
+    batch = packed(ragged_sequences(), values.layout)
+    with learner_on(values) as (learner, _):
+        learner.load(folder)
+        into.loaded = weights_of(learner)
+        into.one_more = float(learner.step(learner.annotate(batch, NEEDS), recipe()).grad_norm)
+
+
+def in_fp8(values: LearnerSettings) -> Trained:
+    """A step under FP8's contexts, which round nothing in the stand-in: `fused` counts how often they were entered."""
+    from transformer_engine.pytorch.fp8 import ENTERED
+
+    with learner_on(replace(values, fp8=Fp8("hybrid", "blockwise"))) as (learner, _):
+        batch = packed(ragged_sequences(), values.layout)
+        step = learner.step(learner.annotate(batch, NEEDS), recipe())
+        weights = weights_of(learner)
+        return Trained([], [step.grad_norm], [step.loss], {}, weights, ENTERED["Float8BlockScaling hybrid"])
+
+
+def micros(batch: Any) -> list[MicroBatch]:
+    """All of a batch's micro-batches."""
+    return [micro for mini in batch.mini_batches for share in mini.per_rank for micro in share]
+
+
+def fused_norms(own: RankLearner) -> int:
+    """How many norms of this rank are one module with the map behind them."""
+    return sum(name.endswith(".layer_norm_weight") for chunk in own._chunks for name, _ in chunk.named_parameters())
+
+
+def main(folder: Path, results: Path) -> None:
+    """One and two ranks."""
+    torch.save({world: run_ranks(world, on_rank, folder) for world in (1, 2)}, results)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    # Functions that ranks call belong to a module with a name.
+    import transformer_engine_program
+
+    transformer_engine_program.main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,32 @@
+"""The jobs whose files lie in slurm/; run this file to write them anew after job.sbatch has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from megasharp.cluster.slurm.job import Job, Resources, Software, render
+
+SLURM = Path(__file__).parents[4] / "slurm"
+_HOME = Path("/path/to")
+
+
+def _job(name: str, run_file: str, nodes: int, software: Software) -> Job:
+    return Job(
+        name=name,
+        command=("train", str(_HOME / run_file), "--runs", str(_HOME / "runs"), "--resume", "--retries", "3"),
+        run=_HOME / "runs" / name,
+        folder=_HOME,
+        resources=Resources(nodes=nodes, time="24:00:00", gpus_per_node=8),
+        software=software,
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    )
+
+
+EXAMPLES = {
+    "one_node.sbatch": _job("mine", "mine.yaml", 1, Software("/path/to/.venv/bin/python")),
+    "four_nodes.sbatch": _job("mine", "mine.yaml", 4, Software("python3", "/path/to/megasharp.sqsh")),
+}
+
+if __name__ == "__main__":
+    for file, job in EXAMPLES.items():
+        (SLURM / file).write_text(render(job), encoding="utf-8")

@@ -1,0 +1,321 @@
+"""What a page holds of runs, its sentences, its bounds, and that no text of theirs can break out of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cases import each_case
+from page_runs import EVIL, make_run, result
+
+from megasharp.common.errors import UserError
+from megasharp.evals.files import save
+from megasharp.reporting.history import read_run
+from megasharp.reporting.page import responses
+from megasharp.reporting.page.evaluations import SHARES, share_bin
+from megasharp.reporting.page.findings import words
+from megasharp.reporting.page.records import Page, ranges, spread_out, thinned
+from megasharp.reporting.page.serve import as_html, as_json
+from megasharp.reporting.report_command import read_page, write_report
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    make_run(tmp_path / "a", name="a")
+    make_run(
+        tmp_path / "b", name="b", seed=2, evaluations={0: result([0, 1, 2, 4], 8, 0), 6: result([1, 2, 3, 5], 8, 6)}
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def page(runs: Path) -> Page:
+    return read_page([runs / "a", runs / "b"], live=False)
+
+
+def test_both_runs_share_the_base_and_each_has_its_last(page: Page) -> None:
+    assert [(one.label, one.run, one.step, one.last) for one in page.models] == [
+        ("base", 0, 0, False),
+        ("a 6", 0, 6, True),
+        ("b 6", 1, 6, True),
+    ]
+
+
+def test_figures_overlay_the_runs(page: Page) -> None:
+    found = {figure.name: figure for figure in page.figures}
+    assert [one.run for one in found["reward/mean"].series] == [0, 1]
+    assert found["reward/mean"].series[0].points[:2] == [[1.0, 0.1], [2.0, 0.2]]
+    assert found["eval/dev/pass@8"].series[0].points == [[0.0, 0.75, *BOUNDS[0]], [6.0, 0.5, *BOUNDS[1]]]
+    assert found["something/of_its_own"].section == "Everything else"
+    assert found["candidates/lambda_1"].section != "Everything else"
+
+
+# Of four problems, three and two of which are solved: the stored intervals, which the evaluation's tests check.
+BOUNDS = ([0.25, 1.0], [0.0, 1.0])
+
+
+def test_what_each_model_gained_and_lost_against_the_base(page: Page) -> None:
+    """Of four problems: a loses one and solves two always; b solves each once more, also one that the base did not."""
+    (suite,) = page.pass_at_k
+    assert suite.base == 0 and [one.model for one in suite.changes] == [1, 2]
+    means = {one.model: {point[0]: point[1] for point in one.points} for one in suite.changes}
+    assert means[1][1.0] == pytest.approx(16 / 32 - 7 / 32, abs=1e-5) and means[1][8.0] == -0.25
+    assert means[2][1.0] == pytest.approx(11 / 32 - 7 / 32, abs=1e-5) and means[2][8.0] == 0.25
+    assert all(point[2] <= point[1] <= point[3] for one in suite.changes for point in one.points)
+
+
+def test_a_run_is_compared_with_its_own_samples_of_the_base(runs: Path, tmp_path: Path) -> None:
+    """With another seed it drew others before its first step, and the first run's are drawn as the base's curve."""
+    other = {0: result([3, 3, 3, 3], 8, 0), 6: result([4, 4, 4, 4], 8, 6)}
+    make_run(tmp_path / "c", name="c", seed=3, evaluations=other)
+    (suite,) = read_page([runs / "a", tmp_path / "c"], live=False).pass_at_k
+    means = {one.model: {point[0]: point[1] for point in one.points} for one in suite.changes}
+    assert means[1][1.0] == pytest.approx(16 / 32 - 7 / 32, abs=1e-5)
+    assert means[2][1.0] == pytest.approx(4 / 8 - 3 / 8, abs=1e-5)
+
+
+def test_evaluations_from_elsewhere_stand_beside_the_runs(runs: Path) -> None:
+    """On the runs' suite they are compared with the base; another suite has a picture of its own."""
+    beside = [save(result([2, 2, 2, 2], 8, 9), runs / "x"), save(result([1, 0], 8, 4, suite="test"), runs / "x")]
+    found = read_page([runs / "a"], live=False, evals=beside)
+    assert [(one.run, one.label) for one in found.models][-2:] == [(-1, "mine 9, n = 8"), (-1, "mine 4, n = 8")]
+    dev, test = found.pass_at_k
+    assert [one.model for one in dev.changes] == [1, 2] and dev.changes[1].points[0][1] == pytest.approx(
+        8 / 32 - 7 / 32
+    )
+    assert "not all sampled at the same" not in dev.note
+    hotter = save(replace(result([2, 2, 2, 2], 8, 9), temperature=0.6), runs / "y")
+    assert "not all sampled at the same" in read_page([runs / "a"], live=False, evals=[hotter]).pass_at_k[0].note
+    assert (test.suite, [one.model for one in test.models], test.base) == ("test", [3], None)
+    assert [one.source for one in found.success][:2] == ["evaluation: dev", "evaluation: test"]
+    with pytest.raises(UserError, match=r"missing.json: cannot read this evaluation"):
+        read_page([runs / "a"], live=False, evals=[runs / "missing.json"])
+
+
+def test_marks_tell_of_restarts_resets_and_stages(page: Page) -> None:
+    assert [(mark.kind, mark.step) for mark in page.runs[0].marks] == [("restart", 3), ("stage", 3), ("reset", 4)]
+    assert page.runs[0].marks[0].text == "attempt 2 begins: the one before was killed"
+
+
+def test_the_candidates_of_both_runs_are_side_by_side(page: Page) -> None:
+    (probe,) = page.probes
+    assert probe.runs == [0, 1] and [one.model for one in probe.models] == [0, 1, 2]
+    base, last, _ = probe.models
+    assert base.rank_means[:3] == pytest.approx([0.52, 0.37, 0.11 / 6], abs=1e-4)
+    assert sum(last.entropy) == pytest.approx(1.0) and last.mean_entropy < base.mean_entropy
+    assert base.rank_bins[0][10] == 1.0 and last.rank_bins[0][18] == 1.0
+    # To 0.95: six of the base's, two of the last's; the token said is of rank 1 (counted from 0), then 0.
+    assert [len(cells[0]) for cells in (base.cells[0], last.cells[0])] == [2 + 2 * 6, 2 + 2 * 2]
+    assert base.cells[0][0][:2] == [0.37, 1.0] and last.cells[0][0][:2] == [0.92, 0.0]
+    assert probe.texts[0].tokens == ["one", " two", "\n", EVIL]
+
+
+def test_runs_with_other_responses_are_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", name="a")
+    make_run(tmp_path / "b", name="b", response=(3, 2, 1))
+    assert [probe.runs for probe in read_page([tmp_path / "a", tmp_path / "b"], live=False).probes] == [[0], [1]]
+
+
+def test_success_of_evaluations_and_of_training(page: Page) -> None:
+    dev, training = page.success
+    assert dev.source == "evaluation: dev"
+    last = dict(zip(dev.labels, dev.bars[1].shares, strict=True))
+    assert (last["0"], last["1"]) == (0.5, 0.5)
+    assert [bar.label for bar in training.bars] == ["steps 1 to 2", "steps 5 to 6"] * 2
+    assert dict(zip(training.labels, training.bars[0].shares, strict=True))["to 1/2"] == 1.0
+
+
+@each_case(
+    ("correct", "samples", "label"),
+    [
+        (0, 8, "0"),
+        (1, 10, "to 0.1"),
+        (3, 30, "to 0.1"),
+        (4, 30, "to 0.2"),
+        (9, 10, "to 0.9"),
+        (31, 32, "below 1"),
+        (8, 8, "1"),
+    ],
+)
+def test_share_bins_are_exact(correct: int, samples: int, label: str) -> None:
+    assert SHARES[share_bin(correct, samples)] == label
+
+
+def test_responses_have_their_tokens_probabilities(page: Page) -> None:
+    row = next(row for row in page.rollouts.rows if row.problem == "q0" and row.outcome == "correct")
+    assert row.tokens == ["one", " two", "\n", EVIL] and row.probabilities == [100, 50, 5, 37]
+    assert (row.prompt, row.answer, row.text) == ("0 2=3:", "1+2", "")
+    assert {row.run for row in page.rollouts.rows} == {0, 1}
+    assert len(page.rollouts.rows) == 2 * 6 * 4
+
+
+def test_correct_responses_with_errors_of_code_are_counted_by_step(page: Page) -> None:
+    assert page.code_errors.series[0].points[0] == [1, 0.5, 1, 2]
+    assert page.code_errors.note.startswith("12 of 24 correct responses report an error")
+    assert next(row.code_error for row in page.rollouts.rows if row.code_error) == "TypeError"
+
+
+def test_the_page_stays_below_its_bound(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no run takes all of it."""
+    monkeypatch.setattr(responses, "MOST_LETTERS", 6000)
+    found = read_page([runs / "a", runs / "b"], live=False).rollouts
+    assert 0 < len(found.rows) < 48 and {row.run for row in found.rows} == {0, 1}
+    assert sum(map(responses._letters, found.rows)) <= 6000
+    assert f"{len(found.rows)} responses are on this page" in found.note
+
+
+def test_stages_add_up(page: Page) -> None:
+    assert page.stages[0].names == ["update", "rollout"]
+    assert page.stages[0].rows[0] == [1, 1, 1.5, 0.5]
+    assert dict(page.stages[0].totals)["steps that count"] == "0:12"
+    assert "No NVML telemetry" in page.telemetry
+
+
+def test_evaluations_and_saves_are_in_the_bar_of_the_step_after_which_they_came(runs: Path) -> None:
+    with (runs / "a" / "metrics.jsonl").open("a") as file:
+        for row in ({"step": 0, "time/eval": 9.0}, {"step": 3, "time/eval": 7.0}, {"step": 3, "time/checkpoint": 1.0}):
+            file.write(json.dumps({"time": 1006.0, **row}) + "\n")
+    page = read_page([runs / "a"], live=False)
+    assert page.stages[0].names == ["eval", "update", "rollout", "checkpoint"]
+    first, *_, third, fourth, _, _ = page.stages[0].rows
+    assert (first, third, fourth) == ([0, 0, 9.0, 0, 0, 0], [3, 3, 7.0, 1.5, 0.5, 1.0], [4, 4, 0, 1.5, 0.5, 0])
+    throughput = next(figure for figure in page.figures if figure.name == "time/step").series[0].points
+    assert throughput == [[float(step), 2.0] for step in range(1, 7)]
+
+
+def test_the_words_say_what_collapsed_and_what_is_noise() -> None:
+    """Changes are judged by intervals over the same problems."""
+    many = range(100)
+    base = result([2 + place % 3 for place in many], 8, 0)
+    collapsed = result([8 if place % 2 else 0 for place in many], 8, 9)
+    same = result([2 + (place + 1) % 3 for place in many], 8, 9)
+    fell = _words({(0, 0, "dev"): base, (0, 9, "dev"): collapsed})
+    assert "pass@8 falls from 1.00 to 0.50" in fell and "collapsing onto few answers" in fell
+    noise = _words({(0, 0, "dev"): base, (0, 9, "dev"): same})
+    assert "pass@1 does not change beyond its noise" in noise and "collapsing" not in noise
+    assert _words({(0, 0, "dev"): base}) == ""
+
+
+def _words(results: dict) -> str:
+    class Silent:
+        def series(self, name: str) -> list[tuple[int, float]]:
+            return []
+
+    return "\n".join(words([Silent()] * 1, ["mine"], results))
+
+
+def test_settings_that_differ_are_told(page: Page) -> None:
+    assert {one.key: one.values for one in page.differences} == {
+        "seed": ["1", "2"],
+        "policy.optimizer.lr": ["0.1", "0.2"],
+    }
+
+
+class Scripts(HTMLParser):
+    """The contents of script elements, as a browser takes them, and every other element's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripts: list[tuple[dict, str]] = []
+        self.elements: list[str] = []
+        self._open: dict | None = None
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.elements.append(tag)
+        if tag == "script":
+            self._open = dict(attrs)
+
+    def handle_data(self, data: str) -> None:
+        if self._open is not None:
+            self.scripts.append((self._open, data))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = None
+
+
+def test_no_text_breaks_out_of_the_page(page: Page) -> None:
+    """Prompts, responses, tokens: one data element, one script, and what is read from the data is what was said."""
+    text = as_html(page)
+    parser = Scripts()
+    parser.feed(text)
+    assert [attributes for attributes, _ in parser.scripts] == [{"type": "application/json", "id": "data"}, {}]
+    assert "img" not in parser.elements and parser.elements.count("script") == 2
+    data = json.loads(parser.scripts[0][1])
+    assert data["probes"][0]["texts"][0]["prompt"] == f"prompt {EVIL}"
+    digest = base64.b64encode(hashlib.sha256(parser.scripts[1][1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text
+    assert "connect-src 'none'" in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_halves_of_surrogate_pairs_are_readable(page: Page) -> None:
+    object.__setattr__(page.rollouts, "note", "half \ud83d pair")
+    assert json.loads(as_json(page).encode("utf-8"))["rollouts"]["note"] == "half \ufffd pair"
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+    """No step, no evaluation, no response."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.yaml").write_text("name: new\nsteps: 3\n")
+    page = read_page([tmp_path / "new"], live=False)
+    assert (page.figures, page.probes, page.rollouts.rows, page.words) == ([], [], [], [])
+    assert "<title>new</title>" in as_html(page)
+
+
+def test_tables_of_older_versions_are_shown_without_shading(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "a")
+    path = root / "rollouts" / "step_000001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.drop_columns(["prompt", "token_texts", "token_policy_logp"]), path)
+    row = read_page([root], live=False).rollouts.rows[0]
+    assert (row.tokens, row.prompt) == ([], "") and row.text
+
+
+def test_mistakes_are_told_in_one_line(runs: Path) -> None:
+    with pytest.raises(UserError, match="no run 'c'"):
+        write_report(["c"], runs, None)
+    with pytest.raises(UserError, match="report: the same run is named twice"):
+        write_report(["a", "a"], runs, None)
+    with pytest.raises(UserError, match=r"--out .*: this is a folder"):
+        write_report(["a"], runs, runs)
+    (runs / "a" / "rollouts" / "step_000002.parquet").write_text("torn")
+    with pytest.raises(UserError, match=r"step_000002.parquet: cannot read .* remove it"):
+        write_report(["a"], runs, None)
+
+
+def test_where_the_page_is_written(runs: Path) -> None:
+    assert write_report(["a"], runs, None) == runs / "a" / "report.html"
+    assert write_report(["a", "b"], runs, None) == runs / "report.html"
+    assert write_report(["a"], runs, runs / "deep" / "page.html").stat().st_size < 400_000
+
+
+def test_an_evaluation_that_cannot_be_read_is_told_on_the_page(runs: Path) -> None:
+    (runs / "a" / "evals" / "step_000006" / "dev.json").write_text("{")
+    assert any("dev.json" in line for line in read_page([runs / "a"], live=False).words)
+
+
+def test_many_things_become_few() -> None:
+    assert spread_out(range(5), 9) == [0, 1, 2, 3, 4]
+    assert spread_out(range(101), 5) == [0, 32, 64, 96, 100]
+    assert spread_out([], 5) == [] and spread_out([7], 2) == [7]
+    for count in range(1, 60):
+        chosen = spread_out(range(count), 6)
+        assert len(chosen) <= 6 and chosen[0] == 0 and chosen[-1] == count - 1
+        assert {*chosen[:-1:2]} <= {*spread_out(range(count + 1), 6)}
+    points = [(float(step), float(step % 2)) for step in range(1, 1001)]
+    few = thinned(points, 100)
+    assert len(few) == 100 and few[0] == [5.5, 0.5]
+    assert [list(part) for part in ranges(5, 2)] == [[0, 1, 2], [3, 4]] and ranges(0, 2) == []
+
+
+def test_history_of_the_made_run_reads(runs: Path) -> None:
+    assert read_run(runs / "a").last_step == 6

@@ -1,0 +1,142 @@
+"""A sweep's table from evaluations written by hand: means, differences of pairs, what is missing, and the files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megasharp.common.errors import UserError
+from megasharp.evals.estimators import Interval
+from megasharp.evals.files import save
+from megasharp.evals.result import EvalSetting, summarize
+from megasharp.evals.samples import ProblemResult
+from megasharp.reporting.history import read_run
+from megasharp.reporting.sweeps.command import write_results
+from megasharp.reporting.sweeps.grid import CaseConfig, Cell, ResultsConfig, SweepConfig
+from megasharp.reporting.sweeps.results import MEAN, Estimate, Row, frame, markdown, measure, rows
+
+N = 4
+KS = (1, 2, 4)
+
+
+def problem(name: str, correct: int, samples: int = N) -> ProblemResult:
+    wrong = samples - correct
+    return ProblemResult(name, samples, correct, min(correct, 1), wrong, 0, 0, 0, N - samples, 40, 0, None)
+
+
+def run(folder: Path, corrects: Sequence[int], *, step: int = 3, infra: str | None = None) -> Path:
+    """A run folder of `step` steps, evaluated after the last one; 100 tokens a step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(f"name: {folder.name}\nsteps: 3\n")
+    lines = [f'{{"step": {s}, "time": 1.0, "time/step": 1.0, "rollout/tokens": 100}}\n' for s in range(1, 4)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    problems = [
+        problem(f"p{i}", min(c, 3), 3) if f"p{i}" == infra else problem(f"p{i}", c) for i, c in enumerate(corrects)
+    ]
+    result = summarize(problems, EvalSetting("dev", folder.name, step, N, KS, 1.0, 1), seconds=1.0)
+    save(result, folder / "evals" / f"step_{step:06d}")
+    return folder
+
+
+def pass_2(correct: int) -> float:
+    """1 - C(4 - c, 2) / C(4, 2)."""
+    return 1.0 - (4 - correct) * (3 - correct) / 12 if correct < 3 else 1.0
+
+
+def test_means_over_runs_and_pairs_of_one_seed(tmp_path: Path) -> None:
+    found = {
+        "plain": [measure(read_run(run(tmp_path / "a", [0, 2, 4])), "dev", 1)],
+        "other": [
+            measure(read_run(run(tmp_path / "b", [1, 2, 4])), "dev", 1),
+            measure(read_run(run(tmp_path / "c", [4, 4, 4])), "dev", 2),
+        ],
+    }
+    plain, other = rows(found, "plain")
+    assert plain.difference == {} and (plain.seeds, other.seeds) == ((1,), (1, 2))
+    assert plain.figures["pass@1"].mean == pytest.approx(0.5)
+    assert plain.figures["pass@2"].mean == pytest.approx(np.mean([pass_2(c) for c in (0, 2, 4)]))
+    assert plain.figures[MEAN].mean == pytest.approx(np.mean([plain.figures[f"pass@{k}"].mean for k in KS]))
+    of_both = other.figures["pass@1"]
+    assert (of_both.lowest, of_both.highest) == (pytest.approx(7 / 12), 1.0)
+    assert of_both.mean == pytest.approx((7 / 12 + 1) / 2)
+    # Seed 2 has no partner: the difference is seed 1's, in which only the first problem moved.
+    moved = other.difference["pass@1"]
+    assert moved.mean == pytest.approx(1 / 12) and moved.interval.low <= 1 / 12 <= moved.interval.high
+    assert moved.interval.low >= 0.0 and moved.interval.high <= 0.25
+
+
+def test_a_problem_that_one_run_left_out_counts_by_the_others(tmp_path: Path) -> None:
+    runs = [
+        measure(read_run(run(tmp_path / "a", [0, 4, 4], infra="p0")), "dev", 1),
+        measure(read_run(run(tmp_path / "b", [2, 4, 4])), "dev", 2),
+    ]
+    assert np.isnan(runs[0].figures["pass@1"][0])
+    (row,) = rows({"a": runs}, None)
+    assert row.figures["pass@1"].mean == pytest.approx((1.0 + (0.5 + 1 + 1) / 3) / 2)
+
+
+def test_runs_on_other_problems_are_refused(tmp_path: Path) -> None:
+    one = measure(read_run(run(tmp_path / "a", [0, 1])), "dev", 1)
+    two = measure(read_run(run(tmp_path / "b", [0, 1, 2])), "dev", 1)
+    with pytest.raises(UserError, match="different problems"):
+        rows({"a": [one], "b": [two]}, None)
+
+
+def test_a_run_without_the_evaluation_is_named(tmp_path: Path) -> None:
+    history = read_run(run(tmp_path / "a", [0, 1]))
+    with pytest.raises(UserError, match=r"no evaluation on dev before the first step \(eval.at_start\)"):
+        measure(history, "dev", 1, first=True)
+    with pytest.raises(UserError, match="no evaluation on test after step 3"):
+        measure(history, "test", 1)
+
+
+def test_the_table_marks_differences_that_hold_no_zero(tmp_path: Path) -> None:
+    corrects = [0, 1, 2, 3] * 8
+    found = {
+        "plain": [measure(read_run(run(tmp_path / "a", corrects)), "dev", 1)],
+        "better": [measure(read_run(run(tmp_path / "b", [c + 1 for c in corrects])), "dev", 1)],
+    }
+    text = markdown(rows(found, "plain"), [1, 4], "plain")
+    assert "| `plain` | 1 | 0.375 [" in text
+    assert "**+0.250 [+0.250, +0.250]**" in text
+    assert list(frame(found)["pass@1"]) == [0.375, 0.625]
+
+
+def test_a_difference_whose_sign_the_runs_leave_open_is_not_bold() -> None:
+    def estimate(lowest: float, highest: float) -> Estimate:
+        return Estimate(0.025, Interval(0.007, 0.047), lowest, highest)
+
+    found = {"pass@1": estimate(-0.031, 0.078), "pass@4": estimate(0.001, 0.05)}
+    text = markdown([Row("casp", (1, 2), {}, found)], [1, 4], "grpo")
+    assert "| +0.025 [+0.007, +0.047]<br>-0.031 to +0.078 |" in text
+    assert "| **+0.025 [+0.007, +0.047]**<br>+0.001 to +0.050 |" in text
+
+
+def test_a_part_of_the_runs_is_told_and_written(tmp_path: Path) -> None:
+    import pandas as pd
+
+    config = SweepConfig(
+        name="study",
+        run="run.yaml",
+        seeds=[1, 2],
+        cases={"plain": CaseConfig()},
+        results=ResultsConfig(k=[1, 4], before="plain"),
+    )
+    cells = [Cell(f"plain_s{seed}", "plain", "plain", seed, {}) for seed in (1, 2)]
+    folder = run(tmp_path / "plain_s1", [0, 2, 4])
+    run(tmp_path / "plain_s1", [1, 1, 1], step=0)
+    text, paths = write_results(config, cells, {cells[0]: folder}, tmp_path / "out")
+    assert text.startswith("**Partial: 1 of 2 runs are finished.**")
+    assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")] == ["`base`", "`plain`"]
+    assert [path.name for path in paths] == ["results.md", "results.csv", "pass_at_k.png", "frontier.png"]
+    table = pd.read_csv(paths[1])
+    assert list(table["row"]) == ["base", "plain"] and list(table["tokens"]) == [0, 300]
+    assert paths[2].read_bytes().startswith(b"\x89PNG")
+    other = config.model_copy(update={"results": ResultsConfig(k=[1, 8])})
+    with pytest.raises(UserError, match=r"study: results.k: 8 was not measured \(eval.k\); there is 1, 2, 4"):
+        write_results(other, cells, {cells[0]: folder}, tmp_path / "out")
+    with pytest.raises(UserError, match="study: none of its 2 runs is finished"):
+        write_results(config, cells, {}, tmp_path / "out")

@@ -1,0 +1,87 @@
+"""The engines' Python is asked before anything starts; here Python programs stand in for it."""
+
+from __future__ import annotations
+
+import re
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from megasharp.common.errors import UserError
+from megasharp.rollout.sglang.client.launch import FleetSettings
+from megasharp.rollout.sglang.client.probe import check_engines
+
+
+def stand_in(folder: Path, body: str) -> FleetSettings:
+    """Settings whose Python is a shell script."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return FleetSettings(python=python, model=folder, log_folder=folder / "logs", sglang={"page_size": 16})
+
+
+def test_what_passes(tmp_path: Path) -> None:
+    check_engines(stand_in(tmp_path, f'[ "$3" = --check ] && cp "$4" {tmp_path}/seen.json'), "run.yaml")
+    assert '"page_size": 16' in (tmp_path / "seen.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ("sglang.page_sise is no flag", "rollout.sglang.page_sise is no flag"),
+        ("sglang.a (3) must be a multiple of sglang.b", "rollout.sglang.a (3) must be a multiple of rollout.sglang.b"),
+        ("/x/sglang.d is no model", "/x/sglang.d is no model"),
+        (
+            "sglang.tp_size is set by the engine's key tp; leave it out",
+            "rollout.sglang.tp_size is set by rollout.tp; leave it out",
+        ),
+        (
+            "sglang.host is set by the engine's key host; leave it out",
+            "rollout.sglang.host is set by the run; leave it out",
+        ),
+    ],
+)
+def test_the_engines_reason_names_the_runs_keys(tmp_path: Path, said: str, read: str) -> None:
+    settings = stand_in(tmp_path, f'echo "a warning" >&2; echo "error: {said}" >&2; exit 2')
+    with pytest.raises(UserError, match=f"^{re.escape(f'run.yaml: {read}')}$"):
+        check_engines(settings, "run.yaml")
+
+
+def test_a_python_without_our_package(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^rollout\.python: .*No module named 'x'.*make fleet"):
+        check_engines(stand_in(tmp_path, "echo \"No module named 'x'\" >&2; exit 1"), "run.yaml")
+
+
+def test_a_python_for_gpus_is_built_otherwise(tmp_path: Path) -> None:
+    missing = FleetSettings(python=tmp_path / "nowhere", model=tmp_path, log_folder=tmp_path, device="cuda")
+    with pytest.raises(
+        UserError, match=r"build the engines' Python for GPUs, as megasharp/rollout/sglang/README\.md says"
+    ):
+        check_engines(missing, "run.yaml")
+
+
+def test_a_python_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere does not exist; build the engines' Python with `make fleet`"):
+        check_engines(FleetSettings(python=tmp_path / "nowhere", model=tmp_path, log_folder=tmp_path), "run.yaml")
+
+
+def test_what_lies_where_the_user_is_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's own Python comes as far as SGLang, which it lacks."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "megasharp").mkdir()
+    for name in ("megasharp/__init__.py", "json.py", "dataclasses.py"):
+        (tmp_path / name).write_text("raise SystemExit('a module of the folder where the user is')")
+    monkeypatch.chdir(tmp_path)
+    settings = FleetSettings(python=Path(sys.executable), model=tmp_path, log_folder=tmp_path)
+    with pytest.raises(
+        UserError, match=r"^rollout\.python: .*: the engines' Python has sglang none, but .* needs"
+    ) as told:
+        check_engines(settings, "run.yaml")
+    assert str(told.value).count("make fleet") == 1
+
+
+def test_one_that_says_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="exit code 3"):
+        check_engines(stand_in(tmp_path, "exit 3"), "run.yaml")

@@ -1,0 +1,252 @@
+"""An engine's config file: what is passed on to SGLang, and what is refused before it starts. No SGLang here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import each_case
+
+from megasharp.common.errors import UserError
+from megasharp.rollout.sglang.client.api import BUCKET_LOADER
+from megasharp.rollout.sglang.engine.check import PINNED, check_build, check_version
+from megasharp.rollout.sglang.engine.config import (
+    LOADER,
+    EngineConfig,
+    Flag,
+    check_config,
+    check_flags,
+    check_host,
+    cpu_binding,
+    read_config,
+)
+
+
+def whole_number(value: object) -> str | None:
+    return None if isinstance(value, int) else "expected `int`"
+
+
+# Some fields of SGLang's ServerArgs with their values where nothing is said.
+DEFAULTS = {
+    "page_size": None,
+    "chunked_prefill_size": None,
+    "mem_fraction_static": None,
+    "max_running_requests": None,
+    "cuda_graph_max_bs_decode": None,
+    "cuda_graph_bs_decode": None,
+    "dp_size": 1,
+    "pp_size": 1,
+    "speculative_algorithm": None,
+    "host": "127.0.0.1",
+    "tp_size": 1,
+    "attention_backend": None,
+    "prefill_attention_backend": None,
+    "enable_memory_saver": False,
+    "weight_cache_mode": "off",
+    "enable_weights_cpu_backup": False,
+}
+FLAGS = {name: Flag(default) for name, default in DEFAULTS.items()} | {"page_size": Flag(None, whole_number)}
+NETWORK = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 22,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def model(folder: Path, **changes: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(NETWORK | changes))
+    return str(folder)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "model": model(tmp_path / "policy"),
+        "memory": model(tmp_path / "memory"),
+        "host": "127.0.0.1",
+        "port": 30000,
+        "api_key": "k3y",
+        "device": "cpu",
+        "dtype": "float32",
+        "tp": 1,
+        "sglang": {"page_size": 16},
+    }
+
+
+def check(keys: dict[str, Any]) -> EngineConfig:
+    config = EngineConfig(**keys)
+    check_config(config)
+    check_flags(config, FLAGS)
+    return config
+
+
+def test_flags_pass_through(keys: dict[str, Any]) -> None:
+    args = check(keys).server_args()
+    assert args["page_size"] == 16 and args["attention_backend"] == "torch_native"
+    assert json.loads(args["json_model_override_args"]) == {"architectures": ["Qwen3WithMemory"]}
+    assert args["max_running_requests"] == check(keys).settings().max_rows
+    assert args["custom_weight_loader"] == [LOADER] == [BUCKET_LOADER]
+
+
+def test_own_flags_win_over_our_defaults(keys: dict[str, Any]) -> None:
+    config = check({**keys, "sglang": {"max_running_requests": 7}})
+    assert config.server_args()["max_running_requests"] == config.settings().max_rows == 7
+
+
+def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
+    args = check({**keys, "device": "cuda", "deterministic": True}).server_args()
+    assert "attention_backend" not in args and args["enable_deterministic_inference"]
+    assert args["cuda_graph_max_bs_decode"] == args["max_running_requests"] == 256
+    plain = check({**keys, "device": "cuda", "memory": None}).server_args()
+    assert not {"json_model_override_args", "max_running_requests", "enable_deterministic_inference"} & plain.keys()
+
+
+@each_case(
+    ("changes", "words"),
+    [
+        ({"sglang": {"page_sise": 16}}, "did you mean page_size"),
+        ({"sglang": {"host": "0.0.0.0"}}, "set by the engine's key host"),
+        ({"sglang": {"tp_size": 2}}, "set by the engine's key tp"),
+        ({"sglang": {"dp_size": 2}}, "start more engines"),
+        ({"sglang": {"pp_size": 2}}, "whole networks"),
+        ({"sglang": {"speculative_algorithm": "EAGLE"}}, "verified without"),
+        ({"sglang": {"max_running_requests": 8, "cuda_graph_max_bs_decode": 16}}, "have room"),
+        ({"sglang": {"max_running_requests": 8, "cuda_graph_bs_decode": [1, 9]}}, "have room"),
+        ({"api_key": ""}, "api_key"),
+        ({"device": "tpu"}, "device is tpu"),
+        ({"memory": "/nowhere"}, "no config.json"),
+        ({"tp": 3, "device": "cuda"}, "does not divide"),
+        ({"tp": 4}, r"2 key-value heads; on a CPU tp \(4\)"),
+        ({"tp": 3}, "intermediate_size 128; on a CPU"),
+        ({"sglang": {"page_size": "16"}}, "page_size is '16': expected `int`"),
+        ({"sglang": {"page_size": 0}}, r"sglang\.page_size is 0: it must be at least 1"),
+        ({"sglang": {"max_running_requests": 0}}, r"sglang\.max_running_requests is 0: it must be at least 1"),
+        ({"sglang": {"mem_fraction_static": 1.5}}, "is 1.5: it must be between 0 and 1"),
+        ({"sglang": {"chunked_prefill_size": 100, "page_size": 16}}, r"\(100\) must be a multiple .* \(16\)"),
+        ({"sglang": {"enable_memory_saver": True}}, "set by the engine's key sleep"),
+        ({"sglang": {"attention_backend": "triton"}}, "attention_backend is triton, but .* a CPU is torch_native"),
+        ({"memory": None, "sglang": {"prefill_attention_backend": "fa3"}}, "prefill_attention_backend is fa3"),
+        ({"device": "cuda", "sglang": {"attention_backend": "flashmla"}}, "attention_backend flashmla is not known"),
+        ({"device": "cuda", "sleep": True}, "torch-memory-saver"),
+    ],
+)
+def test_refusals(keys: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check({**keys, **changes})
+
+
+def test_attention_of_unequal_heads(keys: dict[str, Any]) -> None:
+    model(Path(keys["memory"]), num_attention_heads=8)
+    for backend, words in (("triton", "not more query heads"), ("flashinfer", "as many query heads")):
+        with pytest.raises(UserError, match=words):
+            check({**keys, "device": "cuda", "sglang": {"attention_backend": backend}})
+    check({**keys, "device": "cuda", "sglang": {"attention_backend": "fa3"}})
+
+
+def test_sleep(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    config = check({**keys, "device": "cuda", "sleep": True})
+    assert config.server_args()["enable_memory_saver"] and config.loses_weights
+    backed_up = check({**keys, "device": "cuda", "sleep": True, "sglang": {"enable_weights_cpu_backup": True}})
+    assert not backed_up.loses_weights
+    on_cpu = check({**keys, "sleep": True})
+    assert "enable_memory_saver" not in on_cpu.server_args() and not on_cpu.loses_weights
+    with pytest.raises(UserError, match="weight_cache_mode"):
+        check({**keys, "device": "cuda", "sleep": True, "sglang": {"weight_cache_mode": "read"}})
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    with pytest.raises(UserError, match="expandable_segments"):
+        check({**keys, "device": "cuda", "sleep": True})
+
+
+def test_refused_flags_may_say_their_default(keys: dict[str, Any]) -> None:
+    check({**keys, "sglang": {"dp_size": 1, "pp_size": 1, "speculative_algorithm": None}})
+    with pytest.raises(UserError, match="whole networks"):
+        check({**keys, "memory": None, "sglang": {"pp_size": 2}})
+
+
+@each_case(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 23}, "vocabulary of 23, the policy of 22"),
+        ({"head_dim": 64}, "heads of size 64"),
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"num_key_value_heads": 4}, "multiple of the memory's"),
+        ({"num_key_value_heads": 1, "num_attention_heads": 3}, "cannot be shared"),
+    ],
+)
+def test_memory_networks_that_do_not_fit(keys: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    model(Path(keys["memory"]), **changes)
+    with pytest.raises(UserError, match=words):
+        check(keys)
+
+
+@each_case("host", ["127.0.0.1", "localhost", "10.1.2.3", "192.168.7.7", "::1", "fd00::7"])
+def test_private_addresses(host: str) -> None:
+    check_host(host)
+
+
+@each_case("host", ["0.0.0.0", "::", "8.8.8.8", "2001:4860:4860::8888", ""])
+def test_public_addresses_are_refused(host: str) -> None:
+    with pytest.raises(UserError, match="public address"):
+        check_host(host)
+
+
+@each_case(
+    ("text", "words"),
+    [
+        ("{", "JSON"),
+        ("[]", "not a JSON object"),
+        ('{"modell": "x"}', "unknown key modell; did you mean model"),
+        ('{"model": "x"}', "key host is missing"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "engine.json").write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_config(tmp_path / "engine.json")
+
+
+def test_types(tmp_path: Path, keys: dict[str, Any]) -> None:
+    path = tmp_path / "engine.json"
+    for name, value in (("port", "30000"), ("tp", True), ("deterministic", 1), ("sglang", []), ("model", None)):
+        path.write_text(json.dumps({**keys, name: value}))
+        with pytest.raises(UserError, match=f"{name} is"):
+            read_config(path)
+    path.write_text(json.dumps({**keys, "memory": None}))
+    assert read_config(path).memory is None
+
+
+def test_more_ranks_than_cores_share_them() -> None:
+    assert len(cpu_binding(1000).split("|")) == 1000
+
+
+def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.5.23")
+    for device, advice in (("cpu", "`make fleet`"), ("cuda", r"serving/README\.md")):
+        with pytest.raises(UserError, match=rf"sglang 0.5.23, but megasharp needs exactly {PINNED}; .*{advice}"):
+            check_version(device)
+
+
+def test_a_python_for_a_cpu_serves_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_build("cpu")
+    monkeypatch.setattr("torch.version.cuda", None)
+    with pytest.raises(
+        UserError, match=r"has torch \S+, which knows no CUDA; megasharp/rollout/sglang/README\.md says how"
+    ):
+        check_build("cuda")
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    with pytest.raises(
+        UserError, match=r"lacks sglang-kernel, without .*; megasharp/rollout/sglang/README\.md says how"
+    ):
+        check_build("cuda")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.4.7")
+    check_build("cuda")

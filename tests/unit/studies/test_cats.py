@@ -1,0 +1,119 @@
+"""The cats study: advantages against megasharp's methods, closed forms of its updates, and a small run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from megasharp.algos.grpo import GRPO, GRPOParams
+from megasharp.common.records import Group, Prompt, TaskAnswer
+from megasharp.studies.cats import STUDY, claims, experiments, training
+from megasharp.studies.cats import training as world
+from megasharp.studies.cats.figure import held_out_policy
+from megasharp.studies.softmax import policy_gradient, sample, softmax, uniforms
+from megasharp.studies.study import Findings, Outcome, write_findings
+
+# Every group of four rewards.
+REWARDS = np.array(list(itertools.product((0.0, 1.0), repeat=4)))
+
+
+def any_group() -> Group:
+    return Group("g", Prompt("p", "cats", "", (), TaskAnswer(), "", 0, 0), (), 0)
+
+
+def test_normalised_advantages_are_grpos() -> None:
+    grpo = GRPO(GRPOParams())
+    for reward_G, ours_G in zip(REWARDS, world.advantages("normalised", REWARDS), strict=True):
+        theirs_G = grpo.advantages(torch.tensor(reward_G), any_group())
+        np.testing.assert_allclose(ours_G, theirs_G.numpy(), rtol=1e-12)
+
+
+def test_rloo_leaves_one_out() -> None:
+    for reward_G, ours_G in zip(REWARDS, world.advantages("RLOO", REWARDS), strict=True):
+        np.testing.assert_allclose(ours_G, [r - np.delete(reward_G, i).mean() for i, r in enumerate(reward_G)])
+
+
+def test_whitening_one_group_is_normalising_it() -> None:
+    normalised, whitened = (world.advantages(name, REWARDS) for name in ("normalised", "RF++-baseline"))
+    np.testing.assert_allclose(whitened, normalised, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("form", "factor"), [("normalized", 0.75), ("literal", 6.0)])
+def test_iac_by_hand(form: world.IACForm, factor: float) -> None:
+    """G=8 with two correct: (1 - 2/8) = 0.75 or (8 - 2) = 6, on the correct ones only (methods.md section 7)."""
+    reward_RG = np.array([[1.0, 1.0, *[0.0] * 6]])
+    advantage_RG = world.advantages("normalised", reward_RG)
+    np.testing.assert_allclose(advantage_RG[0, [0, 7]], [1.6202, -0.5401], atol=1e-4)
+    ratio_RG = world.calibrated(advantage_RG, reward_RG, 1.0, form) / advantage_RG
+    np.testing.assert_allclose(ratio_RG[0], [factor] * 2 + [1.0] * 6)
+
+
+def test_alpha_zero_and_mu_zero_change_nothing() -> None:
+    plain = training.train(training.Setting(estimator="normalised", steps=40), [0, 1])
+    without_effect = training.Setting(estimator="normalised", steps=40, alpha=0.0, importance_cap=2.0)
+    np.testing.assert_array_equal(training.train(without_effect, [0, 1]).policy_RTV, plain.policy_RTV)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "momentum", "AdamW"])
+def test_held_out_policy_in_closed_form(optimizer: training.OptimizerName) -> None:
+    trained = training.train(training.Setting(optimizer=optimizer, steps=60, mu=0.3), range(3))
+    for shift in world.SHIFTS.values():
+        np.testing.assert_allclose(
+            held_out_policy(trained.policy_RTV, shift)[:, -1], trained.held_out(shift), rtol=1e-9, atol=1e-15
+        )
+
+
+def test_one_step_of_sgd_by_autograd() -> None:
+    trained = training.train(training.Setting(estimator="RLOO", group_size=6, steps=1), [5])
+    label_RG = sample(np.full((1, 4), 0.25), uniforms([5], 1, 6)[:, 0])
+    advantage_G = torch.tensor(world.advantages("RLOO", world.rewards(label_RG))[0])
+    weight_DV = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
+    logp_V = torch.log_softmax(torch.tensor(world.PERSIAN_INPUT) @ weight_DV, -1)
+    (advantage_G * logp_V[torch.tensor(label_RG[0])]).mean().backward()
+    assert weight_DV.grad is not None
+    np.testing.assert_allclose(trained.weight_RDV[0], 0.5 * weight_DV.grad.numpy(), atol=1e-15)
+
+
+def test_importance_weights_undo_dlc_in_expectation() -> None:
+    """E_sampler[(pi / sampler) A score] = E_pi[A score]: why DLC with a correction is no DLC."""
+    policy_V, sampler_V = softmax(np.array([2.0, 0.0, 1.0, -1.0])), softmax(np.array([0.5, 0.2, 1.5, 0.0]))
+    reward_V = world.rewards(np.arange(4))
+
+    def expected(probability_V: np.ndarray, weight_V: np.ndarray) -> np.ndarray:
+        scores = [
+            policy_gradient(policy_V[None], np.array([[label]]), weight_V[None, [label]])[0] for label in range(4)
+        ]
+        return probability_V @ np.array(scores)
+
+    corrected = expected(sampler_V, reward_V * policy_V / sampler_V)
+    np.testing.assert_allclose(corrected, expected(policy_V, reward_V), atol=1e-15)
+    assert np.abs(expected(sampler_V, reward_V) - corrected).max() > 0.01
+
+
+def test_uncorrected_dlc_favours_the_rarer_correct_label() -> None:
+    settings = [training.Setting(steps=150), training.Setting(steps=150, mu=0.5)]
+    plain, dlc = (experiments.measure(training.train(setting, range(16))) for setting in settings)
+    assert claims.less_dominant(dlc, plain) and not claims.less_dominant(plain, dlc)
+
+
+def test_measures_by_hand() -> None:
+    cat_T, persian_T = np.array([0.25, 0.6, 0.96, 0.5]), np.array([0.25, 0.3, 0.03, 0.25])
+    policy_RTV = np.stack([cat_T, 1 - cat_T - persian_T, persian_T, np.zeros(4)], axis=-1)[None]
+    result = experiments.measure(training.Trajectory(policy_RTV, np.zeros((1, 4, 4))))
+    assert result.median_step == 2 and result.collapsed == 1.0 and result.cat_wins_R.tolist() == [1.0]
+    assert result.dominance == pytest.approx(0.5 / 0.75) and result.siamese["Mid"] == 0.25
+    assert result.late_rise_R == pytest.approx(0.5 / 0.75 - 0.96 / 0.99)
+    assert result.mean_dominance_R == pytest.approx((0.5 + 0.6 / 0.9 + 0.96 / 0.99 + 0.5 / 0.75) / 4)
+
+
+def test_the_study_at_small_size(tmp_path: Path, small_run: Callable[[str], Findings]) -> None:
+    findings = small_run("cats")
+    names = {path.name for path in write_findings(STUDY, findings, tmp_path)}
+    assert names >= {"cats.png", "claims.csv", "calibration.csv", "collapse_steps.csv"}
+    # 20 steps are far from any collapse under SGD.
+    assert findings.claims[0].outcome is Outcome.DIFFERS

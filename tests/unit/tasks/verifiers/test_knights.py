@@ -1,0 +1,105 @@
+"""Knights and Knaves: verdicts by hand, and the same as reasoning-gym's on its own puzzles."""
+
+from __future__ import annotations
+
+from random import Random
+
+from cases import each_case
+
+from megasharp.common.records import Outcome
+from megasharp.tasks.knights import KnightsAnswer, Statement, solutions, verify
+from megasharp.tasks.verifiers import VERIFIERS
+
+ANSWER = KnightsAnswer((("Zoey", True), ("Oliver", False), ("Grace", True)))
+
+
+@each_case(
+    ("given", "outcome"),
+    [
+        ("Zoey is a knight, Oliver is a knave, and Grace is a knight.", Outcome.CORRECT),
+        ("grace is a KNIGHT; oliver is a knave; zoey is a knight", Outcome.CORRECT),
+        ("(1) Zoey is a knight\n(2) Oliver is a knave\n(3) Grace is a knight", Outcome.CORRECT),
+        ("- Zoey: knight\n- Oliver: knave\n- Grace: knight", Outcome.CORRECT),
+        ("Zoey is a knight and Oliver is not a knight and Grace is a knight", Outcome.CORRECT),
+        ("Zoey is a knight, Zoey is a knight, Oliver is a knave, Grace is a knight", Outcome.CORRECT),
+        (r"\text{Zoey is a knight, Oliver is a knave, Grace is a knight}", Outcome.CORRECT),
+        ("Zoey is a knave, Oliver is a knave, Grace is a knight", Outcome.WRONG),
+        ("Zoey is a knave, Oliver is a knight, Grace is a knave", Outcome.WRONG),
+        ("Zoey is not a knight, Oliver is a knave, Grace is a knight", Outcome.WRONG),
+        ("Zoey is a knight, Zoey is a knave, Oliver is a knave, Grace is a knight", Outcome.FORMAT),
+        ("Zoey is a knight, Oliver is a knave", Outcome.FORMAT),
+        ("Zoey is a knight, Oliver is a knave, Grace is a knight, Emma is a knight", Outcome.FORMAT),
+        ("Zoey is a knight/knave, Oliver is a knight/knave, Grace is a knight/knave", Outcome.FORMAT),
+        ("If Zoey is a knight, Oliver is a knave, Grace is a knight", Outcome.FORMAT),
+        ("Zoey is a saint, Oliver is a sinner, Grace is a saint", Outcome.FORMAT),
+        ("knight, knave, knight", Outcome.FORMAT),
+        ("", Outcome.FORMAT),
+        ("Zoey is a knight, " * 1_000_000, Outcome.FORMAT),
+    ],
+    ids=range(19),
+)
+def test_verdicts(given: str, outcome: Outcome) -> None:
+    for text in (f"If Oliver is a knight, then ... <answer>{given}</answer>", rf"Zoey is a knave? \boxed{{{given}}}"):
+        verdict = verify(text, ANSWER)
+        assert (verdict.outcome, verdict.reward) == (outcome, float(outcome is Outcome.CORRECT))
+        assert bool(verdict.canonical_answer) == (outcome is not Outcome.FORMAT)
+
+
+def test_without_tags_and_box_nothing_is_an_answer() -> None:
+    verdict = verify("Zoey is a knight, Oliver is a knave, Grace is a knight", ANSWER)
+    assert (verdict.outcome, verdict.detail) == (
+        Outcome.FORMAT,
+        "no answer tags and no box, or too long a text in them",
+    )
+
+
+def test_one_canonical_answer_whatever_the_order() -> None:
+    orders = ("Zoey is a knight, Oliver is a knave, Grace is a knight", "Oliver: knave, Grace: knight, Zoey: knight")
+    found = {verify(f"<answer>{order}</answer>", ANSWER).canonical_answer for order in orders}
+    assert found == {"grace=knight oliver=knave zoey=knight"}
+
+
+def translated(statement: tuple) -> Statement:
+    """A statement of reasoning-gym's as ours."""
+    kind, *parts = statement
+    if kind in ("telling-truth", "lying"):
+        return ("knight" if kind == "telling-truth" else "knave"), parts[0]
+    return {"->": "if", "<=>": "iff"}.get(kind, kind), *(translated(part) for part in parts)
+
+
+@each_case(("people", "depth"), [(2, 2), (3, 2), (4, 3), (5, 3)])
+def test_solutions_and_verdicts_are_reasoning_gyms(people: int, depth: int) -> None:
+    from reasoning_gym.logic.knights_knaves import KnightsKnavesConfig, KnightsKnavesDataset
+
+    theirs = KnightsKnavesDataset(
+        KnightsKnavesConfig(n_people=people, depth_constraint=depth, width_constraint=2, size=100, seed=people)
+    )
+    rng = Random(people)
+    seen: set[bool] = set()
+    for puzzle in theirs:
+        made = puzzle["metadata"]
+        terms = made["knight_knave_terms"]
+        assert solutions([translated(each) for each in made["statements"]]) == [tuple(made["solution"])]
+        names = [str(name) for name in made["names"]]
+        answer = KnightsAnswer(
+            tuple(zip(names, map(bool, made["solution"]), strict=True)), terms["knight"], terms["knave"]
+        )
+        for text in (puzzle["answer"], *(perturbed(rng, answer, terms) for _ in range(6))):
+            right = verify(f"<answer>{text}</answer>", answer).outcome is Outcome.CORRECT
+            assert right == (theirs.score_answer(text, puzzle) == 1.0), text
+            seen.add(right)
+    assert seen == {True, False}
+
+
+def perturbed(rng: Random, answer: KnightsAnswer, terms: dict[str, str]) -> str:
+    """The solution in another order, with some roles turned round, or a person left out."""
+    people = [(name, knight != (rng.random() < 0.15)) for name, knight in answer.knights]
+    rng.shuffle(people)
+    if rng.random() < 0.2:
+        people.pop()
+    return ", ".join(f"{name} is {terms['a_knight'] if knight else terms['a_knave']}" for name, knight in people) + "."
+
+
+def test_the_table_names_the_task() -> None:
+    text = "<answer>Zoey is a knight, Oliver is a knave, Grace is a knight</answer>"
+    assert VERIFIERS["knights"](text, ANSWER).outcome is Outcome.CORRECT

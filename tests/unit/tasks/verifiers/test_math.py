@@ -1,0 +1,402 @@
+r"""Mathematics: a corpus of traps whose verdicts come from mathematics, and bombs that must not explode.
+
+Where math-verify 0.9.0 by itself says otherwise, the row says so. `CONVENTIONS` are verdicts that are not mathematics
+but what the data sets mean; `DEPARTURES` are right answers that are not recognised.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+import time
+
+from cases import each_case
+from waiting import HANG_S, SOON_S
+
+from megasharp.common.records import Outcome
+from megasharp.tasks.judge import verify as judge_and_catch
+from megasharp.tasks.math import MathAnswer, canonical, verify
+from megasharp.tasks.math_bounds import beyond
+from megasharp.tasks.verifiers import VERIFIERS
+
+CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
+
+
+def judge(gold: str, given: str) -> Outcome:
+    return verify(rf"Some thought. \boxed{{{given}}}", MathAnswer(gold)).outcome
+
+
+@each_case(
+    ("gold", "given", "expected"),
+    [
+        ("1/2", "0.5", CORRECT),
+        (r"\frac12", r"\dfrac{1}{2}", CORRECT),
+        (r"\frac{3}{4}", r"\tfrac{75}{100}", CORRECT),
+        (r"-\frac12", r"\frac{-1}{2}", CORRECT),
+        (r"3\frac12", r"\frac{7}{2}", CORRECT),
+        (r"\boxed{7}", "7", CORRECT),
+        ("$7$", r"\(7\)", CORRECT),
+        (r"\varnothing", r"\emptyset", CORRECT),
+        (r"\emptyset", r"\varnothing", CORRECT),
+        (r"\varnothing", r"\{\}", CORRECT),
+        (r"\emptyset", r"\{0\}", WRONG),
+        ("7", "8", WRONG),
+        ("-1", "1", WRONG),
+        # Case. The library reads capitals as small letters, and `K-k` as zero.
+        ("K-k", "k-K", WRONG),
+        ("K-k", "0", WRONG),
+        ("K-k", "-k+K", CORRECT),
+        ("K+k", "2k", WRONG),
+        ("2k", "K+k", WRONG),
+        ("K+k", "k+K", CORRECT),
+        ("aA", "a^2", WRONG),
+        ("aA", "Aa", CORRECT),
+        (r"\Delta-\delta", r"\delta-\Delta", WRONG),
+        (r"\frac{R_1-r_1}{2}", r"\frac{r_1-R_1}{2}", WRONG),
+        (r"\frac{R^2-r^2}{R-r}", "R+r", CORRECT),
+        ("x", "X", CORRECT),
+        ("2K", "2k", CORRECT),
+        ("2i", r"\sqrt{-4}", CORRECT),
+        (r"\sqrt{-4}", "2i", CORRECT),
+        (r"\sqrt{-4}", "-2i", WRONG),
+        # Thousands. The library reads `1\,000` as 1 times 0, and `1 234` as 235.
+        ("1000", "1,000", CORRECT),
+        ("1000000", "1{,}000{,}000", CORRECT),
+        ("1000", r"1\,000", CORRECT),
+        ("1234", "1 234", CORRECT),
+        ("0", r"1\,000", WRONG),
+        ("1234", "12,34", WRONG),
+        # Numbers in a row are a text. The library reads `1 2` as 1 and 2 added, and drops what a list repeats.
+        ("12", "1 2", WRONG),
+        ("3", "1 2", WRONG),
+        ("1 2", "1  2", CORRECT),
+        ("1 2", "12", WRONG),
+        ("10", "10,10", WRONG),
+        ("10,10", "10", WRONG),
+        ("10,10", "10, 10", CORRECT),
+        ("(10,10)", "10,10", CORRECT),
+        ("10,10", "10,10,10", WRONG),
+        (r"\{10\}", r"\{10,10\}", CORRECT),
+        ("2 1/2", "2.5", CORRECT),
+        ("-2 1/2", r"-\frac{5}{2}", CORRECT),
+        # Decimals. The library calls 1e-7 and 2e-7 equal, because it rounds to six places.
+        ("1/3", "0.333333", CORRECT),
+        ("1/3", "0.33", WRONG),
+        ("2/3", "0.666666", WRONG),
+        (r"\pi", "3.14159265", CORRECT),
+        (r"2\pi", "6.28", WRONG),
+        ("0.0000001", "0.0000002", WRONG),
+        ("3", "3.0", CORRECT),
+        ("3", "3.0000000001", WRONG),
+        (r"\frac13", r"0.\overline{3}", CORRECT),
+        (r"0.\overline{3}", r"\frac13", CORRECT),
+        ("-7/6", r"-1.1\overline{6}", CORRECT),
+        ("0.3", r"0.\overline{3}", WRONG),
+        ("7", r"\approx 7.0", CORRECT),
+        ("7", r"\approx 7.1", WRONG),
+        ("18", "18.", CORRECT),
+        # The library reads 1e3 as 3 times Euler's number.
+        ("1000", "1e3", CORRECT),
+        ("1000000", "10^6", CORRECT),
+        ("10^{-7}", "0", WRONG),
+        # Percent.
+        (r"50\%", "0.5", CORRECT),
+        (r"\frac{1}{2}", "50%", CORRECT),
+        (r"50\%", "5%", WRONG),
+        # Units. The library drops every unit: for it 5 cm is 5 m.
+        ("60", r"60\,\text{km/h}", CORRECT),
+        ("60", "60 km/h", CORRECT),
+        (r"5\text{ cm}", r"5\text{ centimeters}", CORRECT),
+        (r"5\text{ cm}", r"5\text{ m}", WRONG),
+        (r"5\text{ cm}^2", r"5\text{ cm}", WRONG),
+        (r"5\text{ cm}", r"6\text{ cm}", WRONG),
+        (r"\$18", "18", CORRECT),
+        (r"90^\circ", r"90^{\circ}", CORRECT),
+        (r"\frac{\pi}{2}", r"90^\circ", CORRECT),
+        # Bases. For the library 11_2 is 11_3.
+        ("11_2", "11_{2}", CORRECT),
+        ("11_2", "11_3", WRONG),
+        ("3", "11_2", CORRECT),
+        ("11_2", "3", CORRECT),
+        # Sets, pairs, intervals. For the library {1,2} is the pair (1,2).
+        (r"\{1,2\}", r"\{2,1\}", CORRECT),
+        (r"\{1,2\}", r"\{1,2,3\}", WRONG),
+        (r"\{1,2\}", "(1,2)", WRONG),
+        ("1,2", "2,1", CORRECT),
+        (r"1\text{ and }2", "1,2", CORRECT),
+        ("(3,-1)", "(3, -1)", CORRECT),
+        ("(3,-1)", "(-1,3)", WRONG),
+        ("(3,-1)", "(2,-5)", WRONG),
+        ("(1,2,3)", "(3,2,1)", WRONG),
+        ("[1,2)", "[1, 2)", CORRECT),
+        ("[1,2)", "[1,2]", WRONG),
+        (r"[1,2]\cup[3,4]", r"[3,4]\cup[1,2]", CORRECT),
+        ("(1,2)", "1<x<2", CORRECT),
+        (r"(-\infty,2)", "x<2", CORRECT),
+        (r"(-\infty,2)", r"x\leq 2", WRONG),
+        (r"\pm 2", "2,-2", CORRECT),
+        (r"1\pm\sqrt{2}", r"\{1+\sqrt2,1-\sqrt2\}", CORRECT),
+        (r"\pm 2", "2", WRONG),
+        # Equations. The library takes the right side of any equation for the answer, and `x^x=5` for 5.
+        ("3", "x=3", CORRECT),
+        ("x=3", "3", CORRECT),
+        ("x=3", "3=x", CORRECT),
+        ("x=3", "4=x", WRONG),
+        ("x=3", "y=3", WRONG),
+        ("5", "2+3=5", CORRECT),
+        ("5", "x^x=5", WRONG),
+        ("5", "1=5", WRONG),
+        (r"x=1\text{ or }x=2", "1,2", CORRECT),
+        ("y=2x+1", "2x+1", CORRECT),
+        ("y=2x+1", "y=2x-1", WRONG),
+        ("f(x)=x^2", "x^2", CORRECT),
+        # Expressions.
+        ("2x+3", "3+2x", CORRECT),
+        ("(x+1)^2", "x^2+2x+1", CORRECT),
+        ("p-q", "q-p", WRONG),
+        (r"\sqrt{50}", r"5\sqrt{2}", CORRECT),
+        (r"\frac{1}{\sqrt2}", r"\frac{\sqrt2}{2}", CORRECT),
+        (r"\frac{x+1}{x-1}", r"\frac{-x-1}{1-x}", CORRECT),
+        (r"\sin^2x+\cos^2x", "1", CORRECT),
+        ("|x|", "x", WRONG),
+        ("5!", "120", CORRECT),
+        (r"\binom{5}{2}", "10", CORRECT),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", CORRECT),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", WRONG),
+        (r"\infty", r"\frac10", WRONG),
+        # Words. The library reads a bare word as a product of its letters: east is seat.
+        (r"\text{Monday}", "Monday", CORRECT),
+        (r"\text{Monday}", r"\text{Tuesday}", WRONG),
+        (r"\text{June 5}", "June 5", CORRECT),
+        (r"\text{June 5}", "June 6", WRONG),
+        ("east", "seat", WRONG),
+        (r"\text{even}", r"\text{Even}.", CORRECT),
+        (r"\text{odd}", "odd", CORRECT),
+        (r"\text{(B)}", "B", CORRECT),
+        ("B", "(B)", CORRECT),
+        ("B", "C", WRONG),
+        # Huge, and still exact: neither needs more than a bounded power.
+        ("2^{1000}", "4^{500}", CORRECT),
+        ("2^{1000}", "4^{501}", WRONG),
+        ("(x+1)^{10}", "(1+x)^{10}", CORRECT),
+        ("x^{100}", "x^{50}x^{50}", CORRECT),
+        ("(a+b+c)^3", "(c+b+a)^3", CORRECT),
+    ],
+)
+def test_the_corpus(gold: str, given: str, expected: Outcome) -> None:
+    assert judge(gold, given) is expected
+
+
+CONVENTIONS = [("50", r"50\%"), ("12.5", r"12.5\%"), ("5", r"5\text{ cm}"), (r"90^\circ", "90"), ("2516_8", "2516")]
+DEPARTURES = [
+    (r"5\text{ cm}", r"50\text{ mm}"),
+    ("6", "six"),
+    (r"\text{no solution}", r"\emptyset"),
+    ("2^{30000}", "4^{15000}"),
+    ("x=2", "2x=4"),
+]
+
+
+@each_case(("gold", "given"), CONVENTIONS)
+def test_conventions_of_the_data_sets(gold: str, given: str) -> None:
+    assert judge(gold, given) is CORRECT
+
+
+@each_case(("gold", "given"), DEPARTURES)
+def test_right_answers_that_are_not_recognised(gold: str, given: str) -> None:
+    assert judge(gold, given) is WRONG
+
+
+@each_case(
+    ("text", "expected"),
+    [
+        (r"\boxed{1} or \boxed{3}", CORRECT),
+        (r"\boxed{3}, or rather \boxed{1}", WRONG),
+        (r"\boxed{\boxed{3}}", CORRECT),
+        (r"\boxed{x = \boxed{3}}", CORRECT),
+        ("The final answer is: $3$. I hope it is correct.", CORRECT),
+        ("#### 3", CORRECT),
+        (r"the answer is $\frac{6}{2}$", CORRECT),
+        ("the answer is 4", WRONG),
+        (r"\boxed{4} The answer is 3", WRONG),
+        (r"\boxed{}", Outcome.FORMAT),
+        (r"\boxed{3} \boxed{ }", Outcome.FORMAT),
+        (r"\boxed{3", Outcome.FORMAT),
+        ("I got 3", Outcome.FORMAT),
+        ("the answer is x", Outcome.FORMAT),
+        ("", Outcome.FORMAT),
+        ("3" * 10_000_000, Outcome.FORMAT),
+        (r"\boxed{" * 1_000_000, Outcome.FORMAT),
+        ("wait " * 2_000_000 + r"\boxed{3}", CORRECT),
+        (r"\boxed{" + "3" * 10_000_000 + "}", Outcome.FORMAT),
+    ],
+    ids=range(19),
+)
+def test_where_the_answer_is(text: str, expected: Outcome) -> None:
+    verdict = verify(text, MathAnswer("3"))
+    assert (verdict.outcome, verdict.reward) == (expected, float(expected is CORRECT))
+
+
+@each_case(
+    "stated",
+    [
+        "7", "7.", "$7$.", "**7**", "(7)", r"\\(7\\).", "7 apples.", "7 m", "7cm", r"$7\text{ cm}$", r"7^\circ",
+        "7, as asked",
+        "7. I hope it is 8.", "7 because 3 + 4 = 7", "6. Wait, the answer is 7.", "$7$ dollars", "7 percent",
+    ],
+)  # fmt: skip
+def test_a_number_that_is_stated(stated: str) -> None:
+    assert verify(f"The answer is {stated.replace(chr(92) * 2, chr(92))}", MathAnswer("7")).outcome is CORRECT
+
+
+@each_case(
+    "stated",
+    [
+        r"7\pi", "7x", "7 x", "7^2", r"7\sqrt{2}", "7*8", "7 * 8", "7!", "7 or 8", "7 cm or 8 cm", "7, 8", "7, or 8",
+        "7+8 = 15",
+        "7-1", "7:8", "7 million", "7 times 8", "7 squared", r"\frac{7}{1}\pi", "7(8)", "7e5", "7.5.3", r"$7$\pi",
+        "7 sqrt(2)",
+        "7 f(x)",
+    ],
+)  # fmt: skip
+def test_a_number_that_something_is_made_of_is_not_stated(stated: str) -> None:
+    assert verify(f"The answer is {stated}", MathAnswer("7")).outcome is Outcome.FORMAT
+
+
+@each_case(
+    "bomb",
+    [
+        "9^{9^{9^9}}",
+        "10^{10^{10}}",
+        "9^9^9^9",
+        "9**9**9**9",
+        "e^{e^{e^{e^{e}}}}",
+        "10^{-10^{10}}",
+        "2^{100000000}",
+        r"\left(\frac{99}{98}\right)^{10^8}",
+        "99999999!",
+        "(10^9)!",
+        "9!!!!",
+        "2^{9!}",
+        r"\binom{1000000000}{500000000}",
+        r"\binom{10^9}{5}",
+        r"\sum_{k=1}^{1000000000} k^k",
+        r"\prod_{k=1}^{100000000} k",
+        r"\int_0^1 x^x e^{\sin x} dx",
+        r"\lim_{x\to 0}\frac{\sin(x^x)}{x}",
+        "(x+y+z+w)^{200}",
+        r"\cos(10^{10^5})",
+        "(a+b+c+d+e+f)^{12}",
+        "((a+b+c)^{6}+d)^{6}",
+        r"\frac{x^{20000}-1}{x-1}",
+        r"\frac{x^{1000}-1}{x^{99}-1}",
+        r"\frac{(x+1)^{12}(y+1)^{12}}{(z+1)^{12}(w+1)^{11}}",
+        "(2^{20000})^{20000}",
+        "((9^{999})^{999})^{999}",
+        r"\sqrt[3]{9^{9999}+1}",
+        "(9^{9999}+1)^{1/3}",
+        "(" * 150 + "1" + ")" * 150,
+        "{" * 150 + "1" + "}" * 150,
+        "[" * 200,
+        r"\frac{1}{" * 40 + "2" + "}" * 40,
+        r"\sqrt{" * 50 + "2" + "}" * 50,
+        "+".join(rf"\frac{{1}}{{x+{k}}}" for k in range(1, 25)),
+        "9" * 5000,
+        "x=2, " * 100,
+        r"x^9+7x^5+3x^3-\sin x+e^x=5",
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^{100000000}",
+        r"\tan(\tan(\tan(\tan(\tan(\tan 1)))))",
+        r"\sin(\cos(\tan(\sin(\cos 1))))",
+    ],
+)
+def test_bombs_are_judged_in_bounded_time(bomb: str) -> None:
+    for gold in ("5", "x=2"):
+        started = time.process_time()
+        assert judge(gold, bomb) is WRONG
+        assert time.process_time() - started < SOON_S
+
+
+def test_a_bomb_that_the_data_set_asks_for_is_compared_as_text() -> None:
+    assert judge("9^{9^{9^9}}", "9^{9^{9^9}}") is CORRECT
+    assert "a tower of exponents" in verify(r"\boxed{9^{9^{9^9}}}", MathAnswer("5")).detail
+
+
+def test_functions_side_by_side_are_not_within_each_other() -> None:
+    for text in (r"\sin(1)\cos(2)\tan(3)", r"\sin^2 x\cos^3 x\tan x", r"\frac{\sin 1}{\cos 1}+\ln 2"):
+        assert beyond(text) is None, text
+    for text in (r"\sin\cos\tan 1", r"\log_2\log_2\log_2 256", r"\tan^{2}(1+\tan(\operatorname{tan}(1)))"):
+        assert beyond(text) == "functions of functions, more than 2"
+
+
+# Equations on both sides are solved, by whatever sympy has for them: no bound on the text says how long that takes.
+LEFT_TO_THE_POOL = [("x^2+y^2=1", r"x^9+7x^5+3x^3-\sin x+e^x=5")]
+
+
+@each_case(("gold", "bomb"), LEFT_TO_THE_POOL)
+def test_what_no_bound_holds_ends_with_its_process(gold: str, bomb: str) -> None:
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=judge, args=(gold, bomb))
+    worker.start()
+    worker.join(3.0)
+    was_alive = worker.is_alive()
+    worker.kill()
+    worker.join(HANG_S)
+    assert was_alive, "it is bounded now: move it to the bombs"
+    assert worker.exitcode == -signal.SIGKILL
+
+
+def test_it_judges_in_threads_and_touches_no_signal() -> None:
+    handler = signal.getsignal(signal.SIGALRM)
+    found: list[Outcome] = []
+    threads = [threading.Thread(target=lambda: found.append(judge("1/2", "0.5"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [CORRECT] * 4
+    signal.setitimer(signal.ITIMER_REAL, 1000.0)
+    assert judge("1/2", "0.75") is WRONG
+    assert 900.0 < signal.setitimer(signal.ITIMER_REAL, 0.0)[0] <= 1000.0
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+def test_what_sympy_cannot_do_is_an_error_of_the_verifier() -> None:
+    verdict = judge_and_catch(verify, r"\boxed{1}", MathAnswer(r"\frac{0}{0}"))
+    assert (verdict.outcome, verdict.reward) == (Outcome.ERROR, 0.0)
+    assert "nan" in verdict.detail
+
+
+@each_case(
+    ("one", "other"),
+    [
+        ("1/2", r"\frac{2}{4}"),
+        ("0.50", r"\dfrac12"),
+        ("2,1", r"\{1,2\}"),
+        ("x=3", "3"),
+        (r"\sqrt{50}", r"5\sqrt2"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\text{Monday}", "monday"),
+        (r"7\text{ cm}", "7"),
+    ],
+)
+def test_equal_answers_have_one_canonical_text(one: str, other: str) -> None:
+    assert canonical(one) == canonical(other)
+
+
+def test_letters_of_both_cases_stay_apart_in_the_canonical_text() -> None:
+    assert canonical("K-k") == canonical("-k+K") == "-k + K"
+
+
+def test_correct_answers_are_one_and_no_wrong_one_is_that_one() -> None:
+    answer = MathAnswer(r"\frac13")
+    names = {verify(rf"\boxed{{{text}}}", answer).canonical_answer for text in ("1/3", "0.333333", "x=1/3")}
+    assert names == {"1/3"}
+    for gold, given in ((r"5\text{ cm}", r"5\text{ m}"), ("5", "x^x=5"), (r"\{1,2\}", "(1,2)"), ("11_2", "11_3")):
+        wrong = verify(rf"\boxed{{{given}}}", MathAnswer(gold))
+        assert wrong.outcome is WRONG
+        assert wrong.canonical_answer not in (None, canonical(gold))
+
+
+def test_the_table_names_the_task() -> None:
+    assert VERIFIERS["math"](r"\boxed{7}", MathAnswer("7")).outcome is CORRECT

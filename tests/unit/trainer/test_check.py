@@ -1,0 +1,67 @@
+"""Keys of collection and sampling that cannot be followed are refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+from cases import each_case
+
+from megasharp.common.errors import UserError
+from megasharp.config.core import apply_overrides, parse_yaml, validate
+from megasharp.config.run import RolloutConfig, RunConfig
+from megasharp.trainer.resolve.run import check, check_collection
+
+
+@each_case("key", [{"oversample": 0.5}, {"max_staleness": 1}, {"stragglers": "keep"}, {"request_limit_s": 5.0}])
+def test_the_engine_in_this_process_samples_one_batch_at_a_time(key: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=rf"run\.yaml: rollout\.{next(iter(key))} needs engines") as raised:
+        check_collection(RolloutConfig.model_validate(key), "run.yaml")
+    assert "\n" not in str(raised.value)
+    if "stragglers" not in key:
+        check_collection(RolloutConfig.model_validate({**key, "engine": "sglang"}), "run.yaml")
+
+
+def test_kept_stragglers_need_staleness() -> None:
+    keep = {"engine": "sglang", "stragglers": "keep"}
+    with pytest.raises(UserError, match=r"run\.yaml: rollout\.stragglers=keep .* rollout\.max_staleness=0 forbids"):
+        check_collection(RolloutConfig.model_validate(keep), "run.yaml")
+    check_collection(RolloutConfig.model_validate({**keep, "max_staleness": 1}), "run.yaml")
+
+
+def test_the_defaults_pass() -> None:
+    check_collection(RolloutConfig(), "run.yaml")
+
+
+@each_case("key", ["max_staleness=1", "oversample=0.5"])
+def test_what_depends_on_speed_is_not_deterministic(key: str) -> None:
+    minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown}, deterministic: true}"
+    tree = apply_overrides(parse_yaml(minimal, "minimal"), ["rollout.engine=sglang", f"rollout.{key}"])
+    with pytest.raises(
+        UserError, match=rf"run\.yaml: deterministic: with rollout\.{key.split('=')[0]} above 0"
+    ) as raised:
+        check(validate(RunConfig, tree, "minimal"), "run.yaml")
+    assert "\n" not in str(raised.value)
+    tree["deterministic"] = False
+    with pytest.raises(UserError, match="no/such/folder"):
+        check(validate(RunConfig, tree, "minimal"), "run.yaml")
+
+
+@each_case("engine", ["inprocess", "sglang"])
+def test_one_token_to_choose_from_is_no_sampling(engine: str) -> None:
+    minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown, path: train.jsonl}}"
+    tree = apply_overrides(parse_yaml(minimal, "minimal"), [f"rollout={{engine: {engine}, top_k: 1}}"])
+    with pytest.raises(UserError, match=r"run\.yaml: rollout\.top_k=1 samples one response again and again"):
+        check(validate(RunConfig, tree, "minimal"), "run.yaml")
+
+
+def test_lengths_beyond_a_models_positions_say_which_keys_to_lower() -> None:
+    quickstart = "{name: tiny, steps: 3, model: {path: examples/quickstart/base}, data: {task: countdown}}"
+    config = validate(RunConfig, parse_yaml(quickstart, "tiny"), "tiny")
+    with pytest.raises(UserError, match=r"data\.max_prompt_tokens \+ .* = 96 is more than the 64 .*; lower one"):
+        check(config, "run.yaml")
+
+
+def test_a_mini_batch_has_a_group() -> None:
+    minimal = "{name: minimal, steps: 3, model: {path: no/such/folder}, data: {task: countdown, prompts_per_step: 2}}"
+    tree = apply_overrides(parse_yaml(minimal, "minimal"), ["recipe.mini_batches=3"])
+    with pytest.raises(UserError, match=r"run\.yaml: recipe\.mini_batches=3 is more than data\.prompts_per_step=2"):
+        check(validate(RunConfig, tree, "minimal"), "run.yaml")

@@ -1,0 +1,133 @@
+"""`megasharp eval` as a process: where its results go, and what SIGUSR1 does to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from waiting import HANG_S
+
+from megasharp.common.errors import UserError
+from megasharp.common.files import held
+from megasharp.common.signals import save_kept_from_children
+from megasharp.evals.groups import Settings
+from megasharp.trainer.eval_source import Measured, check_measurable, measured
+from megasharp.trainer.evaluation import Asked, evaluate_source
+from megasharp.trainer.resolve.sampling_model import hf_folder
+
+BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
+
+
+def started(out: Path, samples: int, *more: str) -> subprocess.Popen[str]:
+    """As a job's node starts it: SIGUSR1 is held back until it is heard."""
+    asked = ["--n", str(samples), "--k", "1", "--max-tokens", "4", "--out", str(out), *more]
+    with save_kept_from_children():
+        return subprocess.Popen(
+            [sys.executable, "-m", "megasharp.cli", "eval", str(BASE), *asked],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Both outputs."""
+    try:
+        return process.communicate(timeout=HANG_S)
+    finally:
+        process.kill()
+
+
+def test_results_lie_under_the_name_of_what_is_measured(tmp_path: Path) -> None:
+    process = started(tmp_path / "{checkpoint}", 1)
+    said, errors = ended(process)
+    assert process.returncode == 0, errors
+    file = tmp_path / "base" / "countdown_test.json"
+    assert f"wrote {file}" in said and json.loads(file.read_text())["label"] == "base"
+
+
+def test_a_warning_at_the_start_ends_an_evaluation_in_one_line(tmp_path: Path) -> None:
+    """When it is not heard yet."""
+    process = started(tmp_path / "out", 100_000)
+    process.send_signal(signal.SIGUSR1)
+    _, errors = ended(process)
+    assert process.returncode == 75, errors
+    assert (
+        "SIGUSR1 (time is nearly up): nothing of the present suite is sampled yet; the same command goes on" in errors
+    )
+    assert "Traceback" not in errors and not (tmp_path / "out").exists()
+
+
+def in_process(
+    out: Path, suite: Path, *, temperatures: list[float | None], k: str = "1,2"
+) -> tuple[list[str], list[str]]:
+    """Evaluate in this process; what is said, and what is noted."""
+    said: list[str] = []
+    noted: list[str] = []
+    asked = Asked(BASE, [str(suite)], Settings(k=k), temperatures, out=out)
+    evaluate_source(asked, said.append, noted.append)
+    return said, noted
+
+
+def test_a_sweep_writes_one_result_a_temperature_and_a_group_its_table(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("source: none\nsettings: {n: 4, max_tokens: 4}\nours: [top_p]\nsuites: [countdown_dev]\n")
+    _, noted = in_process(tmp_path, own, temperatures=[0.5, 1.0])
+    assert noted == ["own: the paper does not say top_p; the values are ours"]
+    for temperature in ("0.5", "1"):
+        folder = tmp_path / f"temperature_{temperature}"
+        row = json.loads((folder / "countdown_dev.json").read_text())
+        table = json.loads((folder / "own.json").read_text())
+        assert row["temperature"] == float(temperature)
+        assert table["average"]["figures"]["pass@2"] == row["pass_at_k"]["2"]
+        assert table["average"]["intervals"]["pass@2"] == row["intervals"]["pass@2"]
+        assert not (folder / "countdown_dev.samples").exists()
+    before = (tmp_path / "temperature_1" / "countdown_dev.json").read_text()
+    said, _ = in_process(tmp_path / "temperature_1", own, temperatures=[1.0], k="1,4")
+    assert any("was measured before; figures are from its samples" in line for line in said)
+    after = json.loads((tmp_path / "temperature_1" / "countdown_dev.json").read_text())
+    assert set(after["pass_at_k"]) == {"1", "2", "4"} and after["lambdas"] == json.loads(before)["lambdas"]
+    with pytest.raises(UserError, match=r"of another evaluation \(temperature 1.0, now 0.5\); give another --out"):
+        in_process(tmp_path / "temperature_1", own, temperatures=[0.5])
+
+
+def test_two_evaluations_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    with held(tmp_path, ""), pytest.raises(UserError, match="another megasharp eval writes there; give another --out"):
+        in_process(tmp_path, Path("countdown_dev"), temperatures=[1.0])
+
+
+def test_a_checkpoints_converted_weights_do_not_stay_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr("megasharp.learner.conversion.megatron_to_hf", lambda _, folder: folder.mkdir())
+    child = os.fork()
+    if not child:
+        with hf_folder(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    [left] = tmp_path.iterdir()
+    with hf_folder(tmp_path) as folder:
+        assert folder.is_dir() and not left.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_can_be_measured_and_what_it_is_called(tmp_path: Path) -> None:
+    check_measurable(BASE)
+    assert measured(BASE) == Measured(BASE, "base", None, Path("base"))
+    run = tmp_path / "run"
+    checkpoint = run / "checkpoints" / "step_000001"
+    checkpoint.mkdir(parents=True)
+    with pytest.raises(UserError, match="run: neither a run with a checkpoint, nor a checkpoint, nor a Hugging Face"):
+        measured(run)
+    (checkpoint / "policy").mkdir()
+    assert measured(checkpoint) == Measured(checkpoint, "run step 1", 1, Path("run/step_000001"))
+    (run / "config.yaml").write_text("name: mine\n")
+    assert measured(checkpoint).label == "mine step 1"

@@ -1,0 +1,192 @@
+"""Resuming with another configuration, and into folders that are not runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from cases import each_case
+
+from megasharp.checkpoint.store import CheckpointStore, Inputs, RunState
+from megasharp.common.errors import UserError
+from megasharp.config.core import dump_yaml, parse_yaml
+from megasharp.config.run import RunConfig, load_run
+from megasharp.convert.hf_folder import read_config
+from megasharp.convert.record import record_arguments
+from megasharp.trainer.resolve.run import check
+from megasharp.trainer.resume import check_inputs, check_recorded, check_resume, inputs_of
+from tests.unit.saving import save_at_once
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+BASE = REPOSITORY / "examples" / "quickstart" / "base"
+
+
+def _config(*overrides: str) -> RunConfig:
+    return load_run(REPOSITORY / "examples" / "quickstart" / "run.yaml", overrides)
+
+
+def _stored(folder: Path, *overrides: str) -> Path:
+    (folder / "config.yaml").write_text(dump_yaml(_config(*overrides)))
+    return folder
+
+
+def test_the_same_configuration_resumes_without_a_word(tmp_path: Path) -> None:
+    assert check_resume(_stored(tmp_path), _config()) == []
+
+
+def test_a_key_that_is_younger_than_the_run_had_its_default(tmp_path: Path) -> None:
+    """A run of before there were stages goes on without a word; with stages it would be another run."""
+    path = _stored(tmp_path) / "config.yaml"
+    tree = parse_yaml(path.read_text(), "stored")
+    del tree["data"]["stages"], tree["eval"]["max_response_tokens"]
+    path.write_text(yaml.safe_dump(tree))
+    assert check_resume(tmp_path, _config()) == []
+    with pytest.raises(UserError, match=r"data\.stages was \[\] .* which is another run"):
+        check_resume(tmp_path, _config("data.stages=[{until: 3, max_response_tokens: 8}]"))
+
+
+def test_a_run_that_does_not_exist_yet_begins(tmp_path: Path) -> None:
+    assert check_resume(tmp_path / "new", _config()) == []
+
+
+def test_a_folder_in_which_a_job_has_only_logs_is_a_run_that_does_not_exist_yet(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "slurm_7" / "restart_0").mkdir(parents=True)
+    assert check_resume(tmp_path, _config()) == []
+
+
+def test_harmless_changes_are_named(tmp_path: Path) -> None:
+    lines = check_resume(_stored(tmp_path), _config("steps=300", "policy.tp=2"))
+    assert lines == [
+        "changed since the last attempt: policy.tp: 1 -> 2",
+        "changed since the last attempt: steps: 200 -> 300 (the linear decay of the learning rate ends there)",
+    ]
+
+
+@each_case(
+    "override",
+    [
+        "seed=7",
+        "model.path=elsewhere",
+        "data.prompts_per_step=4",
+        "recipe.methods=[grpo,kl]",
+        "rollout.temperature=0.7",
+        "policy.optimizer.lr=0.5",
+    ],
+)
+def test_another_experiment_is_refused(tmp_path: Path, override: str) -> None:
+    with pytest.raises(UserError, match="another run") as refused:
+        check_resume(_stored(tmp_path), _config(override))
+    assert override.split("=")[0] in str(refused.value)
+
+
+def test_every_refused_key_is_named_with_the_way_to_allow_it(tmp_path: Path) -> None:
+    before, other = _stored(tmp_path), _config("seed=7", "policy.optimizer.lr=0.5", "steps=9")
+    lr = _config().policy.optimizer.lr
+    with pytest.raises(
+        UserError,
+        match=rf"policy\.optimizer\.lr was {lr} and is now 0\.5; seed was 1 and is now 7, .* say --allow-change KEY$",
+    ):
+        check_resume(before, other)
+    with pytest.raises(UserError, match=r"policy\.optimizer\.lr was [^;]*, which is another run"):
+        check_resume(before, other, ["seed"])
+    assert check_resume(before, other, ["seed", "policy.optimizer"]) == [
+        f"changed since the last attempt: policy.optimizer.lr: {lr} -> 0.5",
+        "changed since the last attempt: seed: 1 -> 7",
+        "changed since the last attempt: steps: 200 -> 9 (the linear decay of the learning rate ends there)",
+    ]
+    with pytest.raises(UserError, match="--allow-change sed: no configuration has this key"):
+        check_resume(before, other, ["sed"])
+
+
+def test_where_a_run_is_carried_out_is_not_what_it_is(tmp_path: Path) -> None:
+    assert len(check_resume(_stored(tmp_path), _config("rollout.engines=3", "policy.dp=2"))) == 2
+
+
+def test_a_schedule_that_does_not_end_with_the_run_needs_no_word(tmp_path: Path) -> None:
+    constant = "policy.optimizer.decay=constant"
+    (line,) = check_resume(_stored(tmp_path, constant), _config(constant, "steps=300"))
+    assert line.endswith("steps: 200 -> 300")
+
+
+@each_case("override", ["rank=4", "alpha=8.0", "targets=[qkv]"])
+def test_other_adapters_are_another_run(tmp_path: Path, override: str) -> None:
+    before = _stored(tmp_path, "policy.lora.rank=8")
+    assert check_resume(before, _config("policy.lora.rank=8")) == []
+    with pytest.raises(UserError, match=f"policy.lora.{override.split('=')[0]} was .* which is another run"):
+        check_resume(before, _config("policy.lora.rank=8", f"policy.lora.{override}"))
+    with pytest.raises(UserError, match=r"policy\.lora.* which is another run"):
+        check_resume(before, _config())
+
+
+def test_a_folder_that_is_no_run_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(UserError, match="not a run folder"):
+        check_resume(tmp_path, _config())
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def _checkpoint(folder: Path, norm_eps: str = "1e-06") -> Path:
+    """What a checkpoint keeps of its model beside the weights, as older versions wrote it."""
+    (folder / "hf").mkdir(parents=True)
+    text = (BASE / "config.json").read_text()
+    (folder / "hf" / "config.json").write_text(text.replace("1e-06", norm_eps))
+    return folder
+
+
+def test_recorded_arguments_are_compared_without_a_word(tmp_path: Path) -> None:
+    arch = read_config(BASE)[2]
+    checkpoint = _checkpoint(tmp_path / "step")
+    record_arguments(checkpoint, arch)
+    assert check_recorded(checkpoint, checkpoint / "policy", BASE, arch) == []
+
+
+def test_without_a_record_the_saved_config_is_compared_and_a_line_says_so(tmp_path: Path) -> None:
+    arch = read_config(BASE)[2]
+    checkpoint = _checkpoint(tmp_path / "step")
+    weights, saved = checkpoint / "policy", checkpoint / "hf" / "config.json"
+    assert check_recorded(checkpoint, weights, BASE, arch) == [
+        f"{weights} has no record of the model's arguments (arguments.json): {BASE / 'config.json'} was compared with "
+        f"{saved}, which was saved with it"
+    ]
+    other = _checkpoint(tmp_path / "other", "1e-05")
+    with pytest.raises(UserError, match="rms_norm_eps=1e-06, recorded 1e-05"):
+        check_recorded(other, other / "policy", BASE, arch)
+
+
+def test_weights_with_nothing_beside_them_are_taken_and_a_line_says_so(tmp_path: Path) -> None:
+    (line,) = check_recorded(tmp_path, tmp_path, BASE, read_config(BASE)[2])
+    assert line == (
+        f"{tmp_path} has no record of the model's arguments (arguments.json): {BASE / 'config.json'} could not be "
+        "checked against it"
+    )
+
+
+def test_a_step_that_is_past_is_refused_before_the_configuration_is_kept(tmp_path: Path) -> None:
+    root = _stored(tmp_path)
+    store = CheckpointStore(root / "checkpoints", 9, None)
+    save_at_once(store, RunState("base", step=12), lambda folder: None)
+    with pytest.raises(UserError, match=r"step 12 is done already; steps=9 is less$"):
+        check_resume(root, _config("steps=9"))
+    assert check_resume(root, _config("steps=12"))
+
+
+def test_what_the_run_reads_may_not_be_edited_unseen() -> None:
+    checked = check(_config(), "run.yaml")
+    now = inputs_of(checked)
+    assert check_inputs(now, now, checked, ()) == [] == check_inputs(Inputs(), now, checked, ())
+    base, data = "examples/quickstart/base", "examples/quickstart/data/train.jsonl"
+    edited = [
+        ("data.path", {"problems": "1"}, f"the problems in {data}"),
+        ("model.path", {"weights": "1"}, f"the weights in {base}"),
+        ("model.path", {"tokenizer": "1"}, f"the tokenizer and its end tokens in {base}"),
+        ("eval.suites", {"suites": {"countdown_test": "1"}}, "the problems of suite countdown_test"),
+    ]
+    for key, update, what in edited:
+        before = now.model_copy(update=update)
+        with pytest.raises(UserError, match=rf"^{what}.* are not those that .* say --allow-change {key}$"):
+            check_inputs(before, now, checked, ["steps"])
+        (line,) = check_inputs(before, now, checked, [key])
+        assert line.startswith(f"changed since the last attempt: {what}")
+    another = now.model_copy(update={"suites": {"a suite that is no longer asked for": "1"}})
+    assert check_inputs(another, now, checked, ()) == []

@@ -1,0 +1,149 @@
+"""`megasharp submit`: what is refused before Slurm is asked, and that it works from any folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cases import each_case
+
+from megasharp.common.errors import UserError
+from megasharp.trainer.submit import Asked, submit_run
+
+REPOSITORY = Path(__file__).parents[3]
+CASP = REPOSITORY / "examples" / "qwen2.5-32b-casp" / "run.yaml"
+QUICKSTART = REPOSITORY / "examples" / "quickstart" / "run.yaml"
+FLEET = REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml"
+BASE = QUICKSTART.parent / "base"
+
+
+def dry_run(file: Path, *overrides: str, **asked: object) -> str:
+    said: list[str] = []
+    given = {"runs": Path("runs"), "time": "24:00:00", **asked}
+    submit_run(Asked(file, overrides, **given), dry_run=True, say=said.append)  # type: ignore[arg-type]
+    return "\n".join(said)
+
+
+def test_the_example_is_rendered_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = dry_run(CASP, nodes=4)
+    assert text.startswith("#!/bin/bash\n")
+    assert f"#SBATCH --output={tmp_path}/runs/qwen2.5-32b-casp/logs/slurm_%j.log" in text
+    assert f"  {CASP}\n" in text and "#SBATCH --nodes=4\n" in text and "#SBATCH --gpus-per-node=8\n" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """What a checkpoint looks like from outside."""
+    folder = tmp_path / "step_000300"
+    (folder / "policy").mkdir(parents=True)
+    return folder
+
+
+def test_an_evaluation_is_a_job_of_one_node_with_a_name_of_its_own(checkpoint: Path) -> None:
+    text = dry_run(CASP, suite="countdown_test", checkpoint=checkpoint)
+    assert "--job-name=qwen2.5-32b-casp-eval" in text and "#SBATCH --nodes=1\n" in text
+    assert f"  {checkpoint}\n  --suite countdown_test\n" in text and f"  --engines {CASP}\n" in text
+    assert '"$run/logs/latest_eval"' in text
+
+
+def test_an_evaluation_measures_what_the_run_measures_and_writes_nothing_that_the_run_reads() -> None:
+    asked = {"suite": "countdown_test", "checkpoint": BASE}
+    own = dry_run(FLEET, "seed=7", "eval.max_response_tokens=11", **asked)
+    assert "  --max-tokens 11\n  --seed 7\n" in own
+    assert f"  --out '{Path.cwd()}/runs/fleet_on_cpu/evals/by_hand/{{checkpoint}}'\n" in own
+    stages = "data.stages=[{max_response_tokens: 20, until: 2}, {max_response_tokens: 24, until: 4}]"
+    staged = dry_run(FLEET, stages, **asked)
+    assert "  --max-tokens 24\n" in staged
+
+
+def test_an_evaluation_keeps_its_samples_and_is_warned_late() -> None:
+    text = dry_run(FLEET, suite="countdown_test", checkpoint=BASE)
+    assert "#SBATCH --signal=B:USR1@60\n" in text
+    assert 'say "time is nearly up: the evaluation is asked to end"' in text
+    assert 'standing() { echo "$(find "$run/evals/by_hand" -name "*.parquet" 2>/dev/null | wc -l) tables' in text
+    assert 'standing() { cat "$run/checkpoints/latest"' in dry_run(QUICKSTART)
+    text = dry_run(FLEET, suite="countdown_test", checkpoint=BASE, lead_s=90)
+    assert "#SBATCH --signal=B:USR1@90\n" in text
+    assert "#SBATCH --signal=B:USR1@600\n" in dry_run(QUICKSTART)
+
+
+@each_case(
+    ("file", "overrides", "asked", "words"),
+    [
+        (
+            FLEET,
+            [],
+            {"suite": "nosuchsuite"},
+            "no suite or group of this name; suites: .*countdown_test",
+        ),
+        (FLEET, [], {"checkpoint": Path("/nowhere")}, "/nowhere: neither a run .*; give --checkpoint, or wait for"),
+        (FLEET, [], {"checkpoint": None}, "fleet_on_cpu: neither a run with a checkpoint"),
+        (QUICKSTART, [], {}, "rollout.engine=inprocess starts no engines, on which --eval samples; set rollout.engine"),
+        (CASP, ["rollout.tp=16"], {}, "rollout.tp=16 is more than cluster.gpus_per_node=8, so .*; lower rollout.tp"),
+        (FLEET, ["data.max_response_tokens=9999"], {}, "lower the lengths"),
+    ],
+)
+def test_an_evaluation_that_could_not_start_is_refused(
+    file: Path, overrides: list[str], asked: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    given = {"suite": "countdown_test", "checkpoint": BASE, "runs": tmp_path, **asked}
+    with pytest.raises(UserError, match=words):
+        dry_run(file, *overrides, **given)
+
+
+def test_a_checkpoint_that_is_not_seen_from_here_is_left_to_the_job(tmp_path: Path) -> None:
+    """One that another job is to write, or that lies in the image."""
+    later: dict[str, object] = {"suite": "countdown_test", "runs": tmp_path}
+    assert "by_hand" in dry_run(FLEET, extra=["--dependency=afterok:7"], **later)
+    inside = Path("/data/step_000300")
+    assert "  /data/step_000300\n" in dry_run(FLEET, container="/i.sqsh", checkpoint=inside, **later)
+    with pytest.raises(UserError, match="neither a run with a checkpoint"):
+        dry_run(FLEET, container="/i.sqsh", **later)
+
+
+@each_case(
+    ("asked", "words"),
+    [
+        ({"checkpoint": BASE}, "--checkpoint .*base is for --eval; add --eval SUITE, or leave it out"),
+        ({"mounts": ["/data:/data"]}, "--mount /data:/data is for --container; add --container IMAGE, or leave it out"),
+    ],
+)
+def test_options_that_mean_nothing_without_another_are_refused(asked: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        dry_run(QUICKSTART, **asked)
+
+
+@each_case(
+    ("file", "overrides", "asked", "words"),
+    [
+        (CASP, [], {"nodes": 2}, "cluster.nodes=4 x cluster.gpus_per_node=8 is more than the 2 node.s. of --nodes"),
+        (CASP, [], {"nodes": 6}, "so 2 of the 6 nodes of --nodes would idle"),
+        (CASP, ["policy.dp=8"], {}, "cluster.nodes = 4 x cluster.gpus_per_node = 8 cannot hold"),
+        (CASP, ["policy.offload=[]"], {}, "GB of 141 GB do not fit"),
+        (CASP, [], {"lead_s": 20}, "a checkpoint takes .* s to write, as planned, .*; raise --lead"),
+        (CASP, [], {"time": "1d"}, "--time 1d"),
+        (CASP, [], {"suite": "countdown_test", "nodes": 2}, "an evaluation's engines are on one node"),
+        (QUICKSTART, ["cluster.nodes=2"], {}, "cluster.nodes=2 needs cluster.backend=ray"),
+    ],
+)
+def test_what_cannot_fit_is_refused(file: Path, overrides: list[str], asked: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        dry_run(file, *overrides, **asked)
+
+
+def test_without_slurm_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="sbatch is not on this machine"):
+        submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print)
+
+
+def test_sbatchs_own_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for sbatch, which refuses."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpu' >&2; exit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(UserError, match=r"sbatch refused .*quickstart.sbatch: invalid partition specified: gpu"):
+        submit_run(Asked(QUICKSTART, [], tmp_path, "60"), dry_run=False, say=print)
