@@ -1,6 +1,6 @@
-"""The README says what the code does: its table of methods is the one that `megasharp methods` prints.
+"""Pages say what the code does: the table of methods is the one that `megasharp methods` prints, and links lead somewhere.
 
-Links between pages lead somewhere.
+The README and the architecture page stay pages that one can read in a sitting.
 """
 
 from __future__ import annotations
@@ -18,18 +18,26 @@ from megasharp.reporting.methods_command import describe_method, markdown_table,
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
-ROOMS = ("", "configs/**/", "examples/**/", "megasharp/**/", "slurm/**/", "tests/**/", "tools/**/")
+METHODS_PAGE = REPOSITORY / "docs" / "methods.md"
+ARCHITECTURE = REPOSITORY / "megasharp" / "README.md"
+ROOMS = ("", "configs/**/", "docs/**/", "examples/**/", "megasharp/**/", "slurm/**/", "tests/**/", "tools/**/")
 PAGES = sorted({page for room in ROOMS for page in REPOSITORY.glob(f"{room}*.md")})
 
 
 def test_table_of_methods_is_the_printed_one() -> None:
-    assert markdown_table() in README.read_text(encoding="utf-8"), "run megasharp methods --markdown"
+    assert markdown_table() in METHODS_PAGE.read_text(encoding="utf-8"), "run megasharp methods --markdown"
 
 
-def test_the_readme_is_wrapped() -> None:
+@each_case("page", (README, ARCHITECTURE), ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_pages_are_wrapped(page: Path) -> None:
     """Tables and a Markdown link's target are not."""
-    lines = (re.sub(r"\]\([^)]*\)", "]", line) for line in README.read_text(encoding="utf-8").splitlines())
+    lines = (re.sub(r"\]\([^)]*\)", "]", line) for line in page.read_text(encoding="utf-8").splitlines())
     assert [line for line in lines if len(line) > 125 and not line.startswith("|")] == []
+
+
+@each_case(("page", "most"), ((README, 150), (ARCHITECTURE, 250)), ids=str)
+def test_pages_stay_short(page: Path, most: int) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= most
 
 
 def test_list_names_every_method_with_its_paper_and_defaults() -> None:

@@ -76,9 +76,9 @@ def test_every_span_names_both_networks_versions(tmp_path, make_response, make_g
     ]
 
 
-def test_the_readme_names_every_column():
-    readme = (Path(__file__).parents[3] / "megasharp" / "metrics" / "README.md").read_text(encoding="utf-8")
-    rows = readme.split("## Every response")[1]
+def test_the_manual_names_every_column():
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = page.split("## Every response")[1]
     assert [name for name in SCHEMA.names if f"`{name}`" not in rows] == []
 
 
