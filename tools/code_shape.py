@@ -62,7 +62,6 @@ class Rooms:
 
 
 ROOMS = Rooms(("algos", "tasks/sets", "convert/families", "tasks/synlogic"), ("studies",))
-TODAY = Rooms(("algos", "data/sets", "convert/families", "rewards/synlogic"), ("labs",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,17 +305,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", choices=LISTS, help="print what is behind a figure instead; `step` traces one")
     parser.add_argument("--json", action="store_true", help="print figures and lists as JSON")
     parser.add_argument("--limits", action="store_true", help="exit with 1 where a limit is not met")
-    parser.add_argument("--today", action="store_true", help="use the names that rooms had before the move")
     return parser.parse_args()
 
 
 def main() -> int:
     """Measure, print, and return the exit code."""
     asked = _arguments()
-    rooms = TODAY if asked.today else ROOMS
+    rooms = ROOMS
     for room in (*rooms.one_idea, *rooms.like_chapters):
         if not (REPOSITORY / PACKAGE / room).is_dir():
-            sys.exit(f"{PACKAGE}/{room} is no folder (any more): mend ROOMS in tools/code_shape.py, or use --today")
+            sys.exit(f"{PACKAGE}/{room} is no folder (any more): correct ROOMS in tools/code_shape.py")
     shape = Shape(REPOSITORY, read_package(REPOSITORY, PACKAGE), rooms)
     if asked.trace or asked.list == "step":
         shape.add_step(trace_step())

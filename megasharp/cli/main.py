@@ -286,7 +286,7 @@ def report(
 @app.command()
 def methods(
     name: Annotated[str, typer.Argument(help="A method's name; without one, all are listed.")] = "",
-    markdown: Annotated[bool, typer.Option(help="Print the README's table.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print the table of docs/methods.md.")] = False,
 ) -> None:
     """List the methods that a recipe may name, or show one of them."""
     from rich.console import Console

@@ -1,6 +1,6 @@
 """Which modules a layer is made of: Transformer Engine's where it is wanted, else Megatron's own and our norm.
 
-Core attention is ours in both, because packed rows share prompts (the README of this house says why). Transformer
+Core attention is ours in both, because packed rows share prompts (docs/decisions/0005 says why). Transformer
 Engine joins each norm with the linear map behind it, so a norm's weight has another name there; `local_name` undoes
 it, and checkpoints are named alike, so that every conversion, export and checkpoint knows one set of names.
 

@@ -98,7 +98,8 @@ class Offloader:
 
     What a GPU gives up lies in page-locked memory, which the bus reaches several times as fast; it is kept for the next
     time, because to lock pages takes longer than to fill them. `moves`: how often weights were emptied. CPU memory
-    that was lent to engines (`serving/lending.py`) has a fixed size: it is overwritten, which frees nothing.
+    that was lent to engines (`rollout/sglang/shared_weights_export.py`) has a fixed size: it is overwritten, which
+    frees nothing.
     """
 
     def __init__(self, chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:

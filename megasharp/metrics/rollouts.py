@@ -126,7 +126,7 @@ def write_rollouts(
     `mean_entropy` maps (group id, index in the group) to it. A run pushes both networks together, so the memory
     network's version is always the policy's and `memory_ahead`. `tokens` says which responses are written token by
     token; the others' two columns are null. An existing file of the same step (a step repeated
-    after a resume) is replaced. `metrics/README.md` says what the columns mean.
+    after a resume) is replaced. `docs/metrics.md` says what the columns mean.
 
     Raises:
         UserError: the file cannot be written.

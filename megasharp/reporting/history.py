@@ -24,8 +24,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from megasharp.checkpoint.run_folder import AttemptRecord, read_attempts, stored_config
-from megasharp.checkpoint.store import MANIFEST, Manifest, read_manifest
 from megasharp.common.control import BestFigure, with_evaluation
 from megasharp.common.errors import UserError
 from megasharp.config.core import Tree

@@ -44,7 +44,7 @@ def describe_method(name: str) -> str:
 
 
 def markdown_table() -> str:
-    """The README's table of methods."""
+    """Print the table of docs/methods.md."""
     rows = ["| name in `recipe.methods` | what | changes | paper | status |", "|---|---|---|---|---|"]
     for name, method in METHODS.items():
         changes = ", ".join(f"`{part}`" for part in _parts(method))

@@ -41,7 +41,7 @@ _LOOK_S = 1.0
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to prompts in one step; see metrics/README.md."""
+    """What happened to prompts in one step; see docs/metrics.md."""
 
     aborted: int = 0
     continued: int = 0

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
-from megasharp.checkpoint.store import Inputs, complete_steps
+from megasharp.checkpoint.store import complete_steps
 from megasharp.common.errors import UserError
 from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
 from megasharp.config.run import RunConfig
 from megasharp.convert.architecture import Architecture
+from megasharp.convert.arguments import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
 from megasharp.convert.digests import weights_fingerprint
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
-from megasharp.convert.record import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
 from megasharp.tasks.table import digest_of
 from megasharp.trainer.resolve.run import ResolvedRun
 

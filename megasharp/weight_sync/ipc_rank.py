@@ -1,6 +1,6 @@
 """Weights through memory that the learner's ranks lend: where they lie, or in buckets.
 
-Engines for which the weights do not lie right (`lend_rank.py` says when they do) get buckets. All ranks hold each
+Engines for which the weights do not lie right (`Lender` says when they do) get buckets. All ranks hold each
 bucket at the same time, whole, on their devices: those of its pipeline stage have gathered it, the others get it from
 the stage's source. Each lends it to the ranks of engines on its device; rank 0 posts what they are told.
 Not measured on a GPU.

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from engines import PYTHON
@@ -13,27 +14,28 @@ from used_of_sglang import ENGINE, REPLACED, imports
 
 pytestmark = pytest.mark.long("fleet")
 
-# The files that import SGLang: a new one belongs here, and in the table of megasharp/rollout/sglang/README.md.
-IMPORTERS = {"seams.py", "arguments.py", "cpu_platform.py"}
+REPOSITORY = Path(__file__).parents[2]
+# The files that import SGLang: a new one belongs here, and in the table of docs/sglang.md.
+IMPORTERS = {"sglang_internals.py", "arguments.py", "cpu_platform.py"}
 # Classes of ours whose methods stand in for those of SGLang's class.
 SUBCLASSES = {"EngineSampler": "Sampler", "PlainCpuPlatform": "SRTPlatform"}
 SUBCLASSES |= {"PlainPagedAllocator": "PagedTokenToKVPoolAllocator"}
 
 
 def test_the_installed_sglang_has_all_that_we_use() -> None:
-    script = ENGINE.parents[2] / "tests" / "fleet" / "used_of_sglang.py"
+    script = REPOSITORY / "tests" / "fleet" / "used_of_sglang.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([str(PYTHON), str(script)], capture_output=True, text=True, env=environment, check=False)
     problems = [line for line in done.stdout.splitlines() if line.startswith("sglang ")]
-    assert not problems, "megasharp/rollout/sglang/README.md, Seams, says which file uses what:\n" + "\n".join(problems)
+    assert not problems, "docs/sglang.md, Seams, says which file uses what:\n" + "\n".join(problems)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_every_file_that_imports_sglang_is_known() -> None:
     assert {file for file, _, _ in imports()} == IMPORTERS
-    readme = (ENGINE.parent / "README.md").read_text(encoding="utf-8")
+    readme = (REPOSITORY / "docs" / "sglang.md").read_text(encoding="utf-8")
     seams = readme.split("## Seams")[1].split("\n## ")[0]
-    using = {file.name for file in ENGINE.rglob("*.py") if "seams" in file.read_text(encoding="utf-8")} - {
+    using = {file.name for file in ENGINE.rglob("*.py") if "sglang_internals" in file.read_text(encoding="utf-8")} - {
         "__init__.py"
     }
     assert [name for name in sorted(IMPORTERS | using) if f"`{name}`" not in seams] == []
@@ -41,7 +43,7 @@ def test_every_file_that_imports_sglang_is_known() -> None:
 
 def test_every_replaced_method_is_listed() -> None:
     listed = {name for methods in REPLACED.values() for name in methods}
-    files = ("changes.py", "server_changes.py", "forking.py")
+    files = ("sglang_patches.py", "server_patches.py", "forking.py")
     assert {name for file in files for name in assigned(file)} == listed - overridden()
     assert overridden() <= listed
 

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ENGINE = Path(__file__).parents[2] / "megasharp" / "serving" / "engine"
-# Replaced in `changes.py` and `server_changes.py`, or overridden in a class of ours: with the parameters after self.
+ENGINE = Path(__file__).parents[2] / "megasharp" / "rollout" / "sglang" / "engine"
+# Replaced in `sglang_patches.py` and `server_patches.py`, or overridden in a class of ours: the parameters after self.
 REPLACED = {
     "SamplingBatchInfo": {
         "adjusted_from_schedule_batch": "batch vocab_size",

@@ -1,4 +1,5 @@
-"""Pages say what the code does: the table of methods is the one that `megasharp methods` prints, and links lead somewhere.
+"""Pages say what the code does: the table of methods is the one that `megasharp methods` prints, and links lead
+somewhere.
 
 The README and the architecture page stay pages that one can read in a sitting.
 """

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from megasharp.checkpoint.manifest import CursorEntry, FileEntry, Inputs, Manifest, read_manifest, write_manifest
 from megasharp.checkpoint.run_folder import AttemptRecord
-from megasharp.checkpoint.store import CursorEntry, FileEntry, Inputs, Manifest, read_manifest, write_manifest
 from megasharp.common.control import (
     BestFigure,
     ControlState,
@@ -39,8 +39,9 @@ from megasharp.common.random_state import generator_states
 from megasharp.common.records import GenerateRequest, Outcome, Plausible, SamplingParams
 from megasharp.config.run import load_run
 from megasharp.convert.architecture import Architecture, RopeParameters
+from megasharp.convert.arguments import record_arguments
 from megasharp.convert.lora import LoraSettings, record_adapters, recorded_adapters
-from megasharp.convert.record import Digests, record_arguments, write_record
+from megasharp.convert.record import Digests, write_record
 from megasharp.evals.evaluate import Progress
 from megasharp.evals.files import load_result, save
 from megasharp.evals.probe import SCHEMA as PROBE_SCHEMA

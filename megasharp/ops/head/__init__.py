@@ -10,7 +10,7 @@ so for incoming gradients g (target's log-prob), g_n (top-N log-probs) and g_H (
     dz_v = ( -p_v * (g + sum_n g_n + g_H (log p_v + H)) + g 1[v = t] + sum_n g_n 1[v = id_n] ) / T.
 
 Only the logits and a few [T] statistics are kept for backward. Two arithmetics read the logits, `reference.py` in
-torch and `launch.py` in Triton (one read forward, one pass backward); all else is shared: `group.py` joins the ranks.
+torch and `launch.py` in Triton (one read forward, one pass backward); all else is shared: `records.py` joins the ranks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ What the policy might have said instead: the most probable tokens at each positi
 The policy, and beside it the memory network where there is one, as the one model the decode loop sees.
 
 Both read the same tokens and keep caches of their own, row for row alike: a step costs the policy's step plus the
-memory's, and nothing is added where there is no memory. Why two networks: `sampling.py`.
+memory's, and nothing is added where there is no memory. Why two networks: `generation.py`.
 """
 
 from __future__ import annotations

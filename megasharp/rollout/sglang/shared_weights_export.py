@@ -2,8 +2,8 @@
 
 A lender hands its handles out once and names their generation ever after. The generation counts up whenever the memory
 may have moved, so that whoever still holds older handles refuses instead of reading what is no longer there
-(`borrowing.py`, the other side). Handles are CUDA's on a GPU; a CPU's are names of files in shared memory, by which all
-of this is tested. On a GPU it was not run.
+(`shared_weights_import.py`, the other side). Handles are CUDA's on a GPU; a CPU's are names of files in shared memory,
+by which all of this is tested. On a GPU it was not run.
 
 torch counts who has a GPU's memory open, and keeps what it frees until all have closed it: one that was killed would
 keep a model's weights for ever. So handles are made of a second storage over the same memory, which owns nothing; that

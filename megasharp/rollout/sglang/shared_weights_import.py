@@ -1,7 +1,7 @@
 """Reading memory that another process lends: what is open here, and a network's copies, planned once.
 
-The other side of `lending.py`. A copy is planned when a layout comes, and bound to memory when handles come; a push
-that brings neither is a check of three numbers and the copies themselves.
+The other side of `shared_weights_export.py`. A copy is planned when a layout comes, and bound to memory when handles
+come; a push that brings neither is a check of three numbers and the copies themselves.
 """
 
 from __future__ import annotations

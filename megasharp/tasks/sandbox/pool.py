@@ -66,7 +66,7 @@ class Worker:
 
 
 class Nursery:
-    """The clean process (`nursery.py`) that workers come from; its output goes to `log`, or nowhere.
+    """The clean process (`worker.py`) that workers come from; its output goes to `log`, or nowhere.
 
     Raises UserError where the verifiers cannot be made there.
     """

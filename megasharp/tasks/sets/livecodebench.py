@@ -2,8 +2,8 @@
 
 That is what DeepCoder, 2510.14807's training set, leaves out and evaluates on; 2510.14807 itself does not name a
 release. Schema from LiveCodeBench's own code_generation.py, for livecodebench/code_generation_lite: `question_content`,
-`question_id`, `contest_date`, `starter_code`, and as JSON text `public_test_cases`, `private_test_cases` (or encoded,
-`encoded.py`) and `metadata`. Its loader is a script, which `datasets` runs no longer, so its files are read: test4 and
+`question_id`, `contest_date`, `starter_code`, and as JSON text `public_test_cases`, `private_test_cases` (or
+encoded) and `metadata`. Its loader is a script, which `datasets` runs no longer, so its files are read: test4 and
 test5 are what releases 4 and 5 added, after July 2024. They unpack to more than a gigabyte.
 
 LiveCodeBench's private tests: base64 of zlib of a pickle of one text, which is JSON.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megasharp.checkpoint.store import MANIFEST, CheckpointStore
+from megasharp.checkpoint.manifest import MANIFEST
+from megasharp.checkpoint.store import CheckpointStore
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.config.core import find

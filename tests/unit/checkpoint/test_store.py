@@ -16,7 +16,8 @@ import pytest
 from cases import each_case
 from waiting import HANG_S
 
-from megasharp.checkpoint.store import CheckpointStore, FileEntry, RunState, describe_files, read_state
+from megasharp.checkpoint.manifest import FileEntry, describe_files
+from megasharp.checkpoint.store import CheckpointStore, RunState, read_state
 from megasharp.common.control import BestFigure, ControlState, LengthChange, LengthState, Reset, ResetState, Watch
 from megasharp.common.errors import RankDied, UserError
 from megasharp.common.files import FileHash

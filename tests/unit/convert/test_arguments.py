@@ -9,8 +9,14 @@ import pytest
 
 from megasharp.common.errors import UserError
 from megasharp.convert.architecture import Architecture
+from megasharp.convert.arguments import (
+    ARGUMENTS_FILE,
+    check_arguments,
+    model_arguments,
+    read_arguments,
+    record_arguments,
+)
 from megasharp.convert.hf_folder import read_config
-from megasharp.convert.record import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments, record_arguments
 
 YARN = {
     "rope_type": "yarn",

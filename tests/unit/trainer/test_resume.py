@@ -8,12 +8,13 @@ import pytest
 import yaml
 from cases import each_case
 
-from megasharp.checkpoint.store import CheckpointStore, Inputs, RunState
+from megasharp.checkpoint.manifest import Inputs
+from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, parse_yaml
 from megasharp.config.run import RunConfig, load_run
+from megasharp.convert.arguments import record_arguments
 from megasharp.convert.hf_folder import read_config
-from megasharp.convert.record import record_arguments
 from megasharp.trainer.resolve.run import check
 from megasharp.trainer.resume import check_inputs, check_recorded, check_resume, inputs_of
 from tests.unit.saving import save_at_once

@@ -144,7 +144,7 @@ _REASONS = (
         ("no such file", "does not appear to have", "not a valid model", "unrecognized model", "config.json"),
         "it cannot load the model",
     ),
-    (("no module named",), "its Python lacks a package; build it anew, as megasharp/rollout/sglang/README.md says"),
+    (("no module named",), "its Python lacks a package; build it anew, as docs/engines.md says"),
 )
 _DID_NOT_START = "did not start: "
 _THE_USERS = tuple(_DID_NOT_START + reason for _, reason in _REASONS if reason != _PORT_TAKEN)
@@ -279,7 +279,7 @@ def how_to_build(device: str) -> str:
     """What a user without the engines' Python is told."""
     if device == "cpu":
         return "with `make fleet`, which makes .venv-fleet/bin/python"
-    return "for GPUs, as megasharp/rollout/sglang/README.md says"
+    return "for GPUs, as docs/engines.md says"
 
 
 def new_key() -> str:

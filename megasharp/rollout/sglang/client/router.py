@@ -3,7 +3,7 @@
 A prompt's samples stay together on one engine, where they share the prompt's cache; a prompt is also what is retried.
 
 Not SGLang's own router: it forwards only the request's fields that it knows, and `custom_params` is not among them, so
-a request for mu would be sampled without it and nobody told. `megasharp/rollout/sglang/README.md` has what was tried.
+a request for mu would be sampled without it and nobody told. `docs/sglang.md` has what was tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SGLang's arguments, the one seam that is read without the rest of SGLang; `seams.py` names the others."""
+"""SGLang's arguments, the one seam that is read without the rest of SGLang; `sglang_internals.py` names the others."""
 
 from __future__ import annotations
 

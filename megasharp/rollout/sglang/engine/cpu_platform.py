@@ -1,7 +1,7 @@
 """SGLang's out-of-tree platform for a CPU without SGLang's own CPU kernels, for which there is no package.
 
 SGLang finds `activate` by the entry point group `sglang.srt.platforms`, in every process. It is called in the middle of
-SGLang's own imports, so this file does not go through `seams.py`.
+SGLang's own imports, so this file does not go through `sglang_internals.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine changes in SGLang, in each of its processes; `server_changes.py` has what is changed in the server.
+"""What an engine changes in SGLang, in each of its processes; `server_patches.py` has what is changed in the server.
 
 1. `Sampler`: ours, registered under the built-in back-ends' names.
 2. `SamplingBatchInfo`: its three methods meant for it, and the copy made for a forward, carry `requests.Columns`.
@@ -8,9 +8,9 @@
 5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version, and weights that do not fit.
 6. `WeightChecker._compute_checksum`: checksums of whole tensors under their checkpoint's names. SGLang's own hashes its
    fused, cut tensors, with a hash of its own, and needs CUDA.
-7. The names of shared memory (`shared.py`).
+7. The names of shared memory.
 
-And of torch: where ranks meet (`meeting.py`).
+And of torch: where ranks meet (`rendezvous.py`).
 
 All that an engine's processes share in /dev/shm carries one name, by which whoever stops the engine removes it.
 

@@ -56,9 +56,7 @@ def test_a_python_without_our_package(tmp_path: Path) -> None:
 
 def test_a_python_for_gpus_is_built_otherwise(tmp_path: Path) -> None:
     missing = FleetSettings(python=tmp_path / "nowhere", model=tmp_path, log_folder=tmp_path, device="cuda")
-    with pytest.raises(
-        UserError, match=r"build the engines' Python for GPUs, as megasharp/rollout/sglang/README\.md says"
-    ):
+    with pytest.raises(UserError, match=r"build the engines' Python for GPUs, as docs/engines\.md says"):
         check_engines(missing, "run.yaml")
 
 

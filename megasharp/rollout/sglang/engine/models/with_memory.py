@@ -8,7 +8,7 @@ reuse, chunked prefill, retraction and flushing keep them in step by themselves.
 SGLang's sleep drops both networks' weights and its wake brings none back: an update after it must bring both, and
 `sleeping.py` keeps requests out until it has come.
 
-The memory's logits go to a buffer (`memory_logits.py`); the sampler subtracts them.
+The memory's logits go to a buffer (`sampling_math.py`); the sampler subtracts them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,130 @@
+"""What a checkpoint says of itself: written last, so that a checkpoint without a manifest does not exist."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from megasharp.common.control import ControlState
+from megasharp.common.errors import (
+    UserError,
+    one_line,
+)
+from megasharp.common.files import (
+    FileHash,
+    write_text,
+)
+from megasharp.common.section import Section
+from megasharp.config.core import Tree
+
+MANIFEST = "manifest.json"
+_DIGEST = "sha256"
+# Hashing lets go of the interpreter, and one core reads 1 to 2 GB a second.
+_THREADS = min(16, os.cpu_count() or 1)
+
+
+class FileEntry(Section):
+    """One file of the checkpoint: its size in bytes and its SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, found: FileHash) -> FileEntry:
+        """The entry of a file."""
+        return cls(size=found.size, sha256=found.sha256)
+
+
+class CursorEntry(Section):
+    """A place of the data stream."""
+
+    epoch: int
+    position: int
+
+
+class Inputs(Section):
+    """Digests of what a run reads and no checkpoint holds.
+
+    Its problems, its tokenizer with what ends a response, the weights it began with, and by name the problems
+    of its evaluations' suites.
+    """
+
+    problems: str = ""
+    tokenizer: str = ""
+    weights: str = ""
+    suites: dict[str, str] = {}
+
+
+class Manifest(Section):
+    """One checkpoint. The file ends with the SHA-256 of all this.
+
+    `policy_version` and `memory_version` are the engines' versions of these weights; `reference` names where the
+    reference policy came from;
+    `cursor` is where the data stream stood, `pending` the prompts before it that no step trained on.
+    `control` is what the run decided so far: resets, the stage of response lengths, the best evaluation.
+    `inputs` tells whether the run still reads what it began with.
+    `files` maps each file, relative to the checkpoint, to its size and hash; `software` holds versions.
+    """
+
+    step: int
+    policy_version: int
+    memory_version: int
+    cursor: CursorEntry
+    pending: list[CursorEntry]
+    reference: str
+    skipped_in_a_row: int
+    control: ControlState
+    inputs: Inputs
+    files: dict[str, FileEntry]
+    software: dict[str, str]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Raises UserError when the disk is full or cannot be written."""
+    tree: Tree = json.loads(manifest.model_dump_json())
+    write_text(folder / MANIFEST, json.dumps({**tree, _DIGEST: _digest(tree)}, indent=1) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises UserError where there is none, or where it is not what was written."""
+    path = folder / MANIFEST
+    try:
+        tree = json.loads(path.read_bytes())
+        written = tree.pop(_DIGEST)
+    except OSError as error:
+        raise UserError(f"{folder}: not a complete checkpoint: {one_line(error)}") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{path}: not a manifest this version reads: {one_line(error)}") from error
+    if written != _digest(tree):
+        raise UserError(f"{path} differs from what was saved")
+    try:
+        return Manifest.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        raise UserError(f"{path}: not a manifest this version reads: {one_line(error)}") from error
+
+
+def _digest(tree: Tree) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def describe_files(folder: Path, known: Mapping[Path, FileHash]) -> dict[str, FileEntry]:
+    """Size and hash of every file below `folder`; of those in `known` they need not be found again.
+
+    Files in `known` count also where they are not listed: a network file system's cache lacks for a while what other
+    nodes have just made.
+    """
+    listed = [path for path in folder.rglob("*") if path.is_file()]
+    hashes = hash_files([path for path in listed if path not in known]) | dict(known)
+    return {str(path.relative_to(folder)): FileEntry.of(hashes[path]) for path in sorted(hashes)}
+
+
+def hash_files(paths: Sequence[Path]) -> dict[Path, FileHash]:
+    """Size and hash of each file, several at a time."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return dict(zip(paths, threads.map(FileHash.of, paths), strict=True))
