@@ -104,10 +104,13 @@ Stats = Mapping[str, Tensor]
 class Ramp(Section):
     """A coefficient, never negative, that goes from `start` to `end` over `steps` training steps, then stays there."""
 
-    start: float = Field(ge=0.0)
-    end: float = Field(ge=0.0)
-    steps: int = Field(ge=1)
-    shape: Literal["linear", "cosine"] = "linear"
+    start: float = Field(ge=0.0, description="Value of the coefficient in the first training step.")
+    end: float = Field(ge=0.0, description="Value of the coefficient after steps training steps, held from then on.")
+    steps: int = Field(ge=1, description="Number of training steps over which the coefficient changes.")
+    shape: Literal["linear", "cosine"] = Field(
+        default="linear",
+        description="Shape of the change: linear, or cosine, which is slow at both ends.",
+    )
 
     def at(self, step: int) -> float:
         """The value in training step `step`, counted from 1: the first has `start`, step `steps` + 1 has `end`."""
@@ -136,13 +139,15 @@ ParamsT = TypeVar("ParamsT", bound=MethodParams)
 class Method(Generic[ParamsT]):
     """A named method with its parameters. Every hook here is the neutral one.
 
-    `paper` and `status` are shown in tables: the source, and how much of the formula is printed there.
+    `paper` and `status` are shown in tables: the source, and how much of the formula is printed there. `options` ends
+    the description of its table among a recipe's keys: "Options of NAME: ..." or "NAME has no options: ...".
     `reduction` is set by methods that prescribe one. `brings` names methods that come along, with the values that
     this one sets in their tables; a user's own values win. A method that only brings others is a bundle.
     """
 
     paper: ClassVar[str]
     status: ClassVar[str] = "as printed"
+    options: ClassVar[str]
     Params: ClassVar[type[MethodParams]] = MethodParams
     reduction: ClassVar[Reduction | None] = None
     brings: ClassVar[Mapping[str, MethodParams]] = {}

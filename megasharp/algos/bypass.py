@@ -27,6 +27,7 @@ class Bypass(Method[MethodParams]):
 
     paper = "1707.06347"
     status = "from public code: verl's bypass mode"
+    options = "the importance ratio is taken to the sampler's log-probs."
 
     def needs(self) -> Needs:
         return Needs(sampler_logp=True)

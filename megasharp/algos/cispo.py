@@ -23,8 +23,18 @@ from megasharp.common.records import TokenInputs
 class CISPOParams(MethodParams):
     """Bounds of the weight: [1 - low, 1 + high]."""
 
-    low: float = Field(default=1.0, ge=0.0)
-    high: float = Field(default=0.2, ge=0.0)
+    low: float = Field(
+        default=1.0,
+        ge=0.0,
+        description="Distance below 1 at which the importance weight is bounded: 1 - low. 1: no lower bound, as in "
+        "the paper.",
+    )
+    high: float = Field(
+        default=0.2,
+        ge=0.0,
+        description="Distance above 1 at which the importance weight is bounded: 1 + high. The paper does not give "
+        "it; verl uses 0.2, slime suggests 4.",
+    )
 
 
 class CISPO(Method[CISPOParams]):
@@ -32,6 +42,7 @@ class CISPO(Method[CISPOParams]):
 
     paper = "2506.13585"
     status = "as printed; the upper bound's value is not given"
+    options = "clipped importance weights that keep every token's gradient."
     Params = CISPOParams
     reduction = Reduction.TOKEN_MEAN
 

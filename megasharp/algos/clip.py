@@ -21,15 +21,31 @@ from megasharp.common.records import TokenInputs
 class ClipParams(MethodParams):
     """Bounds of the importance ratio: [1 - low, 1 + high], and optionally `dual` > 1."""
 
-    low: float = Field(default=0.2, ge=0.0, le=1.0)
-    high: float = Field(default=0.2, ge=0.0)
-    dual: float | None = Field(default=None, gt=1.0)
+    low: float = Field(
+        default=0.2,
+        ge=0.0,
+        le=1.0,
+        description="Distance below 1 at which the ratio of a negative token is clipped: the bound is 1 - low.",
+    )
+    high: float = Field(
+        default=0.2,
+        ge=0.0,
+        description="Distance above 1 at which the ratio of a positive token is clipped: the bound is 1 + high. DAPO "
+        "uses 0.28 to leave room for unlikely tokens.",
+    )
+    dual: float | None = Field(
+        default=None,
+        gt=1.0,
+        description="Largest ratio that counts for tokens of negative advantage (dual clip), above 1; DAPO's scripts "
+        "use 10. null: no second bound.",
+    )
 
 
 class Clip(Method[ClipParams]):
     """The default surrogate."""
 
     paper = "1707.06347"
+    options = "the clipped PPO loss that is used where no other surrogate is named."
     Params = ClipParams
 
     def needs(self) -> Needs:

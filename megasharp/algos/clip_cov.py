@@ -28,9 +28,21 @@ from megasharp.common.records import TokenInputs
 class ClipCovParams(MethodParams):
     """`share` of all tokens that is left out, from those with a covariance strictly between `low` and `high`."""
 
-    share: float = Field(default=2e-4, gt=0.0, le=1.0)
-    low: float = 1.0
-    high: float = 5.0
+    share: float = Field(
+        default=2e-4,
+        gt=0.0,
+        le=1.0,
+        description="Share of the optimizer step's tokens whose loss is left out, rounded down but at least one "
+        "token. The paper uses 0.0002.",
+    )
+    low: float = Field(
+        default=1.0,
+        description="Covariance of advantage and log-prob above which a token may be picked. The paper uses 1.",
+    )
+    high: float = Field(
+        default=5.0,
+        description="Covariance of advantage and log-prob below which a token may be picked. The paper uses 5.",
+    )
 
     @model_validator(mode="after")
     def _some_between(self) -> ClipCovParams:
@@ -44,6 +56,7 @@ class ClipCov(Method[ClipCovParams]):
 
     paper = "2505.22617"
     status = "as printed; statistics of the whole optimizer step"
+    options = "a few tokens of high covariance do not train."
     Params = ClipCovParams
     brings = {"clip": ClipParams(low=1.0, high=1.0)}
 

@@ -23,6 +23,7 @@ class DAPO(Method[MethodParams]):
 
     paper = "2503.14476"
     status = "as printed; the dual clip from the authors' scripts"
+    options = "it brings grpo, clip, dynamic_sampling and soft_overlong; set their tables to change its values."
     reduction = Reduction.TOKEN_MEAN
     brings = {
         "grpo": GRPOParams(),

@@ -26,8 +26,16 @@ from megasharp.common.records import TokenInputs
 class DifferentialEntropyParams(MethodParams):
     """Coefficients of the bonus on correct responses and of the penalty on incorrect ones; both from zero up."""
 
-    correct: Annotated[float, Field(ge=0.0)] | Ramp = 0.001
-    incorrect: Annotated[float, Field(ge=0.0)] | Ramp = 0.001
+    correct: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+        default=0.001,
+        description="Factor of the entropy bonus on tokens of correct responses, a number or a ramp. The paper's "
+        "value is unknown; 0.001 is a proposal. 0: no bonus.",
+    )
+    incorrect: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+        default=0.001,
+        description="Factor of the entropy penalty on tokens of all other responses, a number or a ramp. The paper's "
+        "value is unknown; 0.001 is a proposal. 0: no penalty.",
+    )
 
 
 class DifferentialEntropy(Method[DifferentialEntropyParams]):
@@ -35,6 +43,7 @@ class DifferentialEntropy(Method[DifferentialEntropyParams]):
 
     paper = "2511.19942"
     status = "derived: the formula is lost in the text"
+    options = "an entropy bonus on correct responses and a penalty on others."
     Params = DifferentialEntropyParams
 
     def needs(self) -> Needs:

@@ -28,10 +28,33 @@ from megasharp.common.records import Group
 class DifficultyFilterParams(MethodParams):
     """Exclusive thresholds of p; share of easiest groups to drop; rounds of prompts that a step may sample in all."""
 
-    low: float | None = Field(default=0.0, ge=0.0, lt=1.0)
-    high: float | None = Field(default=1.0, gt=0.0, le=1.0)
-    drop_easiest: float = Field(default=0.0, ge=0.0, lt=1.0)
-    max_rounds: int = Field(default=10, ge=1)
+    low: float | None = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Success rate of a group at or below which it is dropped as too hard. 0 drops groups without a "
+        "correct response; null: no lower threshold.",
+    )
+    high: float | None = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="Success rate of a group at or above which it is dropped as too easy. 1 drops groups that are all "
+        "correct; null: no upper threshold.",
+    )
+    drop_easiest: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Share of the groups of each sampling round to drop, those of the highest success rate, rounded "
+        "down. 0.25 with low and high null is the filtering baseline of IAC's paper. 0: none.",
+    )
+    max_rounds: int = Field(
+        default=10,
+        ge=1,
+        description="Number of rounds of prompts that a step may sample in all to replace dropped groups, the first "
+        "included. 1: no replacement.",
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -45,6 +68,7 @@ class DifficultyFilter(Method[DifficultyFilterParams]):
 
     paper = "2504.03380"
     status = "as printed; thresholds unknown"
+    options = "groups that are solved too rarely or too often are replaced by other prompts."
     Params = DifficultyFilterParams
 
     def needs(self) -> Needs:

@@ -67,15 +67,34 @@ def cross_entropy_recipe() -> Recipe:
 class MemoryParams(Section):
     """The memory network: where it starts from, and its learning rate (None: the policy's)."""
 
-    path: str = "examples/quickstart/memory"
-    lr: float | None = Field(default=None, gt=0.0)
+    path: str = Field(
+        default="examples/quickstart/memory",
+        description="Folder of the memory network's starting weights, in any form that model.path takes, with the "
+        "policy's vocabulary. The default is the quickstart's; set your own for any other model.",
+    )
+    lr: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Peak learning rate of the memory network. null: policy.optimizer.lr, as in the paper.",
+    )
 
 
 class PlausibleParams(Section):
     """The guard, ours: `types.Plausible`."""
 
-    min_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=1)
+    min_p: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="Smallest probability of a token that may be drawn, as a share of the most likely token's, judged "
+        "before the subtraction. Give either this or top_k; null: not used.",
+    )
+    top_k: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of the policy's most likely tokens that may be drawn, judged before the subtraction. Give "
+        "either this or min_p; null: not used.",
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -87,9 +106,20 @@ class PlausibleParams(Section):
 class DLCParams(MethodParams):
     """`mu` is how much of the memory's logits is subtracted; it may change with the step."""
 
-    mu: Annotated[float, Field(ge=0.0)] | Ramp = 0.2
-    memory: MemoryParams = MemoryParams()
-    plausible: PlausibleParams | None = None
+    mu: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+        default=0.2,
+        description="Factor of the memory network's logits that sampling subtracts, a number or a ramp. The paper's "
+        "value is unknown; 0.2 is a proposal. 0: plain sampling.",
+    )
+    memory: MemoryParams = Field(
+        default=MemoryParams(),
+        description="Memory network: its starting weights and learning rate.",
+    )
+    plausible: PlausibleParams | None = Field(
+        default=None,
+        description="Guard, not in the paper: only tokens that the policy alone finds plausible may be drawn, by "
+        "min_p or top_k. null: no guard.",
+    )
 
 
 class DLC(Method[DLCParams]):
@@ -97,6 +127,7 @@ class DLC(Method[DLCParams]):
 
     paper = "2601.15609"
     status = "formula printed in words; mu and the temperature's place unknown"
+    options = "sampling with a memory network's logits subtracted."
     Params = DLCParams
 
     def needs(self) -> Needs:

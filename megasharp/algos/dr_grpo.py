@@ -22,6 +22,7 @@ class DrGRPO(Method[MethodParams]):
     """The centred reward, the same for all tokens of a response."""
 
     paper = "2503.20783"
+    options = "advantages are rewards minus the group mean, without division."
     reduction = Reduction.TOKEN_SUM_OVER_CONSTANT
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:

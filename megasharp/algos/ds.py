@@ -41,10 +41,27 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 class DSParams(MethodParams):
     """`gamma_p` weighs the term of correct responses, `gamma_n` of all others; `form` and `logp` say what it is."""
 
-    gamma_p: NonNegative | Ramp = 0.01
-    gamma_n: NonNegative | Ramp = 0.01
-    form: Literal["token", "seq_mean", "seq_sum", "reward_seq_mean"] = "token"
-    logp: Literal["engine", "policy"] = "engine"
+    gamma_p: NonNegative | Ramp = Field(
+        default=0.01,
+        description="Weight of the log-prob term of correct responses, a number or a ramp; unlikely ones gain most. "
+        "The paper uses 0.01 to 0.03. 0: only wrong responses change.",
+    )
+    gamma_n: NonNegative | Ramp = Field(
+        default=0.01,
+        description="Weight of the log-prob term of responses that are not correct, a number or a ramp; unlikely ones "
+        "lose most. The paper uses 0.002 to 0.01. 0: only correct responses change.",
+    )
+    form: Literal["token", "seq_mean", "seq_sum", "reward_seq_mean"] = Field(
+        default="token",
+        description="Log-prob that the term uses. token: each token's own; seq_mean: the response's mean; seq_sum: "
+        "the response's sum, which grows with length; reward_seq_mean: the mean, added to the reward before the group "
+        "baseline (use with dr_grpo).",
+    )
+    logp: Literal["engine", "policy"] = Field(
+        default="engine",
+        description="Source of the old policy's log-probs: engine takes those recorded while sampling, at no cost; "
+        "policy recomputes them before the update.",
+    )
 
     @model_validator(mode="after")
     def _recomputed_comes_too_late(self) -> Self:
@@ -58,6 +75,7 @@ class DS(Method[DSParams]):
 
     paper = "2511.19942"
     status = "equation 6 as printed; its granularity from the authors' code"
+    options = "more advantage for unlikely correct responses, less for unlikely wrong ones."
     Params = DSParams
 
     def needs(self) -> Needs:

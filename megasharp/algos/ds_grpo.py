@@ -20,6 +20,7 @@ class DSGRPO(Method[MethodParams]):
 
     paper = "2511.19942"
     status = "as printed; the form of the term from the authors' code"
+    options = "it brings grpo, clip and ds; set their tables to change its values."
     reduction = Reduction.TOKEN_MEAN
     brings = {
         "grpo": GRPOParams(),

@@ -27,13 +27,19 @@ REASON = "uniform"
 class DynamicSamplingParams(MethodParams):
     """`max_rounds`: how many rounds of prompts a step may sample in all; 1 drops groups without replacing them."""
 
-    max_rounds: int = Field(default=10, ge=1)
+    max_rounds: int = Field(
+        default=10,
+        ge=1,
+        description="Number of rounds of prompts that a step may sample in all, the first included; then it trains on "
+        "what it has. 1: groups are dropped and not replaced.",
+    )
 
 
 class DynamicSampling(Method[DynamicSamplingParams]):
     """Keeps groups whose rewards differ."""
 
     paper = "2503.14476"
+    options = "groups whose rewards are all equal are replaced by other prompts."
     Params = DynamicSamplingParams
 
     def needs(self) -> Needs:

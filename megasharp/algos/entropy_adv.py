@@ -24,8 +24,18 @@ from megasharp.common.records import TokenInputs
 class EntropyAdvParams(MethodParams):
     """`a` weighs the entropy; 1 / `kappa` is the largest share of the advantage that may be added."""
 
-    a: float = Field(default=0.4, ge=0.0)
-    kappa: float = Field(default=2.0, gt=1.0)
+    a: float = Field(
+        default=0.4,
+        ge=0.0,
+        description="Factor of the token's entropy (nats) in the bonus on its advantage. The paper uses 0.4 with "
+        "GRPO. 0: no bonus.",
+    )
+    kappa: float = Field(
+        default=2.0,
+        gt=1.0,
+        description="Bound on the bonus: at most 1 / kappa of the advantage's size is added. The paper uses 2; above "
+        "1, so the sign stays.",
+    )
 
 
 class EntropyAdv(Method[EntropyAdvParams]):
@@ -33,6 +43,7 @@ class EntropyAdv(Method[EntropyAdvParams]):
 
     paper = "2506.14758"
     status = "from third-party notes; entropy before the update is derived"
+    options = "a bonus on the advantage of tokens where the policy is uncertain."
     Params = EntropyAdvParams
 
     def needs(self) -> Needs:

@@ -22,7 +22,11 @@ from megasharp.common.records import TokenInputs
 class EntropyBonusParams(MethodParams):
     """`coefficient` multiplies the entropy."""
 
-    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = 0.001
+    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+        default=0.001,
+        description="Factor of the policy's entropy (nats) that is subtracted from the loss, a number or a ramp. "
+        "Papers use 0.0001 to 0.01. 0: no bonus.",
+    )
 
 
 class EntropyBonus(Method[EntropyBonusParams]):
@@ -30,6 +34,7 @@ class EntropyBonus(Method[EntropyBonusParams]):
 
     paper = "1602.01783"
     status = "as printed; the coefficient is a proposal"
+    options = "a term that raises the policy's entropy."
     Params = EntropyBonusParams
 
     def needs(self) -> Needs:

@@ -21,7 +21,11 @@ from megasharp.common.records import TokenInputs
 class EntropyPenaltyParams(MethodParams):
     """`coefficient` multiplies the entropy."""
 
-    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = 0.001
+    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+        default=0.001,
+        description="Factor of the policy's entropy (nats) that is added to the loss, a number or a ramp. The paper's "
+        "value is unknown; 0.001 is a proposal. 0: no penalty.",
+    )
 
 
 class EntropyPenalty(Method[EntropyPenaltyParams]):
@@ -29,6 +33,7 @@ class EntropyPenalty(Method[EntropyPenaltyParams]):
 
     paper = "2505.15134"
     status = "as printed; the coefficient is a proposal"
+    options = "a term that lowers the policy's entropy."
     Params = EntropyPenaltyParams
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:

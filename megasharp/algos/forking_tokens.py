@@ -28,7 +28,13 @@ from megasharp.common.records import TokenInputs
 class ForkingTokensParams(MethodParams):
     """`share` of the tokens that train."""
 
-    share: float = Field(default=0.2, gt=0.0, le=1.0)
+    share: float = Field(
+        default=0.2,
+        gt=0.0,
+        le=1.0,
+        description="Share of the optimizer step's tokens that train, those of the highest entropy. The paper uses "
+        "0.2. 1: all tokens.",
+    )
 
 
 class ForkingTokens(Method[ForkingTokensParams]):
@@ -36,6 +42,7 @@ class ForkingTokens(Method[ForkingTokensParams]):
 
     paper = "2506.01939"
     status = "as printed; statistics of the whole optimizer step"
+    options = "only the tokens of highest entropy train."
     Params = ForkingTokensParams
     reduction = Reduction.TOKEN_MEAN
 

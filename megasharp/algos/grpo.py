@@ -22,14 +22,23 @@ from megasharp.common.records import Group
 class GRPOParams(MethodParams):
     """`std` picks the divisor; `epsilon` keeps a group of nearly equal rewards finite."""
 
-    std: Literal["unbiased", "population"] = "unbiased"
-    epsilon: float = Field(default=1e-6, ge=0.0)
+    std: Literal["unbiased", "population"] = Field(
+        default="unbiased",
+        description="Divisor of the group's variance: unbiased divides by G - 1 as public trainers do, population by "
+        "G.",
+    )
+    epsilon: float = Field(
+        default=1e-6,
+        ge=0.0,
+        description="Number added to the standard deviation, so that groups of nearly equal rewards stay finite.",
+    )
 
 
 class GRPO(Method[GRPOParams]):
     """The group-normalised advantage, the same for all tokens of a response."""
 
     paper = "2402.03300"
+    options = "advantages normalised by the mean and the standard deviation of their group."
     Params = GRPOParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:

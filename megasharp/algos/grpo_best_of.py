@@ -22,6 +22,7 @@ class GRPOBestOf(Method[MethodParams]):
     """Reinforces the one response that solves what the others do not."""
 
     paper = "2503.19595"
+    options = "it reinforces the one response that solves what the others of its group do not."
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
         advantages_G = torch.zeros_like(rewards_G)

@@ -14,5 +14,6 @@ class GRPON(Method[MethodParams]):
     """Bundle of grpo and negative_only."""
 
     paper = "2510.04028"
+    options = "it brings grpo and negative_only."
     reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
     brings = {"grpo": MethodParams(), "negative_only": MethodParams()}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, Reduction
@@ -33,13 +34,18 @@ from megasharp.ops.segment import segment_broadcast, segment_mean
 class GSPOParams(MethodParams):
     """`level`: gradient through the mean of a response's log-ratios, or token by token."""
 
-    level: Literal["sequence", "token"] = "sequence"
+    level: Literal["sequence", "token"] = Field(
+        default="sequence",
+        description="Path of the gradient: sequence through the mean ratio of the response; token through each "
+        "token's own ratio, which differs only where advantages differ by token.",
+    )
 
 
 class GSPO(Method[GSPOParams]):
     """The ratio of whole responses, under the clipped surrogate."""
 
     paper = "2507.18071"
+    options = "one importance ratio per response. Its clip bounds are in recipe.clip."
     Params = GSPOParams
     reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
     brings = {"clip": ClipParams(low=3e-4, high=4e-4)}

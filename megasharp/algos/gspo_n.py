@@ -14,5 +14,6 @@ class GSPON(Method[MethodParams]):
 
     paper = "2510.04028"
     status = "as printed; its clip is not given, GSPO's own"
+    options = "it brings grpo, gspo and negative_only."
     reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
     brings = {"grpo": MethodParams(), "gspo": MethodParams(), "negative_only": MethodParams()}

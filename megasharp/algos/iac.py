@@ -43,8 +43,18 @@ BINS = 5
 class IACParams(MethodParams):
     """Exponent `alpha` (the paper tries 0, 0.5, 1, 1.5, 2) and form of the weight."""
 
-    alpha: float = Field(default=1.0, ge=0.0)
-    form: Literal["normalized", "literal", "budget"] = "normalized"
+    alpha: float = Field(
+        default=1.0,
+        ge=0.0,
+        description="Exponent of the failure rate that weighs positive advantages; the paper tries 0, 0.5, 1, 1.5 and "
+        "2. Raise it to train less on easy problems. 0: no change.",
+    )
+    form: Literal["normalized", "literal", "budget"] = Field(
+        default="normalized",
+        description="Form of the weight, with p the group's success rate. normalized is (1 - p)^alpha; literal is the "
+        "number of wrong responses to the power alpha; budget divides normalized by its mean over the step, so that "
+        "easy problems lose and hard ones gain.",
+    )
 
 
 class IAC(Method[IACParams]):
@@ -52,6 +62,7 @@ class IAC(Method[IACParams]):
 
     paper = "2601.15609"
     status = "derived: the formula is lost in the text, forms as options"
+    options = "smaller positive advantages for problems that are already solved often."
     Params = IACParams
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:

@@ -25,14 +25,23 @@ LOG_RATIO_BOUND = 20.0
 class KLParams(MethodParams):
     """`coefficient` multiplies the estimate `form`."""
 
-    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = 0.001
-    form: Literal["k1", "k2", "k3"] = "k3"
+    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+        default=0.001,
+        description="Factor of the divergence from the reference policy in the loss, a number or a ramp. Public GRPO "
+        "settings use 0.001. 0: no penalty.",
+    )
+    form: Literal["k1", "k2", "k3"] = Field(
+        default="k3",
+        description="Estimator of the divergence per token. k3 is GRPO's; k2 has the gradient of the divergence "
+        "itself; k1 has a gradient of mean zero and only shifts the loss.",
+    )
 
 
 class KL(Method[KLParams]):
     """The penalty to the reference policy."""
 
     paper = "2402.03300"
+    options = "a penalty on the divergence from the reference policy."
     Params = KLParams
 
     def needs(self) -> Needs:

@@ -34,8 +34,17 @@ from megasharp.common.records import TokenInputs
 class KLCovParams(MethodParams):
     """`share` of all tokens that is penalised, and the penalty's `coefficient`."""
 
-    share: float = Field(default=0.002, gt=0.0, le=1.0)
-    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = 1.0
+    share: float = Field(
+        default=0.002,
+        gt=0.0,
+        le=1.0,
+        description="Share of the optimizer step's tokens that are penalised, those of the highest covariance. The "
+        "authors use 0.002 for 7B and 0.0002 for 32B.",
+    )
+    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+        default=1.0,
+        description="Factor of the penalty on the distance from the old policy, a number or a ramp. The authors use 1.",
+    )
 
 
 class KLCov(Method[KLCovParams]):
@@ -43,6 +52,7 @@ class KLCov(Method[KLCovParams]):
 
     paper = "2505.22617"
     status = "from the authors' code; statistics of the whole optimizer step"
+    options = "a penalty to the old policy on the tokens of highest covariance."
     Params = KLCovParams
 
     def needs(self) -> Needs:

@@ -24,6 +24,7 @@ class NegativeOnly(Method[MethodParams]):
     """Advantages that are not negative become zero."""
 
     paper = "2510.04028"
+    options = "advantages above 0 become 0."
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
         return "it has no negative advantage, so nothing would train" if isinstance(other, PSR) else None

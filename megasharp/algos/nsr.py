@@ -21,6 +21,7 @@ class NSR(OutcomeEstimator[MethodParams]):
     """Pushes away from responses that are not correct."""
 
     paper = "2506.01347"
+    options = "responses that are not correct have advantage -1, correct ones 0."
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
         return correct_of(group) - 1.0

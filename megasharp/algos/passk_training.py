@@ -27,8 +27,13 @@ from megasharp.common.records import Group
 class PassKTrainingParams(MethodParams):
     """`k` responses stand for one attempt; `epsilon` keeps groups of nearly equal subsets finite."""
 
-    k: int = Field(default=4, ge=1)
-    epsilon: float = Field(default=1e-6, gt=0.0)
+    k: int = Field(
+        default=4,
+        ge=1,
+        description="Number of responses that stand for one attempt in pass@k. The paper's value is unknown; 4 is a "
+        "proposal. 1 is grpo with std: population; a group with fewer scored responses uses their number.",
+    )
+    epsilon: float = Field(default=1e-6, gt=0.0, description="Number added to the standard deviation in the divisor.")
 
 
 class PassKTraining(OutcomeEstimator[PassKTrainingParams]):
@@ -36,6 +41,7 @@ class PassKTraining(OutcomeEstimator[PassKTrainingParams]):
 
     paper = "2508.10751"
     status = "as printed; k unknown"
+    options = "advantages from the pass@k reward of subsets of k responses."
     Params = PassKTrainingParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:

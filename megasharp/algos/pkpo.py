@@ -29,8 +29,17 @@ from megasharp.common.records import Group
 class PKPOParams(MethodParams):
     """`k` responses stand for one attempt; `form: fork` multiplies by G / k."""
 
-    k: int = Field(default=4, ge=2)
-    form: Literal["paper", "fork"] = "paper"
+    k: int = Field(
+        default=4,
+        ge=2,
+        description="Number of responses that stand for one attempt in pass@k. The paper's value is unknown; 4 is a "
+        "proposal. A group with fewer scored responses uses their number.",
+    )
+    form: Literal["paper", "fork"] = Field(
+        default="paper",
+        description="Scale of the advantages: paper as printed; fork without the factor k / G, as the code behind the "
+        "DS-GRPO comparison has it.",
+    )
 
 
 class PKPO(Method[PKPOParams]):
@@ -38,6 +47,7 @@ class PKPO(Method[PKPOParams]):
 
     paper = "2505.15201"
     status = "as printed; k unknown"
+    options = "what a response adds to the best reward of a subset of k."
     Params = PKPOParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:

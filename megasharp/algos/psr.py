@@ -20,6 +20,7 @@ class PSR(OutcomeEstimator[MethodParams]):
     """Reinforces correct responses."""
 
     paper = "2506.01347"
+    options = "correct responses have advantage 1, all others 0."
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
         return correct_of(group)

@@ -25,6 +25,7 @@ class Reinforce(Method[MethodParams]):
     """The score-function estimator, in place of the clipped surrogate."""
 
     paper = "2402.14740"
+    options = "the policy gradient without ratio or clip."
 
     def needs(self) -> Needs:
         return Needs(old_logp=OldLogp.IN_LOSS)

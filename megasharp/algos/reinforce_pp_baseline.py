@@ -26,8 +26,16 @@ from megasharp.common.records import Group, TokenInputs
 class ReinforcePPBaselineParams(MethodParams):
     """`std` picks the divisor of the variance; `epsilon` keeps a step of nearly equal advantages finite."""
 
-    std: Literal["unbiased", "population"] = "unbiased"
-    epsilon: float = Field(default=1e-8, gt=0.0)
+    std: Literal["unbiased", "population"] = Field(
+        default="unbiased",
+        description="Divisor of the step's variance: unbiased divides by the number of tokens minus 1, population by "
+        "their number.",
+    )
+    epsilon: float = Field(
+        default=1e-8,
+        gt=0.0,
+        description="Number added to the variance, so that steps of nearly equal advantages stay finite.",
+    )
 
 
 class ReinforcePPBaseline(Method[ReinforcePPBaselineParams]):
@@ -35,6 +43,7 @@ class ReinforcePPBaseline(Method[ReinforcePPBaselineParams]):
 
     paper = "2501.03262"
     status = "as printed; token weights and epsilon from public code"
+    options = "rewards minus the group mean, normalised over the whole step."
     Params = ReinforcePPBaselineParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:

@@ -21,6 +21,7 @@ class RLOO(Method[MethodParams]):
     """The leave-one-out advantage, the same for all tokens of a response."""
 
     paper = "2402.14740"
+    options = "advantages are rewards minus the mean of the other responses of the group."
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
         size = rewards_G.numel()

@@ -28,15 +28,31 @@ CACHE_SHARE = 5
 class SoftOverlongParams(MethodParams):
     """In tokens: the length of the full penalty (None: the run's response limit), and of its ramp (None: a fifth)."""
 
-    max_tokens: int | None = Field(default=None, ge=1)
-    cache_tokens: int | None = Field(default=None, ge=1)
-    factor: float = Field(default=1.0, ge=0.0)
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Length in tokens from which the full penalty is due. null: the response limit of the run, or of "
+        "the stage.",
+    )
+    cache_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of tokens before max_tokens over which the penalty grows from 0. null: a fifth of "
+        "max_tokens, DAPO's proportion.",
+    )
+    factor: float = Field(
+        default=1.0,
+        ge=0.0,
+        description="Full penalty, subtracted from the reward. DAPO's 1.0 is meant for rewards of +1 and -1; with "
+        "rewards of 1 and 0 set 0.5, as the bundle dapo does.",
+    )
 
 
 class SoftOverlong(Method[SoftOverlongParams]):
     """Less reward for responses that come close to the length limit."""
 
     paper = "2503.14476"
+    options = "a penalty for responses that come close to the length limit."
     Params = SoftOverlongParams
 
     def within(self, response_limit: int) -> Self:

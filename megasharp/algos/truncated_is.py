@@ -33,10 +33,22 @@ from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
 class TruncatedISParams(MethodParams):
     """What the weight is of (`level`), and what becomes of weights outside [`low`, `high`] (`mode`)."""
 
-    level: Literal["token", "sequence", "geometric"] = "token"
-    mode: Literal["truncate", "mask"] = "truncate"
-    low: float = Field(default=0.0, ge=0.0)
-    high: float = Field(default=2.0, gt=0.0)
+    level: Literal["token", "sequence", "geometric"] = Field(
+        default="token",
+        description="Unit of the weight of the old policy against the sampler: token, each token's ratio; sequence, "
+        "their product over the response; geometric, its mean per token. gspo refuses token.",
+    )
+    mode: Literal["truncate", "mask"] = Field(
+        default="truncate",
+        description="Treatment of weights outside low and high: truncate cuts them to the bound, mask sets them to 0 "
+        "(IcePop).",
+    )
+    low: float = Field(default=0.0, ge=0.0, description="Lower bound of the weight. 0: none.")
+    high: float = Field(
+        default=2.0,
+        gt=0.0,
+        description="Upper bound of the weight; slime uses 2. Lower it for less variance and more bias.",
+    )
 
     @model_validator(mode="after")
     def _some_between(self) -> TruncatedISParams:
@@ -50,6 +62,7 @@ class TruncatedIS(Method[TruncatedISParams]):
 
     paper = "2510.18855"
     status = "from public code: verl, slime"
+    options = "an importance weight for samples that came from another distribution than the policy's."
     Params = TruncatedISParams
 
     def needs(self) -> Needs:

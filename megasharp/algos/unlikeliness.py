@@ -27,8 +27,18 @@ from megasharp.common.records import Group, Response
 class UnlikelinessParams(MethodParams):
     """`beta` is the share of its reward that the most likely response loses; `form` numbers the ranks."""
 
-    beta: float = Field(default=0.25, ge=0.0, le=1.0)
-    form: Literal["code", "paper"] = "code"
+    beta: float = Field(
+        default=0.25,
+        ge=0.0,
+        le=1.0,
+        description="Share of its reward that the most likely response of a group loses; the others lose less by "
+        "rank. The paper uses 0.25. 0: no change.",
+    )
+    form: Literal["code", "paper"] = Field(
+        default="code",
+        description="Numbering of ranks: code as in the authors' code, where the least likely response loses nothing; "
+        "paper as printed, where every response loses beta / G more.",
+    )
 
 
 class Unlikeliness(Method[UnlikelinessParams]):
@@ -36,6 +46,7 @@ class Unlikeliness(Method[UnlikelinessParams]):
 
     paper = "2506.02355"
     status = "from the authors' code"
+    options = "likely correct responses earn less."
     Params = UnlikelinessParams
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:

@@ -20,13 +20,19 @@ from megasharp.common.records import Group
 class WReinforceParams(MethodParams):
     """`positive_weight` is lambda, the advantage of a correct response."""
 
-    positive_weight: float = Field(default=0.1, ge=0.0)
+    positive_weight: float = Field(
+        default=0.1,
+        ge=0.0,
+        description="Advantage of a correct response (lambda in the paper, which uses 0.1); all others have -1. 0 is "
+        "nsr.",
+    )
 
 
 class WReinforce(OutcomeEstimator[WReinforceParams]):
     """Weak reinforcement of correct responses, full reinforcement away from all others."""
 
     paper = "2506.01347"
+    options = "a small advantage for correct responses, -1 for all others."
     Params = WReinforceParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:

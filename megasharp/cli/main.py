@@ -201,7 +201,7 @@ def evaluate(
         compare_results(source, *compare, k, problems, typer.echo)
         return
     from megasharp.common.exit_codes import note
-    from megasharp.config.run import RewardConfig
+    from megasharp.config.data import RewardConfig
     from megasharp.trainer.evaluation import Asked, evaluate_source, numbers, settings
 
     collect_as_usual()
@@ -299,6 +299,17 @@ def methods(
         typer.echo(describe_method(name))
     else:
         print_methods(Console())
+
+
+@app.command(name="config")
+def config_keys(
+    key: Annotated[str, typer.Argument(help="A key, as policy.tp; without one, all with their defaults.")] = "",
+    json_schema: Annotated[bool, typer.Option(help="Print a JSON schema of run files, for editors.")] = False,
+) -> None:
+    """Print the keys of a run file with their defaults, or what one key does."""
+    from megasharp.config.show import config_text
+
+    typer.echo(config_text(key, json_schema=json_schema))
 
 
 @app.command()

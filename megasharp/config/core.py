@@ -205,7 +205,7 @@ def _nearest(schema: type[BaseModel], location: _Path) -> str:
         named = any(get_origin(field.annotation) is dict for field in fields)
         # Where the part is no key, it is a place in a list, or a table among alternatives, by its name.
         tables = (
-            [table for field in fields for table in _tables(field.annotation)]
+            [table for field in fields for table in tables_in(field.annotation)]
             if fields
             else [table for table in tables if isinstance(part, int) or table.__name__ == part]
         )
@@ -218,11 +218,11 @@ def _nearest(schema: type[BaseModel], location: _Path) -> str:
     return f"{f', nearest is {close[0]}' if close else ''}; known keys here: {', '.join(known)}"
 
 
-def _tables(annotation: Any) -> list[type[BaseModel]]:
-    """The tables among a field's alternatives."""
+def tables_in(annotation: Any) -> list[type[BaseModel]]:
+    """The tables among a field's alternatives, in a list or a table of them too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [table for one in get_args(annotation) for table in _tables(one)]
+    return [table for one in get_args(annotation) for table in tables_in(one)]
 
 
 def dump_yaml(section: Section) -> str:

@@ -28,11 +28,32 @@ SettingName = Literal["n", "k", "temperature", "top_p", "max_tokens", "prompt", 
 class Settings(Section):
     """How samples are drawn, and for which k. None: not said here. Lengths in tokens."""
 
-    n: int | None = Field(default=None, ge=1)
-    k: str | None = None
-    temperature: float | None = Field(default=None, ge=0.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    max_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of samples per problem. null: not set here; the command's default is 64.",
+    )
+    k: str | None = Field(
+        default=None,
+        description="Values of k for pass@k, as text such as 1,4,16 or 1,2,4,...,256; none may exceed n. null: not "
+        "set here; the default is powers of 4 up to n.",
+    )
+    temperature: float | None = Field(
+        default=None,
+        ge=0.0,
+        description="Sampling temperature. 0: greedy. null: not set here; the default is 1.",
+    )
+    top_p: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="Nucleus sampling; 1 is off. null: not set here; the default is 1.",
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Longest response in tokens. null: not set here; the default is 32.",
+    )
 
     def over(self, other: Settings) -> Settings:
         """`other` with what is said here laid on top."""
@@ -46,11 +67,27 @@ class Member(Settings):
     with seeds one after the other, are averaged.
     """
 
-    suite: str
-    prompt: str | None = None
-    limit: int | None = Field(default=None, ge=1)
-    limit_seed: int | None = Field(default=None, ge=0)
-    repeats: int = Field(default=1, ge=1)
+    suite: str = Field(description="Name of a suite in configs/task, or the path of its YAML file.")
+    prompt: str | None = Field(
+        default=None,
+        description="Name of a prompt template for this suite. null: the group's, or else the suite's own.",
+    )
+    limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of problems to draw from the suite. null: the suite's own limit.",
+    )
+    limit_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seed of the draw of problems. null: the suite's own seed.",
+    )
+    repeats: int = Field(
+        default=1,
+        ge=1,
+        description="Number of evaluations of this suite with successive seeds; their metrics are averaged. 1: one "
+        "evaluation.",
+    )
 
     @property
     def settings(self) -> Settings:
@@ -61,11 +98,22 @@ class Member(Settings):
 class SuiteGroup(Section):
     """A group's YAML file. `source` cites the paper and where in it; `ours` names settings that it does not give."""
 
-    source: str
-    prompt: str | None = None
-    settings: Settings
-    suites: list[str | Member] = Field(min_length=1)
-    ours: list[SettingName] = []
+    source: str = Field(description="Paper, and the place in it, that the group is taken from.")
+    prompt: str | None = Field(
+        default=None,
+        description="Name of a prompt template for all suites that name none. null: each suite's own.",
+    )
+    settings: Settings = Field(
+        description="Sampling settings of all suites of the group; a suite's own and the command line's count first.",
+    )
+    suites: list[str | Member] = Field(
+        min_length=1,
+        description="Suites of the group: names, or tables with settings of their own.",
+    )
+    ours: list[SettingName] = Field(
+        default=[],
+        description="Settings that the paper does not give and that are chosen here; commands that use one say so.",
+    )
 
     @model_validator(mode="after")
     def _each_once(self) -> SuiteGroup:

@@ -109,12 +109,32 @@ class SuiteFile(Section):
     `prompt` is another template than the set's. `limit` problems are drawn by `seed`; null is all of them.
     """
 
-    task: str | None = None
-    set: str | None = None
-    path: str | None = None
-    prompt: str | None = None
-    limit: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
+    task: str | None = Field(
+        default=None,
+        description="Kind of problems in path; it sets the prompt and the verifier. Give either task and path, or set.",
+    )
+    set: str | None = Field(
+        default=None,
+        description="Name of a known data set; megasharp data list prints all. Rows come from path, or from the "
+        "Hugging Face hub where path is null.",
+    )
+    path: str | None = Field(
+        default=None,
+        description="File or folder with the problems, relative to the YAML file, to the folder that holds its "
+        "configs/, or to the working directory. Required with task; null with set: the hub.",
+    )
+    prompt: str | None = Field(
+        default=None,
+        description="Name of a prompt template to use instead of the set's own. Only with set; null: the set's own "
+        "template.",
+    )
+    limit: int | None = Field(default=None, ge=1, description="Number of problems to draw from all of them. null: all.")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        description="Seed of the draw; the same seed with a larger limit keeps the problems of the smaller one. Used "
+        "with limit.",
+    )
 
     @model_validator(mode="after")
     def _one_kind(self) -> SuiteFile:

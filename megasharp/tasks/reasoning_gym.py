@@ -39,16 +39,26 @@ from megasharp.tasks.extraction import last_tag
 class GymEntry(Section):
     """One data set, and how much of it; `config` are its own options."""
 
-    name: str
-    size: int = Field(default=500, ge=1)
-    seed: int = Field(default=1, ge=0)
-    config: dict[str, JsonValue] = {}
+    name: str = Field(description="Name of the data set in reasoning-gym, such as chain_sum.")
+    size: int = Field(default=500, ge=1, description="Number of problems to generate.")
+    seed: int = Field(
+        default=1,
+        ge=0,
+        description="Seed of the problems. The same name may be listed again with another seed.",
+    )
+    config: dict[str, JsonValue] = Field(
+        default={},
+        description="Options of the data set, by reasoning-gym's own names. Empty: its defaults.",
+    )
 
 
 class GymFile(Section):
     """The file."""
 
-    datasets: list[GymEntry] = Field(min_length=1)
+    datasets: list[GymEntry] = Field(
+        min_length=1,
+        description="Data sets to generate problems from, each with its size, seed and options.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

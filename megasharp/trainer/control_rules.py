@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from megasharp.algos.base import Needs
 from megasharp.common.control import LengthStage, ResetRule, Rules, SpikeRule, StagnationRule, Threshold, What
-from megasharp.config.run import LengthStageConfig, RunConfig, StagnationConfig
+from megasharp.config.data import LengthStageConfig, StagnationConfig
+from megasharp.config.run import RunConfig
 from megasharp.trainer.resolve.run import ResolvedRun
 
 

@@ -16,7 +16,8 @@ from megasharp.common.errors import UserError
 from megasharp.common.files import held
 from megasharp.common.signals import SaveAsked, TimeIsUp, interruptible, save_heard
 from megasharp.config.core import validate
-from megasharp.config.run import RewardConfig, load_run
+from megasharp.config.data import RewardConfig
+from megasharp.config.run import load_run
 from megasharp.convert.digests import weights_fingerprint
 from megasharp.convert.model_folder import model_folder
 from megasharp.evals.evaluate import Progress, Tokenizer, check_identity, chunk_size, evaluate

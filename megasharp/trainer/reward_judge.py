@@ -10,7 +10,8 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, Verdict
-from megasharp.config.run import RewardConfig, RunConfig
+from megasharp.config.data import RewardConfig
+from megasharp.config.run import RunConfig
 from megasharp.evals.suites import Suite
 from megasharp.tasks import math, reasoning_gym
 from megasharp.tasks.judge import DirectJudge, Item, Judge, Verifier

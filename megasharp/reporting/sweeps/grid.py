@@ -28,9 +28,15 @@ _OWN = ("name", "seed", "include")
 class CaseConfig(Section):
     """One thing that is compared: pieces of configuration, keys over them, and axes that only this case has."""
 
-    include: list[str] = []
-    set: dict[str, JsonValue] = {}
-    axes: Axes = {}
+    include: list[str] = Field(
+        default=[],
+        description="Configuration files laid over the run file in this case, later ones first in priority.",
+    )
+    set: dict[str, JsonValue] = Field(
+        default={},
+        description="Keys of the run file with the values of this case, laid over the sweep's set.",
+    )
+    axes: Axes = Field(default={}, description="Dotted keys with lists of values that only this case is run with.")
 
 
 class ResultsConfig(Section):
@@ -40,29 +46,84 @@ class ResultsConfig(Section):
     others' differences are taken.
     """
 
-    suite: str | None = None
-    k: list[int] = Field(default=[1, 4, 16, 64], min_length=1)
-    before: str | None = None
-    against: str | None = None
+    suite: str | None = Field(
+        default=None,
+        description="Suite that the table shows; it must be in eval.suites. null: the only suite that the runs were "
+        "evaluated on.",
+    )
+    k: list[int] = Field(
+        default=[1, 4, 16, 64],
+        min_length=1,
+        description="Values of k whose pass@k the table shows; all must be in eval.k.",
+    )
+    before: str | None = Field(
+        default=None,
+        description="Case whose evaluation before its first step becomes the row base. null: no such row.",
+    )
+    against: str | None = Field(
+        default=None,
+        description="Case that differences are taken from, its first row where it has several. null: no differences.",
+    )
 
 
 class SlurmConfig(Section):
     """How runs are submitted, as `megasharp submit` names it; at most `at_once` of the array's jobs run together."""
 
-    time: str = "24:00:00"
-    at_once: int | None = Field(default=None, ge=1)
-    nodes: int | None = Field(default=None, ge=1)
-    cpus_per_node: int | None = Field(default=None, ge=1)
-    partition: str | None = None
-    account: str | None = None
-    sbatch: list[str] = []
-    lead: int | None = Field(default=None, ge=1)
-    restarts: int = Field(default=20, ge=0)
-    retries: int = Field(default=3, ge=0)
-    python: str | None = None
-    container: str | None = None
-    mount: list[str] = []
-    doctor: bool | None = None
+    time: str = Field(
+        default="24:00:00",
+        description="Time limit of one attempt of a run, as HH:MM:SS, D-HH:MM:SS or minutes, in quotes. The run saves "
+        "before it and the job is queued again.",
+    )
+    at_once: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of jobs of the array that may run at the same time. null: as many as Slurm starts.",
+    )
+    nodes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of nodes per run. null: cluster.nodes of the run file, which it must equal.",
+    )
+    cpus_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of CPUs per node to ask for. null: whole nodes.",
+    )
+    partition: str | None = Field(default=None, description="Slurm partition. null: the cluster's default.")
+    account: str | None = Field(default=None, description="Slurm account. null: the cluster's default.")
+    sbatch: list[str] = Field(
+        default=[],
+        description="Further options of sbatch, such as --qos=high. Options that other keys set are refused.",
+    )
+    lead: int | None = Field(
+        default=None,
+        ge=1,
+        description="Seconds before the time limit at which a run is asked to save and end. Raise it when a "
+        "checkpoint takes long to write. null: 600.",
+    )
+    restarts: int = Field(
+        default=20,
+        ge=0,
+        description="Number of times that a job may be queued again, after its time limit or a lost node. 0: never.",
+    )
+    retries: int = Field(
+        default=3,
+        ge=0,
+        description="Number of times that a failed run is started again inside its job. 0: never.",
+    )
+    python: str | None = Field(
+        default=None,
+        description="Path of the Python with megasharp on the nodes. null: this Python, or python3 in a container.",
+    )
+    container: str | None = Field(default=None, description="Container image for pyxis. null: no container.")
+    mount: list[str] = Field(
+        default=[],
+        description="Folders seen in the container, as /from:/to. Only with container.",
+    )
+    doctor: bool | None = Field(
+        default=None,
+        description="Checks the nodes with megasharp doctor before each attempt. null: only where the run has GPUs.",
+    )
 
     @field_validator("time", mode="before")
     @classmethod
@@ -75,14 +136,43 @@ class SlurmConfig(Section):
 class SweepConfig(Section):
     """A sweep: the run file `run`, keys that `set` gives to all of its runs, and what differs between them."""
 
-    name: str = Field(pattern=f"^{_NAME.pattern}$")
-    run: str
-    set: dict[str, JsonValue] = {}
-    seeds: list[int] = Field(default=[1], min_length=1)
-    cases: dict[str, CaseConfig] = {}
-    axes: Axes = {}
-    results: ResultsConfig = ResultsConfig()
-    slurm: SlurmConfig = SlurmConfig()
+    name: str = Field(
+        pattern=f"^{_NAME.pattern}$",
+        description="Name of the sweep and of its folder below --runs, which holds the folders of its runs.",
+    )
+    run: str = Field(
+        description="Run file that all runs of the sweep are based on, beside the sweep's file or found as an include "
+        "is.",
+    )
+    set: dict[str, JsonValue] = Field(
+        default={},
+        description="Keys of the run file with the values that all runs get, as dotted names or nested tables. name, "
+        "seed and include are not allowed.",
+    )
+    seeds: list[int] = Field(
+        default=[1],
+        min_length=1,
+        description="Seeds; every case and choice of axis values is run once with each. Use at least three to see how "
+        "runs vary.",
+    )
+    cases: dict[str, CaseConfig] = Field(
+        default={},
+        description="Things to compare, by name; each has includes, keys and axes of its own. Empty: one case, the "
+        "run file itself.",
+    )
+    axes: Axes = Field(
+        default={},
+        description="Dotted keys with lists of values; every combination of values is run in every case. A case's own "
+        "axis of the same key counts first.",
+    )
+    results: ResultsConfig = Field(
+        default=ResultsConfig(),
+        description="Content of the table that megasharp sweep --results writes.",
+    )
+    slurm: SlurmConfig = Field(
+        default=SlurmConfig(),
+        description="Slurm settings of megasharp sweep --slurm, which submits the runs as one array.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from megasharp.checkpoint.store import CheckpointStore
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.config.core import find
-from megasharp.config.run import DataConfig
+from megasharp.config.data import DataConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, check_tokenizer
 from megasharp.convert.lora import recorded_adapters

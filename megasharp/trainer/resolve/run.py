@@ -9,7 +9,8 @@ from megasharp.algos.recipe import RecipeSchedule
 from megasharp.cluster.ray_runtime.layout import Layout
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
-from megasharp.config.run import RolloutConfig, RunConfig
+from megasharp.config.rollout import RolloutConfig
+from megasharp.config.run import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.evals.suites import Suite, load_suite

@@ -7,7 +7,8 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
-from megasharp.config.run import RolloutConfig, RunConfig
+from megasharp.config.rollout import RolloutConfig
+from megasharp.config.run import RunConfig
 from megasharp.trainer.resolve.run import check, check_collection
 
 

@@ -10,7 +10,7 @@ from verdict_limits import limit_only
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
-from megasharp.config.run import RewardConfig
+from megasharp.config.data import RewardConfig
 from megasharp.tasks.code import CodeAnswer, StdinTest
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import Item

@@ -13,7 +13,7 @@ from waiting import HANG_S
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
-from megasharp.config.run import RewardConfig
+from megasharp.config.data import RewardConfig
 from megasharp.tasks.judge import Item
 from megasharp.tasks.reasoning_gym import EVALUATED, GymAnswer, GymDataset, calls, read_records, verify
 from megasharp.trainer.reward_judge import Judging, all_verifiers, check_judging

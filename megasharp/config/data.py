@@ -1,0 +1,192 @@
+"""What is trained on: problems, how much is asked of them, and who judges the responses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from megasharp.common.section import Section
+
+
+class StagnationConfig(Section):
+    """True when a figure of the evaluations, such as `eval/<suite>/pass@1`, has stopped growing.
+
+    That is: `patience` scheduled evaluations in a row are not above the best by more than `min_improvement`.
+    """
+
+    metric: str = Field(
+        description="Evaluation metric to watch, as eval/SUITE/pass@1. Allowed are pass@k of every k in eval.k, "
+        "avg@n, pass@n, greedy and distinct_correct.",
+    )
+    patience: int = Field(
+        default=4,
+        ge=1,
+        description="Number of scheduled evaluations in a row without improvement after which the metric counts as "
+        "stagnating.",
+    )
+    min_improvement: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Smallest gain over the best value that counts as an improvement, in the unit of the metric. 0: "
+        "any gain counts.",
+    )
+
+
+class ThresholdConfig(Section):
+    """True when the mean of a figure of the training steps over the last `steps` of them is above `value`."""
+
+    metric: Literal["rollout/truncated", "rollout/length_mean"] = Field(
+        description="Training metric to watch: rollout/truncated, the share of responses cut off at the limit, or "
+        "rollout/length_mean, the mean response length in tokens.",
+    )
+    value: float = Field(
+        ge=0.0,
+        description="Threshold that the mean of the metric must exceed: a share from 0 to 1 for rollout/truncated, "
+        "tokens for rollout/length_mean.",
+    )
+    steps: int = Field(
+        default=10,
+        ge=1,
+        description="Number of the latest training steps over which the metric is averaged. With fewer steps in the "
+        "stage, the threshold is never met.",
+    )
+
+
+class LengthStageConfig(Section):
+    """Responses have this limit until the first of its ends: a step, a threshold, an evaluation that stagnates."""
+
+    until: int | None = Field(
+        default=None,
+        ge=1,
+        description="Last training step of the stage. It must grow from stage to stage. null: no step ends the stage.",
+    )
+    above: ThresholdConfig | None = Field(
+        default=None,
+        description="Ends the stage when a training metric exceeds a threshold, for example when many responses are "
+        "truncated. null: no such end.",
+    )
+    stagnation: StagnationConfig | None = Field(
+        default=None,
+        description="Ends the stage when an evaluation metric stops improving. null: no such end.",
+    )
+    max_response_tokens: int = Field(ge=1, description="Longest response of this stage, in tokens.")
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> LengthStageConfig:
+        if self.until is None and self.above is None and self.stagnation is None:
+            raise ValueError("say when this stage ends: until, above or stagnation")
+        return self
+
+
+class DataConfig(Section):
+    """Where prompts come from and how much is asked of them, lengths in tokens.
+
+    Problems are those of a `task` in the file `path`, or of a data `set`, from the hub, or from `path` where files of
+    the set's own schema lie. `prompt` is another template than the set's. `stages` come before `max_response_tokens`,
+    which holds for the rest of the run.
+    """
+
+    task: str | None = Field(
+        default=None,
+        description="Kind of problems in path, such as countdown or math; it sets the prompt and the verifier. Give "
+        "either task and path, or set.",
+    )
+    set: str | None = Field(
+        default=None,
+        description="Name of a known data set, such as gsm8k; megasharp data list prints all. Its rows come from "
+        "path, or from the Hugging Face hub where path is null.",
+    )
+    path: str | None = Field(
+        default=None,
+        description="File with the problems of task, or a file or folder with the rows of set in the set's own "
+        "schema. Required with task; null with set: the hub, or its cache in HF_HOME.",
+    )
+    prompt: str | None = Field(
+        default=None,
+        description="Name of a prompt template to use instead of the set's own. Only with set; null: the set's own "
+        "template.",
+    )
+    prompts_per_step: int = Field(
+        default=48,
+        ge=1,
+        description="Number of prompts (groups) that a step trains on. Groups dropped by a method are replaced where "
+        "the method allows it.",
+    )
+    responses_per_prompt: int = Field(
+        default=8,
+        ge=1,
+        description="Number of responses sampled for each prompt (the group size G). Group baselines need at least 2; "
+        "raise it for rarely solved problems.",
+    )
+    max_prompt_tokens: int = Field(
+        default=64,
+        ge=1,
+        description="Longest prompt in tokens. Longer prompts are left out, and their number is reported at the start.",
+    )
+    max_response_tokens: int = Field(
+        default=32,
+        ge=1,
+        description="Longest response in tokens, the end token included; longer ones are cut off. With stages it is "
+        "the limit after the last stage.",
+    )
+    stages: list[LengthStageConfig] = Field(
+        default=[],
+        description="Limits on the response length before max_response_tokens, in order, as in ProRL's 8k then 16k. "
+        "Empty: one limit for the whole run.",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> DataConfig:
+        if (self.task is None) == (self.set is None):
+            raise ValueError("give either task and path, or set")
+        if self.set is None and self.prompt is not None:
+            raise ValueError("prompt: a template is for data.set; a task has its own prompt")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The task or the set, as messages call it."""
+        return self.set or self.task or ""
+
+    @property
+    def largest_response(self) -> int:
+        """The largest limit of all stages: what room is planned for, and what a token's constant share is of."""
+        return max(self.max_response_tokens, *(stage.max_response_tokens for stage in self.stages), 1)
+
+
+class RewardConfig(Section):
+    """Where verification runs: 0 workers is in the driver, right for verifiers that only compute.
+
+    Without the key it is 0, but 1 to 4 for a `function` and for tasks whose verifier may take for ever, `math` among
+    them. Worker processes are killed and replaced when a response takes them longer than `timeout_s`. `function`,
+    written `package.module:function`, judges training's responses in place of the task's verifier; evaluations keep
+    theirs.
+    Programs that the model writes run in a sandbox of bubblewrap's; with none they have this user's rights.
+    """
+
+    workers: int | None = Field(
+        default=None,
+        ge=0,
+        description="Number of processes that judge responses. 0: the trainer judges in its own process, which suits "
+        "verifiers that only compute. null: 0, or half of the cores (1 to 4) for a function of your own and for tasks "
+        "such as math whose verifier may hang.",
+    )
+    timeout_s: float = Field(
+        default=10.0,
+        gt=0.0,
+        description="Seconds that a worker may spend on one response; then the worker is replaced and the response "
+        "gets reward 0. A program of task code has 90 % of it for all its tests. With 0 workers only those programs "
+        "are limited.",
+    )
+    function: str | None = Field(
+        default=None,
+        description="Python function, written package.module:function, that judges training responses instead of the "
+        "task's verifier. It takes (text, answer) and returns a number or a Verdict. null: the task's verifier; "
+        "evaluations always use that.",
+    )
+    sandbox: Literal["bubblewrap", "none"] = Field(
+        default="bubblewrap",
+        description="Isolation of programs that the model writes (task code). bubblewrap runs them without network "
+        "and outside your files; none runs them with your own rights.",
+    )

@@ -1,0 +1,220 @@
+"""The policy under training: its weights, how it is split over ranks, its precision, optimizer and adapters."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from megasharp.common.section import Section
+
+DtypeName = Literal["float32", "bfloat16"]
+LoraTarget = Literal["qkv", "proj", "fc1", "fc2"]
+
+
+class ModelConfig(Section):
+    """The folder that training starts from, of Hugging Face or Megatron, and the dtype of its weights in training."""
+
+    path: str = Field(
+        description="Folder of the model that training starts from: a Hugging Face folder, a Megatron folder made by "
+        "megasharp convert, or a checkpoint of a run. It also supplies the tokenizer and the first reference policy.",
+    )
+    dtype: DtypeName = Field(
+        default="float32",
+        description="Dtype of the weights in training and in SGLang engines. bfloat16 halves their memory, while "
+        "gradients are summed and the optimizer keeps its main weights in float32. The in-process engine always "
+        "samples in float32.",
+    )
+
+
+class OptimizerConfig(Section):
+    """Adam with decoupled weight decay; learning rate in absolute units, warm-up in optimizer steps."""
+
+    lr: float = Field(
+        default=1.0e-6,
+        gt=0.0,
+        description="Peak learning rate of Adam. Lower it when policy/grad_norm or policy/spikes grow; LoRA usually "
+        "takes about ten times the value of full training.",
+    )
+    betas: list[float] = Field(
+        default=[0.9, 0.95],
+        min_length=2,
+        max_length=2,
+        description="Decay rates of Adam's first and second moment, two numbers below 1. Rarely changed.",
+    )
+    eps: float = Field(
+        default=1.0e-8,
+        gt=0.0,
+        description="Number added to the divisor in Adam's update. Raise it when updates of tiny gradients are "
+        "unstable.",
+    )
+    weight_decay: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="Decoupled weight decay as in AdamW, applied at the current learning rate. 0: none, which is "
+        "usual in RLVR.",
+    )
+    clip_grad: float = Field(
+        default=1.0,
+        ge=0.0,
+        description="Largest global gradient norm; larger gradients are scaled down to it. 0: no clipping.",
+    )
+    warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Number of optimizer steps over which the learning rate rises linearly from 0 to lr. A training "
+        "step has recipe.mini_batches of them. 0: no warm-up.",
+    )
+    decay: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="Schedule of the learning rate after the warm-up. constant keeps lr; linear and cosine take it to "
+        "0 at the last optimizer step of the run, so a later change of steps changes the schedule.",
+    )
+
+
+class LoraConfig(Section):
+    """Adapters of rank `rank` on the named linear maps, scaled by alpha / rank; all other weights stay as they are.
+
+    There is no dropout: it would make old and new log-probs differ where the weights do not.
+    """
+
+    rank: int = Field(ge=1, description="Rank of each adapter. A higher rank can learn more and costs more memory.")
+    alpha: float = Field(
+        default=16.0,
+        gt=0.0,
+        description="Scale of the adapters: their output is multiplied by alpha / rank. Change it together with rank "
+        "to keep the scale.",
+    )
+    targets: list[LoraTarget] = Field(
+        default=["qkv", "proj", "fc1", "fc2"],
+        min_length=1,
+        description="Linear maps that get adapters: qkv (query, key and value), proj (attention output), fc1 (gate "
+        "and up) and fc2 (down). Each query, key, value, gate and up projection has its own adapter, as in PEFT.",
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> LoraConfig:
+        if len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets: {', '.join(self.targets)} names one twice")
+        return self
+
+
+class PolicyConfig(Section):
+    """The policy under training and how it is split over ranks; dp follows from the world size.
+
+    `device: auto` is a GPU where the file asks for some (`cluster.gpus_per_node`) or a run without Ray finds one.
+
+    `head: chunked` computes logits a thousand tokens at a time and once more in backward, instead of holding those of a
+    whole micro-batch: less memory for one matrix product of the output layer more.
+    `transformer_engine`: layers of NVIDIA's modules; auto takes them on GPUs where they are installed. `fp8`: they
+    multiply in 8 bits, with scales as `fp8_recipe` says. `overlap`: data-parallel ranks exchange gradients and weights
+    while they compute; auto on GPUs with more than one of them.
+    `recompute_modules`: what `recompute: selective` computes twice, by Megatron's names; its other ones are of other
+    models, but for `layernorm`, which asks for Transformer Engine, whose layers have no norms of their own to save.
+    `optimizer_offload`: main weights and moments (12 bytes a parameter) lie in page-locked host memory and pass through
+    the GPU in each step; `offload` only frees the GPU while engines sample.
+    """
+
+    device: Literal["auto", "cuda", "cpu"] = Field(
+        default="auto",
+        description="Device of the policy and of the engines. auto takes GPUs where cluster.gpus_per_node is above 0, "
+        "or where a run without Ray finds one; else the CPU.",
+    )
+    dp: int = Field(
+        default=1,
+        ge=1,
+        description="Number of data-parallel replicas of the policy. Raise it to train on more GPUs; dp x tp x pp x "
+        "cp is the number of ranks.",
+    )
+    tp: int = Field(
+        default=1,
+        ge=1,
+        description="Number of ranks that share each layer (tensor parallelism, with sequence parallelism). It must "
+        "divide the heads, the key-value heads and the feed-forward size, and stay within a node. Raise it when a "
+        "layer does not fit on one GPU.",
+    )
+    pp: int = Field(
+        default=1,
+        ge=1,
+        description="Number of pipeline stages, each with an equal share of the layers. It must divide the number of "
+        "layers. Raise it when the model does not fit with tp alone.",
+    )
+    vpp: int = Field(
+        default=1,
+        ge=1,
+        description="Number of layer chunks per pipeline stage (interleaved schedule), which shortens idle time "
+        "between stages. Above 1 it needs pp of at least 3. 1: not interleaved.",
+    )
+    cp: int = Field(
+        default=1,
+        ge=1,
+        description="Number of ranks that share each sequence (context parallelism). Raise it for long responses "
+        "whose activations do not fit on one GPU.",
+    )
+    micro_batch_tokens: int = Field(
+        default=8192,
+        ge=1,
+        description="Token budget of one micro-batch of one data-parallel replica, prompts included; a prompt shared "
+        "by several responses counts once. A longer response gets a micro-batch of its own. Lower it when activations "
+        "do not fit in memory, raise it for speed.",
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        default="none",
+        description="Activations computed again in the backward pass to save memory. none keeps all; selective "
+        "recomputes recompute_modules; full recomputes every layer, which costs about a third more compute.",
+    )
+    recompute_modules: list[Literal["core_attn", "mlp"]] = Field(
+        default=["core_attn"],
+        description="Modules that recompute: selective computes again: core_attn (attention scores) or mlp (the "
+        "feed-forward block). Used with selective only.",
+    )
+    head: Literal["logits", "chunked"] = Field(
+        default="logits",
+        description="Computation of the output layer. logits holds the logits of a whole micro-batch; chunked "
+        "computes about a thousand tokens at a time and again in backward, which saves memory for one more matrix "
+        "product.",
+    )
+    transformer_engine: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Use of NVIDIA Transformer Engine layers. auto takes them on GPUs where the package is installed; "
+        "true requires them; false uses Megatron's own layers. fp8 always uses them.",
+    )
+    fp8: Literal["hybrid", "e4m3"] | None = Field(
+        default=None,
+        description="Format of FP8 matrix products, which need a Hopper or later GPU, Transformer Engine and bfloat16 "
+        "weights. hybrid rounds gradients to e5m2 and all else to e4m3; e4m3 uses e4m3 throughout. null: no FP8.",
+    )
+    fp8_recipe: Literal["tensorwise", "blockwise"] = Field(
+        default="blockwise",
+        description="Granularity of FP8 scales: blockwise has one scale per block of 128 values, tensorwise one per "
+        "tensor. Used when fp8 is set.",
+    )
+    overlap: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Overlap of data-parallel communication with computation. auto turns it on for GPUs where dp x cp "
+        "is above 1. Set false to rule it out when a run hangs or differs.",
+    )
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="Adam and its learning rate schedule.")
+    optimizer_offload: bool = Field(
+        default=False,
+        description="Keeps main weights and Adam's moments, 12 bytes per parameter, in page-locked host memory and "
+        "streams them through the GPU in each step. Turn it on when the optimizer does not fit on the GPU; results "
+        "stay the same.",
+    )
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="Low-rank adapters, trained while all other weights stay frozen. Checkpoints hold the adapters; "
+        "the engines get merged weights. null: all weights are trained.",
+    )
+    offload: list[Literal["weights", "gradients", "optimizer"]] = Field(
+        default=[],
+        description="Parts of the policy that leave the GPU while co-located SGLang engines sample: weights, "
+        "gradients, optimizer. Add parts when the engines lack memory; weights and optimizer are copied to host "
+        "memory and back in each step.",
+    )
+    megatron: dict[str, int | float | bool | str | None] = Field(
+        default={},
+        description="Further options of the installed Megatron-core, by its own names (model, DDP and optimizer "
+        "settings). Names and types are checked; options that megasharp sets itself or that would change the model "
+        "are refused.",
+    )

@@ -1,0 +1,165 @@
+"""How responses are sampled, how weights reach the engines, and where both sides have their places."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from megasharp.common.section import Section
+
+# What a flag of SGLang can be in YAML; the installed SGLang judges names, types and choices.
+EngineFlag = int | float | bool | str | list[int | float | bool | str] | None
+
+
+class RolloutConfig(Section):
+    """How responses are sampled and by what.
+
+    `oversample` is the share of prompts sampled beyond those wanted. Stragglers, unfinished when enough groups are
+    there, are aborted between steps or kept in flight. A prompt's responses have `request_limit_s` seconds. An engine
+    that is lost begins anew up to `restarts` times within an hour, while another is left.
+    """
+
+    engine: Literal["inprocess", "sglang"] = Field(
+        default="inprocess",
+        description="Program that samples responses. inprocess is this process's own engine, for small models; sglang "
+        "starts SGLang servers, for real model sizes and asynchronous sampling.",
+    )
+    python: str | None = Field(
+        default=None,
+        description="Path of the Python interpreter that SGLang engines run in. null: the trainer's own.",
+    )
+    temperature: float = Field(
+        default=1.0,
+        gt=0.0,
+        description="Sampling temperature of training responses. The policy's log-probs and entropies in training are "
+        "computed at the same temperature.",
+    )
+    top_p: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="Nucleus sampling: keeps the smallest set of tokens whose probability reaches this share. 1: off. "
+        "Below 1 the sampler differs from the policy that is trained.",
+    )
+    top_k: int = Field(
+        default=0,
+        ge=0,
+        description="Number of most likely tokens that sampling may choose from. 0: all. 1 is refused, as all "
+        "responses of a prompt would be equal.",
+    )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="Number of policy versions (training steps) by which a trained token may be older than the policy "
+        "that trains on it. 0: on-policy, unfinished responses are thrown away after each step. Raise it to keep "
+        "engines busy during the update.",
+    )
+    oversample: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=4.0,
+        description="Share of prompts sampled beyond prompts_per_step, so that slow ones need not be waited for; 0.25 "
+        "is a quarter more. The unfinished prompts come first in the next step. 0: none.",
+    )
+    stragglers: Literal["abort", "keep"] = Field(
+        default="abort",
+        description="Handling of prompts that are unfinished when a step has enough groups. abort stops them between "
+        "steps; keep lets them go on during the update, which needs max_staleness above 0 and disaggregated engines.",
+    )
+    request_limit_s: float = Field(
+        default=1800.0,
+        gt=0.0,
+        description="Seconds that an engine may spend on all responses of one prompt; then they end with what they "
+        "have. Raise it for very long responses.",
+    )
+    engines: int = Field(
+        default=1,
+        ge=1,
+        description="Number of SGLang engines, each of tp ranks. Raise it to sample on more GPUs.",
+    )
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        description="Number of times per hour that a lost SGLang engine is started again. 0: never; the run goes on "
+        "while any engine is left. Engines that share GPUs with the policy are not restarted.",
+    )
+    tp: int = Field(
+        default=1,
+        ge=1,
+        description="Number of GPUs (ranks) per SGLang engine. Raise it when the model does not fit on one GPU; it "
+        "may not exceed a node's GPUs.",
+    )
+    sglang: dict[str, EngineFlag] = Field(
+        default={},
+        description="Further SGLang server arguments, by the names of its ServerArgs, such as page_size or "
+        "mem_fraction_static. The installed SGLang checks them before anything starts.",
+    )
+
+
+class SyncConfig(Section):
+    """How weights travel from the learner to the engines.
+
+    An engine that does not answer one call of a push (a bucket; from disk or to verify, all weights) within `limit_s`
+    seconds is given up, and the push goes on with the others. The default lets 64 GB come at 110 MB/s.
+    """
+
+    transport: Literal["auto", "inprocess", "shared_memory", "ipc", "nccl", "gloo", "disk"] = Field(
+        default="auto",
+        description="Way in which weights reach the engines. auto picks the fastest one that fits placement and "
+        "device: ipc or nccl on GPUs, shared_memory or gloo on a CPU. Set disk when GPUs share nothing but a file "
+        "system.",
+    )
+    verify: bool = Field(
+        default=False,
+        description="Compares a checksum of every tensor in the engines with the policy's after each push. Turn it on "
+        "to find transfer errors; it costs some time per step.",
+    )
+    in_flight: Literal["retract", "in_place"] = Field(
+        default="retract",
+        description="Handling of requests in flight when new weights arrive. retract recomputes their key-value cache "
+        "with the new weights; in_place goes on with the old cache, which is faster and less exact.",
+    )
+    bucket_mb: int = Field(
+        default=512,
+        ge=1,
+        description="Size in MiB of the buckets in which weights are sent; it bounds the extra memory of a push. "
+        "Lower it when a push runs out of memory.",
+    )
+    limit_s: float = Field(
+        default=600.0,
+        gt=0.0,
+        description="Seconds that an engine may take for one call of a push: one bucket, or all weights when loading "
+        "from disk or verifying. A slower engine is given up and the push goes on without it.",
+    )
+
+
+class ClusterConfig(Section):
+    """Where processes are placed: a slot for each rank of policy and engines, a GPU and `cpus_per_slot` CPUs.
+
+    Co-located engines share the policy's slots. With `gpus_per_node` 0 a slot is CPUs only.
+    """
+
+    backend: Literal["local", "ray"] = Field(
+        default="local",
+        description="Launcher of processes: local starts them on this machine, ray on a Ray cluster. More than one "
+        "node needs ray.",
+    )
+    placement: Literal["colocated", "disaggregated"] = Field(
+        default="colocated",
+        description="Placement of SGLang engines. colocated shares the policy's GPUs, engines sleep while it trains; "
+        "disaggregated gives engines GPUs of their own, so both can work at once.",
+    )
+    nodes: int = Field(default=1, ge=1, description="Number of nodes that the run uses.")
+    gpus_per_node: int = Field(
+        default=0,
+        ge=0,
+        description="Number of GPUs per node that the run may use. 0: CPUs only with backend ray; without Ray, all "
+        "GPUs of this machine where policy.device takes them.",
+    )
+    cpus_per_slot: float = Field(
+        default=1.0,
+        gt=0.0,
+        description="Number of CPUs that Ray reserves for each slot: a policy rank, or an engine rank, or both where "
+        "they share a GPU. Used with backend ray only.",
+    )

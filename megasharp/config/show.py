@@ -1,0 +1,129 @@
+"""What `megasharp config` prints: all keys of a run file with their defaults, one key's text, a schema for editors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from inspect import isclass
+from textwrap import fill
+from typing import Any, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from megasharp.common.errors import UserError
+from megasharp.config.core import tables_in
+from megasharp.config.run import RunConfig
+
+HEAD = "# Every key of a run file with its default; `megasharp config KEY` says what one does."
+WIDTH = 80
+# A key's type as JSON schema writes it.
+_Schema = Mapping[str, Any]
+_BOUNDS = {
+    "minimum": ">= {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "<= {}",
+    "exclusiveMaximum": "< {}",
+    "minItems": "of length >= {}",
+    "maxItems": "of length <= {}",
+    "pattern": "matching {}",
+}
+
+
+def config_text(key: str = "", *, json_schema: bool = False) -> str:
+    """The answer to `megasharp config`, without a last line break. Raises UserError for a key that does not exist."""
+    if json_schema:
+        if key:
+            raise UserError(f"config: --json-schema is of all keys; leave {key} out")
+        return json.dumps(editor_schema(), indent=2)
+    return describe_key(key) if key else "\n".join((HEAD, *_tree(RunConfig)))
+
+
+def describe_key(key: str) -> str:
+    """A key's type, default and description, and the keys below it. Raises UserError naming a close one if unknown."""
+    keys = dict(described_keys(RunConfig))
+    if key not in keys:
+        last = [each for each in keys if each.endswith(f".{key}")]
+        close = " or ".join(last or get_close_matches(key, keys, 1))
+        hint = f"nearest is {close}" if close else "`megasharp config` prints all"
+        raise UserError(f"config: no key is called {key!r}; {hint}")
+    table, name = keys[key]
+    field = table.model_fields[name]
+    facts = [f"  type     {_type(table.model_json_schema()['properties'][name])}"]
+    if field.is_required():
+        facts.append("  default  none, the key is required")
+    elif not _is_table(field):
+        facts.append(f"  default  {_value(field.default)}")
+    below = [line for each in tables_in(field.annotation) for line in ("", *_tree(each))]
+    return "\n".join((key, *facts, "", fill(field.description or "", WIDTH), *below))
+
+
+def editor_schema() -> dict[str, Any]:
+    """A JSON schema of run files, for editors that complete and check YAML.
+
+    It requires no key: a file may get its required ones from what it includes, or from the command line.
+    """
+    schema = RunConfig.model_json_schema()
+    for table in (schema, *schema["$defs"].values()):
+        table.pop("required", None)
+    include = {
+        "description": "Files that this one is laid over, later ones first in priority.",
+        "type": "array",
+        "items": {"type": "string"},
+    }
+    schema["properties"] = {"include": include, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def described_keys(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[type[BaseModel], str]]]:
+    """Every key of `table` and of the tables below it, by dotted path, with the table and the name it has there."""
+    for name, field in table.model_fields.items():
+        yield f"{prefix}{name}", (table, name)
+        for inner in tables_in(field.annotation):
+            yield from described_keys(inner, f"{prefix}{name}.")
+
+
+def _tree(table: type[BaseModel], indent: str = "") -> Iterator[str]:
+    """The keys of `table` as lines of YAML."""
+    for name, field in table.model_fields.items():
+        inner = tables_in(field.annotation)
+        if _is_table(field) and inner[0].model_fields:
+            yield f"{indent}{name}:"
+            yield from _tree(inner[0], f"{indent}  ")
+        elif _is_table(field):
+            yield f"{indent}{name}: {{}}"
+        else:
+            each = "each" if get_origin(field.annotation) in (list, dict) else "or"
+            notes = ["required"] if field.is_required() else []
+            notes += [f"{each} a table of {', '.join(one.model_fields)}" for one in inner]
+            value = "" if field.is_required() else f" {_value(field.default)}"
+            yield f"{indent}{name}:{value}{'  # ' + '; '.join(notes) if notes else ''}"
+
+
+def _is_table(field: FieldInfo) -> bool:
+    """Whether the key is a table and nothing else, so that its keys stand below it."""
+    return isclass(field.annotation) and issubclass(field.annotation, BaseModel)
+
+
+def _value(default: object) -> str:
+    """A default in YAML, on one line."""
+    if isinstance(default, list):
+        return f"[{', '.join(map(_value, default))}]"
+    return default if isinstance(default, str) else json.dumps(default)
+
+
+def _type(schema: _Schema) -> str:
+    """A type in words."""
+    if "anyOf" in schema:
+        return " | ".join(map(_type, schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return " | ".join(map(_value, schema.get("enum", [schema.get("const")])))
+    if "$ref" in schema:
+        return "table"
+    what = str(schema.get("type", "any value")).replace("object", "table").replace("array", "list")
+    inner = schema.get("items") or schema.get("additionalProperties")
+    if isinstance(inner, dict):
+        what += f" of {_type(inner)}" if " | " not in _type(inner) else f" of ({_type(inner)})"
+    bounds = [text.format(schema[bound]) for bound, text in _BOUNDS.items() if bound in schema]
+    return " ".join((what, " and ".join(bounds))).rstrip()
