@@ -32,7 +32,7 @@ _FRAME = re.compile(r'^ +File "(?P<file>.+)", line (?P<line>\d+) in (?P<function
 # Where a rank's calls come from, and where it waits for its peers.
 _OF_A_RANK = (
     "megasharp/learner/ranks/processes.py",
-    "megasharp/cluster/ray_runtime/ray_runtime/rank_actor.py",
+    "megasharp/cluster/ray_runtime/rank_actor.py",
     "ray/_private/worker.py",
 )
 _BETWEEN_CALLS = ("_request", "main_loop")

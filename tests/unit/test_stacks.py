@@ -23,7 +23,7 @@ from megasharp.common.stack_dumps import RankProcess, Report, at_fault, end, exa
 RANK = """
 import ctypes, sys, threading, time
 from pathlib import Path
-from megasharp.learner.ranks import worker
+from megasharp.learner.ranks import processes as worker
 from megasharp.common.stack_dumps import write_stacks_on_signal
 
 worker.redirect_output(sys.argv[1])

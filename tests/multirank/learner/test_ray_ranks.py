@@ -148,7 +148,7 @@ def test_a_stopped_actor_is_found_on_its_node(
     assert "(guard.stage_timeout_s): rank 1 is stopped (state T, as by SIGSTOP); stacks" in str(signals.failure())
     text = (tmp_path / STACKS_FILE).read_text()
     assert (
-        "megasharp/cluster/ray_runtime/ray_runtime/rank_actor.py"
+        "megasharp/cluster/ray_runtime/rank_actor.py"
         in text.partition("==== rank 0: ")[2].partition("==== rank 1: ")[0]
     )
     assert f"==== rank 1: process {processes[1].pid} on elsewhere, state T ====" in text

@@ -137,7 +137,7 @@ def test_drawn_questions_are_fixed_by_their_seed_alone(place: Path) -> None:
 
 def test_the_two_stage_group_on_files_of_the_same_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten rows by hand stand for each set: one ChatML prompt for all, the same questions in all three repeats."""
-    files = Path(__file__).parents[1] / "data" / "files" / "sets"
+    files = Path(__file__).parents[1] / "tasks" / "data" / "files" / "sets"
     shipped = Path(__file__).parents[3] / "configs" / "suites" / "two_stage_id_ood.yaml"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs" / "task").mkdir(parents=True)
