@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from megasharp import __version__
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import collect_as_usual, collect_seldom, run_command
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Reinforcement learning with verifiable rewards that keeps a model's answers diverse.",
@@ -23,6 +23,31 @@ runs_app = typer.Typer(no_args_is_help=True, help="Look at runs: where one stand
 app.add_typer(runs_app, name="runs")
 data_app = typer.Typer(no_args_is_help=True, help="Look at data sets, and at what training shares with evaluation.")
 app.add_typer(data_app, name="data")
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"megasharp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="The folder that gets them; a new or an empty one.")] = Path("quickstart"),
+) -> None:
+    """Write a first run: a run file, a tiny model and its data, and say the command that trains it in minutes."""
+    from megasharp.trainer.quickstart import write_quickstart
+
+    write_quickstart(out, typer.echo)
 
 
 @app.command()

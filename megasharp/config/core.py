@@ -2,7 +2,7 @@
 
 Every mistake becomes one `UserError` line that names the file and the key.
 
-Where a path in a configuration leads: as written, from the working directory, or from the repository.
+Where a path in a configuration leads: beside its file, from the working directory, or among what megasharp ships.
 """
 
 from __future__ import annotations
@@ -20,17 +20,26 @@ from pydantic_core import ErrorDetails
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.section import Section
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
+# What holds `configs` and the quickstart: in a wheel a folder of the package (setup.py), else the repository.
+SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
+PRESETS = SHIPPED / "configs"
+
+# The keys of a run that hold a path, or a list of them.
+PATH_KEYS = ("model.path", "data.path", "recipe.dlc.memory.path", "rollout.python", "eval.suites")
 
 
-def find(path: str) -> Path:
-    """The first of: the path as written (relative to the working directory), the same below the repository.
+def find(path: str, beside: Path | None = None) -> Path:
+    """The first that exists of: below the folder `beside`, as written, what megasharp ships, one of its presets.
 
-    A path that exists at neither place is returned as written, for the caller's own message.
+    As written means from the working directory. A path that exists nowhere is returned as written, for the caller's
+    own message.
+
+    Example: `find("algo/grpo.yaml")` is the preset, where the working directory has no such file.
     """
     written = Path(path).expanduser()
-    below = REPOSITORY / written
-    return below if not written.exists() and below.exists() else written
+    near = [beside / written] if beside is not None else []
+    return next((place for place in (*near, written, SHIPPED / written, PRESETS / written) if place.exists()), written)
 
 
 # The tree as YAML gives it, before validation: it never leaves this room.
@@ -90,7 +99,8 @@ def flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
 def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> Tree:
     """Read a YAML file and the pieces it includes; later pieces win, the file itself wins over all of them.
 
-    An include is looked up beside the file, then relative to the working directory, then below the repository.
+    An include is looked up beside the file, from the working directory, and among the shipped presets, in this order.
+    So is a path of the run's (`PATH_KEYS`): one that exists beside the file is absolute in the tree.
     """
     path = path.resolve()
     if path in seen:
@@ -113,9 +123,40 @@ def included(tree: Tree, path: Path, seen: tuple[Path, ...] = ()) -> Tree:
         raise UserError(f"{path}: include: expected a list of file names")
     merged: Tree = {}
     for item in includes:
-        beside = path.parent / item
-        merged = merge(merged, read_tree(beside if beside.exists() else find(item), (*seen, path)))
-    return merge(merged, tree)
+        merged = merge(merged, read_tree(find(item, path.parent), (*seen, path)))
+    return merge(merged, _with_paths(tree, path.parent.absolute()))
+
+
+def _with_paths(tree: Tree, folder: Path) -> Tree:
+    """`tree`, read from a file in `folder`, with its paths as they are meant there."""
+    for key in PATH_KEYS:
+        value: Any = tree
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, str):
+            tree = merge(tree, _nested(key, _meant(value, folder)))
+        elif isinstance(value, list):
+            tree = merge(tree, _nested(key, [_meant(item, folder) for item in value]))
+    return tree
+
+
+def _meant(item: Any, folder: Path) -> Any:
+    """The absolute path of what exists in `folder` and is not what the working directory has there; else the item.
+
+    A file that is read where it lies keeps its words, so that a run goes on with the configuration it was stored with.
+    """
+    if not isinstance(item, str) or not item:
+        return item
+    near, written = folder / item, Path(item).expanduser()
+    return str(near) if near.exists() and not (written.exists() and near.samefile(written)) else item
+
+
+def _nested(key: str, value: Any) -> Tree:
+    """A value below the tables of its dotted key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    tree: Tree = value
+    return tree
 
 
 def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
@@ -124,10 +165,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
         key, equals, text = item.partition("=")
         if not equals or not key or not all(key.split(".")):
             raise UserError(f"override {item!r}: expected key=value with a dotted key, such as policy.tp=2")
-        value: Any = parse_yaml(text, f"override {item!r}")
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        tree = merge(tree, value)
+        tree = merge(tree, _nested(key, parse_yaml(text, f"override {item!r}")))
     return tree
 
 

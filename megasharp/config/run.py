@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from megasharp.common.section import Section
 from megasharp.common.watchdog import STAGE_TIMEOUT_S
-from megasharp.config.core import Tree, apply_overrides, included, read_tree, validate
+from megasharp.config.core import Tree, apply_overrides, find, included, read_tree, validate
 from megasharp.config.data import DataConfig, RewardConfig
 from megasharp.config.policy import ModelConfig, PolicyConfig
 from megasharp.config.recipe import RecipeConfig
@@ -328,5 +328,5 @@ def run_of(tree: Tree, path: Path) -> RunConfig:
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read, merge, override and validate a run file. Raises UserError in one line."""
-    return validate(RunConfig, apply_overrides(read_tree(path), overrides), str(path))
+    """Read, merge, override and validate a run file, or a shipped one by its name. Raises UserError in one line."""
+    return validate(RunConfig, apply_overrides(read_tree(find(str(path))), overrides), str(path))

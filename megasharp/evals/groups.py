@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
-from megasharp.config.core import REPOSITORY, read_tree, validate
+from megasharp.config.core import SHIPPED, read_tree, validate
 from megasharp.evals.suites import SUITE_FOLDER, Suite, default_ks, load_suite, parse_ks
 
 GROUP_FOLDER = Path("configs") / "suites"
@@ -144,11 +144,11 @@ def _ks(text: str) -> tuple[int, ...]:
 
 
 def load_group(name: str) -> SuiteGroup | None:
-    """The group `name` of configs/suites, in the working directory or the repository, or a YAML file with `suites`.
+    """The group `name` of configs/suites, in the working directory or shipped, or a YAML file with `suites`.
 
     None where there is none of this name. Raises UserError for a file that is no group.
     """
-    for candidate in (Path(name), *(root / GROUP_FOLDER / f"{name}.yaml" for root in (Path.cwd(), REPOSITORY))):
+    for candidate in (Path(name), *(root / GROUP_FOLDER / f"{name}.yaml" for root in (Path.cwd(), SHIPPED))):
         if candidate.is_file():
             tree = read_tree(candidate)
             if candidate.parent.name != GROUP_FOLDER.name and "suites" not in tree:
@@ -163,7 +163,7 @@ def group_names() -> list[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted({path.stem for root in (Path.cwd(), REPOSITORY) for path in (root / folder).glob("*.yaml")})
+    return sorted({path.stem for root in (Path.cwd(), SHIPPED) for path in (root / folder).glob("*.yaml")})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
-from megasharp.config.core import REPOSITORY, read_tree, validate
+from megasharp.config.core import SHIPPED, read_tree, validate
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.stream import sampled
 from megasharp.tasks.table import TaskItem, load_items
@@ -150,9 +150,9 @@ class SuiteFile(Section):
 def load_suite(name: str, *, prompt: str | None = None, limit: int | None = None, seed: int | None = None) -> Suite:
     """The suite `name`: a path to a YAML file, or the name of one in configs/task.
 
-    configs/task is looked up in the working directory, then in the repository this package lies in. The path of data
-    is taken relative to the YAML file, to the folder that holds its configs/, then to the working directory. `prompt`,
-    `limit` and `seed` count before the file's.
+    configs/task is looked up in the working directory, then in what megasharp ships. The path of data is taken
+    relative to the YAML file, to the folder that holds its configs/, then to the working directory. `prompt`, `limit`
+    and `seed` count before the file's.
 
     Raises:
         UserError: there is no such suite (the known ones are listed), or its file or its data is wrong.
@@ -177,7 +177,7 @@ def _problems(entry: SuiteFile, suite: Path) -> tuple[str, list[TaskItem]]:
 
 
 def _suite_path(name: str) -> Path:
-    folders = (Path.cwd() / SUITE_FOLDER, REPOSITORY / SUITE_FOLDER)
+    folders = (Path.cwd() / SUITE_FOLDER, SHIPPED / SUITE_FOLDER)
     for candidate in (Path(name), *(folder / f"{name}.yaml" for folder in folders)):
         if candidate.is_file():
             return candidate

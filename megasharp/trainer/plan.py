@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 from megasharp.algos.base import OldLogp
 from megasharp.common.errors import UserError
 from megasharp.common.records import as_dtype
-from megasharp.config.core import REPOSITORY, find
+from megasharp.config.core import PRESETS, find
 from megasharp.config.run import RunConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
@@ -100,7 +100,7 @@ class ModelCheck:
         return found
 
 
-SHIPPED = REPOSITORY / "configs" / "model"
+SHIPPED_MODELS = PRESETS / "model"
 _GPUS_PER_NODE = 8
 
 
@@ -169,10 +169,10 @@ def _network(path: str, where: str) -> tuple[Network, list[str]]:
     """From the folder, or where there is none from the shipped config of that name; a note says so."""
     folder, notes = model_folder(find(path)).description, []
     if not (folder / CONFIG_FILE).is_file():
-        folder = SHIPPED / Path(path).name.lower()
+        folder = SHIPPED_MODELS / Path(path).name.lower()
         notes.append(f"{path} is not a folder here: its sizes are those of configs/model/{folder.name}")
     if not (folder / CONFIG_FILE).is_file():
-        known = ", ".join(sorted(config.parent.name for config in SHIPPED.glob(f"*/{CONFIG_FILE}")))
+        known = ", ".join(sorted(config.parent.name for config in SHIPPED_MODELS.glob(f"*/{CONFIG_FILE}")))
         raise UserError(
             f"{where}: {path} is no folder with a {CONFIG_FILE}, and configs/model has none of that name: {known}"
         )

@@ -9,14 +9,14 @@ from pathlib import Path
 from megasharp.common.exit_codes import note
 from megasharp.common.supervisor import Supervisor
 from megasharp.common.watchdog import STAGE_TIMEOUT_S
-from megasharp.config.core import Tree, apply_overrides, read_tree
+from megasharp.config.core import Tree, apply_overrides, find, read_tree
 
 
 def train_again(
     config: Path, overrides: Sequence[str], runs: Path, resume: bool, allowed: Sequence[str], retries: int
 ) -> int:
     """Train to an end, with up to `retries` restarts; returns the last attempt's exit code."""
-    tree = apply_overrides(read_tree(config), overrides)
+    tree = apply_overrides(read_tree(find(str(config))), overrides)
     safe = ["-P"] if sys.flags.safe_path else []
     command = [
         *(sys.executable, *safe, "-m", "megasharp.cli", "train", str(config), *overrides, "--runs", str(runs)),

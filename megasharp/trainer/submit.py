@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megasharp.cluster.slurm import job as sbatch_options
 from megasharp.cluster.slurm.job import Job, Resources, Software, render, submit
 from megasharp.common.errors import UserError
+from megasharp.config.core import find
 from megasharp.config.run import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
@@ -62,6 +63,7 @@ class Asked:
 
 def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> None:
     """Submit, or with `dry_run` say the sbatch file itself. Raises UserError in one line for what cannot fit."""
+    asked = replace(asked, file=find(str(asked.file)))
     config = load_run(asked.file, asked.overrides)
     job = make_job(asked, config)
     if dry_run:

@@ -12,7 +12,7 @@ from megasharp.cluster.slurm.array import render_array, submit_array
 from megasharp.cluster.slurm.job import Job
 from megasharp.common.errors import UserError
 from megasharp.common.files import held, write_text
-from megasharp.config.core import dump_tree, validate
+from megasharp.config.core import dump_tree, find, validate
 from megasharp.config.run import RunConfig, run_of
 from megasharp.reporting.history import read_run
 from megasharp.reporting.number_text import duration
@@ -37,6 +37,7 @@ class Sweep:
     """
 
     def __init__(self, file: Path, overrides: Sequence[str], runs: Path, say: Say) -> None:
+        file = find(str(file))
         self._file = file
         self._config = load_sweep(file, overrides)
         self._cells = cells(self._config, file)

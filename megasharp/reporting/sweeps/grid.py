@@ -17,7 +17,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
-from megasharp.config.core import Tree, apply_overrides, find, merge, read_tree, validate
+from megasharp.config.core import PRESETS, Tree, apply_overrides, find, merge, read_tree, validate
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 Axes = dict[str, Annotated[list[JsonValue], Field(min_length=1)]]
@@ -247,10 +247,9 @@ def _told(key: str, value: JsonValue) -> str:
 
 def _found(sweep: Path, item: str) -> Path:
     """A file that a sweep names, as a run file's include is found."""
-    beside = sweep.resolve().parent / item
-    found = beside if beside.exists() else find(item)
+    found = find(item, sweep.resolve().parent)
     if not found.is_file():
-        raise UserError(f"{sweep}: no file {item!r} beside it, in {Path.cwd()} or in the repository")
+        raise UserError(f"{sweep}: no file {item!r} beside it, in {Path.cwd()} or among the presets in {PRESETS}")
     return found.resolve()
 
 

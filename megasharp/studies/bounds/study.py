@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from megasharp.config.core import REPOSITORY
+from megasharp.config.core import SHIPPED
 from megasharp.studies.bounds import coupling, gradients, sharpening
 from megasharp.studies.bounds.coupling import uniform_suppression_ratio
 from megasharp.studies.bounds.figure import draw
@@ -23,7 +23,7 @@ POLICY_TRIALS = 4000
 KERNEL_TRIALS = 2000
 SHARING_TRIALS = 4000
 SHARING_GROUPS = (2, 4, 8, 16, 32, 64, 256, 1024, 10**4, 10**5, 10**6, sharpening.LARGE_GROUP)
-DEFAULT_MODEL = REPOSITORY / "examples" / "quickstart" / "base"
+DEFAULT_MODEL = SHIPPED / "examples" / "quickstart" / "base"
 PAPER_MEAN, PAPER_DEVIATION = 1467.50, 363.97
 # Two policies are taken for the same below this mean total variation.
 SAME_POLICY = 0.02
