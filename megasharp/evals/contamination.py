@@ -24,7 +24,7 @@ from megasharp.config.core import find
 from megasharp.evals.suites import load_suite
 from megasharp.tasks.sets.base import DataSet, LeftOut
 from megasharp.tasks.sets.load import Row, parts_of, set_named, walk
-from megasharp.tasks.table import TaskItem
+from megasharp.tasks.task_item import TaskItem
 
 WORDS = 13
 _WORD = re.compile(r"\w+")

@@ -34,7 +34,7 @@ from megasharp.rollout.engine import Engine
 from megasharp.rollout.step_request import MemoryUse, judged, response_seed
 from megasharp.tasks.judge import DirectJudge, Item, Judge
 from megasharp.tasks.stream import prompt_of
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 _IDENTITY = "identity.json"
 _SECONDS = b"seconds"
@@ -293,7 +293,7 @@ def evaluate(
     """
     for k in ks:
         pass_at_k(n, 0, k)
-    judge = judge or DirectJudge(VERIFIERS)
+    judge = judge or DirectJudge(make_verifiers())
     _check_task(suite, judge)
     prompts = [tokenizer.encode(prompt_of(item, tokenizer)) for item in suite.items]
     source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples or chunk_size(max_tokens), progress)

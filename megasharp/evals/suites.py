@@ -17,7 +17,8 @@ from megasharp.common.section import Section
 from megasharp.config.core import SHIPPED, read_tree, validate
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.stream import sampled
-from megasharp.tasks.table import TaskItem, load_items
+from megasharp.tasks.table import load_items
+from megasharp.tasks.task_item import TaskItem
 
 _ELLIPSES = ("...", "…")
 

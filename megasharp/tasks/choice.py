@@ -23,6 +23,8 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.extraction import last_box, last_stated
 from megasharp.tasks.lines import Fields, absent, check_names, name_of, read_objects, text_field, texts_field
+from megasharp.tasks.prompts import boxed_prompt
+from megasharp.tasks.task_item import TaskItem
 
 _NO_OPTION = "N/A"
 
@@ -154,3 +156,11 @@ def _names_more(rest: str, labels: tuple[str, ...]) -> bool:
     return any(word.upper() in labels for word in words) and all(
         len(word) == 1 or word.upper() in labels for word in words
     )
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Multiple choice from a JSONL file. Raises UserError as `read_records` does."""
+    return [
+        TaskItem(record.id, "choice", boxed_prompt(record.text), record.answer, path.name, question=record.text)
+        for record in read_records(path)
+    ]

@@ -25,6 +25,7 @@ from typing import Any
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import TaskAnswer
+from megasharp.tasks.task_item import TaskItem
 
 _TEXTS = ("function", "check", "setup")
 
@@ -251,3 +252,11 @@ def _lists(value: object) -> object:
     if isinstance(value, dict):
         return {key: _lists(each) for key, each in value.items()}
     return value
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Programming problems from a JSONL file. Raises UserError as `read_records` does."""
+    return [
+        TaskItem(record.id, task="code", text=record.prompt, answer=record.answer, source=path.name)
+        for record in read_records(path)
+    ]

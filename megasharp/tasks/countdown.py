@@ -21,6 +21,7 @@ from random import Random
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.arithmetic import Form, NotArithmeticError, combine, number, parse
 from megasharp.tasks.lines import Fields, check_names, positive_field, positives_field, read_objects, text_field
+from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +246,17 @@ def _reaching(a: Form, b: Form, goal: Fraction) -> Iterator[tuple[str, Form, For
         yield "/", a, b
     if x and y == goal * x:
         yield "/", b, a
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Countdown problems from a JSONL file. Raises UserError as `read_records` does."""
+    return [
+        TaskItem(
+            id=record.id,
+            task="countdown",
+            text=prompt_text(record.numbers, record.target),
+            answer=record.answer,
+            source=path.name,
+        )
+        for record in read_records(path)
+    ]

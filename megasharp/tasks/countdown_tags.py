@@ -22,6 +22,7 @@ from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks import countdown
 from megasharp.tasks.extraction import last_tag
 from megasharp.tasks.lines import check_names, name_of, positive_field, positives_field, read_objects
+from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +87,16 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
         return Verdict(Outcome.FORMAT, 0.0, None, "no answer tags")
     verdict = countdown.verify(expression, countdown.CountdownAnswer(answer.numbers, answer.target))
     return verdict if verdict.outcome is Outcome.CORRECT else replace(verdict, reward=answer.tags_reward)
+
+
+def load_items(path: Path, count: int | None = None) -> list[TaskItem]:
+    """Problems of Countdown-Tasks-3to4, those of `count` numbers where it is given."""
+    return [
+        TaskItem(record.id, "countdown_3to4", prompt_text(record.answer), record.answer, path.name)
+        for record in read_records(path, count)
+    ]
+
+
+def load_items_of_three(path: Path) -> list[TaskItem]:
+    """The problems of three numbers of Countdown-Tasks-3to4."""
+    return [replace(item, task="countdown_3") for item in load_items(path, 3)]

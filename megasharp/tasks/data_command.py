@@ -13,7 +13,7 @@ from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.base import DataSet
 from megasharp.tasks.sets.load import Loaded, load_set, set_named
 from megasharp.tasks.stream import prompt_of
-from megasharp.tasks.table import TaskItem
+from megasharp.tasks.task_item import TaskItem
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 
 Say = Callable[[str], None]

@@ -21,6 +21,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.extraction import ending, last_box
 from megasharp.tasks.lines import check_names, name_of, read_objects, text_field
+from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +94,8 @@ def _seen(text: str) -> bool:
     return any(
         not (each.isspace() or each in _FILLERS or unicodedata.category(each) in ("Cc", "Cf", "Mn")) for each in text
     )
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Prompts whose responses are judged by their form alone. Raises UserError as `read_records` does."""
+    return [TaskItem(record.id, "form", record.prompt, record.answer, path.name) for record in read_records(path)]

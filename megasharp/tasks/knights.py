@@ -27,6 +27,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.extraction import last_box, last_tag
 from megasharp.tasks.lines import Fields, check_names, name_of, read_objects, texts_field
+from megasharp.tasks.task_item import TaskItem
 
 NAMES = (
     "Alice", "Boris", "Clara", "David", "Elena", "Felix", "Grace", "Henry", "Irene", "Jacob", "Karen", "Louis",
@@ -304,3 +305,11 @@ def _assignment(text: str, answer: KnightsAnswer) -> dict[str, bool]:
     if missing := names - said.keys():
         raise _UnreadableError(f"nothing is said of {', '.join(sorted(missing))}")
     return said
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Knights and Knaves from a JSONL file. Raises UserError as `read_records` does."""
+    return [
+        TaskItem(record.id, "knights", prompt_text(record.puzzle), record.puzzle.answer, path.name)
+        for record in read_records(path)
+    ]

@@ -11,9 +11,11 @@ The puzzles are those of `knights`, so each has one solution; only how they are 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.knights import KnightsPuzzle
+from megasharp.tasks.knights import KnightsPuzzle, read_records
+from megasharp.tasks.task_item import TaskItem
 
 # Together with the digits: all characters of prompts and responses.
 SIGNS = {
@@ -67,3 +69,17 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 def signs(knights: tuple[bool, ...]) -> str:
     """A solution as a response gives it. Example: `signs((True, False))` is `10`."""
     return "".join("1" if knight else "0" for knight in knights)
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """The same files, asked and answered in a few characters."""
+    return [
+        TaskItem(
+            record.id,
+            "knights_short",
+            prompt_text(record.puzzle),
+            KnightsShortAnswer(record.puzzle.solution),
+            path.name,
+        )
+        for record in read_records(path)
+    ]

@@ -39,6 +39,8 @@ from megasharp.tasks.math_text import (
     without_unit,
     words,
 )
+from megasharp.tasks.prompts import boxed_prompt
+from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +207,11 @@ def _same_in_base(gold: str, given: str) -> bool:
         int(*each) if each else int(text) if text.isdecimal() else None for each, text in ((known, gold), (read, given))
     ]
     return values[0] is not None and values[0] == values[1]
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Problems of mathematics from a JSONL file. Raises UserError as `read_records` does."""
+    return [
+        TaskItem(record.id, "math", boxed_prompt(record.problem), record.answer, path.name, question=record.problem)
+        for record in read_records(path)
+    ]

@@ -34,6 +34,7 @@ from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.common.section import Section
 from megasharp.config.core import read_tree, validate
 from megasharp.tasks.extraction import last_tag
+from megasharp.tasks.task_item import TaskItem
 
 
 class GymEntry(Section):
@@ -242,3 +243,18 @@ def load_library() -> Any:
             "pip install 'megasharp[reasoning-gym]'"
         ) from error
     return reasoning_gym
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Problems that reasoning-gym generates. Raises UserError as `read_records` does."""
+    return [
+        TaskItem(
+            record.id,
+            "reasoning_gym",
+            prompt_text(record.question),
+            record.answer,
+            path.name,
+            question=record.question,
+        )
+        for record in read_records(path)
+    ]

@@ -21,6 +21,8 @@ from pathlib import Path
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.extraction import ending, last_box, last_stated
 from megasharp.tasks.lines import check_names, name_of, read_objects, text_field
+from megasharp.tasks.prompts import boxed_prompt
+from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +101,13 @@ def bare(text: str) -> str:
         if len(text) > len(before) + len(after) and text.startswith(before) and text.endswith(after):
             text = text[len(before) : -len(after)].strip()
     return text.removesuffix(".").strip()
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Short answers from a JSONL file. Raises UserError as `read_records` does."""
+    return [
+        TaskItem(
+            record.id, "short_answer", boxed_prompt(record.question), record.answer, path.name, question=record.question
+        )
+        for record in read_records(path)
+    ]

@@ -26,7 +26,7 @@ from megasharp.evals.groups import Planned, PlannedGroup, Settings, plan_suites
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
 from megasharp.rollout.engine import Engine
 from megasharp.tasks.judge import Judge
-from megasharp.tasks.table import digest_of
+from megasharp.tasks.task_item import digest_of
 from megasharp.tasks.tokenizer import load_tokenizer
 from megasharp.trainer.eval_source import CHECKPOINT, Measured, engines_of, measured
 from megasharp.trainer.resolve.sampling_model import engine_of, hf_folder

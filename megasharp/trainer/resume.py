@@ -19,7 +19,7 @@ from megasharp.convert.arguments import ARGUMENTS_FILE, check_arguments, model_a
 from megasharp.convert.digests import weights_fingerprint
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
-from megasharp.tasks.table import digest_of
+from megasharp.tasks.task_item import digest_of
 from megasharp.trainer.resolve.run import ResolvedRun
 
 # Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.

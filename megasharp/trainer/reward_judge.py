@@ -1,9 +1,9 @@
-"""Who judges a run's responses: this process, or a pool of worker processes, and what happened in it."""
+"""The judge of a run's responses: this process or a pool of worker processes, and the counts of what happened there."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,25 +13,14 @@ from megasharp.common.records import Outcome, Verdict
 from megasharp.config.data import RewardConfig
 from megasharp.config.run import RunConfig
 from megasharp.evals.suites import Suite
-from megasharp.tasks import math, reasoning_gym
-from megasharp.tasks.judge import DirectJudge, Item, Judge, Verifier
-from megasharp.tasks.own_reward import OWN_TASK, OwnReward, find_function
+from megasharp.tasks.judge import DirectJudge, Item, Judge
+from megasharp.tasks.own_reward import OWN_TASK, find_function
 from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
 from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool
-from megasharp.tasks.sandbox.programs import Sandbox
-from megasharp.tasks.sandbox.verify_code import CodeVerifier
-from megasharp.tasks.table import TaskItem
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers, rows_of
+from megasharp.tasks.task_item import TaskItem
 from megasharp.trainer.resolve.models import training_task
 
-# Tasks whose verifier runs programs that the model wrote.
-PROGRAM_TASKS = frozenset({"code"})
-# Tasks whose verifier evaluates what a model wrote, by a library that is there for them alone.
-GYM_TASKS = frozenset({"reasoning_gym"})
-# Tasks that sympy judges; SynLogic's `operation` is one of its games.
-ALGEBRA_TASKS = frozenset({"math", "synlogic"})
-# Tasks whose verifier may take for ever: only a process that can be killed bounds it.
-LIBRARY_TASKS = GYM_TASKS | ALGEBRA_TASKS
 MOST_WORKERS = 4
 # A program is ended before its worker is, which is for what hangs otherwise.
 _PROGRAMS_SHARE = 0.9
@@ -47,18 +36,17 @@ class Judging:
     def __init__(
         self, reward: RewardConfig, tasks: Collection[str], log: Path | None, say: Callable[[str], None]
     ) -> None:
-        sandbox = open_sandbox(reward.sandbox) if PROGRAM_TASKS.intersection(tasks) else None
+        sandbox = open_sandbox(reward.sandbox) if _runs_programs(tasks) else None
         if sandbox is not None and reward.sandbox == "none":
             say(RISK)
-        gym = bool(GYM_TASKS.intersection(tasks))
-        make = partial(all_verifiers, reward.function, sandbox, _PROGRAMS_SHARE * reward.timeout_s, gym)
+        seconds = _PROGRAMS_SHARE * reward.timeout_s
+        make = partial(make_verifiers, tuple(tasks), reward.function, sandbox, seconds)
         verifiers = make()
         self._taken = PoolCounts()
         self._pool: VerifierPool | None = None
         workers = workers_for(reward, tasks)
         if workers > 0:
-            make = partial(make, algebra=bool(ALGEBRA_TASKS.intersection(tasks)))
-            self._pool = VerifierPool(make, verifiers.keys(), workers, reward.timeout_s, log=log)
+            self._pool = VerifierPool(partial(make, preload=True), verifiers.keys(), workers, reward.timeout_s, log=log)
         self.judge: Judge = TellingJudge(self._pool or DirectJudge(verifiers), say)
 
     def take(self) -> dict[str, float]:
@@ -108,31 +96,6 @@ class TellingJudge:
             self._say(f"{what} ({verdict.detail}); told once, counted as outcome_{verdict.outcome}")
 
 
-def all_verifiers(
-    function: str | None = None,
-    sandbox: Sandbox | None = None,
-    seconds: float = 0.0,
-    gym: bool = False,
-    algebra: bool = False,
-) -> Mapping[str, Verifier]:
-    """By task, a user's `function` among them; called in the process that workers come from too.
-
-    With a `sandbox` programs are judged, which have `seconds` for all of their tests; with `gym` reasoning-gym's
-    problems are. That library, and with `algebra` sympy, is imported now, before workers are forked.
-    """
-    found = dict(VERIFIERS)
-    if function is not None:
-        found[OWN_TASK] = OwnReward(function)
-    if sandbox is not None:
-        found["code"] = CodeVerifier(sandbox, seconds)
-    if gym:
-        reasoning_gym.load_library()
-        found["reasoning_gym"] = reasoning_gym.verify
-    if algebra:
-        math.load_library()
-    return found
-
-
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
     """The tasks whose verifiers a run needs: its suites', and training's where no function of the user's judges it."""
     training = set() if config.reward.function else {training_task(config.data)}
@@ -159,7 +122,7 @@ def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
     """
     if reward.workers is not None:
         return reward.workers
-    if reward.function is None and not LIBRARY_TASKS.intersection(tasks):
+    if reward.function is None and not _worker_tasks(tasks):
         return 0
     return min(MOST_WORKERS, max(1, len(os.sched_getaffinity(0)) // 2))
 
@@ -167,12 +130,12 @@ def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
 def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> None:
     """Refuse a limit that nobody would keep, another library's verifier in this process, programs without a sandbox."""
     workers = workers_for(reward, tasks)
-    for task in sorted(LIBRARY_TASKS.intersection(tasks)) if workers == 0 else []:
+    for task in _worker_tasks(tasks) if workers == 0 else []:
         raise UserError(
             f"{where}: task {task} is judged in worker processes alone, of which reward.workers=0 starts none; "
             "leave the key out, or set it to 2 say (eval: --workers 2)"
         )
-    programs = PROGRAM_TASKS.intersection(tasks)
+    programs = _runs_programs(tasks)
     if workers == 0 and not programs and reward.timeout_s != RewardConfig.model_fields["timeout_s"].default:
         raise UserError(
             f"{where}: reward.timeout_s is kept by worker processes, of which this task starts none by itself; "
@@ -180,3 +143,13 @@ def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> N
         )
     if programs:
         open_sandbox(reward.sandbox)
+
+
+def _runs_programs(tasks: Collection[str]) -> bool:
+    """Whether a verifier of these tasks runs programs that the model wrote."""
+    return any(row.sandbox for row in rows_of(tasks).values())
+
+
+def _worker_tasks(tasks: Collection[str]) -> list[str]:
+    """Those whose verifier may never end: only a process that can be killed bounds it."""
+    return [name for name, row in rows_of(tasks).items() if row.worker]

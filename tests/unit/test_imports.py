@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 from waiting import HANG_S
+
+from megasharp.tasks.table import make_verifiers
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "megasharp"
@@ -55,6 +58,12 @@ LIGHT = (
 BARE = (
     *("errors", "files", "signals", "stack_dumps", "watchdog", "supervisor"),
     *("exit_codes", "parent_death", "control"),
+)
+# The process that judging workers are forked from imports its program and the pickled factory of verifiers.
+WORKERS_PARENT = ("megasharp.tasks.sandbox.worker", "megasharp.tasks.table", "megasharp.tasks.sandbox.bubblewrap")
+NOT_IN_WORKERS_PARENT = (
+    *("transformers", "tokenizers", "pyarrow", "datasets", "megatron"),
+    *("sympy", "math_verify", "reasoning_gym"),
 )
 HEAVY = ("megatron", "sglang", "ray", "transformer_engine")
 
@@ -113,3 +122,25 @@ def test_light_packages_load_nothing_heavy() -> None:
 @pytest.mark.parametrize("name", BARE)
 def test_files_that_processes_live_on_need_the_standard_library_alone(name: str) -> None:
     assert libraries_of(PACKAGE / "common" / f"{name}.py") == set()
+
+
+def test_the_parent_of_workers_imports_no_data_libraries_and_only_the_algebra_that_is_asked_for() -> None:
+    script = (
+        "import importlib, pickle, sys\n"
+        f"for name in {WORKERS_PARENT!r}: importlib.import_module(name)\n"
+        "make = pickle.loads(sys.stdin.buffer.read())\n"
+        "make()\n"
+        f"print(*sorted({{m.split('.')[0] for m in sys.modules}} & {set(NOT_IN_WORKERS_PARENT)!r}))\n"
+        "make({'math'}, preload=True)\n"
+        "print('sympy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=pickle.dumps(make_verifiers),
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+        timeout=HANG_S,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines() == ["", "True"]

@@ -67,7 +67,8 @@ from megasharp.rollout.sglang.shared_weights_export import (
     parse_loan,
 )
 from megasharp.tasks.sandbox.pool import PoolCounts
-from megasharp.tasks.table import digest_of, load_items
+from megasharp.tasks.table import load_items
+from megasharp.tasks.task_item import digest_of
 from megasharp.trainer.plan import Options, ask
 
 REPOSITORY = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from megasharp.tasks.prompts import Template, template_named
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem
 from megasharp.tasks.sets.row_sources import hub_rows, local_rows
-from megasharp.tasks.table import TaskItem
+from megasharp.tasks.task_item import TaskItem
 
 _REPEATED = LeftOut("a question that was there before")
 

@@ -17,6 +17,7 @@ from megasharp.common.errors import UserError
 from megasharp.tasks.lines import Fields, check_names, name_of, read_objects, text_field
 from megasharp.tasks.synlogic import CHECKERS, UNCHECKED, SynLogicAnswer, checker
 from megasharp.tasks.synlogic.game import GameError
+from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +76,8 @@ def _game(fields: Fields, where: str) -> str:
     if not isinstance(game, str):
         raise UserError(f"{where}: 'game' must be an object with 'question', 'answer' and 'metadata', or its JSON text")
     return game
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Problems of SynLogic from a JSONL file. Raises UserError as `synlogic.read_records` does."""
+    return [TaskItem(record.id, "synlogic", record.prompt, record.answer, path.name) for record in read_records(path)]

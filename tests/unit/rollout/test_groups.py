@@ -11,8 +11,8 @@ from megasharp.common.records import Completion, FinishReason, Outcome, Prompt, 
 from megasharp.rollout.step_request import GroupMaker
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import DirectJudge
+from megasharp.tasks.table import make_verifiers
 from megasharp.tasks.tokenizer import TextTokenizer
-from megasharp.tasks.verifiers import VERIFIERS
 
 PROMPT = Prompt("a", "countdown", "1 2=3:", (0,), CountdownAnswer((1, 2), 3), "train.jsonl", 0, 0)
 
@@ -31,7 +31,7 @@ def verified(tokenizer: TextTokenizer, tokens: tuple[int, ...]) -> Response:
     zeros = torch.zeros(len(tokens))
     spans = (VersionSpan(0, 0, len(tokens)),)
     completion = Completion(torch.tensor(tokens), zeros, zeros, None, spans, FinishReason.STOP, 0)
-    maker = GroupMaker(DirectJudge(VERIFIERS), tokenizer.decode_batch, SamplingParams(9), 1, 0)
+    maker = GroupMaker(DirectJudge(make_verifiers()), tokenizer.decode_batch, SamplingParams(9), 1, 0)
     return maker.groups(["g"], [PROMPT], [[completion]], 0)[0].responses[0]
 
 

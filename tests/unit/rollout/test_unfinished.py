@@ -25,7 +25,7 @@ from megasharp.rollout.step_request import CollectionSettings, GroupMaker
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import DirectJudge
 from megasharp.tasks.stream import PromptStream
-from megasharp.tasks.table import TaskItem
+from megasharp.tasks.task_item import TaskItem
 from tests.unit.rollout.standin_engine import Delay, StandInEngine
 from tests.unit.rollout.test_asynchronous import (
     QUICK,

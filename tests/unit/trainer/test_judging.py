@@ -14,9 +14,9 @@ from megasharp.config.data import RewardConfig
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import Item
 from megasharp.tasks.math import MathAnswer
-from megasharp.tasks.table import TaskItem
-from megasharp.tasks.verifiers import VERIFIERS
-from megasharp.trainer.reward_judge import Judging, all_verifiers, check_judging, training_items, workers_for
+from megasharp.tasks.table import make_verifiers
+from megasharp.tasks.task_item import TaskItem
+from megasharp.trainer.reward_judge import Judging, check_judging, training_items, workers_for
 
 ANSWER = CountdownAnswer((1, 2), 3)
 ITEM = TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")
@@ -74,7 +74,7 @@ def test_a_function_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: py
 
 def test_without_a_function_nothing_is_different() -> None:
     assert training_items([ITEM], RewardConfig()) == [ITEM]
-    assert all_verifiers() == VERIFIERS
+    assert "own" not in make_verifiers()
 
 
 def test_a_path_that_is_none_is_refused_before_anything_starts() -> None:

@@ -9,7 +9,7 @@ from cases import each_case
 
 from megasharp.evals.contamination import OverlapIndex, words_of
 from megasharp.tasks.math import MathAnswer
-from megasharp.tasks.table import TaskItem
+from megasharp.tasks.task_item import TaskItem
 
 
 def item(name: str, question: str) -> TaskItem:

@@ -13,7 +13,7 @@ from megasharp.tasks.prompts import TEMPLATES, template_named
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.stream import PromptStream, prompt_of
-from megasharp.tasks.table import digest_of
+from megasharp.tasks.task_item import digest_of
 from megasharp.tasks.tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).parents[4]

@@ -14,7 +14,8 @@ from megasharp.common.errors import UserError
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.stream import DataCursor, PromptStream
-from megasharp.tasks.table import TaskItem, load_items
+from megasharp.tasks.table import load_items
+from megasharp.tasks.task_item import TaskItem
 
 ANSWER = CountdownAnswer((1, 2), 3)
 

@@ -17,8 +17,7 @@ from megasharp.tasks.choice import ChoiceAnswer
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.sandbox.bubblewrap import open_sandbox
 from megasharp.tasks.sandbox.verify_code import CodeVerifier
-from megasharp.tasks.table import TASKS, load_items
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import TASKS, load_items, make_verifiers
 
 FILES = Path(__file__).parent / "files"
 SHIPPED = Path(__file__).parents[4] / "examples" / "quickstart" / "data" / "dev.jsonl"
@@ -66,7 +65,7 @@ EXAMPLES = {
 
 # The programs above are ours.
 JUDGES = {
-    **VERIFIERS,
+    **make_verifiers(),
     "code": CodeVerifier(open_sandbox("none"), 60.0),
     "reasoning_gym": reasoning_gym.verify,
 }

@@ -6,7 +6,7 @@ from cases import each_case
 
 from megasharp.common.records import Outcome
 from megasharp.tasks.choice import ChoiceAnswer, verify
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 FOUR = ChoiceAnswer("B", ("A", "B", "C", "D"))
 NUMBERS = ChoiceAnswer("3", ("1", "2", "3", "4"))
@@ -93,4 +93,4 @@ def test_the_label_that_is_chosen(text: str, answer: ChoiceAnswer, chosen: str |
 
 
 def test_the_table_names_the_task() -> None:
-    assert VERIFIERS["choice"](r"\boxed{B}", FOUR).outcome is Outcome.CORRECT
+    assert make_verifiers()["choice"](r"\boxed{B}", FOUR).outcome is Outcome.CORRECT

@@ -6,7 +6,7 @@ from cases import each_case
 
 from megasharp.common.records import Outcome
 from megasharp.tasks.countdown_tags import TaggedCountdownAnswer, verify
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 ANSWER = TaggedCountdownAnswer((19, 36, 55, 7), 65)
 RIGHT = "55+36-7-19"
@@ -46,4 +46,4 @@ def test_values_are_exact_where_floats_are_close() -> None:
 
 def test_the_table_names_both_tasks() -> None:
     for task in ("countdown_3to4", "countdown_3"):
-        assert VERIFIERS[task](f"<answer>{RIGHT}</answer>", ANSWER).canonical_answer == "36+55-19-7"
+        assert make_verifiers()[task](f"<answer>{RIGHT}</answer>", ANSWER).canonical_answer == "36+55-19-7"

@@ -6,7 +6,7 @@ from cases import each_case
 
 from megasharp.common.records import Outcome
 from megasharp.tasks.form import Form, FormAnswer, verify
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 
 @each_case(
@@ -46,4 +46,4 @@ def test_the_form(text: str, form: Form, kept: bool) -> None:
 
 
 def test_the_table_names_the_task() -> None:
-    assert VERIFIERS["form"](r"\boxed{1}", FormAnswer("box")).outcome is Outcome.CORRECT
+    assert make_verifiers()["form"](r"\boxed{1}", FormAnswer("box")).outcome is Outcome.CORRECT

@@ -8,7 +8,7 @@ from cases import each_case
 
 from megasharp.common.records import Outcome
 from megasharp.tasks.knights import KnightsAnswer, Statement, solutions, verify
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 ANSWER = KnightsAnswer((("Zoey", True), ("Oliver", False), ("Grace", True)))
 
@@ -102,4 +102,4 @@ def perturbed(rng: Random, answer: KnightsAnswer, terms: dict[str, str]) -> str:
 
 def test_the_table_names_the_task() -> None:
     text = "<answer>Zoey is a knight, Oliver is a knave, Grace is a knight</answer>"
-    assert VERIFIERS["knights"](text, ANSWER).outcome is Outcome.CORRECT
+    assert make_verifiers()["knights"](text, ANSWER).outcome is Outcome.CORRECT

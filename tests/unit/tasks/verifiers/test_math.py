@@ -18,7 +18,7 @@ from megasharp.common.records import Outcome
 from megasharp.tasks.judge import verify as judge_and_catch
 from megasharp.tasks.math import MathAnswer, canonical, verify
 from megasharp.tasks.math_bounds import beyond
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
 
@@ -399,4 +399,4 @@ def test_correct_answers_are_one_and_no_wrong_one_is_that_one() -> None:
 
 
 def test_the_table_names_the_task() -> None:
-    assert VERIFIERS["math"](r"\boxed{7}", MathAnswer("7")).outcome is CORRECT
+    assert make_verifiers()["math"](r"\boxed{7}", MathAnswer("7")).outcome is CORRECT

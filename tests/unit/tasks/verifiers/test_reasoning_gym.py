@@ -16,7 +16,8 @@ from megasharp.common.records import Outcome
 from megasharp.config.data import RewardConfig
 from megasharp.tasks.judge import Item
 from megasharp.tasks.reasoning_gym import EVALUATED, GymAnswer, GymDataset, calls, read_records, verify
-from megasharp.trainer.reward_judge import Judging, all_verifiers, check_judging
+from megasharp.tasks.table import make_verifiers
+from megasharp.trainer.reward_judge import Judging, check_judging
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "reasoning_gym.yaml"
 # Quick to make, and of every kind: exact texts, partial scores, many solutions.
@@ -140,7 +141,7 @@ def test_this_process_does_not_judge_them() -> None:
     with pytest.raises(UserError, match=r"reasoning_gym is judged in worker processes alone.*leave the key out"):
         check_judging(RewardConfig(workers=0), {"reasoning_gym"}, "run.yaml")
     check_judging(RewardConfig(workers=1), {"reasoning_gym"}, "run.yaml")
-    assert "reasoning_gym" not in all_verifiers()
+    assert "reasoning_gym" not in make_verifiers()
 
 
 @each_case(
@@ -173,4 +174,4 @@ def test_a_missing_file_and_a_missing_library(tmp_path: Path, monkeypatch: pytes
         read_records(tmp_path / "none.yaml")
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(UserError, match=r"pip install 'megasharp\[reasoning-gym\]'"):
-        all_verifiers(gym=True)
+        make_verifiers({"reasoning_gym"})

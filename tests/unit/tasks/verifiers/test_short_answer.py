@@ -6,7 +6,7 @@ from cases import each_case
 
 from megasharp.common.records import Outcome
 from megasharp.tasks.short_answer import ShortAnswer, verify
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 
 @each_case(
@@ -59,4 +59,4 @@ def test_equal_answers_are_one() -> None:
 
 
 def test_the_table_names_the_task() -> None:
-    assert VERIFIERS["short_answer"]("the answer is 1", ShortAnswer("1")).outcome is Outcome.CORRECT
+    assert make_verifiers()["short_answer"]("the answer is 1", ShortAnswer("1")).outcome is Outcome.CORRECT

@@ -16,7 +16,7 @@ from megasharp.common.records import Outcome
 from megasharp.tasks.synlogic import CHECKERS, SynLogicAnswer, checker, verify
 from megasharp.tasks.synlogic.game import GameError
 from megasharp.tasks.synlogic.literals import UnreadableError, read_literal
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "synlogic_games.yaml"
 OUTCOMES = {"right": Outcome.CORRECT, "wrong": Outcome.WRONG, "unreadable": Outcome.FORMAT}
@@ -46,7 +46,7 @@ def test_every_task_has_a_game_with_right_and_wrong_responses() -> None:
 def test_verdicts(answer: SynLogicAnswer, responses: dict[str, Any]) -> None:
     for kind, outcome in OUTCOMES.items():
         for text in responses.get(kind, []):
-            verdict = VERIFIERS["synlogic"](text, answer)
+            verdict = make_verifiers()["synlogic"](text, answer)
             assert (verdict.outcome, verdict.reward) == (outcome, float(kind == "right")), (text, verdict)
             assert (verdict.canonical_answer is None) == (kind == "unreadable")
 

@@ -23,11 +23,11 @@ from megasharp.tasks.sandbox.verify_code import CodeVerifier
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.sets.program_tests import answer_of
-from megasharp.tasks.verifiers import VERIFIERS
+from megasharp.tasks.table import make_verifiers
 
 FILES = Path(__file__).parents[1] / "files" / "sets"
 # The programs below are ours.
-JUDGES = {**VERIFIERS, "code": CodeVerifier(open_sandbox("none"), 60.0)}
+JUDGES = {**make_verifiers(), "code": CodeVerifier(open_sandbox("none"), 60.0)}
 SUM = "```python\nprint(sum(map(int, input().split())))\n```"
 FIVE = "```python\nprint(5)\n```"
 TAGGED = "<answer> 55 + 36 - 7 - 19 </answer>"
