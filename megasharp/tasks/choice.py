@@ -1,15 +1,14 @@
-"""Multiple choice: ARC-Challenge and MMLU-Pro, each in its own fields, with the boxed prompt.
+"""Multiple choice: ARC-Challenge and MMLU-Pro, each in its own fields, with the boxed prompt and one verifier.
 
 Schema of allenai/ai2_arc (ARC-Challenge; read from the cards of its copies): `id`, `question`, `choices` of two lists
 `text` and `label` (letters, or 1 to 4), `answerKey`. Schema of TIGER-Lab/MMLU-Pro (its card): `question_id`,
 `question`, `options`, `answer` (A to J), `answer_index`, `cot_content`, `category`, `src`; an option "N/A" stands for
 none, as in its own evaluation. How 2510.04028 writes options is not printed; they are written as MMLU-Pro does.
 
-Multiple choice: the label that a response chooses, in the last box or after its last "answer is".
-
-2510.04028 asks for a box for ARC-c and MMLU-Pro alike (appendix C.2). MMLU-Pro's own prompts end in "the answer is
-(X)", and its evaluation (evaluate_from_local.py) reads that, then "Answer: X", then any last capital letter, which is a
-guess that is not made here. Labels are the problem's: letters, or numbers as in some of ARC's.
+The verifier takes the label that a response chooses, in the last box or after its last "answer is". 2510.04028 asks for
+a box for ARC-c and MMLU-Pro alike (appendix C.2). MMLU-Pro's own prompts end in "the answer is (X)", and its evaluation
+(evaluate_from_local.py) reads that, then "Answer: X", then any last capital letter, which is a guess that is not made
+here. Labels are the problem's: letters, or numbers as in some of ARC's.
 """
 
 from __future__ import annotations

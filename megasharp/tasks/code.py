@@ -1,14 +1,13 @@
-"""Programming problems: their data files, one JSON object a line.
+"""Programming problems: their data files, one JSON object a line, and the programs that answer them.
 
 Fields: `id`, `prompt`, and at least one kind of tests: `stdin`, a list of [input, expected output]; `calls`, a list of
 [arguments, expected value] where each argument and the value are JSON texts, with the `function` that is called;
 `check`, Python text that defines `check(candidate)`, with the `function` that is the candidate, and `setup`, text that
-`check` may use. `tasks/code.py` has an example of each.
+`check` may use. `CodeAnswer` has an example of each.
 
-Programs as answers: the program of a response, what it is tested with, and whether its output is the right one.
-
-Pure: nothing here runs a program, which is `megasharp/tasks/sandbox/verify_code.py`'s matter. A program never sees what
-it ought to print or return; that is compared here, outside of where it runs. Extraction and comparison are
+For the verifier, this file finds the program of a response and compares its output and values with those expected. It
+is pure: nothing here runs a program, which is `megasharp/tasks/sandbox/verify_code.py`'s matter. A program never sees
+what it ought to print or return; that is compared here, outside of where it runs. Extraction and comparison are
 LiveCodeBench's (`lcb_runner/utils/extraction_utils.py`, `lcb_runner/evaluation/testing_util.py`), whose form
 DeepCoder's tests have too; check functions are HumanEval's and HumanEval+'s.
 """

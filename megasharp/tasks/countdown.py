@@ -1,11 +1,10 @@
-"""Countdown problems: a seeded generator of solvable ones, their prompt text, and their data files.
+"""Countdown: reach a target from given numbers, each used exactly once, with + - * / and parentheses.
 
-Countdown: reach a target from given numbers, each used exactly once, with + - * / and parentheses.
+A seeded generator makes solvable problems, which data files hold one a line; the verifier judges a response exactly. An
+exhaustive solver gives every distinct solution of a problem, distinct as in the verifier's canonical answer.
 
-An exhaustive Countdown solver: every distinct solution of a problem, distinct as in `canonical`.
-
-For a multiset of numbers it combines the forms of every way to cut it in two; forms of parts are shared
-between problems through a cache. Four numbers take milliseconds, five about a second the first time.
+For a multiset of numbers the solver combines the forms of every way to cut it in two; forms of parts are shared between
+problems through a cache. Four numbers take milliseconds, five about a second the first time.
 """
 
 from __future__ import annotations

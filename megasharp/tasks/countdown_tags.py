@@ -4,12 +4,11 @@ Schema of Jiayi-Pan/Countdown-Tasks-3to4: `target` (integer) and `nums` (a list 
 it (examples/data_preprocess/countdown.py; the card itself could not be read). Its prompt says "each number can only be
 used once", its reward wants each number exactly once. Countdown-3 of 2511.19942 (appendix C.4) is the rows of three.
 
-Countdown as TinyZero asks for it: a response thinks, then gives the equation between `<answer>` and `</answer>`.
-
-The rules are TinyZero's (verl/utils/reward_score/countdown.py): the last tags count, each number must be used exactly
-once, 0.1 for tags whatever is in them, 1.0 for the target, else 0. Differences, all stricter or exact: the grammar is
-that of `arithmetic` (no `**`, `//`, decimals or signs, which TinyZero hands to eval), values are fractions instead of
-floats within 1e-5, and tags count on any line, not only on the last.
+A response thinks, then gives the equation between `<answer>` and `</answer>`. The verifier's rules are TinyZero's
+(verl/utils/reward_score/countdown.py): the last tags count, each number must be used exactly once, 0.1 for tags
+whatever is in them, 1.0 for the target, else 0. Differences, all stricter or exact: the grammar is that of `arithmetic`
+(no `**`, `//`, decimals or signs, which TinyZero hands to eval), values are fractions instead of floats within 1e-5,
+and tags count on any line, not only on the last.
 """
 
 from __future__ import annotations

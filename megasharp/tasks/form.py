@@ -1,6 +1,7 @@
-"""Prompts of which only the form of the response is judged: one's own text, and the form that it asks for.
+"""Prompts of which only the form of the response is judged.
 
-The form of a response alone: whether it thinks and answers in tags, or puts its answer into a box.
+A data file holds prompts, as one's own text, and the form that each asks for. The verifier sees whether a response
+thinks and answers in tags, or puts its answer into a box.
 
 DeepSeek-R1 (2501.12948, section 2.2.2) rewards `<think>...</think>` beside accuracy, TinyZero answer tags. The paper
 gives no pattern; open-r1's `format_reward` is `^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$`: nothing stands

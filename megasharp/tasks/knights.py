@@ -8,10 +8,9 @@ Everyone says one thing, knights the truth and knaves a lie. A statement is a ne
 with i and j the places of people, s and t statements. After the puzzles of Xie et al. (2410.23123), which reasoning-gym
 makes too and 2511.19942 trains on; the text of a puzzle is our own.
 
-Knights and Knaves: who tells the truth and who lies, from what they say of each other.
-
-A puzzle has one solution (`tasks/knights.py` makes them so), and a response gives it in the last answer tags, or else
-in the last box: one statement a person, in any order, parted by commas, semicolons, lines or "and".
+A puzzle has one solution: the generator makes none other, and the reader refuses it. A response gives the solution in
+the last answer tags, or else in the last box: one statement a person, in any order, parted by commas, semicolons, lines
+or "and".
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The puzzles of `knights` as text of a few characters, for models that know no words.
 
-A person is a digit, a statement is written before its parts: `+2` "2 is a knight", `-2` a knave, `=02` the same,
-`#02` of different kinds, `!s` not s, `&st` and, `|st` or, `>st` if s then t, `~st` if and only if.
+A person is a digit, a statement is written before its parts: `+2` "2 is a knight", `-2` a knave, `=02` the same, `#02`
+of different kinds, `!s` not s, `&st` and, `|st` or, `>st` if s then t, `~st` if and only if.
 
-Knights and Knaves for models of a few characters: a response is one sign a person, `1` a knight, `0` a knave.
-
-The puzzles are those of `knights`, so each has one solution; only how they are asked and answered is short.
+A response is one sign a person, `1` a knight, `0` a knave. The puzzles are those of `knights`, so each has one
+solution; only how they are asked and answered is short.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 Schema of HuggingFaceH4/MATH-500, `test.jsonl`: `problem`, `solution`, `answer`, `subject`, `level`, `unique_id`. Read
 are `problem`, `answer` and, for the id, `unique_id` or `id`; a file of one's own needs no more than the first two.
 
-Mathematics: the last box of a response against a known answer, by math-verify's parser and sympy's algebra.
-
-Two answers are the same where they are the same text; else where they are the same words, or the same number of the
-same unit, percent or base; else where math-verify finds them equal. A decimal stands for its exact value, and one of at
+The verifier compares the last box of a response with the known answer, by math-verify's parser and sympy's algebra. Two
+answers are the same where they are the same text; else where they are the same words, or the same number of the same
+unit, percent or base; else where math-verify finds them equal. A decimal stands for its exact value, and one of at
 least six digits also for what rounds to it. The library's own limit of time is SIGALRM, which in a thread fails and in
 a worker fights with its parent's: it is off, and `math_bounds` and whoever runs the verifier bound the time.
 

@@ -6,13 +6,11 @@
 
 Problems are generated anew at every start: the same file gives the same problems with the same version of the library.
 
-reasoning-gym's problems (2505.24760), judged by its own `score_answer`.
-
-A problem is a place in a generated data set: whoever judges generates it again, so that nothing but four values and a
-number travels to worker processes. The scorers are the library's: those of `EVALUATED` hand what a model wrote to eval
-or to sympy, which calls it, and a worker has this user's rights. So answers to those are refused unread where they call
-anything but a function of mathematics; and this verifier runs in worker processes alone (`trainer/reward_judge.py`),
-which end what takes too long.
+The verifier is the library's own `score_answer`. A problem is a place in a generated data set: whoever judges generates
+it again, so that nothing but four values and a number travels to worker processes. The scorers are the library's: those
+of `EVALUATED` hand what a model wrote to eval or to sympy, which calls it, and a worker has this user's rights. So
+answers to those are refused unread where they call anything but a function of mathematics; and this verifier runs in
+worker processes alone (`trainer/reward_judge.py`), which end what takes too long.
 """
 
 from __future__ import annotations

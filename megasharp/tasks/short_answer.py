@@ -3,13 +3,12 @@
 Schema of lukaemon/bbh: `input`, `target`, one configuration a task. The authors' own repository
 (suzgunmirac/BIG-Bench-Hard, `bbh/<task>.json`) has the same objects in the list `examples` of one; write one a line.
 
-Short answers, as BIG-Bench Hard's: the same text, after a few signs that do not count are taken away.
-
-BBH (2210.09261, section 3) counts exact matches with what follows "the answer is" in a response, which its few-shot
-prompts end with: "So the answer is (B)." lm-evaluation-harness does the same, and drops the full stop. Capital letters
-count there and here ("True", "yes", "No" are what the targets say). Ours: a box counts before the sentence, bold marks,
-quotes and `\text{}` are taken away, and of a target such as `(B)` the letter alone is enough. A brace may stand as is
-or as `\\{`; a target that is not balanced, such as `> ) }`, is found in a box that closes after it.
+The verifier wants the same text, after a few signs that do not count are taken away. BBH (2210.09261, section 3) counts
+exact matches with what follows "the answer is" in a response, which its few-shot prompts end with: "So the answer is
+(B)." lm-evaluation-harness does the same, and drops the full stop. Capital letters count there and here ("True", "yes",
+"No" are what the targets say). Ours: a box counts before the sentence, bold marks, quotes and `\text{}` are taken away,
+and of a target such as `(B)` the letter alone is enough. A brace may stand as is or as `\\{`; a target that is not
+balanced, such as `> ) }`, is found in a box that closes after it.
 """
 
 from __future__ import annotations
