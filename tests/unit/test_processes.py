@@ -7,10 +7,13 @@ started here: SGLang's run in a Python of their own.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import HANG_S
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "megasharp"
@@ -117,3 +120,13 @@ def test_sglangs_processes_share_few_files_with_the_trainer() -> None:
         "megasharp.ops.uniform",
         *(f"megasharp.rollout.sglang.{name}" for name in ("bucket", "shared_weights_export", "shared_weights_import")),
     }
+
+
+def test_a_job_that_was_submitted_before_the_move_goes_on(tmp_path: Path) -> None:
+    """Slurm requeues a job with the file that it was submitted with, which names `megasharp.jobs.node`."""
+    said = set()
+    for module in ("megasharp.jobs.node", "megasharp.cluster.slurm.node"):
+        command = [sys.executable, "-m", module, "--folder", str(tmp_path / "none")]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False, timeout=HANG_S)
+        said.add((done.returncode, done.stderr))
+    assert len(said) == 1 and "No module named" not in said.pop()[1]
