@@ -1,6 +1,6 @@
-"""The records that travel between rooms. Every arrow of the step carries one of these.
+"""Records that packages hand to each other: every arrow of a step carries one of these.
 
-Shape suffixes, one legend for the whole repository:
+Shape suffixes; `learner/block_plan.py` and `learner/output_head.py` add their own:
 `_B` prompts, `_G` responses of a group, `_S` sequences (responses of a batch), `_T` tokens, `_P` rows of a packed
 micro-batch (prompt rows included), `_N` top-N candidates, `_V` vocabulary, `_Vp` one rank's shard of it, `_H` hidden.
 
