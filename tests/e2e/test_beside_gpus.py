@@ -11,7 +11,7 @@ HAS_A_GPU = """
 import functools, os, torch
 torch.cuda.is_available = functools.cache(lambda: os.environ.get("CUDA_VISIBLE_DEVICES") != "")
 torch.cuda.device_count = lambda: int(torch.cuda.is_available())
-from megasharp.cli import main
+from megasharp.cli.main import main
 main()
 """
 
