@@ -3,7 +3,7 @@
     python tools/bench_sync.py --model qwen3-8b               # one GPU; with two and more NCCL too; weights are drawn
     python tools/bench_sync.py --model qwen3-1.7b --layers 4  # a CPU: handles of /dev/shm instead of CUDA's, gloo
 
-The learner's side is what a run does (`weight_sync/ipc_rank.py`, `weight_sync/broadcast_rank.py`). Its parameters lie
+The learner's side is what a run does (`weight_sync/ipc.py`, `weight_sync/broadcast.py`). Its parameters lie
 in one buffer, as the distributed optimizer has them. Another process stands in for an engine (`stand_in_engine.py`)
 and reads lent memory with the engines' own code. HTTP and SGLang's part are not in the figures.
 
@@ -37,16 +37,15 @@ from torch._C._distributed_c10d import HashStore
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout, as_dtype
-from megasharp.convert.hf_folder import read_config
-from megasharp.convert.shards import TensorView, expected_hf_shapes
+from megasharp.convert.hf_folder import TensorView, expected_hf_shapes, read_config
 from megasharp.learner.model import build_chunks, transformer_config
 from megasharp.learner.parallel import Place, device_of_rank, initialize, meet, megatron_device
 from megasharp.learner.weights import export_stage, first_weights, weight_views
 from megasharp.rollout.sglang.bucket import Header, new_stamp
-from megasharp.weight_sync.broadcast_rank import GroupPlan, SendPlan, join, leave, send
+from megasharp.weight_sync.broadcast import GroupPlan, SendPlan, join, leave, send
+from megasharp.weight_sync.buckets import RankPart
 from megasharp.weight_sync.colocation import SharePlan
-from megasharp.weight_sync.ipc_rank import share
-from megasharp.weight_sync.rank_sources import RankPart
+from megasharp.weight_sync.ipc import share
 
 BAR = 70.0
 _LIMIT_S = 300.0

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from megasharp.convert.hf_folder import HFReader
-from megasharp.convert.shards import megatron_tensor
+from megasharp.convert.hf_folder import HFReader, megatron_tensor
 from megasharp.learner.meta_models import alone, blank_model
 
 TP = 2

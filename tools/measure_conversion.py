@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.hf_folder import HFReader, read_config
+from megasharp.convert.hf_folder import HFReader, expected_hf_shapes, read_config
 from megasharp.convert.hf_write import write_hf_folder
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import read_record
-from megasharp.convert.shards import expected_hf_shapes
 
 GB = 10**9
 # Qwen2.5-3B's widths; the number of layers makes the size.

@@ -30,11 +30,10 @@ from megasharp.algos.dlc import cross_entropy_recipe
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.common.records import ParallelLayout, Sequence, StepBatch
-from megasharp.convert.hf_folder import read_config
+from megasharp.convert.hf_folder import expected_hf_shapes, read_config
 from megasharp.convert.hf_write import write_hf_folder
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import software_versions
-from megasharp.convert.shards import expected_hf_shapes
 from megasharp.learner.learner import LearnerSettings
 from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import POLICY

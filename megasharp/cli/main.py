@@ -221,7 +221,7 @@ def evaluate(
     Exit code 75: SIGUSR1 came, what was sampled is kept.
     """
     if compare is not None:
-        from megasharp.trainer.compare_evals import compare_results
+        from megasharp.trainer.evaluation import compare_results
 
         compare_results(source, *compare, k, problems, typer.echo)
         return
@@ -275,7 +275,7 @@ def probe(
     runs: Annotated[Path, typer.Option(help="The folder that holds run folders.")] = Path("runs"),
 ) -> None:
     """Let a run's base model and checkpoints read the same responses, for `megasharp report`; what is there stays."""
-    from megasharp.trainer.probes import probe_runs
+    from megasharp.trainer.eval_source import probe_runs
 
     collect_as_usual()
     probe_runs(names, runs, suite, problems, typer.echo)

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed_folder, folder_errors
-from megasharp.convert.hf_folder import TOKENIZER_FILES, read_config
+from megasharp.convert.hf_folder import TOKENIZER_FILES, expected_hf_shapes, read_config
 from megasharp.convert.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
-from megasharp.convert.shards import expected_hf_shapes
 
 _DTYPES = {
     torch.float64: "F64",

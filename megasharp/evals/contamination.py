@@ -22,9 +22,9 @@ from megasharp.common.errors import UserError
 from megasharp.common.files import completed
 from megasharp.config.core import find
 from megasharp.evals.suites import load_suite
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.sets.base import DataSet, LeftOut
 from megasharp.tasks.sets.load import Row, parts_of, set_named, walk
-from megasharp.tasks.task_item import TaskItem
 
 WORDS = 13
 _WORD = re.compile(r"\w+")

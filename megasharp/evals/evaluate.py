@@ -30,8 +30,7 @@ from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.samples import ProblemCounts, ProblemResult, Sample, TokenFigures
 from megasharp.evals.suites import Suite
-from megasharp.rollout.engine import Engine
-from megasharp.rollout.step_request import MemoryUse, judged, response_seed
+from megasharp.rollout.step_request import Engine, MemoryUse, judged, response_seed
 from megasharp.tasks.judge import DirectJudge, Item, Judge
 from megasharp.tasks.stream import prompt_of
 from megasharp.tasks.table import make_verifiers

@@ -21,8 +21,8 @@ from megasharp.common.files import completed
 from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.evals.evaluate import Tokenizer, sample_seed
 from megasharp.evals.suites import Suite
-from megasharp.rollout.engine import Engine
 from megasharp.rollout.inprocess.engine import Candidates
+from megasharp.rollout.step_request import Engine
 
 FOLDER = "probe"
 RESPONSES = "responses.parquet"

@@ -15,10 +15,10 @@ from pydantic import Field, model_validator
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
 from megasharp.config.core import SHIPPED, read_tree, validate
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.stream import sampled
 from megasharp.tasks.table import load_items
-from megasharp.tasks.task_item import TaskItem
 
 _ELLIPSES = ("...", "…")
 

@@ -17,9 +17,8 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.common.files import completed_folder, folder_errors
 from megasharp.common.records import as_dtype
-from megasharp.convert.architecture import Architecture
-from megasharp.convert.arguments import check_arguments
-from megasharp.convert.hf_folder import HFReader, read_config
+from megasharp.convert.architecture import Architecture, check_arguments
+from megasharp.convert.hf_folder import HFReader, hf_tensors, megatron_tensor, read_config
 from megasharp.convert.hf_write import MAX_SHARD_BYTES, carry_over, fill_hf_folder, set_dtype
 from megasharp.convert.lora import (
     ADAPTER_NAMES,
@@ -40,7 +39,6 @@ from megasharp.convert.model_folder import (
     what_it_is,
 )
 from megasharp.convert.record import Digests, read_record, recorded_arguments, write_record
-from megasharp.convert.shards import hf_tensors, megatron_tensor
 from megasharp.learner.checkpoint_stream import Cut, StreamedCheckpoint, cut, write_streamed
 from megasharp.learner.meta_models import alone, blank_model
 from megasharp.learner.model_check import check_model

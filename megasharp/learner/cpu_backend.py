@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from megasharp.ops.linear import product
+from megasharp.ops.chunked_head import product
 
 
 class Adam(torch.optim.Optimizer):

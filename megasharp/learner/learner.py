@@ -33,9 +33,9 @@ from megasharp.common.records import (
     StepBatch,
     StepStats,
 )
+from megasharp.convert.hf_folder import TensorView
 from megasharp.convert.lora import LoraSettings, record_adapters
 from megasharp.convert.rope import rotary_frequencies
-from megasharp.convert.shards import TensorView
 from megasharp.learner.forward import MicroResult, Passes, StageTimers, token_inputs
 from megasharp.learner.layer_spec import Wanted, uses_transformer_engine
 from megasharp.learner.model import CORE_ATTENTION, Fp8, Options, build_chunks, sort_options, transformer_config

@@ -22,8 +22,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
 from megasharp.learner.optimizer import parts
-from megasharp.learner.optimizer_offload import StreamedAdam
-from megasharp.learner.pinned_memory import PageLocked
+from megasharp.learner.optimizer_offload import PageLocked, StreamedAdam
 
 
 class Reference:

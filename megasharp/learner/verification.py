@@ -25,13 +25,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import ParallelLayout, Segments, as_dtype
-from megasharp.convert.architecture import Architecture
-from megasharp.convert.arguments import differences, model_arguments
+from megasharp.convert.architecture import Architecture, differences, model_arguments
 from megasharp.convert.compare import Comparison, Described, to_round
-from megasharp.convert.digests import is_finite, tensor_sha256
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.lora import recorded_adapters
 from megasharp.convert.model_folder import CONFIG_FILE, what_it_is
+from megasharp.convert.record import is_finite, tensor_sha256
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.learner.attention import rotary_tables
 from megasharp.learner.conversion import DTYPES, MegatronWeights

@@ -21,13 +21,12 @@ from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.digests import is_finite
 from megasharp.convert.families import Family
-from megasharp.convert.hf_folder import HFReader, read_config
+from megasharp.convert.hf_folder import HFReader, TensorView, hf_tensors, hf_views, megatron_tensor, read_config
 from megasharp.convert.lora import is_adapter
 from megasharp.convert.mapping import Shard
 from megasharp.convert.model_folder import ModelFolder, model_folder
-from megasharp.convert.shards import TensorView, hf_tensors, hf_views, megatron_tensor
+from megasharp.convert.record import is_finite
 from megasharp.learner.layer_spec import adapted_weights, local_name
 from megasharp.learner.parallel import Place
 from megasharp.learner.sharded_state import load_base

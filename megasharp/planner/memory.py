@@ -1,6 +1,6 @@
 """The memory of one rank of each pipeline stage, by part and by phase of a step.
 
-Phases are those of `weight_sync/device_turns.py`. The reference (of what is trained) lies in the host's memory and
+Phases are those of `weight_sync/colocation.py`. The reference (of what is trained) lies in the host's memory and
 changes places with the policy's own weights while it computes, one parameter at a time (`learner/offload.py`).
 
 How a network and a step are shared out: parameters of each pipeline stage, rows and micro-batches of a step.

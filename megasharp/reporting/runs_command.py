@@ -15,8 +15,7 @@ from megasharp.checkpoint.run_folder import CONFIG_FILE
 from megasharp.common.errors import UserError
 from megasharp.reporting.history import RunHistory, read_run
 from megasharp.reporting.number_text import Columns, moment
-from megasharp.reporting.run_comparison import figures, page
-from megasharp.reporting.show import screen
+from megasharp.reporting.show import figures, page, screen
 
 
 def find_runs(folder: Path) -> list[RunHistory]:

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from megasharp.common.errors import EnginesLost, NotSampled, UserError
 from megasharp.common.records import Group, SamplingParams
 from megasharp.common.signals import SaveAsked, check_save, interruptible
-from megasharp.rollout.engine import AsyncEngine
 from megasharp.rollout.in_flight import PromptWork, Unfinished, staleness
 from megasharp.rollout.step_request import (
+    AsyncEngine,
     Collected,
     CollectionSettings,
     GroupMaker,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from megasharp.common.records import Group, Prompt
 from megasharp.common.signals import SaveAsked, check_save, interruptible
-from megasharp.rollout.engine import Engine
 from megasharp.rollout.in_flight import Unfinished
-from megasharp.rollout.step_request import Collected, GroupMaker, PromptSource, StepRequest, fill
+from megasharp.rollout.step_request import Collected, Engine, GroupMaker, PromptSource, StepRequest, fill
 
 
 class Rollouts:

@@ -27,7 +27,7 @@ from megasharp.common.records import (
     SamplingParams,
     VersionSpan,
 )
-from megasharp.rollout.engine import AsyncEngine
+from megasharp.rollout.step_request import AsyncEngine
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,19 @@ from string import ascii_uppercase
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import last_box, last_stated
-from megasharp.tasks.lines import Fields, absent, check_names, name_of, read_objects, text_field, texts_field
+from megasharp.tasks.extraction import (
+    Fields,
+    absent,
+    check_names,
+    last_box,
+    last_stated,
+    name_of,
+    read_objects,
+    text_field,
+    texts_field,
+)
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import boxed_prompt
-from megasharp.tasks.task_item import TaskItem
 
 _NO_OPTION = "N/A"
 

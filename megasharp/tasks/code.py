@@ -24,7 +24,7 @@ from typing import Any
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import TaskAnswer
-from megasharp.tasks.task_item import TaskItem
+from megasharp.tasks.judge import TaskItem
 
 _TEXTS = ("function", "check", "setup")
 

@@ -19,8 +19,8 @@ from random import Random
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.arithmetic import Form, NotArithmeticError, combine, number, parse
-from megasharp.tasks.lines import Fields, check_names, positive_field, positives_field, read_objects, text_field
-from megasharp.tasks.task_item import TaskItem
+from megasharp.tasks.extraction import Fields, check_names, positive_field, positives_field, read_objects, text_field
+from megasharp.tasks.judge import TaskItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from pathlib import Path
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks import countdown
-from megasharp.tasks.extraction import last_tag
-from megasharp.tasks.lines import check_names, name_of, positive_field, positives_field, read_objects
-from megasharp.tasks.task_item import TaskItem
+from megasharp.tasks.extraction import check_names, last_tag, name_of, positive_field, positives_field, read_objects
+from megasharp.tasks.judge import TaskItem
 
 
 @dataclass(frozen=True, slots=True)

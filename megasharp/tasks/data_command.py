@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import median
 
 from megasharp.config.core import find
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import TEMPLATES, template_named
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.base import DataSet
 from megasharp.tasks.sets.load import Loaded, load_set, set_named
 from megasharp.tasks.stream import prompt_of
-from megasharp.tasks.task_item import TaskItem
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 
 Say = Callable[[str], None]

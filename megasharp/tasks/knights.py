@@ -24,9 +24,8 @@ from random import Random
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import last_box, last_tag
-from megasharp.tasks.lines import Fields, check_names, name_of, read_objects, texts_field
-from megasharp.tasks.task_item import TaskItem
+from megasharp.tasks.extraction import Fields, check_names, last_box, last_tag, name_of, read_objects, texts_field
+from megasharp.tasks.judge import TaskItem
 
 NAMES = (
     "Alice", "Boris", "Clara", "David", "Elena", "Felix", "Grace", "Henry", "Irene", "Jacob", "Karen", "Louis",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.knights import KnightsPuzzle, read_records
-from megasharp.tasks.task_item import TaskItem
 
 # Together with the digits: all characters of prompts and responses.
 SIGNS = {

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import last_box, last_stated
-from megasharp.tasks.lines import check_names, name_of, read_objects, text_field
+from megasharp.tasks.extraction import check_names, last_box, last_stated, name_of, read_objects, text_field
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.math_bounds import MAX_LENGTH, beyond, stand_ins, with_stand_ins, without_stand_ins
 from megasharp.tasks.math_text import (
     bracket,
@@ -39,7 +39,6 @@ from megasharp.tasks.math_text import (
     words,
 )
 from megasharp.tasks.prompts import boxed_prompt
-from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.common.section import Section
 from megasharp.config.core import read_tree, validate
 from megasharp.tasks.extraction import last_tag
-from megasharp.tasks.task_item import TaskItem
+from megasharp.tasks.judge import TaskItem
 
 
 class GymEntry(Section):

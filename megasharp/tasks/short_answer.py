@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.extraction import ending, last_box, last_stated
-from megasharp.tasks.lines import check_names, name_of, read_objects, text_field
+from megasharp.tasks.extraction import check_names, ending, last_box, last_stated, name_of, read_objects, text_field
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import boxed_prompt
-from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Prompt
-from megasharp.tasks.task_item import TaskItem, digest_of
+from megasharp.tasks.judge import TaskItem, digest_of
 
 Turns = Sequence[tuple[str, str]]
 

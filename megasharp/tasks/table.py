@@ -24,12 +24,11 @@ from megasharp.tasks import (
     short_answer,
     synlogic,
 )
-from megasharp.tasks.judge import Verifier
+from megasharp.tasks.judge import TaskItem, Verifier
 from megasharp.tasks.own_reward import OWN_TASK, OwnReward
 from megasharp.tasks.sandbox.programs import Sandbox
 from megasharp.tasks.sandbox.verify_code import CodeVerifier
 from megasharp.tasks.synlogic import problems
-from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.common.files import FileHash, write_text
 from megasharp.common.random_state import GeneratorStates, restore_generators
-from megasharp.convert.arguments import record_arguments
+from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_write import carry_over, write_hf_folder
 from megasharp.learner.rank_random_state import RANK_FILES, load_rank_generators, save_rank_generators
 from megasharp.learner.ranks.learner import RanksLearner

@@ -8,12 +8,11 @@ from typing import Protocol
 
 import torch
 
-from megasharp.rollout.engine import Engine
 from megasharp.rollout.in_flight import Unfinished
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper
 from megasharp.rollout.sglang.client.members import RestartSettings
 from megasharp.rollout.sglang.client.router import RouterSettings
-from megasharp.rollout.step_request import PromptSource
+from megasharp.rollout.step_request import Engine, PromptSource
 from megasharp.tasks.judge import Judge
 from megasharp.trainer.factories import make_async_rollouts, make_engine, make_rollouts
 from megasharp.trainer.loop import Phases, Rollouts, Sync
@@ -21,9 +20,9 @@ from megasharp.trainer.placement import Placement
 from megasharp.trainer.resolve.devices import device_of, sampling_device
 from megasharp.trainer.resolve.engines import check_room, choose_transport, fleet_settings, ranks_beside
 from megasharp.trainer.resolve.run import ResolvedRun
-from megasharp.weight_sync.device_turns import Apart, Colocated, Offloadable
+from megasharp.weight_sync.colocation import Apart, Colocated, Offloadable
+from megasharp.weight_sync.endpoints import InProcessSync
 from megasharp.weight_sync.fleet import FleetSync, make_transport
-from megasharp.weight_sync.inprocess import InProcessSync
 from megasharp.weight_sync.settings import SyncSettings
 
 

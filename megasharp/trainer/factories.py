@@ -26,9 +26,8 @@ from megasharp.metrics.groups import Diagnostics
 from megasharp.planner.formulas import packing_flops
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.batch_collector import Rollouts
-from megasharp.rollout.engine import AsyncEngine, Engine
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.rollout.step_request import CollectionSettings, GroupMaker
+from megasharp.rollout.step_request import AsyncEngine, CollectionSettings, Engine, GroupMaker
 from megasharp.tasks.judge import Judge
 from megasharp.trainer.placement import Placement
 from megasharp.trainer.resolve.devices import device_of

@@ -14,12 +14,17 @@ from megasharp.checkpoint.store import complete_steps
 from megasharp.common.errors import UserError
 from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
 from megasharp.config.run import RunConfig
-from megasharp.convert.architecture import Architecture
-from megasharp.convert.arguments import ARGUMENTS_FILE, check_arguments, model_arguments, read_arguments
-from megasharp.convert.digests import weights_fingerprint
+from megasharp.convert.architecture import (
+    ARGUMENTS_FILE,
+    Architecture,
+    check_arguments,
+    model_arguments,
+    read_arguments,
+)
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
-from megasharp.tasks.task_item import digest_of
+from megasharp.convert.record import weights_fingerprint
+from megasharp.tasks.judge import digest_of
 from megasharp.trainer.resolve.run import ResolvedRun
 
 # Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.

@@ -13,12 +13,11 @@ from megasharp.common.records import Outcome, Verdict
 from megasharp.config.data import RewardConfig
 from megasharp.config.run import RunConfig
 from megasharp.evals.suites import Suite
-from megasharp.tasks.judge import DirectJudge, Item, Judge
+from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
 from megasharp.tasks.own_reward import OWN_TASK, find_function
 from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
 from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool
 from megasharp.tasks.table import make_verifiers, rows_of
-from megasharp.tasks.task_item import TaskItem
 from megasharp.trainer.resolve.models import training_task
 
 MOST_WORKERS = 4

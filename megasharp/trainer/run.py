@@ -43,9 +43,9 @@ from megasharp.trainer import loop
 from megasharp.trainer.checkpoints import REFERENCE, Checkpoints, DriverState
 from megasharp.trainer.control_rules import make_rules
 from megasharp.trainer.engine_setup import open_serving
+from megasharp.trainer.eval_source import Probes
 from megasharp.trainer.factories import make_learners, pack_layout
 from megasharp.trainer.placement import check_placement, open_placement
-from megasharp.trainer.probes import Probes
 from megasharp.trainer.resolve.devices import limit_threads
 from megasharp.trainer.resolve.models import check_content
 from megasharp.trainer.resolve.run import ResolvedRun

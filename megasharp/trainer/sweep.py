@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import CONFIG_FILE, stored_config
-from megasharp.cluster.slurm.array import render_array, submit_array
-from megasharp.cluster.slurm.job import Job
+from megasharp.cluster.slurm.job import Job, render_array, submit_array
 from megasharp.common.errors import UserError
 from megasharp.common.files import held, write_text
 from megasharp.config.core import dump_tree, find, validate

@@ -1,11 +1,17 @@
-"""The two ends of a weight sync: the learner that yields weights, and the engine that takes them."""
+"""The two ends of a weight sync: the learner that yields weights, and the engine that takes them.
+
+Weights handed over inside one process: the engine copies what the learner yields.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Protocol
 
 from torch import Tensor
+
+from megasharp.common.records import MEMORY_PREFIX
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
@@ -27,3 +33,38 @@ class WeightSink(Protocol):
         An engine that holds a memory network takes all of its weights too, under `MEMORY_PREFIX`.
         """
         ...
+
+
+class InProcessSync:
+    """Pushes every weight of the source to the sink under a new version."""
+
+    def __init__(self, sink: WeightSink, version: int = -1, memory_version: int = -1) -> None:
+        self._sink = sink
+        self._version = version
+        self._memory_version = memory_version
+
+    @property
+    def version(self) -> int:
+        """The version last pushed; -1 before the first."""
+        return self._version
+
+    @property
+    def memory_version(self) -> int:
+        """The memory network's version last pushed; -1 before the first."""
+        return self._memory_version
+
+    def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
+        """Push all weights, and those of the memory network if given; returns the new version, one above the last."""
+        tensors: NamedTensors = source.export_weights()
+        if memory is not None:
+            tensors = chain(tensors, _as_memory(memory))
+        self._sink.load_weights(self._version + 1, tensors)
+        self._version += 1
+        self._memory_version += memory is not None
+        return self._version
+
+
+def _as_memory(memory: WeightSource) -> Iterator[tuple[str, Tensor]]:
+    """The memory's export starts with the first tensor asked for: not before the policy's has ended."""
+    for name, tensor in memory.export_weights():
+        yield MEMORY_PREFIX + name, tensor

@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from megasharp.algos.recipe import Recipe
 from megasharp.common.records import StepBatch, StepStats
-from megasharp.convert.digests import tensor_sha256, weights_sha256
+from megasharp.convert.record import tensor_sha256, weights_sha256
 from megasharp.learner.learner import RankLearner
 from megasharp.learner.optimizer import parts
 from megasharp.learner.parallel import megatron_device

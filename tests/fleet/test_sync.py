@@ -30,7 +30,7 @@ from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper, 
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
 from megasharp.rollout.sglang.shared_weights_export import parse_loan
-from megasharp.weight_sync.device_turns import Colocated
+from megasharp.weight_sync.colocation import Colocated
 from megasharp.weight_sync.endpoints import WeightSource
 from megasharp.weight_sync.fleet import FleetSync, make_transport
 from megasharp.weight_sync.receivers import Receivers

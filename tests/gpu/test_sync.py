@@ -15,11 +15,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from waiting import HANG_S
 
-from megasharp.convert.shards import TensorView
+from megasharp.convert.hf_folder import TensorView
 from megasharp.rollout.sglang.bucket import Header, checksum, new_stamp
-from megasharp.weight_sync.broadcast_rank import GroupPlan, SendPlan, join, leave, send
+from megasharp.weight_sync.broadcast import GroupPlan, SendPlan, join, leave, send
 from megasharp.weight_sync.colocation import SharePlan
-from megasharp.weight_sync.ipc_rank import share
+from megasharp.weight_sync.ipc import share
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")]
 

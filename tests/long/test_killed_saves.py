@@ -19,7 +19,7 @@ from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model,
 from waiting import HANG_S
 
 from megasharp.checkpoint.store import LATEST, CheckpointStore, RunState, Writing
-from megasharp.convert.digests import tensor_sha256, weights_sha256
+from megasharp.convert.record import tensor_sha256, weights_sha256
 from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.learner import OneRank, RanksLearner
 

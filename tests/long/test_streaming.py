@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megasharp.convert.hf_folder import read_config
+from megasharp.convert.hf_folder import expected_hf_shapes, read_config
 from megasharp.convert.hf_write import write_hf_folder
-from megasharp.convert.shards import expected_hf_shapes
 
 # The largest parameter is 17 MB, a fiftieth of the large model's weights.
 CONFIG = {

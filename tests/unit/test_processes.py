@@ -25,7 +25,7 @@ PROCESSES = {
     ),
     "train --retries": (("trainer.retries", "common.supervisor"), ("torch", "numpy", "matplotlib", "megatron", "ray")),
     "runs show, list and compare": (
-        ("reporting.runs_command", "reporting.show", "reporting.run_comparison"),
+        ("reporting.runs_command", "reporting.show"),
         ("torch", "numpy", "matplotlib", "megatron", "ray", "sglang"),
     ),
     "plan and train --dry-run": (

@@ -39,8 +39,7 @@ from megasharp.common.control import (
 from megasharp.common.random_state import generator_states
 from megasharp.common.records import GenerateRequest, Outcome, Plausible, SamplingParams
 from megasharp.config.run import load_run
-from megasharp.convert.architecture import Architecture, RopeParameters
-from megasharp.convert.arguments import record_arguments
+from megasharp.convert.architecture import Architecture, RopeParameters, record_arguments
 from megasharp.convert.lora import LoraSettings, record_adapters, recorded_adapters
 from megasharp.convert.record import Digests, write_record
 from megasharp.evals.evaluate import Progress
@@ -66,9 +65,9 @@ from megasharp.rollout.sglang.shared_weights_export import (
     memory_to_json,
     parse_loan,
 )
+from megasharp.tasks.judge import digest_of
 from megasharp.tasks.sandbox.pool import PoolCounts
 from megasharp.tasks.table import load_items
-from megasharp.tasks.task_item import digest_of
 from megasharp.trainer.plan import Options, ask
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.validation import MAX_METRICS_PER_BATCH, MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH
 
 from megasharp.config.core import flat
-from megasharp.metrics.trackers.sink import Described, Row
+from megasharp.metrics.trackers.follow import Described, Row
 
 
 class MlflowRun:

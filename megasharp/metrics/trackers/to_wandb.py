@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import wandb
 
-from megasharp.metrics.trackers.sink import Described, Row
+from megasharp.metrics.trackers.follow import Described, Row
 
 
 class WandbRun:

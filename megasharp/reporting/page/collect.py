@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 from megasharp.evals.result import EvalResult
 from megasharp.reporting.history import RunHistory, goodput
 from megasharp.reporting.number_text import duration
-from megasharp.reporting.page.evaluations import choose_models, pass_at_k_figures, read_results, success_figures
-from megasharp.reporting.page.findings import words
-from megasharp.reporting.page.metrics import figures, marks, stages
-from megasharp.reporting.page.probes import probed_steps, probes
+from megasharp.reporting.page.evaluations import (
+    choose_models,
+    pass_at_k_figures,
+    probed_steps,
+    probes,
+    read_results,
+    success_figures,
+)
+from megasharp.reporting.page.metrics import figures, marks, stages, words
 from megasharp.reporting.page.records import Difference, Page, Run
 from megasharp.reporting.page.responses import read_rollouts
-from megasharp.reporting.run_comparison import differences
-from megasharp.reporting.show import collapse, warnings
+from megasharp.reporting.show import collapse, differences, warnings
 
 _TELEMETRY = "gpu/utilisation"
 

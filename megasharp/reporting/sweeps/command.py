@@ -9,9 +9,8 @@ from pathlib import Path
 from megasharp.common.errors import UserError
 from megasharp.common.files import completed, write_text
 from megasharp.evals.estimators import means
-from megasharp.reporting.frontier import plot_frontier
 from megasharp.reporting.history import RunHistory, read_run
-from megasharp.reporting.passk import Banded, plot_panels
+from megasharp.reporting.passk import Banded, plot_frontier, plot_panels
 from megasharp.reporting.sweeps.grid import Cell, SweepConfig
 from megasharp.reporting.sweeps.results import Measured, Row, frame, markdown, measure, rows
 

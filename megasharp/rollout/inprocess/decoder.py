@@ -28,7 +28,7 @@ from torch import Tensor
 from megasharp.common.errors import UserError
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.rope import rotary_frequencies
-from megasharp.ops.linear import choose_linear
+from megasharp.ops.chunked_head import choose_linear
 
 # Slots added when a row is full, or a quarter of the capacity where that is more. Kept tight because a step reads
 # every row: free slots between them cost more (15 % of generation with 32 slots for 18 tokens) than growing does.

@@ -187,7 +187,7 @@ class _Sample:
 
 
 class InProcessEngine:
-    """Samples from the weights of any dense family; satisfies `megasharp.rollout.engine.Engine`.
+    """Samples from the weights of any dense family; satisfies `megasharp.rollout.step_request.Engine`.
 
     `memory_folder` adds a memory network: where `SamplingParams.memory_mu` is given, that share of its logits is
     subtracted and its log-probs are recorded. The constructor reads no weights, only config.json (of two folders,

@@ -6,9 +6,8 @@ variants that learn from relative negatives alone (-N).
 
 from __future__ import annotations
 
-from megasharp.studies.actions.claims import judge
+from megasharp.studies.actions.claims import draw, judge
 from megasharp.studies.actions.experiments import run_all, tabulate
-from megasharp.studies.actions.figure import draw
 from megasharp.studies.study import Findings, Options, Study
 
 SEEDS = 32

@@ -6,9 +6,8 @@ gradient on groups of sampled labels keeps one of them. Figures 1, 2, 4, 5 and 6
 
 from __future__ import annotations
 
-from megasharp.studies.cats.claims import judge
+from megasharp.studies.cats.claims import draw, judge
 from megasharp.studies.cats.experiments import PLAIN, run_all, tabulate
-from megasharp.studies.cats.figure import draw
 from megasharp.studies.cats.training import train
 from megasharp.studies.study import Findings, Options, Study
 

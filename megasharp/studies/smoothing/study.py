@@ -1,18 +1,22 @@
-"""Study `smoothing`: runs the trials and sets them beside the words of arXiv 2511.19942."""
+"""Study `smoothing`: runs the trials and sets them beside the words of arXiv 2511.19942.
+
+The picture of study `smoothing`: selection bias, correctness against variance, where Theorem B.10 holds.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.random import Generator, default_rng
 
+from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure
 from megasharp.studies.claims import COLUMNS, Check, clearly_above, pooled
-from megasharp.studies.smoothing import theorem, trials
-from megasharp.studies.smoothing.figure import draw
-from megasharp.studies.smoothing.policies import DIVERGENCES
-from megasharp.studies.smoothing.theorem import Comparison
-from megasharp.studies.smoothing.trials import Enumeration
+from megasharp.studies.smoothing import theorem
+from megasharp.studies.smoothing.policies import DIVERGENCES, improvement_probability
+from megasharp.studies.smoothing.theorem import SAMPLES, Comparison, Enumeration
 from megasharp.studies.softmax import Bools, Floats, tilt
 from megasharp.studies.study import Claim, Findings, Options, Outcome, Study, Table
 
@@ -20,7 +24,7 @@ SEEDS = 5
 TRIALS = 4000
 THEOREM_TRIALS = 1000
 # Of the enumerated trajectories some are correct; selection bias is averaged over this many random bases.
-MIXED, BASES = trials.ENUMERATED - 2, 100
+MIXED, BASES = theorem.ENUMERATED - 2, 100
 # The base policy of the picture's second panel, and its budget in nats: ours.
 SHOWN_STEEPNESS, SHOWN_CORRECT, SHOWN_BUDGET = 1.2, 8, 0.5
 
@@ -44,8 +48,8 @@ def run(options: Options) -> Findings:
     rng = default_rng(options.seed)
     seeds = options.seeds or SEEDS
     results = _measure(seeds, rng)
-    base_N = tilt(np.ones(trials.TRAJECTORIES), SHOWN_STEEPNESS * rng.normal(size=trials.TRAJECTORIES))
-    correct_N = np.arange(trials.TRAJECTORIES) < SHOWN_CORRECT
+    base_N = tilt(np.ones(theorem.TRAJECTORIES), SHOWN_STEEPNESS * rng.normal(size=theorem.TRAJECTORIES))
+    correct_N = np.arange(theorem.TRAJECTORIES) < SHOWN_CORRECT
     bonus, smooth = (theorem.frontier(base_N, correct_N, SHOWN_BUDGET, kind) for kind in (False, True))
     return Findings(
         settings=_settings(seeds),
@@ -56,18 +60,18 @@ def run(options: Options) -> Findings:
 
 
 def _measure(seeds: int, rng: Generator) -> Results:
-    blocks = [trials.trial_checks(TRIALS, rng) for _ in range(seeds)]
+    blocks = [theorem.trial_checks(TRIALS, rng) for _ in range(seeds)]
     whole = [pooled(same) for same in zip(*blocks, strict=True)]
-    compared = [theorem.compare(trials.random_cases(THEOREM_TRIALS, rng)) for _ in range(seeds)]
+    compared = [theorem.compare(theorem.random_cases(THEOREM_TRIALS, rng)) for _ in range(seeds)]
     return Results(
         {(check.where, check.statement): check for check in whole},
         tuple(pooled(same) for same in zip(*(one.checks for one in compared), strict=True)),
         np.concatenate([one.pressure for one in compared]),
         np.concatenate([one.exists for one in compared]),
         {name: _kept(compared, name) for name in DIVERGENCES},
-        trials.enumerate_improvement(rng, MIXED)[0],
-        trials.enumerate_improvement(rng, trials.ENUMERATED)[0],
-        np.array([trials.enumerate_improvement(rng, MIXED)[1] for _ in range(BASES)]),
+        theorem.enumerate_improvement(rng, MIXED)[0],
+        theorem.enumerate_improvement(rng, theorem.ENUMERATED)[0],
+        np.array([theorem.enumerate_improvement(rng, MIXED)[1] for _ in range(BASES)]),
     )
 
 
@@ -77,10 +81,10 @@ def _kept(compared: list[Comparison], name: str) -> Bools:
 
 def _settings(seeds: int) -> str:
     return (
-        f"{seeds} blocks of {TRIALS} random problems of {trials.TRAJECTORIES} trajectories ({THEOREM_TRIALS} for "
-        f"Theorem B.10): base log-normal of spread {trials.SPREAD[0]:g} to {trials.SPREAD[1]:g}, "
-        f"beta {trials.BETA[0]:g} to {trials.BETA[1]:g}, gamma below beta. The paper runs no trials: sizes and ranges "
-        "are ours, and so is the reading of formulas whose symbols are lost; a condition of Theorem B.10 may be among "
+        f"{seeds} blocks of {TRIALS} random problems of {theorem.TRAJECTORIES} trajectories ({THEOREM_TRIALS} for "
+        f"Theorem B.10): base log-normal of spread {theorem.SPREAD[0]:g} to {theorem.SPREAD[1]:g}, "
+        f"beta {theorem.BETA[0]:g} to {theorem.BETA[1]:g}, gamma below beta. The paper runs no trials: sizes and "
+        "ranges are ours, and so is the reading of formulas whose symbols are lost; a condition of Theorem B.10 may be among "
         "them."
     )
 
@@ -133,7 +137,7 @@ def _enumeration_claim(found: list[Enumeration], case: str) -> Claim:
         "Prop B.2",
         f"a correct trajectory gains with probability 1 - (1 - base)^n ({case})",
         "always",
-        f"largest difference {off:.2g} over all data sets of {trials.SAMPLES}",
+        f"largest difference {off:.2g} over all data sets of {theorem.SAMPLES}",
         Outcome.REPRODUCED if off < 1e-9 else Outcome.DIFFERS,
     )
 
@@ -213,3 +217,72 @@ def _extension_claims(results: Results) -> tuple[Claim, ...]:
 
 
 STUDY = Study("smoothing", "2511.19942", "lemmas, selection bias and Theorem B.10 of differential smoothing", run)
+
+
+_GREY, _BLUE, _ORANGE, _GREEN, _PURPLE, _OCHRE = COLOURS
+Curve = tuple[Floats, Floats]
+_BINS = np.linspace(0, 3, 13)
+
+
+def draw(
+    improvement: list[Enumeration], bonus: Curve, smooth: Curve, pressure: Floats, exists: Bools, kept: dict[str, Bools]
+) -> Figure:
+    """Three panels, 13 x 4.4 inches."""
+    figure = new_figure(13.2, 4.5)
+    axes = figure.subplots(1, 3)
+    for panel in axes.flat:
+        dress(panel)
+    _improvement(axes[0], improvement)
+    _frontier(axes[1], bonus, smooth)
+    _domain(axes[2], pressure, exists, kept)
+    figure.tight_layout(w_pad=2.5)
+    return figure
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10, fontweight="bold", color=INK)
+
+
+def _labels(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize=9, color=MUTED)
+    axes.set_ylabel(y, fontsize=9, color=MUTED)
+
+
+def _improvement(axes: Axes, improvement: list[Enumeration]) -> None:
+    base = np.linspace(0, 1, 200)
+    axes.plot(base, improvement_probability(base, SAMPLES), color=_BLUE, label="1 - (1 - base)ⁿ (Prop B.2)")
+    points = [(one.base, one.counted) for one in improvement]
+    axes.plot(*zip(*points, strict=True), "o", color=_ORANGE, ms=5, label="all data sets enumerated")
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    axes.set(xlim=(0, 1), ylim=(0, 1.02))
+    _labels(axes, "base probability of a correct trajectory", f"P(it gains), n = {SAMPLES}")
+    _title(axes, "Selection bias")
+
+
+def _frontier(axes: Axes, bonus: Curve, smooth: Curve) -> None:
+    axes.plot(*bonus, color=_ORANGE, linewidth=2, label="entropy bonus on all")
+    axes.plot(*smooth, color=_BLUE, linewidth=2, label="differential smoothing")
+    axes.plot(smooth[0][0], smooth[1][0], "o", color=INK, ms=5, label="no bonus (RL)", zorder=4)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    _labels(axes, "normalised variance of correct trajectories", "correctness")
+    _title(axes, "Best policies within one KL budget")
+
+
+def _domain(axes: Axes, pressure: Floats, exists: Bools, kept: dict[str, Bools]) -> None:
+    centre = (_BINS[1:] + _BINS[:-1]) / 2
+    axes.plot(centre, _share(pressure, exists), color=INK, linewidth=2, label="the proof's choice exists")
+    for name, colour in zip(DIVERGENCES, (_BLUE, _GREEN, _PURPLE, _OCHRE), strict=True):
+        axes.plot(centre, _share(pressure, kept[name]), color=colour, linestyle="--", label=f"any choice: {name}")
+    axes.axvline(1, color=LOSS, linewidth=1)
+    axes.text(1.04, 1.06, "bonus = reward", fontsize=8, color=LOSS)
+    axes.set(xlim=(0, 3), ylim=(0, 1.14))
+    axes.legend(fontsize=8, frameon=False, loc="upper right", bbox_to_anchor=(1.0, 0.93))
+    _labels(axes, "gamma x mean(-log base) over incorrect trajectories", "share of cases")
+    _title(axes, "Where Theorem B.10's promise can be kept")
+
+
+def _share(pressure: Floats, holds: Bools) -> list[float]:
+    """Share of cases per bin of pressure; NaN for an empty one, which leaves a gap."""
+    bins = np.digitize(pressure, _BINS) - 1
+    inside = [holds[bins == index] for index in range(len(_BINS) - 1)]
+    return [float(held.mean()) if held.size else float("nan") for held in inside]

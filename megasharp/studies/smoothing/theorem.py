@@ -7,14 +7,18 @@ proportions on the incorrect ones, and by Jensen no f-divergence can be larger. 
 only where sum_I base^(1 - gamma / beta) < e^(1 / beta) sum_I base (`matching_rate`): roughly, where the bonus
 gamma * (-log base) of incorrect trajectories stays below the reward 1. Elsewhere `can_dominate` says whether any
 (beta', gamma') keeps the promise.
+
+Random trials of 2511.19942's lemmas and propositions, and of what it concludes from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
+from numpy.random import Generator
 
 from megasharp.studies.claims import (
     Check,
@@ -23,10 +27,11 @@ from megasharp.studies.claims import (
 )
 from megasharp.studies.smoothing import policies as p
 from megasharp.studies.smoothing.policies import DIVERGENCES
-from megasharp.studies.smoothing.trials import Cases
 from megasharp.studies.softmax import (
     Bools,
     Floats,
+    kl,
+    tilt,
 )
 
 # Allowed relative excess of a divergence in `can_dominate`, so that rounding cannot make a counter-example.
@@ -163,3 +168,185 @@ def frontier(base_N: Floats, correct_N: Bools, budget: float, smooth: bool) -> t
             variances.append(float(p.normalised_variance(best_N, correct_N)))
             rights.append(float(p.correctness(best_N, correct_N)))
     return np.array(variances), np.array(rights)
+
+
+# The paper runs no such trials; sizes and ranges are ours.
+TRAJECTORIES = 24
+MOST_CORRECT = 12
+SPREAD = (0.1, 3.0)
+BETA = (0.05, 5.0)
+# gamma_n / beta stays below this: near 1 the on-policy optimum's exponent beta / (beta - gamma_n) leaves float64.
+MOST_NEGATIVE = 0.8
+# Enumerated: every data set of SAMPLES out of ENUMERATED trajectories.
+ENUMERATED, SAMPLES = 5, 5
+SAME = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cases:
+    """Random problems with parameters: `gamma` < `beta`, and `negative` < `beta` for the incorrect trajectories."""
+
+    base_N: Floats
+    correct_N: Bools
+    beta: Floats
+    gamma: Floats
+    negative: Floats
+
+    @property
+    def reward_N(self) -> Floats:
+        """1 where correct, with access to all correct trajectories."""
+        return self.correct_N.astype(np.float64)
+
+
+def random_cases(trials: int, rng: Generator) -> Cases:
+    """`trials` base policies over 24 trajectories, 2 to 12 of them correct; log-normal, from flat to steep."""
+    steepness = rng.uniform(*SPREAD, (trials, 1))
+    base_N = tilt(np.ones((trials, TRAJECTORIES)), steepness * rng.normal(size=(trials, TRAJECTORIES)))
+    correct_N = np.arange(TRAJECTORIES) < rng.integers(2, MOST_CORRECT + 1, (trials, 1))
+    beta = np.exp(rng.uniform(np.log(BETA[0]), np.log(BETA[1]), trials))
+    return Cases(base_N, correct_N, beta, beta * rng.random(trials), MOST_NEGATIVE * beta * rng.random(trials))
+
+
+def trial_checks(trials: int, rng: Generator) -> list[Check]:
+    """Every check of this module on one set of random cases."""
+    cases = random_cases(trials, rng)
+    return [*_lemmas(cases, rng), *_propositions(cases), *_both_sides(cases), *_on_policy(cases, rng)]
+
+
+def _lemmas(cases: Cases, rng: Generator) -> list[Check]:
+    base_N, correct_N, beta, gamma = cases.base_N, cases.correct_N, cases.beta, cases.gamma
+    reward_N, none = rng.normal(size=base_N.shape), np.zeros_like(gamma)
+    entropy_N = p.entropy_reward(base_N, cases.reward_N, gamma)
+    smoothed_N = p.smoothed_reward(base_N, correct_N, gamma, none)
+    return [
+        _beats_others("Lemma B.1", p.vanilla_policy(base_N, reward_N, beta), base_N, reward_N, beta, rng),
+        _beats_others("Lemma B.4", p.entropy_policy(base_N, cases.reward_N, beta, gamma), base_N, entropy_N, beta, rng),
+        _beats_others("Lemma B.5", _by_parts(cases), base_N, smoothed_N, beta, rng),
+    ]
+
+
+def _by_parts(cases: Cases) -> Floats:
+    """Lemma B.5's policy as the lemma writes it, part by part (`smoothed_policy` tilts by the reward)."""
+    exponent_N = (1 - cases.gamma / cases.beta)[..., None]
+    weight_N = np.where(cases.correct_N, cases.base_N**exponent_N * np.exp(1 / cases.beta[..., None]), cases.base_N)
+    policy_N: Floats = weight_N / weight_N.sum(-1, keepdims=True)
+    return policy_N
+
+
+def _beats_others(where: str, best_N: Floats, base_N: Floats, reward_N: Floats, beta: Floats, rng: Generator) -> Check:
+    """No random policy, near or far, has a larger E[reward] - beta KL(policy || base) than `best_N`."""
+    rival_N = tilt(best_N, 10 ** rng.uniform(-3, 0.5, (len(best_N), 1)) * rng.normal(size=best_N.shape))
+    value = (rival_N * reward_N).sum(-1) - beta * kl(rival_N, base_N)
+    best = (best_N * reward_N).sum(-1) - beta * kl(best_N, base_N)
+    return at_most(where, "the closed form maximises its objective", value, best)
+
+
+def _propositions(cases: Cases) -> list[Check]:
+    base_N, correct_N = cases.base_N, cases.correct_N
+    policy_N = p.vanilla_policy(base_N, cases.reward_N, cases.beta)
+    gain_N = policy_N - base_N
+    # The first two trajectories are correct.
+    larger = np.where(base_N[:, 0] > base_N[:, 1], gain_N[:, 0] < gain_N[:, 1], gain_N[:, 1] < gain_N[:, 0])
+    odds = gain_N / base_N
+    uneven = np.abs(odds[:, 0] - odds[:, 1])
+    sharper = p.normalised_variance(policy_N, correct_N) > p.normalised_variance(base_N, correct_N) * (1 + SAME)
+    flatter = p.normalised_variance(policy_N, ~correct_N) < p.normalised_variance(base_N, ~correct_N) * (1 - SAME)
+    return [
+        never("Prop B.3", "of two correct trajectories the likelier gains more", larger),
+        at_most("Prop B.3", "gain / base is the same for both", uneven, SAME * (1 + np.abs(odds[:, 0]))),
+        never("sec 3.2", "those gains leave the correct normalised variance as it was", sharper),
+        never("sec 3.2", "the incorrect normalised variance falls", ~flatter),
+    ]
+
+
+def _both_sides(cases: Cases) -> list[Check]:
+    """Equation 4 against equation 3: with the same parameters, and at the same correctness."""
+    base_N, correct_N, beta, gamma = cases.base_N, cases.correct_N, cases.beta, cases.gamma
+    one_N = p.smoothed_policy(base_N, correct_N, beta, gamma, np.zeros_like(gamma))
+    two_N = p.smoothed_policy(base_N, correct_N, beta, gamma, cases.negative)
+    variance = np.abs(p.normalised_variance(two_N, correct_N) - p.normalised_variance(one_N, correct_N))
+    right, exponent = p.correctness(one_N, correct_N), 1 - gamma / beta
+    same_N = p.compose(base_N, correct_N, right, exponent, 1 + cases.negative / beta)
+    return [
+        at_most(
+            "sec 3.5",
+            "the penalty on incorrect trajectories raises correctness, beta and gamma_p held",
+            right,
+            p.correctness(two_N, correct_N),
+        ),
+        at_most("sec 3.5", "and leaves the correct normalised variance", variance, np.full_like(variance, SAME)),
+        *(
+            at_most("sec 3.5", f"at equal correctness it costs no {name}", d(same_N, base_N), d(one_N, base_N))
+            for name, d in DIVERGENCES.items()
+        ),
+    ]
+
+
+def _on_policy(cases: Cases, rng: Generator) -> list[Check]:
+    """Appendix B.3: log policy in place of log base."""
+    base_N, correct_N, beta, gamma, negative = (
+        cases.base_N, cases.correct_N, cases.beta, cases.gamma, cases.negative
+    )  # fmt: skip
+    any_N = rng.dirichlet(np.ones(TRAJECTORIES), len(base_N))
+    uniform = (any_N * (cases.reward_N - gamma[:, None] * np.log(any_N))).sum(-1) - beta * kl(any_N, base_N)
+    rewritten = (any_N * p.entropy_reward(base_N, cases.reward_N, gamma)).sum(-1) - (beta + gamma) * kl(any_N, base_N)
+    best_N = p.on_policy_optimum(base_N, correct_N, beta, gamma, negative)
+    rival_N = tilt(best_N, 10 ** rng.uniform(-3, 0.5, (len(best_N), 1)) * rng.normal(size=best_N.shape))
+    value = p.on_policy_objective(rival_N, base_N, correct_N, beta, gamma, negative)
+    best = p.on_policy_objective(best_N, base_N, correct_N, beta, gamma, negative)
+    exponent, other = beta / (beta + gamma), beta / (beta - negative)
+    rate = p.on_policy_rate(best_N, base_N, correct_N, exponent, other)
+    off = np.abs(p.compose(base_N, correct_N, p.correctness(best_N, correct_N), exponent, other) - best_N).sum(-1)
+    one_N = p.on_policy_optimum(base_N, correct_N, beta, gamma, np.zeros_like(gamma))
+    guess_N = p.smoothed_policy(base_N, correct_N, beta + gamma, gamma, np.zeros_like(gamma))
+    return [
+        at_most("eq 19", "bonus on all: beta' = beta + gamma", np.abs(uniform - rewritten), _rounding(uniform)),
+        at_most("(ours)", "the solved policy maximises the two-sided objective", value, best),
+        at_most("eq 19", "two-sided: some beta' and gammas give the same policy", off, np.full_like(off, SAME)),
+        never("eq 19", "two-sided: that beta' is positive", rate <= 0),
+        at_most(
+            "eq 19",
+            "correct only: beta' = beta + gamma gives the same policy",
+            np.abs(one_N - guess_N).sum(-1),
+            np.full_like(off, SAME),
+        ),
+    ]
+
+
+def _rounding(value: Floats) -> Floats:
+    allowed: Floats = SAME * (1 + np.abs(value))
+    return allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """One correct trajectory: how often it gains over all data sets, exactly, and what Proposition B.2 says."""
+
+    base: float
+    counted: float
+    formula: float
+
+
+def enumerate_improvement(rng: Generator, correct: int) -> tuple[list[Enumeration], float]:
+    """All data sets of SAMPLES from ENUMERATED trajectories, the first `correct` of them correct, weighted exactly.
+
+    Also returns the probability that the correct normalised variance rises (selection bias at work).
+    """
+    base_N, beta = rng.dirichlet(np.ones(ENUMERATED)), np.asarray(0.5)
+    correct_N = np.arange(ENUMERATED) < correct
+    sets = np.array(list(product(range(ENUMERATED), repeat=SAMPLES)))
+    weight = base_N[sets].prod(-1)
+    count_N = (sets[..., None] == np.arange(ENUMERATED)).sum(1)
+    reward_N = p.estimated_reward(correct_N, count_N)
+    policy_N = p.vanilla_policy(base_N, reward_N, beta)
+    gained_N = policy_N > base_N * (1 + SAME)
+    sharper = p.normalised_variance(policy_N, correct_N) > p.normalised_variance(base_N, correct_N) * (1 + SAME)
+    found = [
+        Enumeration(
+            float(base_N[index]),
+            float((weight * gained_N[:, index]).sum()),
+            float(p.improvement_probability(base_N[index], SAMPLES)),
+        )
+        for index in np.argsort(base_N[:correct])
+    ]
+    return found, float((weight * sharper).sum())

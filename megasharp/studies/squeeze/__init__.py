@@ -6,7 +6,7 @@ as in figure 4c.
 
 from __future__ import annotations
 
-from megasharp.studies.squeeze.claims import claims, measure, tables
+from megasharp.studies.squeeze.claims import claims, draw, measure, tables
 from megasharp.studies.squeeze.dynamics import (
     EXPONENT,
     REPEATED_LR,
@@ -15,7 +15,6 @@ from megasharp.studies.squeeze.dynamics import (
     SAMPLED_STEPS,
     VOCABULARY,
 )
-from megasharp.studies.squeeze.figure import draw
 from megasharp.studies.study import Findings, Options, Study
 
 SEEDS = 100

@@ -7,7 +7,7 @@ the paper's three results stand sweeps of what the paper leaves open.
 from __future__ import annotations
 
 from megasharp.studies.study import Findings, Options, Study
-from megasharp.studies.tree.claims import claims, tables
+from megasharp.studies.tree.claims import claims, draw, tables
 from megasharp.studies.tree.experiments import (
     ALPHA,
     BETA,
@@ -24,7 +24,6 @@ from megasharp.studies.tree.experiments import (
     at_rate,
     run_all,
 )
-from megasharp.studies.tree.figure import draw
 
 SETTINGS = (
     "Not in the paper: start, optimizer, learning rate, steps, group size, all coefficients. Here: tabular softmax "

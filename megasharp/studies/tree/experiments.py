@@ -1,4 +1,24 @@
-"""Which policies the tree study trains, and what it keeps of each."""
+"""Which policies the tree study trains, and what it keeps of each.
+
+Train tabular policies of the tree, all seeds and all settings at once: GRPO, an entropy bonus, CaSP.
+
+Plain NumPy: the sweep is hundreds of policies of 84 numbers each, for thousands of steps. The gradients are written out
+(with one update per batch of rollouts the ratio is 1 and no clip is active); the tests take them by autograd, from the
+objectives as 2510.14807 prints them and from the hooks of `casp`, `clip` and `entropy_bonus`.
+
+    GRPO      A (e_y - p)
+    entropy   + beta dH/dz, with dH/dz_v = -p_v (log p_v + H)
+    CaSP      A > 0: A ((1 - alpha w) e_y + alpha w / N sum_n e_v(n) - p);  A < 0: lambda A (e_y - p) at a gated top-1
+    gate      w = 1 where the entropy is above the q-quantile of the response's (all where q = 0)
+
+each averaged over the 3 G actions of a group.
+
+The tree of 2510.14807 figure 5: three actions in a row out of A, B, C, D; six of the 64 sequences are rewarded.
+
+The policy is a table of logits, one row per decision state: the root, then the 4 states after one action, then the 16
+after two. Suffixes beside those of `megasharp.studies.softmax`: `_D` decision states (21), `_L` the actions of a
+sequence (3), `_64` all sequences in alphabetical order.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +26,197 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from megasharp.studies.softmax import Adam, Array, Ascent
-from megasharp.studies.tree.training import MODE_INDEX, MODES, Setting, sequence_probability, train
+from megasharp.studies.softmax import Adam, Array, Ascent, Integers, Optimizer, entropy, softmax, uniforms
+
+ACTIONS = "ABCD"
+HORIZON = 3
+MODES = ("ACD", "ACB", "BDC", "BDA", "CAB", "DBA")
+# The first decision state of each level.
+_FIRST_STATE = (0, 1, 5)
+STATES = 21
+
+
+def sequence_index(sequence: str) -> int:
+    """A sequence's place among all 64 in alphabetical order: `sequence_index("BDC") == 30`."""
+    return sum(ACTIONS.index(action) * 4 ** (HORIZON - 1 - level) for level, action in enumerate(sequence))
+
+
+MODE_INDEX = np.array([sequence_index(mode) for mode in MODES])
+REWARD_64 = np.isin(np.arange(64), MODE_INDEX).astype(np.float64)
+
+
+def descend(policy_RDV: Array, uniform_RGL: Array) -> tuple[Integers, Integers, Integers]:
+    """Sample sequences by inversion: the states met and the actions taken [R, G, L], and the sequences' indices [R, G].
+
+    `policy_RDV` holds probabilities, `uniform_RGL` one number in [0, 1) per action.
+    """
+    # Without the last column, which rounding may leave just below 1.
+    cumulative_RDV = np.cumsum(policy_RDV, axis=-1)[..., :-1]
+    run_R1 = np.arange(len(policy_RDV))[:, None]
+    prefix_RG = np.zeros(uniform_RGL.shape[:2], dtype=np.int64)
+    states, actions = [], []
+    for level, first in enumerate(_FIRST_STATE):
+        states.append(first + prefix_RG)
+        passed_RGV = uniform_RGL[..., level, None] > cumulative_RDV[run_R1, states[-1]]
+        actions.append(passed_RGV.sum(axis=-1, dtype=np.int64))
+        prefix_RG = 4 * prefix_RG + actions[-1]
+    return np.stack(states, axis=-1), np.stack(actions, axis=-1), prefix_RG
+
+
+def sequence_probability(policy_RDV: Array) -> Array:
+    """The exact probability of every sequence, [R, 64]."""
+    first_RA, second_RAB, third_RABC = policy_RDV[:, 0], policy_RDV[:, 1:5], policy_RDV[:, 5:].reshape(-1, 4, 4, 4)
+    joint_RABC = first_RA[:, :, None, None] * second_RAB[..., None] * third_RABC
+    return np.asarray(joint_RABC.reshape(-1, 64))
+
+
+# GRPO's guard on the standard deviation, as in megasharp.algos.grpo.
+STD_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """GRPO and what is added to it. `beta`: the entropy bonus; the rest is CaSP's, named as in the paper."""
+
+    lr: float
+    beta: float = 0.0
+    alpha: float = 0.0
+    topn: int = 4
+    quantile: float = 0.0
+    lambda_top1: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One group of rollouts per run: states, actions [R, G, L] and the sequences' advantages [R, G]."""
+
+    state_RGL: Integers
+    action_RGL: Integers
+    advantage_RG: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The settings of all runs side by side, each [R]."""
+
+    lr_R: Array
+    beta_R: Array
+    alpha_R: Array
+    topn_R: Array
+    quantile_R: Array
+    lambda_R: Array
+
+
+def train(
+    settings: Sequence[Setting],
+    seeds: Sequence[int],
+    steps: int,
+    group_size: int,
+    optimizer: Optimizer,
+) -> Array:
+    """Train every setting with every seed from uniform policies; returns the policies [settings * seeds, D, V].
+
+    A seed draws the same random numbers in every setting. `optimizer` has a learning rate of 1, which each setting's
+    own then multiplies.
+    """
+    columns = tabulate(settings, len(seeds))
+    uniform_RTK = uniforms(seeds, steps, group_size * HORIZON)
+    logit_RDV = np.zeros((len(settings) * len(seeds), STATES, 4))
+    for step in range(steps):
+        uniform_RGL = np.tile(uniform_RTK[:, step].reshape(len(seeds), group_size, HORIZON), (len(settings), 1, 1))
+        policy_RDV = softmax(logit_RDV)
+        batch = collect(policy_RDV, uniform_RGL)
+        change_RDV = optimizer.change(gradient(policy_RDV, batch, columns), logit_RDV)
+        logit_RDV = logit_RDV + columns.lr_R[:, None, None] * change_RDV
+    return softmax(logit_RDV)
+
+
+def tabulate(settings: Sequence[Setting], seeds: int) -> Columns:
+    """Each setting's values, repeated for every seed."""
+
+    def column(name: str) -> Array:
+        return np.repeat([float(getattr(setting, name)) for setting in settings], seeds)
+
+    return Columns(*(column(name) for name in ("lr", "beta", "alpha", "topn", "quantile", "lambda_top1")))
+
+
+def collect(policy_RDV: Array, uniform_RGL: Array) -> Batch:
+    """One group per run, with GRPO's advantages."""
+    state_RGL, action_RGL, sequence_RG = descend(policy_RDV, uniform_RGL)
+    return Batch(state_RGL, action_RGL, group_advantages(REWARD_64[sequence_RG]))
+
+
+def group_advantages(reward_RG: Array) -> Array:
+    """(r - mean) / (std + 1e-6), unbiased std; zero in a group of equal rewards."""
+    centred_RG = reward_RG - reward_RG.mean(axis=-1, keepdims=True)
+    return np.asarray(centred_RG / (reward_RG.std(axis=-1, ddof=1, keepdims=True) + STD_EPSILON))
+
+
+def gradient(policy_RDV: Array, batch: Batch, columns: Columns) -> Array:
+    """The gradient of the objective (which is maximised) with respect to the logits, [R, D, V]."""
+    rank_RDV = ranks(policy_RDV)
+    entropy_RD = entropy(policy_RDV)
+    weight_RGL, spread_RGL = _weights(batch, rank_RDV, entropy_RD, columns)
+    state_RGL = np.arange(len(policy_RDV))[:, None, None] * STATES + batch.state_RGL
+    sampled_RDV = _total(4 * state_RGL + batch.action_RGL, weight_RGL - spread_RGL, policy_RDV.shape)
+    spread_RD = _total(state_RGL, spread_RGL, entropy_RD.shape)
+    visits_RD = _total(state_RGL, np.ones_like(weight_RGL), entropy_RD.shape)
+    candidate_RDV = (rank_RDV < columns.topn_R[:, None, None]) / columns.topn_R[:, None, None]
+    target_RDV = sampled_RDV + spread_RD[..., None] * candidate_RDV
+    # The pull of -p has the weight of all that is pulled up: sampled actions and candidates.
+    pulled_RDV = target_RDV - target_RDV.sum(axis=-1, keepdims=True) * policy_RDV
+    bonus_RD = columns.beta_R[:, None] * visits_RD
+    total_RDV = pulled_RDV + bonus_RD[..., None] * _entropy_gradient(policy_RDV, entropy_RD)
+    return np.asarray(total_RDV / (batch.advantage_RG.shape[1] * HORIZON))
+
+
+def _weights(batch: Batch, rank_RDV: Integers, entropy_RD: Array, columns: Columns) -> tuple[Array, Array]:
+    """Per action: the weight of its update, and how much of that goes to the candidates; both [R, G, L]."""
+    run_R11 = np.arange(len(rank_RDV))[:, None, None]
+    advantage_RGL = np.broadcast_to(batch.advantage_RG[..., None], batch.state_RGL.shape)
+    gate_RGL = gate(entropy_RD[run_R11, batch.state_RGL], columns.quantile_R)
+    is_top1_RGL = rank_RDV[run_R11, batch.state_RGL, batch.action_RGL] == 0
+    punished_RGL = gate_RGL & is_top1_RGL & (advantage_RGL < 0)
+    weight_RGL = np.where(punished_RGL, columns.lambda_R[:, None, None], 1.0) * advantage_RGL
+    spread_RGL = np.where(gate_RGL & (advantage_RGL > 0), columns.alpha_R[:, None, None], 0.0) * weight_RGL
+    return weight_RGL, spread_RGL
+
+
+def ranks(policy_RDV: Array) -> Integers:
+    """Each action's rank by probability, 0 for the most probable; of equal ones the earlier is ahead."""
+    rank_RDV = np.zeros(policy_RDV.shape, dtype=np.int64)
+    actions_V = np.arange(policy_RDV.shape[-1])
+    for action in actions_V:
+        rival_RD1 = policy_RDV[..., action, None]
+        rank_RDV += (rival_RD1 > policy_RDV) | ((rival_RD1 == policy_RDV) & (action < actions_V))
+    return np.asarray(rank_RDV, dtype=np.int64)
+
+
+def gate(entropy_RGL: Array, quantile_R: Array) -> NDArray[np.bool_]:
+    """Whose entropy is above the q-quantile (linear interpolation) of the response's; with q = 0, all."""
+    ordered_RGL = np.sort(entropy_RGL, axis=-1)
+    place_R = quantile_R * (HORIZON - 1)
+    below_R = np.minimum(place_R.astype(np.int64), HORIZON - 2)
+    share_R1 = (place_R - below_R)[:, None]
+    run_R = np.arange(len(entropy_RGL))
+    low_RG, high_RG = ordered_RGL[run_R, :, below_R], ordered_RGL[run_R, :, below_R + 1]
+    threshold_RG = low_RG + share_R1 * (high_RG - low_RG)
+    return np.asarray((entropy_RGL > threshold_RG[..., None]) | (quantile_R == 0.0)[:, None, None])
+
+
+def _entropy_gradient(policy_RDV: Array, entropy_RD: Array) -> Array:
+    """dH/dz_v = -p_v (log p_v + H)."""
+    log_RDV = np.log(np.maximum(policy_RDV, np.finfo(np.float64).tiny))
+    return np.asarray(-policy_RDV * (log_RDV + entropy_RD[..., None]))
+
+
+def _total(cell: Integers, value: Array, shape: tuple[int, ...]) -> Array:
+    """Sum `value` over equal `cell`s, which are flat indices into an array of `shape`."""
+    total = np.bincount(cell.ravel(), weights=value.ravel(), minlength=int(np.prod(shape)))
+    return np.asarray(total, dtype=np.float64).reshape(shape)
+
 
 SEEDS = 20
 DRAWS = 1000

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from megasharp.tasks.lines import Fields, number_field, text_field
+from megasharp.tasks.extraction import Fields, number_field, text_field
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.prompts import TEMPLATES
 from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem, Source

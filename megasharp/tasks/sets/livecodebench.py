@@ -28,7 +28,7 @@ from datetime import date
 
 from megasharp.common.errors import UserError
 from megasharp.tasks.code import CodeAnswer
-from megasharp.tasks.lines import Fields, absent, optional_text, text_field
+from megasharp.tasks.extraction import Fields, absent, optional_text, text_field
 from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem, Source
 from megasharp.tasks.sets.program_tests import answer_of, function_in, json_field, question_with_format
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
-from megasharp.tasks.lines import Fields, check_names
+from megasharp.tasks.extraction import Fields, check_names
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import Template, template_named
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem
 from megasharp.tasks.sets.row_sources import hub_rows, local_rows
-from megasharp.tasks.task_item import TaskItem
 
 _REPEATED = LeftOut("a question that was there before")
 

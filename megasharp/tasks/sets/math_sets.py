@@ -48,8 +48,16 @@ from __future__ import annotations
 import re
 
 from megasharp.common.errors import UserError
-from megasharp.tasks.extraction import last_box
-from megasharp.tasks.lines import Fields, absent, number_field, object_field, optional_text, text_field, texts_field
+from megasharp.tasks.extraction import (
+    Fields,
+    absent,
+    last_box,
+    number_field,
+    object_field,
+    optional_text,
+    text_field,
+    texts_field,
+)
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem, Read, Source
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megasharp.tasks.choice import read_arc, read_mmlu_pro
-from megasharp.tasks.lines import Fields, number_field
+from megasharp.tasks.extraction import Fields, number_field
 from megasharp.tasks.sets.base import DataSet, Part, Problem, Source
 
 

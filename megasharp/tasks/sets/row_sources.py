@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.tasks.lines import Fields, parse_object
+from megasharp.tasks.extraction import Fields, parse_object
 from megasharp.tasks.sets.base import Source
 
 _ON = {"", "0", "false", "no", "off"}

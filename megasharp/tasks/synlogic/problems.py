@@ -14,10 +14,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from megasharp.common.errors import UserError
-from megasharp.tasks.lines import Fields, check_names, name_of, read_objects, text_field
+from megasharp.tasks.extraction import Fields, check_names, name_of, read_objects, text_field
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.synlogic import CHECKERS, UNCHECKED, SynLogicAnswer, checker
 from megasharp.tasks.synlogic.game import GameError
-from megasharp.tasks.task_item import TaskItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import HFReader, check_tokenizer
 from megasharp.convert.lora import recorded_adapters
 from megasharp.convert.model_folder import CONFIG_FILE, ModelFolder, is_part, model_folder, what_it_is
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.sets.load import load_set, set_named
 from megasharp.tasks.table import load_items
-from megasharp.tasks.task_item import TaskItem
 
 
 def training_task(data: DataConfig) -> str:

@@ -15,7 +15,7 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.metrics.trackers.watch import check_installed
-from megasharp.rollout.sglang.client.probe import check_engines
+from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.tasks.stream import PromptStream
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.trainer.resolve.engines import (

@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megasharp.convert.arguments import record_arguments
-from megasharp.convert.hf_folder import HFReader
+from megasharp.convert.architecture import record_arguments
+from megasharp.convert.hf_folder import HFReader, megatron_tensor
 from megasharp.convert.hf_write import carry_over
 from megasharp.convert.lora import TARGETS, LoraSettings, is_adapter, record_adapters
-from megasharp.convert.shards import megatron_tensor
 from megasharp.learner.checkpoint_stream import cut, write_streamed
 from megasharp.learner.meta_models import alone, blank_model
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from megasharp.common.errors import UserError
-from megasharp.convert.architecture import Architecture
-from megasharp.convert.arguments import (
+from megasharp.convert.architecture import (
     ARGUMENTS_FILE,
+    Architecture,
     check_arguments,
     model_arguments,
     read_arguments,

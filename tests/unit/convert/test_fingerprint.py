@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megasharp.common.errors import UserError
-from megasharp.convert.digests import weights_fingerprint
 from megasharp.convert.model_folder import model_folder
+from megasharp.convert.record import weights_fingerprint
 
 BASE = Path(__file__).resolve().parents[3] / "examples" / "quickstart" / "base"
 

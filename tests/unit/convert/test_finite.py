@@ -7,7 +7,7 @@ import math
 import torch
 from cases import each_case
 
-from megasharp.convert.digests import is_finite
+from megasharp.convert.record import is_finite
 
 
 @each_case("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

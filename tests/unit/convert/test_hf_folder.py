@@ -18,8 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from megasharp.common.errors import UserError
-from megasharp.convert.hf_folder import HFReader, check_tokenizer, read_config
-from megasharp.convert.shards import megatron_tensor
+from megasharp.convert.hf_folder import HFReader, check_tokenizer, megatron_tensor, read_config
 
 NORM = "model.layers.1.input_layernorm.weight"
 

@@ -9,9 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from megasharp.common.errors import UserError
-from megasharp.convert.digests import tensor_sha256, weights_sha256
 from megasharp.convert.lora import RECORD
-from megasharp.convert.record import read_record
+from megasharp.convert.record import read_record, tensor_sha256, weights_sha256
 from megasharp.learner.conversion import hf_to_megatron, megatron_to_hf, megatron_to_peft
 from megasharp.learner.verification import Probe, verify
 from tests.unit.convert.adapted import save_adapted

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import FAMILIES, Family
+from megasharp.convert.hf_folder import expected_hf_shapes, hf_tensors, hf_views, megatron_tensor
 from megasharp.convert.mapping import Shard, padded_vocab
-from megasharp.convert.shards import expected_hf_shapes, hf_tensors, hf_views, megatron_tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,7 +10,7 @@ from megasharp.common.records import Completion, FinishReason, GenerateRequest, 
 from megasharp.evals.evaluate import evaluate
 from megasharp.evals.suites import Suite
 from megasharp.tasks.countdown import CountdownAnswer
-from megasharp.tasks.task_item import TaskItem
+from megasharp.tasks.judge import TaskItem
 
 TEXTS = ("1+2", "2+1", "2*1", "1+", "1-2")
 ANSWER = CountdownAnswer((1, 2), 3)

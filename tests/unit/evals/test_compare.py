@@ -13,7 +13,7 @@ from megasharp.evals.estimators import pass_at_k_mean
 from megasharp.evals.files import save
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.samples import Answers, ProblemResult
-from megasharp.trainer.compare_evals import compare_results
+from megasharp.trainer.evaluation import compare_results
 
 FILES = (Path("A.json"), Path("B.json"))
 KS = (1, 4, 16)

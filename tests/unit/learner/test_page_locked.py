@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megasharp.common.errors import UserError
-from megasharp.learner.pinned_memory import PageLocked
+from megasharp.learner.optimizer_offload import PageLocked
 
 
 def test_more_than_the_host_has() -> None:

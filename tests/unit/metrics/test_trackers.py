@@ -19,8 +19,7 @@ import pytest
 from waiting import HANG_S, SOON_S, wait_until
 
 from megasharp.common.errors import UserError
-from megasharp.metrics.trackers.follow import LIMIT_S, Follower, _wait_for_end
-from megasharp.metrics.trackers.sink import Row
+from megasharp.metrics.trackers.follow import LIMIT_S, Follower, Row, _wait_for_end
 from megasharp.metrics.trackers.watch import Record, Trackers, check_installed
 from megasharp.metrics.writers import MetricLog
 

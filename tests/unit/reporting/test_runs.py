@@ -18,9 +18,8 @@ from megasharp.common.control import BestFigure, ControlState, LengthChange, Len
 from megasharp.common.errors import UserError
 from megasharp.reporting.history import goodput, read_run
 from megasharp.reporting.number_text import duration, size
-from megasharp.reporting.run_comparison import differences, numbered, shared_steps
 from megasharp.reporting.runs_command import compare, find_run, show, show_list
-from megasharp.reporting.show import screen, sparkline, warnings
+from megasharp.reporting.show import differences, numbered, screen, shared_steps, sparkline, warnings
 
 
 def printed(part: RenderableType) -> str:

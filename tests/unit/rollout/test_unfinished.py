@@ -23,9 +23,8 @@ from megasharp.rollout.batch_collector import Rollouts
 from megasharp.rollout.in_flight import SampledWith, Unfinished
 from megasharp.rollout.step_request import CollectionSettings, GroupMaker
 from megasharp.tasks.countdown import CountdownAnswer
-from megasharp.tasks.judge import DirectJudge
+from megasharp.tasks.judge import DirectJudge, TaskItem
 from megasharp.tasks.stream import PromptStream
-from megasharp.tasks.task_item import TaskItem
 from tests.unit.rollout.standin_engine import Delay, StandInEngine
 from tests.unit.rollout.test_asynchronous import (
     QUICK,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megasharp.studies import STUDIES
-from megasharp.studies.actions import training as actions_training
+from megasharp.studies.actions import experiments as actions_training
 from megasharp.studies.bounds import gradients
 from megasharp.studies.bounds import study as bounds_study
 from megasharp.studies.cats import experiments as cats_experiments

@@ -12,13 +12,17 @@ import pytest
 import torch
 from cases import each_case
 
-from megasharp.studies.actions import STUDY, training
-from megasharp.studies.actions.experiments import BASE, EXPLORED, OPTIMAL, measure, slashed
-from megasharp.studies.actions.training import (
+from megasharp.studies.actions import STUDY, experiments
+from megasharp.studies.actions.experiments import (
+    BASE,
+    EXPLORED,
+    OPTIMAL,
     RULES,
     Rule,
     enumerated_update,
+    measure,
     probability_change,
+    slashed,
     theorem_1,
     theorem_ratio,
 )
@@ -115,8 +119,8 @@ def test_a_rare_action_rises_with_another_rare_one() -> None:
 
 
 def test_one_step_of_algorithm_1_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(training.STEPS, "plain", 1)
-    policy_RTV = training.simulate(replace(BASE, optimizer="plain", lr=1.0), range(20_000))
+    monkeypatch.setitem(experiments.STEPS, "plain", 1)
+    policy_RTV = experiments.simulate(replace(BASE, optimizer="plain", lr=1.0), range(20_000))
     change_RV = np.log(policy_RTV[:, 1]) - np.log(policy_RTV[:, 0])
     # Logit updates add up to zero, which the softmax's constant does not.
     change_RV = change_RV - change_RV.mean(axis=-1, keepdims=True)
@@ -125,23 +129,23 @@ def test_one_step_of_algorithm_1_in_the_mean(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_sampling_from_its_start_a_temperature_is_a_smaller_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(training.STEPS, "plain", 50)
+    monkeypatch.setitem(experiments.STEPS, "plain", 50)
     start_V = softmax(4.0 * np.log(POLICY_V))
     hot = replace(BASE, optimizer="plain", temperature=4.0, start=tuple(start_V))
     cold = replace(BASE, optimizer="plain", lr=BASE.lr / 4.0)
-    np.testing.assert_allclose(training.simulate(hot, range(4)), training.simulate(cold, range(4)), rtol=1e-10)
+    np.testing.assert_allclose(experiments.simulate(hot, range(4)), experiments.simulate(cold, range(4)), rtol=1e-10)
 
 
 def test_untempered_gives_the_logits_policy_back() -> None:
     logit_V = np.array([1.0, -3.0, 0.5])
-    np.testing.assert_allclose(training.untempered(softmax(logit_V / 5.0), 5.0), softmax(logit_V))
+    np.testing.assert_allclose(experiments.untempered(softmax(logit_V / 5.0), 5.0), softmax(logit_V))
 
 
 def test_expected_dynamics_follow_many_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(training.STEPS, "plain", 100)
+    monkeypatch.setitem(experiments.STEPS, "plain", 100)
     plain = replace(BASE, optimizer="plain")
-    mean_TV = training.simulate(plain, range(1000)).mean(axis=0)
-    np.testing.assert_allclose(mean_TV, training.expected_dynamics(plain), atol=0.004)
+    mean_TV = experiments.simulate(plain, range(1000)).mean(axis=0)
+    np.testing.assert_allclose(mean_TV, experiments.expected_dynamics(plain), atol=0.004)
 
 
 def test_stages_by_hand() -> None:

@@ -14,7 +14,7 @@ from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.common.records import Group, Prompt, TaskAnswer
 from megasharp.studies.cats import STUDY, claims, experiments, training
 from megasharp.studies.cats import training as world
-from megasharp.studies.cats.figure import held_out_policy
+from megasharp.studies.cats.claims import held_out_policy
 from megasharp.studies.softmax import policy_gradient, sample, softmax, uniforms
 from megasharp.studies.study import Findings, Outcome, write_findings
 

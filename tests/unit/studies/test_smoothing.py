@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megasharp.studies.smoothing import policies as p
-from megasharp.studies.smoothing import theorem, trials
+from megasharp.studies.smoothing import theorem
 from megasharp.studies.smoothing.policies import DIVERGENCES
 from megasharp.studies.softmax import Bools, Floats
 from megasharp.studies.study import Findings, Outcome
@@ -83,9 +83,9 @@ def test_proof_choice_matches_the_bonus_policy() -> None:
 
 
 def test_enumeration_by_hand() -> None:
-    found, _ = trials.enumerate_improvement(np.random.default_rng(3), 3)
+    found, _ = theorem.enumerate_improvement(np.random.default_rng(3), 3)
     assert all(one.counted == pytest.approx(one.formula) for one in found)
-    whole, _ = trials.enumerate_improvement(np.random.default_rng(3), trials.ENUMERATED)
+    whole, _ = theorem.enumerate_improvement(np.random.default_rng(3), theorem.ENUMERATED)
     # Five samples of five trajectories: all are sampled in 5! orders, and then none gains.
     missed = 120 * np.prod([one.base for one in whole])
     assert all(one.formula - one.counted == pytest.approx(missed) for one in whole)
@@ -128,7 +128,7 @@ def test_counter_example_to_theorem_b10() -> None:
 
 def test_can_dominate_agrees_with_brute_force() -> None:
     """On random cases without the proof's choice; brute force has slack, so it may find what is just out of reach."""
-    cases = trials.random_cases(60, np.random.default_rng(5))
+    cases = theorem.random_cases(60, np.random.default_rng(5))
     bonus = p.entropy_policy(cases.base_N, cases.reward_N, cases.beta, cases.gamma)
     rate = p.matching_rate(cases.base_N, cases.correct_N, cases.beta, cases.gamma)
     ratio = cases.gamma / cases.beta

@@ -10,7 +10,7 @@ import torch
 
 from megasharp.studies.softmax import entropy, softmax
 from megasharp.studies.squeeze import dynamics
-from megasharp.studies.squeeze.claims import Measured, claims, measure, tables
+from megasharp.studies.squeeze.claims import Measured, claims, draw, measure, tables
 from megasharp.studies.squeeze.dynamics import (
     VOCABULARY,
     LemmaTrials,
@@ -26,7 +26,6 @@ from megasharp.studies.squeeze.dynamics import (
     start_logits,
     with_top,
 )
-from megasharp.studies.squeeze.figure import draw
 from megasharp.studies.study import Outcome
 
 LOGIT_V = np.random.default_rng(7).normal(scale=1.5, size=9)

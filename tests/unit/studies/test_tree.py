@@ -20,22 +20,23 @@ from megasharp.common.records import Group, Prompt, TaskAnswer, TokenInputs
 from megasharp.studies.softmax import Ascent, softmax
 from megasharp.studies.study import Findings, Outcome
 from megasharp.studies.tree import experiments
-from megasharp.studies.tree.claims import claims, tables
-from megasharp.studies.tree.experiments import Result, Results, judge
-from megasharp.studies.tree.figure import draw
-from megasharp.studies.tree.training import (
+from megasharp.studies.tree.claims import claims, draw, tables
+from megasharp.studies.tree.experiments import (
     ACTIONS,
     HORIZON,
     MODES,
     REWARD_64,
     STATES,
     Batch,
+    Result,
+    Results,
     Setting,
     collect,
     descend,
     gate,
     gradient,
     group_advantages,
+    judge,
     ranks,
     sequence_index,
     sequence_probability,

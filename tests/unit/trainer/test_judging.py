@@ -12,10 +12,9 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
 from megasharp.config.data import RewardConfig
 from megasharp.tasks.countdown import CountdownAnswer
-from megasharp.tasks.judge import Item
+from megasharp.tasks.judge import Item, TaskItem
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.table import make_verifiers
-from megasharp.tasks.task_item import TaskItem
 from megasharp.trainer.reward_judge import Judging, check_judging, training_items, workers_for
 
 ANSWER = CountdownAnswer((1, 2), 3)

@@ -17,7 +17,6 @@ from waiting import HANG_S, SOON_S, wait_until
 
 from megasharp.common.errors import RunFailed
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, EngineSlow, Refused
-from megasharp.weight_sync import broadcast_rank
 from megasharp.weight_sync.colocation import Failure, Posts, SharePlan
 from megasharp.weight_sync.fleet import FleetSync
 from tests.unit.rollout.sglang.conftest import Limited, Make
@@ -88,8 +87,8 @@ class Group:
 @pytest.fixture(autouse=True)
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
     monkeypatch.setattr(Group, "made", [])
-    monkeypatch.setattr(broadcast_rank, "SenderGroup", Group)
-    monkeypatch.setattr(broadcast_rank, "_GRACE_S", 0.2)
+    monkeypatch.setattr(broadcast, "SenderGroup", Group)
+    monkeypatch.setattr(broadcast, "_GRACE_S", 0.2)
     return Group.made
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megasharp.weight_sync.endpoints import NamedTensors
-from megasharp.weight_sync.inprocess import InProcessSync
+from megasharp.weight_sync.endpoints import InProcessSync, NamedTensors
 
 
 class Source:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from waiting import HANG_S
 
-from megasharp.convert.shards import TensorView
+from megasharp.convert.hf_folder import TensorView
 from megasharp.rollout.sglang.bucket import Header, checksum, flat_size, laid_out, new_stamp, parse_header, unflattened
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Refused
 from megasharp.rollout.sglang.shared_weights_export import (
@@ -36,7 +36,7 @@ from megasharp.rollout.sglang.shared_weights_export import (
 )
 from megasharp.rollout.sglang.shared_weights_import import Borrower, Goal
 from megasharp.weight_sync.colocation import SharePlan
-from megasharp.weight_sync.ipc_rank import share
+from megasharp.weight_sync.ipc import share
 
 ROWS, COLUMNS = 12, 8
 READER = """

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from megasharp.weight_sync.device_turns import Colocated, Phase
+from megasharp.weight_sync.colocation import Colocated, Phase
 
 
 class Devices:

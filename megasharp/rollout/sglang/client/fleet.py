@@ -1,4 +1,4 @@
-"""A fleet of SGLang engines that answer as one engine; satisfies `megasharp.rollout.engine.AsyncEngine`.
+"""A fleet of SGLang engines that answer as one engine; satisfies `megasharp.rollout.step_request.AsyncEngine`.
 
 Engines that give their device's memory to the learner and take it back.
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.cluster.slurm.array import render_array, submit_array
-from megasharp.cluster.slurm.job import Job, Resources, Software
+from megasharp.cluster.slurm.job import Job, Resources, Software, render_array, submit_array
 from megasharp.common.errors import UserError
 
 RESOURCES = Resources(nodes=2, time="4:00:00", gpus_per_node=8, partition="gpu", extra=("--qos=high",))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megasharp.cluster.slurm import checks
-from megasharp.cluster.slurm.checks import Finding
+from megasharp.cluster.slurm import doctor
+from megasharp.cluster.slurm.doctor import Finding
 from megasharp.cluster.slurm.gpus import Gpu, Node
 
 GPU = Gpu(0, "NVIDIA H200", 141 * 10**9, 140 * 10**9, 0.0, 75.0, 1.0, 0, (), False)
@@ -19,17 +19,17 @@ def failed(finding: Finding, *words: str) -> bool:
 
 
 def test_a_missing_gpu_fails() -> None:
-    assert checks.gpu_count(NODE, 8) == Finding("ok", "gpus", "8 x NVIDIA H200, driver 580.95.05")
-    assert failed(checks.gpu_count(replace(NODE, gpus=(GPU,) * 7), 8), "7 GPU(s)", "wants 8 (cluster.gpus_per_node")
+    assert doctor.gpu_count(NODE, 8) == Finding("ok", "gpus", "8 x NVIDIA H200, driver 580.95.05")
+    assert failed(doctor.gpu_count(replace(NODE, gpus=(GPU,) * 7), 8), "7 GPU(s)", "wants 8 (cluster.gpus_per_node")
 
 
 @pytest.mark.parametrize(("version", "level"), [("580.65", "ok"), ("575.57.08", "FAIL"), ("unknown", "FAIL")])
 def test_the_driver_is_new_enough(version: str, level: str) -> None:
-    assert checks.driver(replace(NODE, driver=version)).level == level
+    assert doctor.driver(replace(NODE, driver=version)).level == level
 
 
 def test_a_gpu_in_good_order_has_one_line() -> None:
-    assert checks.gpu_state(GPU) == [Finding("ok", "gpu 0", "140 of 141 GB free, 75 W")]
+    assert doctor.gpu_state(GPU) == [Finding("ok", "gpu 0", "140 of 141 GB free, 75 W")]
 
 
 @pytest.mark.parametrize(
@@ -41,73 +41,73 @@ def test_a_gpu_in_good_order_has_one_line() -> None:
     ],
 )
 def test_a_gpu_that_is_sick_says_of_what(sick: Gpu, word: str) -> None:
-    (finding,) = checks.gpu_state(sick)
+    (finding,) = doctor.gpu_state(sick)
     assert failed(finding, word)
 
 
 def test_a_gpu_that_cannot_be_read_fails_by_its_number() -> None:
-    finding = checks.gpu_unread(1, "GPU is lost")
+    finding = doctor.gpu_unread(1, "GPU is lost")
     assert finding.check == "gpu 1" and failed(finding, "GPU is lost", "take the node out")
 
 
 def test_versions_are_compared_with_the_tested_ones() -> None:
-    tested = checks.tested_versions(
+    tested = doctor.tested_versions(
         "# text\ntorch==2.13.0\nRay==2.60.0  # x\nmegatron-core==0.16.1; python_version < '3.12'\n"
     )
     assert tested == {"torch": "2.13.0", "ray": "2.60.0"}
-    found = checks.versions({"torch": "2.13.0+cpu", "ray": "2.50.1", "numpy": None, "other": "1"}, tested)
+    found = doctor.versions({"torch": "2.13.0+cpu", "ray": "2.50.1", "numpy": None, "other": "1"}, tested)
     assert [finding.level for finding in found] == ["ok", "note", "FAIL", "ok"]
     assert "tested is 2.60.0" in found[1].text
 
 
 def test_pypis_apex_is_the_wrong_one() -> None:
-    assert failed(checks.apex("Pyramid toolkit", ["lib", "forms"], ""), "pip uninstall apex")
-    assert checks.apex("", ["optimizers", "normalization"], "").level == "ok"
-    assert checks.apex(None, [], "").level == "ok"
+    assert failed(doctor.apex("Pyramid toolkit", ["lib", "forms"], ""), "pip uninstall apex")
+    assert doctor.apex("", ["optimizers", "normalization"], "").level == "ok"
+    assert doctor.apex(None, [], "").level == "ok"
 
 
 def test_fused_optimizers_that_cannot_be_imported_are_no_fused_ones() -> None:
     failure = "ImportError: undefined symbol: c10"
-    assert failed(checks.apex("", ["optimizers"], failure), failure, "build it for this torch, or pip uninstall apex")
-    assert failed(checks.transformer_engine(failure), failure, "pip uninstall transformer-engine")
+    assert failed(doctor.apex("", ["optimizers"], failure), failure, "build it for this torch, or pip uninstall apex")
+    assert failed(doctor.transformer_engine(failure), failure, "pip uninstall transformer-engine")
 
 
 def test_which_adam_is_fused_and_why() -> None:
-    assert "Transformer Engine's" in checks.fused_paths(True, True, True, False)[0].text
-    assert "apex's fused" in checks.fused_paths(False, True, True, False)[0].text
-    on_cpu, on_gpu = (checks.fused_paths(False, False, gpu, False) for gpu in (False, True))
+    assert "Transformer Engine's" in doctor.fused_paths(True, True, True, False)[0].text
+    assert "apex's fused" in doctor.fused_paths(False, True, True, False)[0].text
+    on_cpu, on_gpu = (doctor.fused_paths(False, False, gpu, False) for gpu in (False, True))
     assert "torch's grouped operations, because neither" in on_cpu[0].text
     assert "torch's fused kernel, because neither" in on_gpu[0].text
     assert "flash" in on_gpu[-1].text and "flash" not in on_cpu[-1].text
 
 
 def test_whose_norms_a_models_layers_have() -> None:
-    assert "norms: torch's" in checks.fused_paths(True, False, True, False)[1].text
-    assert "norms: Transformer Engine's" in checks.fused_paths(True, False, True, True)[1].text
+    assert "norms: torch's" in doctor.fused_paths(True, False, True, False)[1].text
+    assert "norms: Transformer Engine's" in doctor.fused_paths(True, False, True, True)[1].text
 
 
 def test_a_torch_that_does_not_see_the_gpus() -> None:
-    assert failed(checks.torchs_gpus("2.13.0+cpu", 0, 8, 8), "2.13.0+cpu finds 0 GPU(s) of the 8", "built for CUDA")
-    assert failed(checks.torchs_gpus("2.13.0", 2, 8, 8), "CUDA_VISIBLE_DEVICES")
-    assert checks.torchs_gpus("2.13.0+cpu", 0, 1, 0).level == "note"
-    assert checks.torchs_gpus("2.13.0", 1, 8, 1).level == "ok"
-    assert checks.torchs_gpus("2.13.0+cpu", 0, 0, 0) is None
+    assert failed(doctor.torchs_gpus("2.13.0+cpu", 0, 8, 8), "2.13.0+cpu finds 0 GPU(s) of the 8", "built for CUDA")
+    assert failed(doctor.torchs_gpus("2.13.0", 2, 8, 8), "CUDA_VISIBLE_DEVICES")
+    assert doctor.torchs_gpus("2.13.0+cpu", 0, 1, 0).level == "note"
+    assert doctor.torchs_gpus("2.13.0", 1, 8, 1).level == "ok"
+    assert doctor.torchs_gpus("2.13.0+cpu", 0, 0, 0) is None
 
 
 def test_two_checkpoints_must_fit() -> None:
-    assert checks.disk_space("/runs", 918, 459).level == "ok"
-    assert failed(checks.disk_space("/runs", 917, 459), "/runs")
-    assert failed(checks.disk_space("/runs", 2_000_000, 1_500_000), "2.0 MB free, two checkpoints take 3.0 MB")
+    assert doctor.disk_space("/runs", 918, 459).level == "ok"
+    assert failed(doctor.disk_space("/runs", 917, 459), "/runs")
+    assert failed(doctor.disk_space("/runs", 2_000_000, 1_500_000), "2.0 MB free, two checkpoints take 3.0 MB")
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
     """8 ranks, 1 GB in 10 ms: 100 GB/s of algorithm bandwidth, 175 GB/s on the bus."""
-    assert checks.bus_bandwidth(10**9, 0.01, 8) == pytest.approx(175e9)
-    assert checks.all_reduce(8, 400e9, 480e9, "on this node").level == "ok"
-    assert failed(checks.all_reduce(8, 200e9, 480e9, "on this node"), "200.00 GB/s, expected about 480")
-    assert checks.all_reduce(2, 1e6, None, "here").level == "ok"
+    assert doctor.bus_bandwidth(10**9, 0.01, 8) == pytest.approx(175e9)
+    assert doctor.all_reduce(8, 400e9, 480e9, "on this node").level == "ok"
+    assert failed(doctor.all_reduce(8, 200e9, 480e9, "on this node"), "200.00 GB/s, expected about 480")
+    assert doctor.all_reduce(2, 1e6, None, "here").level == "ok"
 
 
 def test_folders_that_a_container_lacks_are_named() -> None:
-    assert failed(checks.mounts(["/data/train.jsonl"]), "/data/train.jsonl", "--mount")
-    assert checks.mounts([]).level == "ok"
+    assert failed(doctor.mounts(["/data/train.jsonl"]), "/data/train.jsonl", "--mount")
+    assert doctor.mounts([]).level == "ok"

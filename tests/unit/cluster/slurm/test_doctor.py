@@ -15,8 +15,7 @@ from standin_nvml import StandinNvml
 
 from megasharp.cluster.slurm import doctor
 from megasharp.cluster.slurm.all_reduce import measure
-from megasharp.cluster.slurm.checks import Finding
-from megasharp.cluster.slurm.doctor import Patient, Place, examine, report
+from megasharp.cluster.slurm.doctor import Finding, Patient, Place, examine, report
 from megasharp.common.errors import UserError
 from megasharp.trainer import doctor as build
 from megasharp.trainer.doctor import doctor_on_all_nodes

@@ -23,7 +23,7 @@ from megasharp.evals.files import save
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page import responses
 from megasharp.reporting.page.evaluations import SHARES, share_bin
-from megasharp.reporting.page.findings import words
+from megasharp.reporting.page.metrics import words
 from megasharp.reporting.page.records import Page, ranges, spread_out, thinned
 from megasharp.reporting.page.serve import as_html, as_json
 from megasharp.reporting.report_command import read_page, write_report

@@ -9,8 +9,7 @@ from matplotlib.colors import to_rgb
 
 from megasharp.common.errors import UserError
 from megasharp.reporting.curves import Events, find_events, plot_training
-from megasharp.reporting.frontier import plot_frontier
-from megasharp.reporting.passk import plot_pass_at_k, spread
+from megasharp.reporting.passk import plot_frontier, plot_pass_at_k, spread
 from megasharp.reporting.style import COLOURS, DPI, LOSS
 
 BEFORE = {1: 0.13, 4: 0.4, 16: 0.7, 64: 0.9}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from megasharp.common.errors import UserError
+from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.rollout.sglang.client.launch import FleetSettings
-from megasharp.rollout.sglang.client.probe import check_engines
 
 
 def stand_in(folder: Path, body: str) -> FleetSettings:

@@ -8,8 +8,8 @@ from random import Random
 from cases import each_case
 
 from megasharp.evals.contamination import OverlapIndex, words_of
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.math import MathAnswer
-from megasharp.tasks.task_item import TaskItem
 
 
 def item(name: str, question: str) -> TaskItem:

@@ -9,11 +9,11 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.tasks.countdown_tags import prompt_text
+from megasharp.tasks.judge import digest_of
 from megasharp.tasks.prompts import TEMPLATES, template_named
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.stream import PromptStream, prompt_of
-from megasharp.tasks.task_item import digest_of
 from megasharp.tasks.tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).parents[4]

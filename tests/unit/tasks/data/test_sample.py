@@ -10,8 +10,8 @@ import pytest
 from megasharp.common.errors import UserError
 from megasharp.evals.suites import load_suite
 from megasharp.tasks.countdown import CountdownAnswer
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.stream import sampled
-from megasharp.tasks.task_item import TaskItem
 
 ITEMS = [TaskItem(f"p{n}", "countdown", "1 2=3:", CountdownAnswer((1, 2), 3), "t.jsonl") for n in range(1172)]
 FILES = Path(__file__).parent / "files" / "sets"

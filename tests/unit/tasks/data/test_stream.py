@@ -12,10 +12,10 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.tasks.countdown import CountdownAnswer
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.stream import DataCursor, PromptStream
 from megasharp.tasks.table import load_items
-from megasharp.tasks.task_item import TaskItem
 
 ANSWER = CountdownAnswer((1, 2), 3)
 
