@@ -41,8 +41,8 @@ class Setting:
 
 def run_megasharp(setting: Setting) -> list[float]:
     """Seconds of each step, from the run's own clock."""
-    from megasharp.config.run import load_run
-    from megasharp.trainer.resolve.run import check
+    from megasharp.config.run_config import load_run
+    from megasharp.trainer.resolve.resolved_run import check
     from megasharp.trainer.run import train
 
     overrides = [

@@ -296,7 +296,7 @@ def copy_rate(problem: Problem, repeats: int) -> Figure:
 
 def tune(problem: Problem, repeats: int) -> None:
     """Try tiles, warps and numbers of programs; print each, and the best of forward and of both."""
-    from megasharp.ops.head.launch import TUNING
+    from megasharp.ops.head.kernel_launch import TUNING
 
     way = Way("ours", ours)
     tried: list[tuple[float, float, str]] = []

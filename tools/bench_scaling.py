@@ -22,7 +22,7 @@ import torch
 from results import Figure, report
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import pack
 from megasharp.batching.planning import PackLayout, row_multiple
@@ -32,7 +32,7 @@ from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.learner.learner import LearnerSettings
 from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import POLICY
-from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.planner.formulas import forward_flops_per_token
 from megasharp.rollout.inprocess import InProcessEngine
 

@@ -40,7 +40,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import pack
 from megasharp.batching.planning import PackLayout, row_multiple
@@ -57,7 +57,7 @@ from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.output_head import HeadForm
 from megasharp.learner.parallel import device_of_rank, meet
 from megasharp.learner.rank import POLICY, Rank
-from megasharp.metrics.groups import Diagnostics
+from megasharp.metrics.group_metrics import Diagnostics
 from megasharp.planner.formulas import packing_flops
 from megasharp.planner.request import GPUS, Gpu
 from megasharp.weight_sync.buckets import bucket_memory, buckets

@@ -37,7 +37,7 @@ from megasharp.convert.record import software_versions
 from megasharp.learner.learner import LearnerSettings
 from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import POLICY
-from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 MIB = 2**20
 # Qwen2.5-0.5B's layers, with a small vocabulary; their number makes the size.

@@ -31,7 +31,7 @@ from megasharp.common.records import Completion, GenerateRequest, Plausible, Sam
 from megasharp.convert.hf_write import carry_over
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.evaluate import evaluate
-from megasharp.evals.files import save
+from megasharp.evals.result_files import save
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.learner.conversion import megatron_to_hf
 from megasharp.rollout.sglang.client.fleet import Fleet, start_fleet

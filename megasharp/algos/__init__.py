@@ -1,7 +1,7 @@
 """Methods, one file each, and the table that names them.
 
-A new method is one file here and one row below. Elsewhere two places name one: the default recipe (`config/recipe.py`)
-and the note on samplers that differ (`trainer/resolve/layout.py`).
+A new method is one file here and one row below. Elsewhere two places name one: the default recipe
+(`config/recipe_section.py`) and the note on samplers that differ (`trainer/resolve/summary.py`).
 """
 
 from __future__ import annotations

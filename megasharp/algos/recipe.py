@@ -1,7 +1,7 @@
 """A recipe: a list of methods, applied in the order of the hooks.
 
 The pipeline around it (loop, packing, learner) is blind to methods; it calls `select`, `advantages`, `calibrate` and
-`loss`. `megasharp.algos.from_names` makes one from names and refuses what cannot be combined.
+`loss`. `megasharp.algos.build_recipe` makes one from names and refuses what cannot be combined.
 
 From losses per token to one number, applied once and with counts over the whole optimizer step.
 

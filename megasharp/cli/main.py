@@ -69,10 +69,10 @@ def train(
 
         raise typer.Exit(train_again(config, overrides or [], runs, resume, allow_change or [], retries))
     from megasharp.config.core import dump_yaml
-    from megasharp.config.run import load_run
+    from megasharp.config.run_config import load_run
     from megasharp.trainer.resolve.devices import leave_gpus_alone
-    from megasharp.trainer.resolve.layout import describe
-    from megasharp.trainer.resolve.run import check
+    from megasharp.trainer.resolve.resolved_run import check
+    from megasharp.trainer.resolve.summary import describe
 
     run = load_run(config, overrides or [])
     leave_gpus_alone(run)
@@ -112,7 +112,7 @@ def plan(
     from megasharp.trainer.plan import ModelCheck
 
     with ModelCheck() as check:
-        from megasharp.config.run import load_run
+        from megasharp.config.run_config import load_run
         from megasharp.trainer.plan import Options, plan_run
 
         run, options = load_run(config, overrides or []), Options(nodes, gpu, mfu, response, disk)
@@ -332,7 +332,7 @@ def config_keys(
     json_schema: Annotated[bool, typer.Option(help="Print a JSON schema of run files, for editors.")] = False,
 ) -> None:
     """Print the keys of a run file with their defaults, or what one key does."""
-    from megasharp.config.show import config_text
+    from megasharp.config.key_texts import config_text
 
     typer.echo(config_text(key, json_schema=json_schema))
 

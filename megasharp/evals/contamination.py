@@ -23,7 +23,7 @@ from megasharp.common.files import completed
 from megasharp.config.core import find
 from megasharp.evals.suites import load_suite
 from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.sets.base import DataSet, LeftOut
+from megasharp.tasks.sets.data_set import DataSet, LeftOut
 from megasharp.tasks.sets.load import Row, parts_of, set_named, walk
 
 WORDS = 13

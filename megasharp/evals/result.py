@@ -1,4 +1,4 @@
-"""What an evaluation found: the figures of a suite with intervals, and a row per problem. `files.py` stores them.
+"""The result of an evaluation: metrics of a suite with intervals, and a row per problem. `result_files.py` stores it.
 
 Several suites as one table: a row for each, and their unweighted average, as the papers' tables end in.
 

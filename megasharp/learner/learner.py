@@ -45,7 +45,7 @@ from megasharp.learner.output_head import HeadForm, HeadRequest, HeadSettings
 from megasharp.learner.parallel import Place, megatron_device
 from megasharp.learner.sharded_state import load_model, load_state, save_model, save_state
 from megasharp.learner.weights import export_stage, first_weights, weight_views
-from megasharp.metrics.groups import Diagnostics, token_metrics
+from megasharp.metrics.group_metrics import Diagnostics, token_metrics
 from megasharp.ops.head import HeadOutput
 
 if TYPE_CHECKING:

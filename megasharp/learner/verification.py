@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import ParallelLayout, Segments, as_dtype
 from megasharp.convert.architecture import Architecture, differences, model_arguments
-from megasharp.convert.compare import Comparison, Described, to_round
+from megasharp.convert.compare_tensors import Comparison, Described, to_round
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.lora import recorded_adapters
 from megasharp.convert.model_folder import CONFIG_FILE, what_it_is

@@ -30,8 +30,8 @@ from megasharp.planner.formulas import (
     optimizer_bytes,
     staging_bytes,
 )
+from megasharp.planner.plan_result import EngineMemory, StageMemory
 from megasharp.planner.request import Batch, Network, Request, Split
-from megasharp.planner.result import EngineMemory, StageMemory
 
 
 def runs_of_layers(count: int, layout: ParallelLayout, stage: int) -> tuple[range, ...]:

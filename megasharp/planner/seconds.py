@@ -25,8 +25,8 @@ from megasharp.planner.formulas import (
     recompute_share,
 )
 from megasharp.planner.memory import Rows
+from megasharp.planner.plan_result import Checkpoint, EngineMemory, StageTime
 from megasharp.planner.request import Engines, Gpu, Network, Request
-from megasharp.planner.result import Checkpoint, EngineMemory, StageTime
 
 # PCIe 5.0 x16, one direction, at what copies from pinned memory reach.
 _HOST_LINK = 50e9

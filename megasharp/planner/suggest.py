@@ -18,10 +18,10 @@ from typing import get_args
 from megasharp.common.errors import UserError
 from megasharp.planner.formulas import Recompute, bubble_share
 from megasharp.planner.memory import host_bytes, left_while_sampling, ranks_of_node, rows_of, stage_memory, with_engine
-from megasharp.planner.problems import find_problems, needed_gpus
+from megasharp.planner.plan_result import Plan
 from megasharp.planner.request import Engines, Network, Request, Split
-from megasharp.planner.result import Plan
 from megasharp.planner.seconds import checkpoint, engine_memory, step_seconds, step_times, tokens_per_second_per_gpu
+from megasharp.planner.warnings import find_problems, needed_gpus
 
 
 def make_plan(request: Request) -> Plan:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, run_text
+from megasharp.planner.plan_result import EngineMemory, Plan, StageMemory
 from megasharp.planner.request import Request, Split
-from megasharp.planner.result import EngineMemory, Plan, StageMemory
 from megasharp.planner.suggest import Suggestion, Value
 
 _WIDTH, _LABEL, _COLUMN, _STAGES = 100, 40, 15, 4

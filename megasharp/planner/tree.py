@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from megasharp.planner.plan_result import EngineMemory, Plan, StageMemory
 from megasharp.planner.request import Machines, Network, Request
-from megasharp.planner.result import EngineMemory, Plan, StageMemory
 from megasharp.planner.suggest import Suggestion
 
 Tree = dict[str, object]

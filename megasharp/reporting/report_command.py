@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError
 from megasharp.common.files import write_text
-from megasharp.evals.files import load_result
+from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page.collect import collect
 from megasharp.reporting.page.records import Page

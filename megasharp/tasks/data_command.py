@@ -11,7 +11,7 @@ from megasharp.config.core import find
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import TEMPLATES, template_named
 from megasharp.tasks.sets import SETS
-from megasharp.tasks.sets.base import DataSet
+from megasharp.tasks.sets.data_set import DataSet
 from megasharp.tasks.sets.load import Loaded, load_set, set_named
 from megasharp.tasks.stream import prompt_of
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
+from megasharp.checkpoint.rollout_store import read_unfinished, write_unfinished
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.common.files import FileHash, write_text
 from megasharp.common.random_state import GeneratorStates, restore_generators
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_write import carry_over, write_hf_folder
 from megasharp.learner.rank_random_state import RANK_FILES, load_rank_generators, save_rank_generators
-from megasharp.learner.ranks.learner import RanksLearner
+from megasharp.learner.ranks.all_ranks import RanksLearner
 from megasharp.rollout.in_flight import Unfinished
 from megasharp.trainer.factories import Learners
 from megasharp.trainer.resolve.models import MEMORY_PART
-from megasharp.trainer.resolve.run import MemoryFolder, ResolvedRun
+from megasharp.trainer.resolve.resolved_run import MemoryFolder, ResolvedRun
 from megasharp.trainer.resume import check_recorded
 
 # The part of a checkpoint that holds the reference's weights, once a reset has made them others than the run's first.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from megasharp.algos.base import Needs
 from megasharp.common.control import LengthStage, ResetRule, Rules, SpikeRule, StagnationRule, Threshold, What
 from megasharp.config.data import LengthStageConfig, StagnationConfig
-from megasharp.config.run import RunConfig
-from megasharp.trainer.resolve.run import ResolvedRun
+from megasharp.config.run_config import RunConfig
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
 def make_rules(checked: ResolvedRun) -> Rules:

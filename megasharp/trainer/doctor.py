@@ -12,11 +12,11 @@ from pathlib import Path
 from megasharp.cluster.slurm.doctor import Patient, Place, across, examine, node_names, report
 from megasharp.common.errors import UserError, one_line
 from megasharp.config.core import SHIPPED, find
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.planner.suggest import make_plan
 from megasharp.trainer.plan import Options, ask
 from megasharp.trainer.resolve.devices import device_of, gpus_needed
-from megasharp.trainer.resolve.engines import engine_python
+from megasharp.trainer.resolve.engine_settings import engine_python
 
 CONSTRAINTS = SHIPPED / "constraints.txt"
 

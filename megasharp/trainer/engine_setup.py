@@ -18,11 +18,11 @@ from megasharp.trainer.factories import make_async_rollouts, make_engine, make_r
 from megasharp.trainer.loop import Phases, Rollouts, Sync
 from megasharp.trainer.placement import Placement
 from megasharp.trainer.resolve.devices import device_of, sampling_device
-from megasharp.trainer.resolve.engines import check_room, choose_transport, fleet_settings, ranks_beside
-from megasharp.trainer.resolve.run import ResolvedRun
+from megasharp.trainer.resolve.engine_settings import check_room, choose_transport, fleet_settings, ranks_beside
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.weight_sync.colocation import Apart, Colocated, Offloadable
 from megasharp.weight_sync.endpoints import InProcessSync
-from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.push import FleetSync, make_transport
 from megasharp.weight_sync.settings import SyncSettings
 
 

@@ -20,7 +20,7 @@ from megasharp.checkpoint.run_folder import stored_config
 from megasharp.checkpoint.store import CheckpointStore, complete_steps
 from megasharp.common.errors import UserError
 from megasharp.config.core import find, read_tree, validate
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.probe import FOLDER, Scorer, probe, read_responses, sample_responses, step_file, write_responses
@@ -33,9 +33,9 @@ from megasharp.rollout.sglang.client.router import RouterSettings
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.trainer.resolve.devices import check_names, gpus_here
-from megasharp.trainer.resolve.engines import check_context, check_window, engines_on_a_node, fleet_settings
+from megasharp.trainer.resolve.engine_settings import check_context, check_window, engines_on_a_node, fleet_settings
 from megasharp.trainer.resolve.sampling_model import engine_of, hf_folder
-from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.push import FleetSync, make_transport
 from megasharp.weight_sync.settings import SyncSettings
 
 # Stands, in the name of the folder that gets results, for the name of what is measured.

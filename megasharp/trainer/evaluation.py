@@ -19,14 +19,14 @@ from megasharp.common.files import held
 from megasharp.common.signals import SaveAsked, TimeIsUp, interruptible, save_heard
 from megasharp.config.core import validate
 from megasharp.config.data import RewardConfig
-from megasharp.config.run import load_run
+from megasharp.config.run_config import load_run
 from megasharp.convert.model_folder import model_folder
 from megasharp.convert.record import weights_fingerprint
 from megasharp.evals.compare import Comparison, Crossing, compare
 from megasharp.evals.evaluate import Progress, Tokenizer, check_identity, chunk_size, evaluate
-from megasharp.evals.files import group_lines, load_figures, load_result, result_lines, save
 from megasharp.evals.groups import Planned, PlannedGroup, Settings, plan_suites
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
+from megasharp.evals.result_files import group_lines, load_figures, load_result, result_lines, save
 from megasharp.evals.suites import parse_ks
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.judge import Judge, digest_of

@@ -15,14 +15,14 @@ import torch
 from megasharp.algos.base import Needs
 from megasharp.batching.planning import PackLayout, row_multiple
 from megasharp.common.records import SamplingParams, as_dtype
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.learner.learner import LearnerSettings
 from megasharp.learner.model import Fp8
 from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import MEMORY, POLICY
-from megasharp.learner.ranks.learner import MemoryNetwork, RanksLearner
-from megasharp.metrics.groups import Diagnostics
+from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner
+from megasharp.metrics.group_metrics import Diagnostics
 from megasharp.planner.formulas import packing_flops
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.batch_collector import Rollouts
@@ -32,7 +32,7 @@ from megasharp.tasks.judge import Judge
 from megasharp.trainer.placement import Placement
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.precision import lora_settings
-from megasharp.trainer.resolve.run import ResolvedRun
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
 def learner_settings(checked: ResolvedRun) -> dict[str, LearnerSettings]:

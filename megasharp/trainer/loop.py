@@ -28,7 +28,7 @@ from megasharp.common.control import Reset
 from megasharp.common.errors import TrainingStopped
 from megasharp.common.records import Group, Mean, Metrics, StepBatch, StepStats
 from megasharp.metrics.clock import StageClock
-from megasharp.metrics.groups import advantage_metrics, flatten, group_metrics
+from megasharp.metrics.group_metrics import advantage_metrics, flatten, group_metrics
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
 from megasharp.weight_sync.endpoints import WeightSource
 

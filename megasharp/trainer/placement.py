@@ -14,13 +14,13 @@ from megasharp.common.watchdog import There
 from megasharp.learner.learner import LearnerSettings
 from megasharp.learner.parallel import device_of_rank
 from megasharp.learner.rank import POLICY
-from megasharp.learner.ranks.learner import Ranks
+from megasharp.learner.ranks.all_ranks import Ranks
 from megasharp.rollout.sglang.client.fleet import LocalStarter
 from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings, launch
 from megasharp.rollout.sglang.client.members import Starter
 from megasharp.trainer.resolve.devices import check_enough, check_names, cpu_threads, device_of, gpus_here
-from megasharp.trainer.resolve.engines import cluster_layout
-from megasharp.trainer.resolve.run import ResolvedRun
+from megasharp.trainer.resolve.engine_settings import cluster_layout
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 if TYPE_CHECKING:
     from megasharp.cluster.ray_runtime.session import RaySession
@@ -88,7 +88,7 @@ class LocalPlacement:
         """In this process when there is one rank."""
         world = settings[POLICY].layout.world
         if world == 1:
-            from megasharp.learner.ranks.learner import OneRank
+            from megasharp.learner.ranks.all_ranks import OneRank
 
             # Engines may join a group of this process, and gloo otherwise takes the address of the machine's name.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -145,7 +145,7 @@ class RayPlacement:
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
         """An actor for each, which starts the engine on its node."""
-        from megasharp.cluster.ray_runtime.engines import launch_on_cluster
+        from megasharp.cluster.ray_runtime.engine_actors import launch_on_cluster
 
         return list(launch_on_cluster(settings, self._slots))
 
@@ -162,7 +162,7 @@ class RayPlacement:
 
     def starter(self, settings: FleetSettings) -> Starter:
         """In the engine's own slots."""
-        from megasharp.cluster.ray_runtime.engines import ClusterStarter
+        from megasharp.cluster.ray_runtime.engine_actors import ClusterStarter
 
         return ClusterStarter(settings, self._slots)
 

@@ -23,11 +23,12 @@ from megasharp.algos.base import OldLogp
 from megasharp.common.errors import UserError
 from megasharp.common.records import as_dtype
 from megasharp.config.core import PRESETS, find
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import stages
+from megasharp.planner.plan_result import Problem
 from megasharp.planner.request import (
     DEFAULT,
     Batch,
@@ -40,12 +41,11 @@ from megasharp.planner.request import (
     Split,
     find_gpu,
 )
-from megasharp.planner.result import Problem
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, suggestions_text
 from megasharp.planner.tree import plan_tree
 from megasharp.trainer.resolve.devices import asks_for_gpus
-from megasharp.trainer.resolve.engines import check_engine_keys, choose_transport
+from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
 from megasharp.trainer.resolve.models import memory_path
 from megasharp.trainer.resolve.precision import check_precision_keys, lora_settings
 from megasharp.trainer.resolve.recipes import build_recipes

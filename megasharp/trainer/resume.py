@@ -13,7 +13,7 @@ from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.checkpoint.store import complete_steps
 from megasharp.common.errors import UserError
 from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import (
     ARGUMENTS_FILE,
     Architecture,
@@ -25,7 +25,7 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import weights_fingerprint
 from megasharp.tasks.judge import digest_of
-from megasharp.trainer.resolve.run import ResolvedRun
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 # Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
 IDENTITY = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, Verdict
 from megasharp.config.data import RewardConfig
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
 from megasharp.tasks.own_reward import OWN_TASK, find_function

@@ -20,8 +20,8 @@ from megasharp.common.random_state import compute_deterministically, generator_s
 from megasharp.common.records import Group
 from megasharp.config.core import dump_yaml, read_tree
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
-from megasharp.evals.files import save, stored_figures
 from megasharp.evals.result import EvalResult
+from megasharp.evals.result_files import save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import (
@@ -34,7 +34,7 @@ from megasharp.metrics.console import (
     SuiteFigures,
     print_summary,
 )
-from megasharp.metrics.rollouts import TokenColumns, leave_pandas_out, write_rollouts
+from megasharp.metrics.response_table import TokenColumns, leave_pandas_out, write_rollouts
 from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.reporting.history import evaluations, find_peak
@@ -48,7 +48,7 @@ from megasharp.trainer.factories import make_learners, pack_layout
 from megasharp.trainer.placement import check_placement, open_placement
 from megasharp.trainer.resolve.devices import limit_threads
 from megasharp.trainer.resolve.models import check_content
-from megasharp.trainer.resolve.run import ResolvedRun
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.resume import check_inputs, check_resume, inputs_of
 from megasharp.trainer.reward_judge import Judging, judged_tasks
 from megasharp.trainer.watchdog_setup import make_watchdog

@@ -11,14 +11,14 @@ from megasharp.cluster.slurm import job as sbatch_options
 from megasharp.cluster.slurm.job import Job, Resources, Software, render, submit
 from megasharp.common.errors import UserError
 from megasharp.config.core import find
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.groups import Settings, load_group, plan_suites
 from megasharp.planner.suggest import make_plan
 from megasharp.trainer.eval_source import CHECKPOINT, check_measurable
 from megasharp.trainer.plan import Options, ask
-from megasharp.trainer.resolve.engines import (
+from megasharp.trainer.resolve.engine_settings import (
     check_context,
     check_engine_keys,
     check_window,

@@ -12,13 +12,13 @@ from megasharp.cluster.slurm.job import Job, render_array, submit_array
 from megasharp.common.errors import UserError
 from megasharp.common.files import held, write_text
 from megasharp.config.core import dump_tree, find, validate
-from megasharp.config.run import RunConfig, run_of
+from megasharp.config.run_config import RunConfig, run_of
 from megasharp.reporting.history import read_run
 from megasharp.reporting.number_text import duration
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
 from megasharp.reporting.sweeps.local import Task, last_line, run_all
 from megasharp.trainer.resolve.recipes import build_recipes, resolved
-from megasharp.trainer.resolve.run import check
+from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import check_resume
 from megasharp.trainer.submit import Asked, make_job
 

@@ -8,7 +8,7 @@ from megasharp.checkpoint.run_folder import AttemptLog
 from megasharp.common.watchdog import Budget, Watchdog, Watched
 from megasharp.metrics.clock import StageClock
 from megasharp.trainer.placement import Placement
-from megasharp.trainer.resolve.run import ResolvedRun
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
 def make_watchdog(

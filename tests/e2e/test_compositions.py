@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from quickstart import QUICKSTART, REPOSITORY, SMALL, Command
 
-from megasharp.config.run import load_run
-from megasharp.trainer.resolve.run import check
+from megasharp.config.run_config import load_run
+from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.run import train
 
 # Two optimizer steps per batch, so that ratios differ from one; groups of eight, some of which are uniform.

@@ -13,8 +13,8 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "multirank" / "learner"))
 
 from pretended_cuda import pretended_cuda  # noqa: E402
 
-from megasharp.config.run import load_run  # noqa: E402
-from megasharp.trainer.resolve.run import check  # noqa: E402
+from megasharp.config.run_config import load_run  # noqa: E402
+from megasharp.trainer.resolve.resolved_run import check  # noqa: E402
 from megasharp.trainer.run import train  # noqa: E402
 
 RUN = REPOSITORY / "examples" / "quickstart" / "run.yaml"

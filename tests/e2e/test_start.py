@@ -65,5 +65,5 @@ def test_a_dry_run_needs_fewer_still(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert "megasharp.trainer.resolve.run" in imported
+    assert "megasharp.trainer.resolve.resolved_run" in imported
     assert imported.isdisjoint({*NEVER, "megatron", "megatron.core", "megasharp.trainer.run"})

@@ -22,7 +22,7 @@ from megasharp.convert.record import tensor_sha256, weights_sha256
 from megasharp.learner.learner import RankLearner
 from megasharp.learner.optimizer import parts
 from megasharp.learner.parallel import megatron_device
-from megasharp.learner.ranks.learner import RanksLearner
+from megasharp.learner.ranks.all_ranks import RanksLearner
 
 
 def held(own: RankLearner) -> tuple[list[int], int, int]:

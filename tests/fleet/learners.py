@@ -16,7 +16,7 @@ from megasharp.common.records import ParallelLayout
 from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import MEMORY, POLICY
-from megasharp.learner.ranks.learner import OneRank
+from megasharp.learner.ranks.all_ranks import OneRank
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDERS = {

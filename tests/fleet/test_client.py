@@ -28,7 +28,7 @@ from megasharp.rollout.sglang.client import launch
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
-from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.push import FleetSync, make_transport
 from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet")

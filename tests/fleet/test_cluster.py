@@ -15,9 +15,9 @@ import psutil
 import pytest
 from waiting import HANG_S, SOON_S
 
-from megasharp.cluster.ray_runtime.engines import ClusterEngine, launch_on_cluster
-from megasharp.cluster.ray_runtime.layout import Needs, make_layout
+from megasharp.cluster.ray_runtime.engine_actors import ClusterEngine, launch_on_cluster
 from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
+from megasharp.cluster.ray_runtime.slot_layout import Needs, make_layout
 from megasharp.cluster.ray_runtime.slots import Slots
 from megasharp.common.errors import UserError
 from megasharp.rollout.sglang.client.launch import FleetSettings, stop

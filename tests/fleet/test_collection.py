@@ -41,7 +41,7 @@ from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
 from megasharp.rollout.step_request import Collected, CollectionSettings, GroupMaker, StepRequest
 from megasharp.tasks.judge import DirectJudge
-from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.push import FleetSync, make_transport
 from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet-sync")

@@ -14,13 +14,13 @@ from waiting import HANG_S
 
 from megasharp.common.records import Completion, GenerateRequest, ParallelLayout, SamplingParams
 from megasharp.learner.rank import MEMORY, POLICY
-from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.rollout.sglang.bucket import checksum
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import RestartSettings, WatchSettings
 from megasharp.weight_sync.endpoints import WeightSource
-from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.push import FleetSync, make_transport
 from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet-sync")

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from waiting import HANG_S
 
-from megasharp.checkpoint.rollouts import read_unfinished
+from megasharp.checkpoint.rollout_store import read_unfinished
 from megasharp.rollout.sglang.client.api import _FLUSH_S
 
 pytestmark = pytest.mark.long("fleet-runs")

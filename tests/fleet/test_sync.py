@@ -22,7 +22,7 @@ from megasharp.common.errors import RankDied, UserError
 from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams
 from megasharp.learner.offload import Kind
 from megasharp.learner.rank import MEMORY, POLICY
-from megasharp.learner.ranks.learner import OneRank, Ranks, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, Ranks, RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks
 from megasharp.rollout.sglang.bucket import Header, Stamp, checksum, laid_out, new_stamp, write_bucket
 from megasharp.rollout.sglang.client.api import EngineApi, Refused
@@ -32,7 +32,7 @@ from megasharp.rollout.sglang.client.members import WatchSettings
 from megasharp.rollout.sglang.shared_weights_export import parse_loan
 from megasharp.weight_sync.colocation import Colocated
 from megasharp.weight_sync.endpoints import WeightSource
-from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.push import FleetSync, make_transport
 from megasharp.weight_sync.receivers import Receivers
 from megasharp.weight_sync.settings import SyncSettings
 

@@ -15,12 +15,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from waiting import HANG_S
 
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner import cpu_backend
 from megasharp.learner.output_head import HeadForm
 from megasharp.learner.rank import POLICY
-from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.planner import formulas
 
 REPOSITORY = Path(__file__).resolve().parents[2]

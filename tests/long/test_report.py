@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "reporting" / "repor
 
 from page_runs import EVIL, make_run, result
 
-from megasharp.evals.files import save
+from megasharp.evals.result_files import save
 from megasharp.reporting.report_command import write_report
 
 pytestmark = pytest.mark.long("examples")

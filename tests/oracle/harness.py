@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megasharp.algos.base import MethodParams, Needs, Reduction
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.records import (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megasharp.algos.base import Needs
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe, RecipeSchedule
 from megasharp.batching.packing import PackLayout
 from megasharp.common.control import Control, ControlState, LengthStage, Reset, ResetRule, Rules, SpikeRule

@@ -29,7 +29,7 @@ PROCESSES = {
         ("torch", "numpy", "matplotlib", "megatron", "ray", "sglang"),
     ),
     "plan and train --dry-run": (
-        ("trainer.plan", "trainer.resolve.run", "trainer.resolve.layout"),
+        ("trainer.plan", "trainer.resolve.resolved_run", "trainer.resolve.summary"),
         (
             *("megatron", "sglang", "ray", "matplotlib", "megasharp.learner"),
             *("megasharp.trainer.placement", "megasharp.trainer.factories"),

@@ -38,17 +38,17 @@ from megasharp.common.control import (
 )
 from megasharp.common.random_state import generator_states
 from megasharp.common.records import GenerateRequest, Outcome, Plausible, SamplingParams
-from megasharp.config.run import load_run
+from megasharp.config.run_config import load_run
 from megasharp.convert.architecture import Architecture, RopeParameters, record_arguments
 from megasharp.convert.lora import LoraSettings, record_adapters, recorded_adapters
 from megasharp.convert.record import Digests, write_record
 from megasharp.evals.evaluate import Progress
-from megasharp.evals.files import load_result, save
 from megasharp.evals.probe import SCHEMA as PROBE_SCHEMA
 from megasharp.evals.probe import ProbeResponse, write_responses
 from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group, summarize
+from megasharp.evals.result_files import load_result, save
 from megasharp.evals.samples import Answers, ProblemResult, Sample, TokenFigures
-from megasharp.metrics.rollouts import SCHEMA as ROLLOUTS_SCHEMA
+from megasharp.metrics.response_table import SCHEMA as ROLLOUTS_SCHEMA
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.tree import plan_tree
 from megasharp.reporting.page.records import Page

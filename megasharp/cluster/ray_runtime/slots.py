@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megasharp.cluster.ray_runtime.environment import usable
-from megasharp.cluster.ray_runtime.layout import Layout
+from megasharp.cluster.ray_runtime.slot_layout import Layout
 from megasharp.common.errors import RunFailed, UserError
 
 _WHOLE = 1.0

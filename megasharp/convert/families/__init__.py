@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megasharp.convert.families.base import Family
+from megasharp.convert.families.family import Family
 from megasharp.convert.families.llama import LLAMA
 from megasharp.convert.families.mistral import MINISTRAL, MISTRAL
 from megasharp.convert.families.qwen2 import QWEN2

@@ -11,22 +11,22 @@ from dataclasses import replace
 from transformers import PretrainedConfig
 
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.families import decoder
-from megasharp.convert.families.base import Family
+from megasharp.convert.families import dense_decoder
+from megasharp.convert.families.family import Family
 
 
 def _architecture(config: PretrainedConfig) -> Architecture:
     if getattr(config, "layer_types", None):
-        windows = decoder.windows_by_layer(config)
+        windows = dense_decoder.windows_by_layer(config)
     else:
         windows = (config.sliding_window,) * config.num_hidden_layers
-    return decoder.read_decoder(config, "mistral", windows=windows)
+    return dense_decoder.read_decoder(config, "mistral", windows=windows)
 
 
 MISTRAL = Family(
     hf_name="MistralForCausalLM",
     model_types=("mistral", "ministral"),
     architecture=_architecture,
-    rules=decoder.VOCABULARY + decoder.NORMS + decoder.ATTENTION + decoder.GATED_MLP,
+    rules=dense_decoder.VOCABULARY + dense_decoder.NORMS + dense_decoder.ATTENTION + dense_decoder.GATED_MLP,
 )
 MINISTRAL = replace(MISTRAL, hf_name="MinistralForCausalLM")

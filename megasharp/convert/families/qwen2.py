@@ -5,17 +5,21 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.families import decoder
-from megasharp.convert.families.base import Family
+from megasharp.convert.families import dense_decoder
+from megasharp.convert.families.family import Family
 
 
 def _architecture(config: PretrainedConfig) -> Architecture:
-    return decoder.read_decoder(config, "qwen2", qkv_bias=True, windows=decoder.windows_by_layer(config))
+    return dense_decoder.read_decoder(config, "qwen2", qkv_bias=True, windows=dense_decoder.windows_by_layer(config))
 
 
 QWEN2 = Family(
     hf_name="Qwen2ForCausalLM",
     model_types=("qwen2",),
     architecture=_architecture,
-    rules=decoder.VOCABULARY + decoder.NORMS + decoder.ATTENTION + decoder.QKV_BIAS + decoder.GATED_MLP,
+    rules=dense_decoder.VOCABULARY
+    + dense_decoder.NORMS
+    + dense_decoder.ATTENTION
+    + dense_decoder.QKV_BIAS
+    + dense_decoder.GATED_MLP,
 )

@@ -10,7 +10,7 @@ so for incoming gradients g (target's log-prob), g_n (top-N log-probs) and g_H (
     dz_v = ( -p_v * (g + sum_n g_n + g_H (log p_v + H)) + g 1[v = t] + sum_n g_n 1[v = id_n] ) / T.
 
 Only the logits and a few [T] statistics are kept for backward. Two arithmetics read the logits, `reference.py` in
-torch and `launch.py` in Triton (one read forward, one pass backward); all else is shared: `records.py` joins the ranks.
+torch and `kernel_launch.py` in Triton (one read forward, one pass backward). `records.py` joins the ranks for both.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def choose(logits_TVp: Tensor, topn: int, kernels: Kernels) -> Arithmetic:
     """The arithmetic for these logits. Raises ValueError where Triton was insisted on and cannot read them."""
     if kernels == "torch" or (kernels == "auto" and not logits_TVp.is_cuda):
         return REFERENCE
-    from megasharp.ops.head.launch import TRITON, why_not
+    from megasharp.ops.head.kernel_launch import TRITON, why_not
 
     reason = why_not(logits_TVp, topn)
     if reason is None:

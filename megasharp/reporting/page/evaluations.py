@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from megasharp.common.errors import UserError
 from megasharp.evals.estimators import mean_intervals, pass_at_k
-from megasharp.evals.files import load_result
 from megasharp.evals.probe import FEWEST, FOLDER, MASS, SCHEMA, ProbeResponse, read_responses, read_table, step_file
 from megasharp.evals.result import EvalResult
+from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory
 from megasharp.reporting.page.metrics import Results
 from megasharp.reporting.page.records import (

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import Outcome
-from megasharp.metrics.rollouts import prompt_rank
+from megasharp.metrics.response_table import prompt_rank
 from megasharp.reporting.history import RunHistory
 from megasharp.reporting.page.records import (
     Bars,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from megasharp.common.errors import UserError
 from megasharp.evals.estimators import Interval, columns, mean_intervals, means
-from megasharp.evals.files import load_result
+from megasharp.evals.result_files import load_result
 from megasharp.reporting.history import RunHistory
 
 # The mean of pass@k over all k that were measured: one number where a method has to be chosen by all of them.

@@ -84,8 +84,8 @@ def _settings(seeds: int) -> str:
         f"{seeds} blocks of {TRIALS} random problems of {theorem.TRAJECTORIES} trajectories ({THEOREM_TRIALS} for "
         f"Theorem B.10): base log-normal of spread {theorem.SPREAD[0]:g} to {theorem.SPREAD[1]:g}, "
         f"beta {theorem.BETA[0]:g} to {theorem.BETA[1]:g}, gamma below beta. The paper runs no trials: sizes and "
-        "ranges are ours, and so is the reading of formulas whose symbols are lost; a condition of Theorem B.10 may be among "
-        "them."
+        "ranges are ours, and so is the reading of formulas whose symbols are lost; a condition of Theorem B.10 may be "
+        "among them."
     )
 
 

@@ -1,11 +1,11 @@
-"""The table of data sets that the papers train and evaluate on, one row each; `base.py` says what a row holds."""
+"""The table of data sets that the papers train and evaluate on, one row each; `data_set.py` says what a row holds."""
 
 from __future__ import annotations
 
-from megasharp.tasks.sets.base import DataSet
 from megasharp.tasks.sets.bbh import BBH
 from megasharp.tasks.sets.countdown_tasks import COUNTDOWN_3, COUNTDOWN_3_TEST, COUNTDOWN_3TO4, COUNTDOWN_3TO4_TEST
-from megasharp.tasks.sets.dapo import DAPO_EN_MATH12K, DAPO_MATH_17K, DAPO_MATH_17K_EN
+from megasharp.tasks.sets.dapo_math import DAPO_EN_MATH12K, DAPO_MATH_17K, DAPO_MATH_17K_EN
+from megasharp.tasks.sets.data_set import DataSet
 from megasharp.tasks.sets.deepcoder import DEEPCODER
 from megasharp.tasks.sets.gsm8k import GSM8K, GSM8K_MATH_LEVEL1, GSM8K_TEST
 from megasharp.tasks.sets.livecodebench import HUMANEVAL_PLUS, LIVECODEBENCH

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from megasharp.tasks.countdown_tags import TaggedCountdownAnswer
 from megasharp.tasks.extraction import Fields, positive_field, positives_field
-from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem, Read, Source
+from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Read, Source
 
 _TRAIN, _TEST = 327_680, 1_024
 

@@ -13,7 +13,7 @@ from megasharp.common.errors import UserError
 from megasharp.tasks.extraction import Fields, text_field
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.sets import math_sets
-from megasharp.tasks.sets.base import DataSet, Part, Problem, Source
+from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
 from megasharp.tasks.sets.math_sets import boxed_solution
 
 _HUB = "openai/gsm8k"

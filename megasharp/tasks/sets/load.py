@@ -14,7 +14,7 @@ from megasharp.tasks.extraction import Fields, check_names
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.prompts import Template, template_named
 from megasharp.tasks.sets import SETS
-from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem
+from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem
 from megasharp.tasks.sets.row_sources import hub_rows, local_rows
 
 _REPEATED = LeftOut("a question that was there before")

@@ -59,7 +59,7 @@ from megasharp.tasks.extraction import (
     texts_field,
 )
 from megasharp.tasks.math import MathAnswer
-from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem, Read, Source
+from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Read, Source
 
 NO_BOX = LeftOut("its solution has no boxed answer")
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s$.,{}\\]+)")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megasharp.tasks.choice import read_arc, read_mmlu_pro
 from megasharp.tasks.extraction import Fields, number_field
-from megasharp.tasks.sets.base import DataSet, Part, Problem, Source
+from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
 
 
 def arc(fields: Fields, where: str) -> Problem:

@@ -14,7 +14,7 @@ import json
 from megasharp.common.errors import UserError
 from megasharp.tasks.code import CallTest, CodeAnswer, StdinTest
 from megasharp.tasks.extraction import Fields, absent
-from megasharp.tasks.sets.base import LeftOut
+from megasharp.tasks.sets.data_set import LeftOut
 
 NO_TESTS = LeftOut("it has no tests")
 _CALLS = {"functional", "function_call"}

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.tasks.extraction import Fields, parse_object
-from megasharp.tasks.sets.base import Source
+from megasharp.tasks.sets.data_set import Source
 
 _ON = {"", "0", "false", "no", "off"}
 

@@ -9,7 +9,7 @@ validation split. The message asks for the answer's form itself; that a chat tem
 from __future__ import annotations
 
 from megasharp.tasks.extraction import Fields, object_field, text_field
-from megasharp.tasks.sets.base import DataSet, Part, Problem, Source
+from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
 from megasharp.tasks.sets.math_sets import message_of
 from megasharp.tasks.synlogic.problems import answer_of
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from megasharp.common.errors import UserError
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 
 # Below this size a step is thousands of operations of some microseconds, and threads cost more than they bring: a

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from megasharp.common.errors import UserError
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import LoraSettings
 from megasharp.trainer.resolve.devices import device_of

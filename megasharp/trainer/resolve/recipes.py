@@ -10,11 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from megasharp.algos.base import MethodParams, Needs
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe, RecipeSchedule
 from megasharp.common.control import GROWING
 from megasharp.common.errors import UserError
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.evals.evaluate import WITH_MEMORY
 
 

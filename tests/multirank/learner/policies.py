@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megasharp.algos.base import MethodParams, Needs, Reduction
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack
@@ -21,8 +21,8 @@ from megasharp.common.records import MicroBatch, ParallelLayout, Sequence, StepB
 from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import POLICY, Rank
-from megasharp.learner.ranks.learner import RanksLearner
-from megasharp.metrics.groups import Diagnostics
+from megasharp.learner.ranks.all_ranks import RanksLearner
+from megasharp.metrics.group_metrics import Diagnostics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from megasharp.learner import cpu_backend, parallel
-from megasharp.ops.head import launch
+from megasharp.ops.head import kernel_launch
 
 GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -180,7 +180,7 @@ def _routes() -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "cudart", lambda: RUNTIME
     yield torch.cuda, "set_device", lambda device: None
     yield torch.nn.Module, "cuda", lambda self, device=None: self.to(GPU)
-    yield launch, "why_not", lambda logits_TVp, topn: "there is no GPU that could run them"
+    yield kernel_launch, "why_not", lambda logits_TVp, topn: "there is no GPU that could run them"
     yield parallel, "_BACKENDS", {"cpu": "gloo", "cuda": "gloo"}
 
 

@@ -42,7 +42,7 @@ from megasharp.common.records import (
     Verdict,
 )
 from megasharp.learner.rank import MEMORY, POLICY, Rank
-from megasharp.learner.ranks.learner import MemoryNetwork, RanksLearner
+from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner
 
 STEPS = 3
 TEMPERATURE = 0.7

@@ -10,8 +10,8 @@ from policies import LAYOUTS, learner_on, optimizer_settings, packed, ragged_seq
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import Method, MethodParams, Needs, overridden_hooks
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.clip_cov import ClipCovParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.common.records import MicroBatch, StepBatch, StepStats
 

@@ -22,7 +22,7 @@ from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.optimizer import parts
 from megasharp.learner.optimizer_offload import StreamedAdam
 from megasharp.learner.rank import POLICY, Rank
-from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 HOST = torch.device("cpu")
 METHOD = recipe(("grpo", "kl"))

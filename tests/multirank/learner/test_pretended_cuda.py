@@ -26,8 +26,8 @@ from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.lora import LoraSettings
 from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.rank import POLICY
-from megasharp.learner.ranks.learner import OneRank, RanksLearner
-from megasharp.metrics.groups import Diagnostics
+from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
+from megasharp.metrics.group_metrics import Diagnostics
 from megasharp.trainer.factories import make_engine
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart"

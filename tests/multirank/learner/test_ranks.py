@@ -31,7 +31,7 @@ from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT
 from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks import processes
-from megasharp.learner.ranks.learner import OneRank, Ranks, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, Ranks, RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks, RankDied
 from megasharp.metrics.clock import StageClock
 

@@ -25,9 +25,9 @@ import torch
 from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model, settings, weights_of
 from waiting import HANG_S, SOON_S
 
-from megasharp.cluster.ray_runtime.layout import Needs, make_layout
 from megasharp.cluster.ray_runtime.ranks import RayRanks
 from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings, there
+from megasharp.cluster.ray_runtime.slot_layout import Needs, make_layout
 from megasharp.cluster.ray_runtime.slots import Slots
 from megasharp.common import signals
 from megasharp.common.errors import RankDied, StageTimeout, UserError
@@ -35,7 +35,7 @@ from megasharp.common.records import StepStats
 from megasharp.common.watchdog import STACKS_FILE, Budget, Watchdog, Watched
 from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.rank import POLICY
-from megasharp.learner.ranks.learner import Ranks, RanksLearner
+from megasharp.learner.ranks.all_ranks import Ranks, RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks
 from megasharp.metrics.clock import StageClock
 
@@ -216,8 +216,8 @@ def test_a_port_that_never_answers_is_given_up(session: RaySession) -> None:
 DRIVER = """
 import time
 from pathlib import Path
-from megasharp.cluster.ray_runtime.engines import EngineActor
-from megasharp.cluster.ray_runtime.layout import Needs, make_layout
+from megasharp.cluster.ray_runtime.engine_actors import EngineActor
+from megasharp.cluster.ray_runtime.slot_layout import Needs, make_layout
 from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
 from megasharp.rollout.sglang.client.launch import FleetSettings
 import ray

@@ -15,7 +15,7 @@ from megasharp.learner import learner as learner_module
 from megasharp.learner.learner import LearnerSettings
 from megasharp.learner.offload import Reference
 from megasharp.learner.rank import POLICY
-from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 MODEL = "qwen3-tied"
 

@@ -19,7 +19,7 @@ from policies import LAYOUTS, learner_on, packed, ragged_sequences, recipe, save
 
 from megasharp.checkpoint.store import LATEST, CheckpointStore, RunState, Writing
 from megasharp.common.errors import UserError
-from megasharp.learner.ranks.learner import RanksLearner
+from megasharp.learner.ranks.all_ranks import RanksLearner
 
 NOBODY = 65534
 Fault = Callable[[Path, ExitStack], None]

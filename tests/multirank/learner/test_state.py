@@ -22,13 +22,13 @@ from policies import (
 )
 from torch import Tensor
 
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.entropy_bonus import EntropyBonusParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.common.records import Sequence, StepStats
 from megasharp.convert.lora import TARGETS, LoraSettings
 from megasharp.learner.learner import RankLearner
 from megasharp.learner.optimizer import parts
-from megasharp.learner.ranks.learner import RanksLearner
+from megasharp.learner.ranks.all_ranks import RanksLearner
 
 STEPS = 2
 # Its loss depends on the weights, as that of a first on-policy step does not.

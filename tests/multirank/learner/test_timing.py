@@ -12,7 +12,7 @@ from megasharp.algos.base import Needs, OldLogp
 from megasharp.common.records import ParallelLayout
 from megasharp.learner.forward import StageTimers
 from megasharp.learner.rank import POLICY
-from megasharp.learner.ranks.learner import OneRank, RanksLearner
+from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 
 def test_parts_add_up_to_less_than_the_update(tmp_path: Path) -> None:

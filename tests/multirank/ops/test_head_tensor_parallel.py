@@ -160,7 +160,7 @@ def interpret_kernels() -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")]:
         del sys.modules[name]
     os.environ["TRITON_INTERPRET"] = "1"
-    from megasharp.ops.head.launch import TUNING
+    from megasharp.ops.head.kernel_launch import TUNING
 
     TUNING.forward_block = TUNING.backward_block = 4
     TUNING.programs = 9

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megasharp.algos.base import MethodParams, Needs, Reduction
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.common.records import (
     Completion,
     Denominators,

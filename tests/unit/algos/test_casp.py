@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megasharp.algos.base import MethodParams, Needs
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.casp import CaSP, CaSPParams
 from megasharp.algos.clip import ClipParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.common.records import Denominators, Metrics, MicroBatch, TokenInputs
 from megasharp.ops.head import VocabShard, token_head
 

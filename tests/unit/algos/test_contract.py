@@ -11,9 +11,9 @@ from torch import Tensor
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, overridden_hooks
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.casp import CaSPParams
 from megasharp.algos.clip_cov import ClipCovParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.algos.soft_overlong import SoftOverlongParams

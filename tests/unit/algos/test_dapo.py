@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from megasharp.algos.base import Reduction
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.clip import ClipParams
 from megasharp.algos.dynamic_sampling import DynamicSamplingParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.algos.soft_overlong import SoftOverlongParams
 from megasharp.common.records import Denominators
 

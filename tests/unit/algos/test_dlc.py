@@ -6,8 +6,8 @@ import pytest
 from cases import each_case
 
 from megasharp.algos.base import MemoryNeed, Ramp, overridden_hooks
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.dlc import DLC, DLCParams, MemoryParams, PlausibleParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.common.errors import UserError
 from megasharp.common.records import Plausible
 from megasharp.config.core import validate

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp, Ramp, Reduction
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.clip import Clip, ClipParams
 from megasharp.algos.ds import DS, DSParams
 from megasharp.algos.ds_grpo import DSGRPO
-from megasharp.algos.from_names import build_recipe
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.common.errors import UserError
 from megasharp.common.records import Group, Outcome, TokenInputs

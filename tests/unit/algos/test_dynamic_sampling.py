@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cases import each_case
 
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.dynamic_sampling import DynamicSampling, DynamicSamplingParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.common.records import Outcome
 
 

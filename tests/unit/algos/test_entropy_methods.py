@@ -11,10 +11,10 @@ from torch import Tensor
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, Needs, Ramp
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.differential_entropy import DifferentialEntropy, DifferentialEntropyParams
 from megasharp.algos.entropy_bonus import EntropyBonus, EntropyBonusParams
 from megasharp.algos.entropy_penalty import EntropyPenalty, EntropyPenaltyParams
-from megasharp.algos.from_names import build_recipe
 
 NEEDS = Needs(entropy=True, entropy_gradient=True)
 

@@ -10,8 +10,8 @@ import torch
 from cases import each_case
 
 from megasharp.algos.base import Needs, Reduction
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.dr_grpo import DrGRPO
-from megasharp.algos.from_names import build_recipe
 from megasharp.algos.reinforce_pp_baseline import ReinforcePPBaseline, ReinforcePPBaselineParams
 from megasharp.algos.rloo import RLOO
 from megasharp.common.records import Denominators, MiniBatch, StepBatch

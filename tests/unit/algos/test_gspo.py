@@ -9,9 +9,9 @@ import torch
 from cases import each_case
 
 from megasharp.algos.base import Needs, OldLogp, Reduction
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.casp import CaSPParams
 from megasharp.algos.clip import ClipParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.algos.gspo import GSPO, GSPOParams
 from megasharp.algos.truncated_is import TruncatedISParams
 from megasharp.common.errors import UserError

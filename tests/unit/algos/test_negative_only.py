@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megasharp.algos.base import MethodParams, Needs, OldLogp, Reduction
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.negative_only import NegativeOnly
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS)

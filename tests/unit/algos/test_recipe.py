@@ -10,8 +10,8 @@ from cases import each_case
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MemoryNeed, MethodParams, Needs, OldLogp, Ramp, Reduction
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.clip import Clip
-from megasharp.algos.from_names import build_recipe
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from megasharp.algos.base import Needs, OldLogp
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.casp import CaSPParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.common.errors import UserError
 
 NEEDS = Needs(old_logp=OldLogp.IN_LOSS)

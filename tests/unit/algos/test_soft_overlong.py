@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.algos.soft_overlong import SoftOverlong, SoftOverlongParams
 from megasharp.common.errors import UserError

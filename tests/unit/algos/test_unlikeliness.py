@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from megasharp.algos.from_names import build_recipe
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.unlikeliness import Unlikeliness, UnlikelinessParams
 from megasharp.common.records import Group, Outcome
 

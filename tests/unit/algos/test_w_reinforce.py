@@ -7,8 +7,8 @@ import torch
 from cases import each_case
 
 from megasharp.algos import METHODS
+from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.ds import DSParams
-from megasharp.algos.from_names import build_recipe
 from megasharp.algos.w_reinforce import WReinforceParams
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome

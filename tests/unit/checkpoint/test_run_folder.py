@@ -18,7 +18,7 @@ from megasharp.checkpoint.run_folder import open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.errors import UserError
 from megasharp.evals.probe import step_file
-from megasharp.metrics.rollouts import write_rollouts
+from megasharp.metrics.response_table import write_rollouts
 from megasharp.metrics.writers import MetricLog
 from tests.unit.saving import save_at_once
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from waiting import HANG_S
 
-from megasharp.cluster.ray_runtime.layout import (
+from megasharp.cluster.ray_runtime.slot_layout import (
     Layout,
     Needs,
     NodeCapacity,
@@ -151,7 +151,7 @@ def test_this_room_can_be_read_without_ray(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    script = "import sys, megasharp.cluster.ray_runtime.layout, megasharp.cluster.ray_runtime.session as s\n"
+    script = "import sys, megasharp.cluster.ray_runtime.slot_layout, megasharp.cluster.ray_runtime.session as s\n"
     script += "s.SessionSettings(); print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert done.stdout.strip() == "False"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megasharp.cluster.ray_runtime import session as module
-from megasharp.cluster.ray_runtime.layout import Needs, NodeCapacity, make_layout
 from megasharp.cluster.ray_runtime.session import RaySession
+from megasharp.cluster.ray_runtime.slot_layout import Needs, NodeCapacity, make_layout
 from megasharp.common.errors import RunFailed, UserError
 
 

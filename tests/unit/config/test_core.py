@@ -12,7 +12,7 @@ from pydantic import Field
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
 from megasharp.config.core import apply_overrides, dump_yaml, merge, parse_yaml, read_tree, validate
-from megasharp.config.run import load_run
+from megasharp.config.run_config import load_run
 
 
 class Inner(Section):

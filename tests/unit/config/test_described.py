@@ -14,8 +14,8 @@ from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.common.section import Section
 from megasharp.config.core import parse_yaml, validate
-from megasharp.config.run import RunConfig
-from megasharp.config.show import config_text, described_keys, editor_schema
+from megasharp.config.key_texts import config_text, described_keys, editor_schema
+from megasharp.config.run_config import RunConfig
 from megasharp.evals.groups import SuiteGroup
 from megasharp.evals.suites import SuiteFile
 from megasharp.reporting.sweeps.grid import SweepConfig

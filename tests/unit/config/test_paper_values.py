@@ -15,7 +15,7 @@ import pytest
 from cases import each_case
 
 from megasharp.algos.recipe import RecipeSchedule
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.trainer.resolve.recipes import build_recipes
 
 PAPER = Path(__file__).parents[3] / "configs" / "algo" / "paper"

@@ -11,7 +11,7 @@ from cases import each_case
 from megasharp.algos import METHODS
 from megasharp.algos.recipe import RecipeSchedule
 from megasharp.config.core import Tree, dump_tree, merge, parse_yaml, read_tree, validate
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.evals.groups import load_group
 from megasharp.evals.suites import SuiteFile
 from megasharp.reporting.sweeps.grid import cells, load_sweep

@@ -10,7 +10,7 @@ from cases import each_case
 from megasharp.algos import METHODS
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, parse_yaml, validate
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.lora import TARGETS
 
 REPOSITORY = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from megasharp.common.errors import UserError
 from megasharp.config import core
 from megasharp.config.core import PATH_KEYS, PRESETS, SHIPPED, find, included, read_tree
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.evals.groups import load_group
 from megasharp.evals.suites import load_suite
 from megasharp.trainer.quickstart import write_quickstart

@@ -11,8 +11,8 @@ import pytest
 
 from megasharp.common.errors import UserError
 from megasharp.evals.estimators import average_intervals
-from megasharp.evals.files import group_lines, load_figures
 from megasharp.evals.result import averaged, save_group
+from megasharp.evals.result_files import group_lines, load_figures
 from tests.unit.evals.rule_engine import run, suite_of
 
 

@@ -10,8 +10,8 @@ import pytest
 from megasharp.common.errors import UserError
 from megasharp.evals.compare import Crossing, compare
 from megasharp.evals.estimators import pass_at_k_mean
-from megasharp.evals.files import save
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
+from megasharp.evals.result_files import save
 from megasharp.evals.samples import Answers, ProblemResult
 from megasharp.trainer.evaluation import compare_results
 

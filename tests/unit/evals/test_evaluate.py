@@ -12,7 +12,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Completion, FinishReason, Outcome, SamplingParams, Verdict
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.evaluate import CANDIDATES, CHUNK_SAMPLES, chunk_size, sample_seed
-from megasharp.evals.files import load_result, save, stored_figures
+from megasharp.evals.result_files import load_result, save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge
 from tests.unit.evals.rule_engine import TEXTS, RuleEngine, run, suite_of

@@ -12,7 +12,7 @@ import pytest
 from megasharp.common.errors import UserError
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
 from megasharp.evals.evaluate import Progress
-from megasharp.evals.files import load_figures, load_result, save
+from megasharp.evals.result_files import load_figures, load_result, save
 from tests.unit.evals.rule_engine import RuleEngine, run
 
 IDENTITY = {"weights": "abc", "n": "10", "temperature": "1.0"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megasharp.common.records import Denominators, Mean, MicroBatch, MiniBatch, Segments, StepBatch, TokenInputs
-from megasharp.metrics.groups import advantage_metrics
+from megasharp.metrics.group_metrics import advantage_metrics
 
 Token = tuple[int, float, float]  # group, advantage, mask
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megasharp.common.records import Maximum, Mean
-from megasharp.metrics.groups import flatten
+from megasharp.metrics.group_metrics import flatten
 
 
 def test_means_divide_after_they_are_added_and_a_mean_of_nothing_is_left_out():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megasharp.common.records import FinishReason, Outcome
-from megasharp.metrics.groups import group_metrics
+from megasharp.metrics.group_metrics import group_metrics
 
 
 def test_a_step_worked_out_by_hand(make_response, make_group):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megasharp.common.records import FinishReason, Outcome, VersionSpan
-from megasharp.metrics.rollouts import SCHEMA, TokenColumns, write_rollouts
+from megasharp.metrics.response_table import SCHEMA, TokenColumns, write_rollouts
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -11,7 +11,7 @@ import torch
 
 from megasharp.algos.base import gated
 from megasharp.common.records import TokenInputs
-from megasharp.metrics.groups import token_metrics
+from megasharp.metrics.group_metrics import token_metrics
 
 LENGTHS = (4, 1, 6, 3)
 

@@ -77,7 +77,7 @@ class Observed:
 
 
 def set_tiles(case: Case) -> None:
-    from megasharp.ops.head.launch import TUNING
+    from megasharp.ops.head.kernel_launch import TUNING
 
     TUNING.forward_block = TUNING.backward_block = case.block
     TUNING.programs = case.programs

@@ -140,7 +140,7 @@ def unreadable(case: Case) -> list[str]:
 
 
 def split_of(tokens: int, columns: int) -> tuple[int, int]:
-    from megasharp.ops.head.launch import TUNING, Tuning, _split
+    from megasharp.ops.head.kernel_launch import TUNING, Tuning, _split
 
     TUNING.programs = Tuning().programs
     return _split(tokens, columns, Tuning().forward_block)

@@ -13,8 +13,8 @@ triton = pytest.importorskip("triton", reason="no Triton here")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from megasharp.ops.head.kernel_launch import TUNING  # noqa: E402
 from megasharp.ops.head.kernels import backward_kernel, forward_kernel  # noqa: E402
-from megasharp.ops.head.launch import TUNING  # noqa: E402
 
 VEC = 8
 CONSTANTS: dict[str, dict[str, Any]] = {

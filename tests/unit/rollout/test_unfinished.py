@@ -15,7 +15,7 @@ import pytest
 import torch
 from waiting import HANG_S, wait_until
 
-from megasharp.checkpoint.rollouts import read_unfinished, write_unfinished
+from megasharp.checkpoint.rollout_store import read_unfinished, write_unfinished
 from megasharp.common import signals
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams, VersionSpan
 from megasharp.rollout.async_collector import AsyncRollouts

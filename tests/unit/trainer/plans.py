@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megasharp.config.run import load_run
-from megasharp.planner.result import Plan
+from megasharp.config.run_config import load_run
+from megasharp.planner.plan_result import Plan
 from megasharp.planner.suggest import make_plan
 from megasharp.trainer.plan import Asked, Options, ask
 

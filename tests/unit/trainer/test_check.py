@@ -8,8 +8,8 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.rollout import RolloutConfig
-from megasharp.config.run import RunConfig
-from megasharp.trainer.resolve.run import check, check_collection
+from megasharp.config.run_config import RunConfig
+from megasharp.trainer.resolve.resolved_run import check, check_collection
 
 
 @each_case("key", [{"oversample": 0.5}, {"max_staleness": 1}, {"stragglers": "keep"}, {"request_limit_s": 5.0}])

@@ -11,11 +11,11 @@ from cases import each_case
 from megasharp.checkpoint.store import RunState
 from megasharp.common.files import FileHash
 from megasharp.common.random_state import generator_states
-from megasharp.config.run import load_run
-from megasharp.learner.ranks.learner import RanksLearner
+from megasharp.config.run_config import load_run
+from megasharp.learner.ranks.all_ranks import RanksLearner
 from megasharp.trainer.checkpoints import REFERENCE, Checkpoints, DriverState, _memory_weights
 from megasharp.trainer.factories import Learners
-from megasharp.trainer.resolve.run import check
+from megasharp.trainer.resolve.resolved_run import check
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
 

@@ -11,7 +11,7 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.trainer.eval_source import evaluation_settings
 from megasharp.trainer.resolve.devices import check_enough, check_names, gpus_here, leave_gpus_alone
 

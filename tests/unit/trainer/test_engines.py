@@ -10,9 +10,9 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.model_folder import ModelFolder
-from megasharp.trainer.resolve.engines import (
+from megasharp.trainer.resolve.engine_settings import (
     check_context,
     check_engine_keys,
     check_room,

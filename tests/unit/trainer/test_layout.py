@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cases import each_case
 
-from megasharp.config.run import load_run
-from megasharp.trainer.resolve.layout import describe
-from megasharp.trainer.resolve.run import check
+from megasharp.config.run_config import load_run
+from megasharp.trainer.resolve.resolved_run import check
+from megasharp.trainer.resolve.summary import describe
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
 UNREAD = "note       recipe.dlc is set, but no method of the recipe reads it"

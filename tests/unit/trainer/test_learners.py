@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megasharp.config.run import load_run
+from megasharp.config.run_config import load_run
 from megasharp.convert.lora import LoraSettings
 from megasharp.trainer.factories import learner_settings
-from megasharp.trainer.resolve.run import check
+from megasharp.trainer.resolve.resolved_run import check
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
 

@@ -9,11 +9,11 @@ import pytest
 
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.errors import UserError
-from megasharp.config.run import load_run
+from megasharp.config.run_config import load_run
 from megasharp.convert.lora import LoraSettings, record_adapters
 from megasharp.convert.model_folder import ModelFolder, model_folder
 from megasharp.learner.conversion import hf_to_megatron
-from megasharp.trainer.resolve.engines import fleet_settings
+from megasharp.trainer.resolve.engine_settings import fleet_settings
 from megasharp.trainer.resolve.models import check_content, open_memory, open_model
 from tests.unit.saving import save_at_once
 

@@ -10,7 +10,7 @@ import yaml
 from cases import each_case
 
 from megasharp.common.errors import UserError
-from megasharp.config.run import load_run
+from megasharp.config.run_config import load_run
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, suggestions_text
 from megasharp.trainer.plan import Options, ask, compare, formula_counts

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
-from megasharp.config.run import load_run
+from megasharp.config.run_config import load_run
 from megasharp.convert.hf_folder import read_config
 from megasharp.planner.request import Request
 from megasharp.planner.suggest import make_plan, suggest
@@ -94,7 +94,7 @@ PLANNED = """
 import sys
 from pathlib import Path
 from megasharp.trainer.plan import Options, ask
-from megasharp.config.run import load_run
+from megasharp.config.run_config import load_run
 from megasharp.planner.suggest import make_plan
 assert make_plan(ask(load_run(Path("examples/qwen3-32b-dlc/run.yaml")), "run.yaml", Options()).request).works
 print(*{"megatron", "torch._dynamo", "torch._inductor", "sglang", "ray"}.intersection(sys.modules))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megasharp.planner.formulas import optimizer_bytes, staging_bytes
-from megasharp.planner.result import Plan
+from megasharp.planner.plan_result import Plan
 from megasharp.planner.suggest import make_plan
 from megasharp.planner.text import plan_text
 from megasharp.planner.tree import plan_tree

@@ -10,7 +10,7 @@ import pytest
 from cases import each_case
 
 from megasharp.common.errors import UserError
-from megasharp.config.run import run_of
+from megasharp.config.run_config import run_of
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.trainer.resolve.precision import check_precision
 

@@ -12,7 +12,7 @@ from megasharp.algos.clip import ClipParams
 from megasharp.algos.kl import KLParams
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.trainer.resolve.recipes import build_recipes, resolved
 
 

@@ -12,10 +12,10 @@ from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, parse_yaml
-from megasharp.config.run import RunConfig, load_run
+from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_folder import read_config
-from megasharp.trainer.resolve.run import check
+from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import check_inputs, check_recorded, check_resume, inputs_of
 from tests.unit.saving import save_at_once
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megasharp.rollout.sglang.bucket import checksum
-from megasharp.weight_sync.fleet import FleetSync, make_transport
+from megasharp.weight_sync.push import FleetSync, make_transport
 from megasharp.weight_sync.settings import SyncSettings
 from tests.unit.rollout.sglang.conftest import StandIns
 from tests.unit.rollout.sglang.conftest import limited as limited

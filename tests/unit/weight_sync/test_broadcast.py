@@ -17,8 +17,9 @@ from waiting import HANG_S, SOON_S, wait_until
 
 from megasharp.common.errors import RunFailed
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, EngineSlow, Refused
+from megasharp.weight_sync import broadcast
 from megasharp.weight_sync.colocation import Failure, Posts, SharePlan
-from megasharp.weight_sync.fleet import FleetSync
+from megasharp.weight_sync.push import FleetSync
 from tests.unit.rollout.sglang.conftest import Limited, Make
 from tests.unit.weight_sync.conftest import weights
 

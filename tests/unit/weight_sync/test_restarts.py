@@ -14,7 +14,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.rollout.sglang.client.fleet import LocalStarter
 from megasharp.rollout.sglang.client.members import Member, Members
-from megasharp.weight_sync.fleet import FleetSync
+from megasharp.weight_sync.push import FleetSync
 from tests.unit.rollout.sglang.conftest import HASTY, Limited, Make, StandIns, running
 from tests.unit.weight_sync.conftest import memory, source, sums, weights
 

@@ -11,11 +11,11 @@ import torch
 
 from megasharp.checkpoint.run_folder import ATTEMPT_FILE, AttemptRecord
 from megasharp.common.records import Completion, FinishReason, Group, Outcome, Prompt, Response, Verdict, VersionSpan
-from megasharp.evals.files import save
 from megasharp.evals.probe import ProbeResponse, probe, step_file, write_responses
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
+from megasharp.evals.result_files import save
 from megasharp.evals.samples import ProblemResult
-from megasharp.metrics.rollouts import TokenColumns, write_rollouts
+from megasharp.metrics.response_table import TokenColumns, write_rollouts
 from megasharp.rollout.inprocess.engine import Candidates
 from megasharp.tasks.countdown import CountdownAnswer
 

@@ -19,7 +19,7 @@ from cases import each_case
 from page_runs import EVIL, make_run, result
 
 from megasharp.common.errors import UserError
-from megasharp.evals.files import save
+from megasharp.evals.result_files import save
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page import responses
 from megasharp.reporting.page.evaluations import SHARES, share_bin

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from page_runs import make_run, result
 
 from megasharp.common.errors import UserError
-from megasharp.evals.files import save
+from megasharp.evals.result_files import save
 from megasharp.reporting.page.serve import LivePage, open_server
 from megasharp.reporting.report_command import read_page
 

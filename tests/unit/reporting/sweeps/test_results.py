@@ -10,8 +10,8 @@ import pytest
 
 from megasharp.common.errors import UserError
 from megasharp.evals.estimators import Interval
-from megasharp.evals.files import save
 from megasharp.evals.result import EvalSetting, summarize
+from megasharp.evals.result_files import save
 from megasharp.evals.samples import ProblemResult
 from megasharp.reporting.history import read_run
 from megasharp.reporting.sweeps.command import write_results

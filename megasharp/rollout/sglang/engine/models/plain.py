@@ -6,7 +6,7 @@ from megasharp.rollout.sglang.engine.sglang_internals import LlamaForCausalLM, Q
 
 
 class MistralForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
-    """As in SGLang, whose file imports image models. Windows are ignored (`trainer/resolve/engines.py` refuses)."""
+    """As in SGLang, whose file imports image models. `trainer/resolve/engine_settings.py` refuses sliding windows."""
 
 
 class MinistralForCausalLM(LlamaForCausalLM):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from waiting import HANG_S
 
 from megasharp.common.errors import UserError
 from megasharp.tasks.sets import SETS
-from megasharp.tasks.sets.base import Part, Source
+from megasharp.tasks.sets.data_set import Part, Source
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.sets.row_sources import files_of
 

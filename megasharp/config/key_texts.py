@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from megasharp.common.errors import UserError
 from megasharp.config.core import tables_in
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 
 HEAD = "# Every key of a run file with its default; `megasharp config KEY` says what one does."
 WIDTH = 80

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from megasharp.cluster.ray_runtime.layout import Layout, Needs, make_layout
+from megasharp.cluster.ray_runtime.slot_layout import Layout, Needs, make_layout
 from megasharp.common.errors import UserError
 from megasharp.config.core import find
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.trainer.resolve.devices import device_of

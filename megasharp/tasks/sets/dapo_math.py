@@ -16,7 +16,7 @@ import re
 from megasharp.tasks.extraction import Fields, number_field, text_field
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.prompts import TEMPLATES
-from megasharp.tasks.sets.base import DataSet, LeftOut, Part, Problem, Source
+from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Source
 from megasharp.tasks.sets.math_sets import MATH12K_TRAIN, verl
 
 _BEFORE, _AFTER = TEMPLATES["dapo"].text.split("{question}")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.algos.recipe import RecipeSchedule
-from megasharp.cluster.ray_runtime.layout import Layout
+from megasharp.cluster.ray_runtime.slot_layout import Layout
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.config.rollout import RolloutConfig
-from megasharp.config.run import RunConfig
+from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.evals.suites import Suite, load_suite
@@ -18,7 +18,7 @@ from megasharp.metrics.trackers.watch import check_installed
 from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.tasks.stream import PromptStream
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
-from megasharp.trainer.resolve.engines import (
+from megasharp.trainer.resolve.engine_settings import (
     check_context,
     check_engine_keys,
     check_window,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
-from megasharp.trainer.resolve.engines import choose_transport
+from megasharp.trainer.resolve.engine_settings import choose_transport
 from megasharp.trainer.resolve.precision import lora_settings
-from megasharp.trainer.resolve.run import ResolvedRun
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
 def describe(checked: ResolvedRun) -> str:

@@ -15,7 +15,7 @@ from megasharp.common.watchdog import STAGE_TIMEOUT_S
 from megasharp.config.core import Tree, apply_overrides, find, included, read_tree, validate
 from megasharp.config.data import DataConfig, RewardConfig
 from megasharp.config.policy import ModelConfig, PolicyConfig
-from megasharp.config.recipe import RecipeConfig
+from megasharp.config.recipe_section import RecipeConfig
 from megasharp.config.rollout import ClusterConfig, RolloutConfig, SyncConfig
 
 
