@@ -1,6 +1,6 @@
-"""Put the presets and the quickstart, which lie at the repository's top, into the package `pip install` writes.
+"""Ship the presets, the quickstart and the tested versions inside the package that `pip install` writes.
 
-All else about the package is in pyproject.toml. An editable installation reads them where they lie.
+All else about the package is in pyproject.toml. An editable installation reads them in the repository.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 INTO = Path("megasharp", "shipped")
 PIECES = (
     *("configs", "examples/quickstart/base", "examples/quickstart/memory", "examples/quickstart/data"),
-    "examples/quickstart/run.yaml",
+    *("examples/quickstart/run.yaml", "constraints.txt"),
 )
 
 

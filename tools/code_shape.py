@@ -311,11 +311,10 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure, print, and return the exit code."""
     asked = _arguments()
-    rooms = ROOMS
-    for room in (*rooms.one_idea, *rooms.like_chapters):
+    for room in (*ROOMS.one_idea, *ROOMS.like_chapters):
         if not (REPOSITORY / PACKAGE / room).is_dir():
             sys.exit(f"{PACKAGE}/{room} is no folder (any more): correct ROOMS in tools/code_shape.py")
-    shape = Shape(REPOSITORY, read_package(REPOSITORY, PACKAGE), rooms)
+    shape = Shape(REPOSITORY, read_package(REPOSITORY, PACKAGE), ROOMS)
     if asked.trace or asked.list == "step":
         shape.add_step(trace_step())
     if asked.json:

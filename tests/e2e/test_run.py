@@ -164,13 +164,6 @@ def killed_and_resumed(command: Command, *options: str) -> tuple[str, list[dict[
     return out, whole
 
 
-def _wait_for(path: Path, seconds: float = HANG_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.05)
-
-
 def test_tensor_and_pipeline_ranks_train_the_same_policy(command: Command) -> None:
     command.run(*command.train("steps=3", "name=one"))
     command.run(*command.train("steps=3", "name=four", "policy.tp=2", "policy.pp=2"))
@@ -216,7 +209,7 @@ def test_a_disk_that_fills_up_while_training_goes_on(command: Command) -> None:
     """The save in the background fails: one line, and what was saved before is what the run continues from."""
     often = ("checkpoint.every=1", "checkpoint.keep_last=1", "name=full")
     process = command.start(*command.train("steps=500", *often))
-    _wait_for(command.runs / "full" / "checkpoints" / "latest")
+    wait_until((command.runs / "full" / "checkpoints" / "latest").exists)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
     _, error = process.communicate(timeout=HANG_S)
     assert process.returncode == 2, error

@@ -20,7 +20,7 @@ from megasharp import __version__
 # What a wheel is made from; a copy of it, so that no build leaves folders in the repository.
 SOURCES = (
     *("megasharp", "configs", "examples/quickstart"),
-    *("pyproject.toml", "setup.py", "README.md", "LICENSE"),
+    *("pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"),
 )
 PLANNED = """\
 include: [algo/casp.yaml, configs/cluster/cpu-tp2-pp2.yaml]
@@ -116,6 +116,8 @@ def test_the_wheel_is_what_runs(away: Away, program: Path) -> None:
     assert Path(file).is_relative_to(program.parent)
     assert str(REPOSITORY) not in seen and not any("editable" in each for each in seen)
     assert away("megasharp", "--version") == f"megasharp {__version__}\n"
+    tested = "from megasharp.config.core import SHIPPED; print((SHIPPED / 'constraints.txt').read_text(), end='')"
+    assert away("python", "-c", tested) == (REPOSITORY / "constraints.txt").read_text(), "what `doctor` compares with"
 
 
 @pytest.mark.long("runs")
