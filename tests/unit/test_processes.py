@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,21 @@ def test_a_process_imports_nothing_that_must_stay_away(process: str) -> None:
     if "megasharp" not in away:
         found.discard("megasharp")
     assert sorted(found & set(away)) == []
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """An import of a package around the file is none: it has begun by then."""
+    names = {
+        ".".join(("megasharp", *file.relative_to(PACKAGE).with_suffix("").parts)): file
+        for file in PACKAGE.rglob("*.py")
+    }
+    modules = {name.removesuffix(".__init__"): imported_by(file) for name, file in names.items()}
+    TopologicalSorter(
+        {
+            name: {m for m in found & modules.keys() if not f"{name}.".startswith(f"{m}.")}
+            for name, found in modules.items()
+        }
+    ).prepare()
 
 
 def test_sglangs_processes_share_few_files_with_the_trainer() -> None:
