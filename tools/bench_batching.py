@@ -35,8 +35,8 @@ from pathlib import Path
 import torch
 from results import Figure, report, unusual
 
-from megasharp.batching.packing import pack
-from megasharp.batching.planning import GPU_ROWS, Draft, Flops, PackLayout, Sizes, imbalance, loads, measure, plan
+from megasharp.batching.packing import GPU_ROWS, PackLayout, pack
+from megasharp.batching.planning import Draft, Flops, Sizes, imbalance, loads, measure, plan
 from megasharp.common.records import Sequence as TrainSequence
 from megasharp.convert.hf_folder import read_config
 from megasharp.planner.formulas import packing_flops
@@ -141,7 +141,7 @@ def fewest(sizes: Sizes, dp: int, budget: int) -> int:
 
 
 def padding(ranks: Sequence[Sequence[Draft]], sizes: Sizes, multiple: int) -> float:
-    """Share of rows that `rows.micro_batch` will add."""
+    """Share of rows that packing will add."""
     real = padded = 0
     for draft in (draft for rank in ranks for draft in rank):
         rows = sum(sizes.prompt_tokens[group] for group in draft.members)

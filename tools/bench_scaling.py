@@ -24,8 +24,7 @@ from results import Figure, report
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
-from megasharp.batching.packing import pack
-from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams, Sequence
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE

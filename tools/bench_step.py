@@ -42,8 +42,7 @@ from torch.distributed.rendezvous import rendezvous
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
-from megasharp.batching.packing import pack
-from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.errors import UserError
 from megasharp.common.records import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
 from megasharp.common.records import Sequence as TrainSequence

@@ -1,14 +1,11 @@
-"""Packing: sequences -> mini-batches (optimizer steps) -> data-parallel ranks -> packed micro-batches.
+"""Pack training sequences: mini-batches (optimizer steps) -> data-parallel ranks -> packed micro-batches as tensors.
 
 Responses of a group share one copy of the prompt in each micro-batch that has some of them: its rows are computed once.
 A response is never split. Every rank gets the same number of micro-batches, empty ones included, because the ranks
 meet in collectives. Denominators are counted here, over the whole optimizer step, before anything is split.
 
-`planning` decides what goes where, `rows` builds the tensors, `figures` says how well it went.
-
-A planned micro-batch as tensors: packed rows, segments, and what methods see of its response tokens.
-
-How well a step was packed: rows that only pad, and what the largest rank has more to do than the mean.
+`pack` is the entry; `planning` decides what goes where. `packing_metrics` says how well it went: the share of rows that
+only pad, and how far the largest rank is above the mean.
 """
 
 from __future__ import annotations
@@ -21,13 +18,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from megasharp.batching.planning import Draft, Flops, PackLayout, Sizes, imbalance, measure, plan
+from megasharp.batching.planning import Draft, Flops, imbalance, measure, plan
 from megasharp.common.records import (
     Denominators,
     Mean,
     Metrics,
     MicroBatch,
     MiniBatch,
+    ParallelLayout,
     Segments,
     StepBatch,
     TokenInputs,
@@ -36,9 +34,48 @@ from megasharp.common.records import Sequence as TrainSequence
 from megasharp.ops.segment import segment_broadcast, segment_sum
 from megasharp.ops.uniform import CHOICE_POSITIONS, seeds_to_int64, uniforms
 
+# On a CPU packed rows come in steps of this many for each tensor-parallel rank: oneDNN keeps code and scratch memory
+# for every matrix shape, and so there are few. Measured: with free lengths resident memory grew by 20 MB a step, with
+# this by none after the first steps.
+CPU_ROWS = 128
+# On a GPU nothing is kept per shape. Tensor cores want multiples of 8 rows in bfloat16, and Transformer Engine refuses
+# others than multiples of 16 in FP8 (of 8 in one of the two products), on each rank.
+GPU_ROWS = 16
+
+# Without a model: every row costs the same.
+ROWS_ALONE = Flops(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PackLayout:
+    """The cut of a step. Token counts include prompts; `row_multiple` is the number that divides the packed length.
+
+    A rank's number of micro-batches is a multiple of `micro_batch_multiple`, which interleaved pipelines ask for.
+    `constant` is the horizon of `token_sum_over_constant`; `share_prompts` keeps one copy of a group's prompt. `flops`
+    says what rows cost, by which ranks are balanced.
+    """
+
+    dp: int
+    micro_batch_tokens: int
+    mini_batches: int
+    row_multiple: int
+    constant: float
+    share_prompts: bool = True
+    micro_batch_multiple: int = 1
+    flops: Flops = ROWS_ALONE
+
+
+def row_multiple(layout: ParallelLayout, device: str) -> int:
+    """Return the number that must divide the packed length on a device of this type ("cpu", "cuda").
+
+    Sequence parallelism cuts the rows over `tp` ranks, context parallelism into 2 * cp pieces before that (zigzag), and
+    what a rank multiplies must itself be a multiple of `CPU_ROWS` or `GPU_ROWS`, both even.
+    """
+    return (CPU_ROWS if device == "cpu" else GPU_ROWS) * layout.tp * layout.cp
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class _Member:
     """A sequence with its place in the step's flat order and its group's number."""
 
     sequence: TrainSequence
@@ -46,46 +83,52 @@ class Member:
     group: int
 
 
-class _Rows:
-    """Packed rows under construction: token ids, each run's first position, and segments."""
+def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> StepBatch:
+    """Pack one training step.
 
-    def __init__(self) -> None:
-        self.tokens: list[Tensor] = []
-        self.position: list[int] = []
-        self.start: list[int] = []
-        self.length: list[int] = []
-        self.prefix: list[int] = []
-        self.count = 0
-
-    def add(self, tokens: Tensor, first_position: int, prefix: int) -> int:
-        """Append a segment; returns its index."""
-        self.tokens.append(tokens)
-        self.position.append(first_position)
-        self.start.append(self.count)
-        self.length.append(len(tokens))
-        self.prefix.append(prefix)
-        self.count += len(tokens)
-        return len(self.start) - 1
-
-    def pad(self, multiple: int) -> int:
-        """Fill up to a positive multiple with a segment of its own, which predicts nothing; returns its rows."""
-        missing = max(multiple, math.ceil(self.count / multiple) * multiple) - self.count
-        if missing:
-            self.add(torch.zeros(missing, dtype=torch.int64), 0, -1)
-        return missing
-
-    def positions(self) -> Tensor:
-        """Of every row: positions count up within a segment."""
-        skipped = torch.tensor(self.position) - torch.tensor(self.start)
-        return torch.arange(self.count) + torch.repeat_interleave(skipped, torch.tensor(self.length))
-
-    def segments(self) -> Segments:
-        """The segment table."""
-        return Segments(torch.tensor(self.start), torch.tensor(self.length), torch.tensor(self.prefix))
+    `sequences` come group by group; a mini-batch is a contiguous run of groups. Fewer groups than mini-batches make
+    fewer mini-batches. The batch keeps `seed`; nothing is drawn here. Raises ValueError without any sequence.
+    """
+    group_ids = tuple(dict.fromkeys(s.group_id for s in sequences))
+    number = {group_id: i for i, group_id in enumerate(group_ids)}
+    groups: list[list[_Member]] = [[] for _ in group_ids]
+    for flat, sequence in enumerate(sequences):
+        group = number[sequence.group_id]
+        groups[group].append(_Member(sequence, flat, group))
+    if not groups:
+        raise ValueError("there is no sequence to pack")
+    count = min(layout.mini_batches, len(groups))
+    bounds = [round(i * len(groups) / count) for i in range(count + 1)]
+    mini_batches = tuple(_mini_batch(groups[first:last], layout) for first, last in pairwise(bounds))
+    return StepBatch(mini_batches, group_ids, seed)
 
 
-def micro_batch(units: Sequence[Sequence[Member]], row_multiple: int) -> MicroBatch:
-    """Pack `units`: the members of one share a copy of their prompt. Without any it is padding alone."""
+def _mini_batch(groups: Sequence[Sequence[_Member]], layout: PackLayout) -> MiniBatch:
+    members = [member for group in groups for member in group]
+    # Where prompts are not shared, every response is a group of its own.
+    units = groups if layout.share_prompts else [[member] for member in members]
+    sizes = measure(
+        group=[number for number, unit in enumerate(units) for _ in unit],
+        prompts=[unit[0].sequence.prompt_length for unit in units],
+        responses=[member.sequence.response_length for member in members],
+        flops=layout.flops,
+    )
+    ranks = plan(sizes, layout.dp, layout.micro_batch_tokens, layout.micro_batch_multiple)
+
+    def packed(draft: Draft) -> MicroBatch:
+        # Groups and their responses keep the step's own order.
+        chosen = [[members[i] for i in sorted(responses)] for _, responses in sorted(draft.members.items())]
+        return _micro_batch(chosen, layout.row_multiple)
+
+    per_rank = tuple(tuple(packed(draft) for draft in rank) for rank in ranks)
+    # Over all ranks, and by `fsum`, because the sum must not depend on the order that packing brought.
+    counts = torch.cat([micro.length_S for rank in per_rank for micro in rank])
+    tokens, trained = math.fsum(counts.tolist()), float((counts > 0).sum())
+    return MiniBatch(per_rank, Denominators(tokens=tokens, sequences=trained, constant=layout.constant))
+
+
+def _micro_batch(units: Sequence[Sequence[_Member]], row_multiple: int) -> MicroBatch:
+    """Pack `units`: the members of one share a copy of their prompt. Without any, the micro-batch is padding alone."""
     rows = _Rows()
     last_prompt_row: list[int] = []
     first_row: list[int] = []
@@ -105,12 +148,15 @@ def micro_batch(units: Sequence[Sequence[Member]], row_multiple: int) -> MicroBa
     lengths = torch.tensor([s.response_length for s in sequences], dtype=torch.int64)
     seq_T = torch.repeat_interleave(torch.arange(len(sequences)), lengths)
     offset_T = torch.arange(seq_T.numel()) - segment_broadcast(lengths.cumsum(0) - lengths, seq_T)
-    inputs = _inputs(members, seq_T, offset_T)
+    inputs = _token_inputs(members, seq_T, offset_T)
+    # A response's first token is predicted by its prompt's last row, each further one by the row of the token before.
+    prompt_T = segment_broadcast(torch.tensor(last_prompt_row, dtype=torch.int64), seq_T)
+    own_T = segment_broadcast(torch.tensor(first_row, dtype=torch.int64) - 1, seq_T) + offset_T
     return MicroBatch(
         tokens_P=torch.cat(rows.tokens),
         positions_P=rows.positions(),
         segments=rows.segments(),
-        rows_T=_predicting_rows(last_prompt_row, first_row, seq_T, offset_T),
+        rows_T=torch.where(offset_T == 0, prompt_T, own_T),
         targets_T=_cat([s.tokens[s.prompt_length :] for s in sequences], torch.int64),
         length_S=segment_sum(inputs.mask_T.double(), inputs.seq_T, len(sequences)),
         advantage_T=_cat([s.advantage_T for s in sequences], torch.float64),
@@ -120,15 +166,7 @@ def micro_batch(units: Sequence[Sequence[Member]], row_multiple: int) -> MicroBa
     )
 
 
-def _predicting_rows(
-    last_prompt_row: Sequence[int], first_row: Sequence[int], seq_T: Tensor, offset_T: Tensor
-) -> Tensor:
-    """The row that predicts each response token: its prompt's last one, then the response's own."""
-    own_T = segment_broadcast(torch.tensor(first_row, dtype=torch.int64) - 1, seq_T) + offset_T
-    return torch.where(offset_T == 0, segment_broadcast(torch.tensor(last_prompt_row, dtype=torch.int64), seq_T), own_T)
-
-
-def _inputs(members: Sequence[Member], seq_T: Tensor, offset_T: Tensor) -> TokenInputs:
+def _token_inputs(members: Sequence[_Member], seq_T: Tensor, offset_T: Tensor) -> TokenInputs:
     sequences = [member.sequence for member in members]
     seeds = seeds_to_int64([sequence.seed for sequence in sequences])
 
@@ -155,64 +193,46 @@ def _cat(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.cat(list(parts)).to(dtype) if parts else torch.zeros(0, dtype=dtype)
 
 
-__all__ = ["PackLayout", "pack"]
+class _Rows:
+    """Packed rows under construction: token ids, each run's first position, and segments."""
 
+    def __init__(self) -> None:
+        self.tokens: list[Tensor] = []
+        self.position: list[int] = []
+        self.start: list[int] = []
+        self.length: list[int] = []
+        self.prefix: list[int] = []
+        self.count = 0
 
-def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> StepBatch:
-    """Pack one training step.
+    def add(self, tokens: Tensor, first_position: int, prefix: int) -> int:
+        """Append a segment behind the one numbered `prefix` (-1: none); returns its index."""
+        self.tokens.append(tokens)
+        self.position.append(first_position)
+        self.start.append(self.count)
+        self.length.append(len(tokens))
+        self.prefix.append(prefix)
+        self.count += len(tokens)
+        return len(self.start) - 1
 
-    `sequences` come group by group; a mini-batch is a contiguous run of groups. Fewer groups than mini-batches make
-    fewer mini-batches. Raises ValueError without any sequence.
-    """
-    group_ids = tuple(dict.fromkeys(s.group_id for s in sequences))
-    number = {group_id: i for i, group_id in enumerate(group_ids)}
-    groups: list[list[Member]] = [[] for _ in group_ids]
-    for flat, sequence in enumerate(sequences):
-        group = number[sequence.group_id]
-        groups[group].append(Member(sequence, flat, group))
-    if not groups:
-        raise ValueError("there is no sequence to pack")
-    count = min(layout.mini_batches, len(groups))
-    bounds = [round(i * len(groups) / count) for i in range(count + 1)]
-    mini_batches = tuple(_mini_batch(groups[first:last], layout) for first, last in pairwise(bounds))
-    return StepBatch(mini_batches, group_ids, seed)
+    def pad(self, multiple: int) -> int:
+        """Fill up to a positive multiple with a segment of its own, which predicts nothing; returns its rows."""
+        missing = max(multiple, math.ceil(self.count / multiple) * multiple) - self.count
+        if missing:
+            self.add(torch.zeros(missing, dtype=torch.int64), 0, -1)
+        return missing
 
+    def positions(self) -> Tensor:
+        """Return every row's position, int64 [P]: they count up within a segment."""
+        skipped = torch.tensor(self.position) - torch.tensor(self.start)
+        return torch.arange(self.count) + torch.repeat_interleave(skipped, torch.tensor(self.length))
 
-def sizes_of(groups: Sequence[Sequence[TrainSequence]], layout: PackLayout) -> Sizes:
-    """What planning knows of a mini-batch. Where prompts are not shared, every response is a group of its own."""
-    if not layout.share_prompts:
-        groups = [[sequence] for group in groups for sequence in group]
-    return measure(
-        group=[number for number, group in enumerate(groups) for _ in group],
-        prompts=[group[0].prompt_length for group in groups],
-        responses=[sequence.response_length for group in groups for sequence in group],
-        flops=layout.flops,
-    )
-
-
-def _mini_batch(groups: Sequence[Sequence[Member]], layout: PackLayout) -> MiniBatch:
-    members = [member for group in groups for member in group]
-    sizes = sizes_of([[member.sequence for member in group] for group in groups], layout)
-    ranks = plan(sizes, layout.dp, layout.micro_batch_tokens, layout.micro_batch_multiple)
-    per_rank = tuple(
-        tuple(micro_batch(_units(draft, members), layout.row_multiple) for draft in rank) for rank in ranks
-    )
-    return MiniBatch(per_rank, _denominators([micro for rank in per_rank for micro in rank], layout.constant))
-
-
-def _units(draft: Draft, members: Sequence[Member]) -> list[list[Member]]:
-    """Groups and their responses in the step's own order."""
-    return [[members[i] for i in sorted(draft.members[group])] for group in sorted(draft.members)]
-
-
-def _denominators(micros: Sequence[MicroBatch], constant: float) -> Denominators:
-    """Counted over all ranks; `fsum` because sums must not depend on the order that packing brought."""
-    counts = torch.cat([micro.length_S for micro in micros])
-    return Denominators(tokens=math.fsum(counts.tolist()), sequences=float((counts > 0).sum()), constant=constant)
+    def segments(self) -> Segments:
+        """Return the segment table."""
+        return Segments(torch.tensor(self.start), torch.tensor(self.length), torch.tensor(self.prefix))
 
 
 def packing_metrics(batch: StepBatch, flops: Flops) -> Metrics:
-    """Figures of the packed rows as they are computed.
+    """Return metrics of the packed rows as they are computed.
 
     - `batch/padding`: share of rows that are padding, over all ranks.
     - `batch/imbalance`: FLOPs of the largest data-parallel rank over the ranks' mean, minus 1. Ranks meet once for each
@@ -233,12 +253,12 @@ def packing_metrics(batch: StepBatch, flops: Flops) -> Metrics:
 
 
 def rank_flops(mini: MiniBatch, flops: Flops) -> list[float]:
-    """Estimated FLOPs of a forward pass on each data-parallel rank, padding included."""
+    """Estimate the FLOPs of a forward pass on each data-parallel rank, padding included."""
     return [sum(micro_batch_flops(micro, flops) for micro in rank) for rank in mini.per_rank]
 
 
 def micro_batch_flops(micro: MicroBatch, flops: Flops) -> float:
-    """Estimated FLOPs of a forward pass of one micro-batch, padding included."""
+    """Estimate the FLOPs of a forward pass of one micro-batch, padding included."""
     runs = micro.segments
     before = torch.where(runs.prefix >= 0, runs.length[runs.prefix.clamp(min=0)], 0)
     return float(flops.of_runs(before, runs.length).sum()) + flops.per_token * micro.targets_T.numel()

@@ -1,14 +1,11 @@
-"""Which response goes into which micro-batch of which rank, decided from lengths alone.
+"""Decide from lengths alone: each response into a micro-batch, each micro-batch to a data-parallel rank.
 
-Estimated work of packed rows: linear in rows, and in each layer linear in the positions that a row attends to.
+`Flops` says what packed rows cost, `measure` turns lengths into `Sizes`, and a `Draft` is a micro-batch under planning.
+`plan` is the entry and names the steps; below it come its parts in the order of use. `fill` and `spread` pack responses
+into micro-batches (bin packing, with groups cut where they do not fit whole). `even_shares` deals these out to ranks,
+equally many to each. Then whole micro-batches or single responses change ranks until the largest rank is near the mean.
 
-How a step is cut: ranks, token budget, and what the packed length must divide by.
-
-What responses and prompts add to a micro-batch: tokens, which the budget counts, and FLOPs, which ranks share.
-
-Filling micro-batches to a capacity: best fit decreasing, with groups cut where they do not fit whole.
-
-Micro-batches to data-parallel ranks, equally many to each, so that the ranks' sums come out alike.
+`packing` builds the tensors of what is decided here. Nothing is drawn: equal sizes give equal plans.
 """
 
 from __future__ import annotations
@@ -16,23 +13,23 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
-
-from megasharp.common.records import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Flops:
     """FLOPs of a forward pass; a backward pass costs twice as much in every part, so shares are the same.
 
-    `per_row`: each packed row, whatever it sees. `attention`: pairs (window, FLOPs) of groups of layers, the FLOPs for
-    each row and each position that it attends to; a row sees `window` positions at most, its own included (None: all
-    before it). That selective recomputation does attention's part once more is not counted. `per_token`: each response
-    token, where the output layer computes logits of those alone.
+    Linear in rows, and in each layer linear in the positions that a row attends to. `per_row`: each packed row,
+    whatever it sees. `attention`: pairs (window, FLOPs) of groups of layers, the FLOPs for each row and each position
+    that it attends to; a row sees `window` positions at most, its own included (None: all before it). That selective
+    recomputation does attention's part once more is not counted. `per_token`: each response token, where the output
+    layer computes logits of those alone.
 
     Example: `Flops(2 * 0.5e9, ((None, 4 * 24 * 896),))`, a model of 24 layers with 0.5e9 weights.
     """
@@ -42,62 +39,20 @@ class Flops:
     per_token: float = 0.0
 
     def of_runs(self, before: Tensor, rows: Tensor) -> Tensor:
-        """FLOPs of runs of `rows` rows that stand behind `before` others each, without their tokens' logits.
+        """Return the FLOPs of runs of `rows` rows that stand behind `before` others each, without their tokens' logits.
 
         Both int64 of one shape, float64 out.
         """
         total = self.per_row * rows.to(torch.float64)
         for window, per_position in self.attention:
-            total += per_position * _positions(before, rows, window).to(torch.float64)
+            # The sum over a run's rows j = 1 .. rows of min(before + j, window): first it grows by one a row, then
+            # every row sees a full window.
+            growing = rows if window is None else (window - before).clamp(min=0).minimum(rows)
+            seen = growing * before + growing * (growing + 1) // 2
+            if window is not None:
+                seen = seen + (rows - growing) * window
+            total += per_position * seen.to(torch.float64)
         return total
-
-
-# Without a model: every row costs the same.
-ROWS_ALONE = Flops(1.0)
-
-
-def _positions(before: Tensor, rows: Tensor, window: int | None) -> Tensor:
-    """The sum over a run's rows j = 1 .. rows of min(before + j, window)."""
-    growing = rows if window is None else (window - before).clamp(min=0).minimum(rows)
-    seen = growing * before + growing * (growing + 1) // 2
-    return seen if window is None else seen + (rows - growing) * window
-
-
-# On a CPU packed rows come in steps of this many for each tensor-parallel rank: oneDNN keeps code and scratch memory
-# for every matrix shape, and so there are few. Measured: with free lengths resident memory grew by 20 MB a step, with
-# this by none after the first steps.
-CPU_ROWS = 128
-# On a GPU nothing is kept per shape. Tensor cores want multiples of 8 rows in bfloat16, and Transformer Engine refuses
-# others than multiples of 16 in FP8 (of 8 in one of the two products), on each rank.
-GPU_ROWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class PackLayout:
-    """How a step is cut. Token counts include prompts; `row_multiple` is what the packed length must divide by.
-
-    A rank's number of micro-batches is a multiple of `micro_batch_multiple`, which interleaved pipelines ask for.
-    `constant` is the horizon of `token_sum_over_constant`; `share_prompts` keeps one copy of a group's prompt. `flops`
-    says what rows cost, by which ranks are balanced.
-    """
-
-    dp: int
-    micro_batch_tokens: int
-    mini_batches: int
-    row_multiple: int
-    constant: float
-    share_prompts: bool = True
-    micro_batch_multiple: int = 1
-    flops: Flops = ROWS_ALONE
-
-
-def row_multiple(layout: ParallelLayout, device: str) -> int:
-    """What the packed length must divide by on a device of this type ("cpu", "cuda").
-
-    Sequence parallelism cuts the rows over `tp` ranks, context parallelism into 2 * cp pieces before that (zigzag), and
-    what a rank multiplies must itself be a multiple of `CPU_ROWS` or `GPU_ROWS`, both even.
-    """
-    return (CPU_ROWS if device == "cpu" else GPU_ROWS) * layout.tp * layout.cp
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +71,7 @@ class Sizes:
 
 
 def measure(group: Sequence[int], prompts: Sequence[int], responses: Sequence[int], flops: Flops) -> Sizes:
-    """Sizes from lengths in tokens: `prompts` by group, `responses` by response."""
+    """Return the sizes of responses from lengths in tokens: `prompts` by group, `group` and `responses` by response."""
     prompt = torch.tensor(prompts, dtype=torch.int64)
     before = prompt[torch.tensor(group, dtype=torch.int64)]
     tokens = torch.tensor(responses, dtype=torch.int64)
@@ -140,7 +95,7 @@ class Draft:
     flops: float = 0.0
 
     def add(self, responses: Sequence[int], sizes: Sizes) -> None:
-        """Put responses of one group in."""
+        """Put responses of one group in, and its prompt with the first of them."""
         group = sizes.group[responses[0]]
         if group not in self.members:
             self.members[group] = []
@@ -160,7 +115,7 @@ class Draft:
             del self.members[group]
 
     def exchanged(self, out: int | None, into: int | None, sizes: Sizes) -> tuple[int, float]:
-        """Tokens and FLOPs if `out`, which is here, went and `into` came."""
+        """Return tokens and FLOPs as they would be without `out`, a response of this draft, and with `into`."""
         tokens, flops = self.tokens, self.flops
         if out is not None:
             group = sizes.group[out]
@@ -175,8 +130,84 @@ class Draft:
         return tokens, flops
 
     def responses(self) -> list[int]:
-        """All of them."""
+        """List the responses, group by group."""
         return [i for members in self.members.values() for i in members]
+
+
+# How much more FLOPs than expected a micro-batch may have where all are filled alike, and where one is after the other.
+_SPREAD, _FILLED = 1.02, 1.04
+_MOST_LOST = 1.5
+# Ranks whose largest is within this share of the mean are even; above the other, more micro-batches are worth a try.
+_EVEN, _UNEVEN = 0.02, 0.05
+_MORE = 2
+
+
+def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]:
+    """Plan each rank's micro-batches: equally many, a multiple of `multiple`, from the most expensive to the cheapest.
+
+    1. As few micro-batches as the token budget allows, in whole rows of `dp * multiple`.
+    2. So many micro-batches, filled again to equal FLOPs within the budget (Coffman, Garey and Johnson's MULTIFIT,
+       1978: bin packing with a smaller capacity), unless they are too full for that.
+    3. Neighbours by FLOPs go to different ranks, paired by differences; so ranks are even, and their k-th micro-batches
+       cost alike.
+    4. What is left of the largest rank's excess is exchanged, response by response.
+    5. Where ranks are still uneven (a rank has a few responses only), 2 to 4 again within the token budget alone, with
+       groups whole and taken apart; above 5 % also with few full micro-batches, whole ones of which change ranks (one
+       has a response beyond the budget). What makes the largest rank smallest stays.
+    6. Where they are more than 5 % uneven, and no single response is why, up to two more micro-batches a rank (times
+       `multiple`) leave the room that full ones lack.
+
+    `budget` counts tokens, prompts included; a response that is larger is alone in its micro-batch. Ranks that have
+    less to do get empty micro-batches.
+    """
+    packed = fill(sizes, Capacity(budget))
+    assert packed is not None
+    row = dp * multiple
+    least = math.ceil(len(packed) / row) * row
+    ranks = _plan_count(sizes, packed, least, dp, budget)
+    # No rank can be smaller than the largest response with its prompt.
+    alone = max(own + sizes.prompt_flops[group] for own, group in zip(sizes.flops, sizes.group, strict=True))
+    for count in range(least + row, least + (_MORE + 1) * row, row):
+        values = loads(ranks)
+        if max(values) <= (1.0 + _UNEVEN) * max(sum(values) / len(values), alone):
+            break
+        ranks = min(ranks, _plan_count(sizes, packed, count, dp, budget), key=lambda plan: max(loads(plan)))
+    return ranks
+
+
+def _plan_count(sizes: Sizes, packed: list[Draft], count: int, dp: int, budget: int) -> list[list[Draft]]:
+    """Steps 2 to 5, for `count` micro-batches in all."""
+    # What is lost where the budget is filled is lost at smaller capacities, too.
+    lost = min(_MOST_LOST, len(packed) * budget / max(1, sum(draft.tokens for draft in packed)))
+    mean = sum(draft.flops for draft in packed) / count
+    drafts = spread(sizes, Capacity(budget, mean * lost * _SPREAD), count)
+    drafts = drafts or fill(sizes, Capacity(budget, mean * lost * _FILLED), count)
+    # Not `packed` itself: plans change their drafts, and there may be another.
+    drafts = drafts or fill(sizes, Capacity(budget)) or []
+    ranks = _deal(drafts, count, dp, sizes, budget)
+    if imbalance(loads(ranks)) <= _EVEN:
+        return ranks
+    # Where no prompt is shared, whole groups and responses one by one are the same.
+    ways = (True, False) if len(set(sizes.group)) < len(sizes.group) else (True,)
+    others = [spread(sizes, Capacity(budget), count, whole=whole) for whole in ways]
+    plans = [ranks, *(_deal(drafts, count, dp, sizes, budget) for drafts in others if drafts is not None)]
+    best = min(plans, key=lambda plan: max(loads(plan)))
+    if imbalance(loads(best)) <= _UNEVEN or all(draft.tokens <= budget for draft in packed):
+        return best
+    # Few full micro-batches and some without anything, which can make up for a response beyond the budget.
+    full = fill(sizes, Capacity(budget)) or []
+    return min(best, _deal(full, count, dp, sizes, budget, emptied=True), key=lambda plan: max(loads(plan)))
+
+
+def loads(ranks: list[list[Draft]]) -> list[float]:
+    """Sum each rank's FLOPs."""
+    return [sum(draft.flops for draft in rank) for rank in ranks]
+
+
+def imbalance(values: Sequence[float]) -> float:
+    """Return by how much the largest is above the mean, as a share of the mean; 0 where nothing is to do."""
+    total = sum(values)
+    return max(values) * len(values) / total - 1.0 if total else 0.0
 
 
 # Rooms are shares of the capacity; what fits exactly must not be missed by rounding.
@@ -185,33 +216,34 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a micro-batch may hold. A single response that is larger is alone in its micro-batch."""
+    """The most that a micro-batch holds. A single response that is larger is alone in its micro-batch."""
 
     tokens: int
     flops: float = math.inf
 
     def share(self, tokens: float, flops: float) -> float:
-        """The part of the capacity that this takes: of tokens or of FLOPs, whichever is more."""
+        """Return the part of the capacity that this takes: of tokens or of FLOPs, whichever is more."""
         return max(tokens / self.tokens, flops / self.flops)
 
     def holds(self, tokens: float, flops: float) -> bool:
-        """Whether this much may be together."""
+        """Say if this much may be together."""
         return tokens <= self.tokens and flops <= self.flops
 
 
 def fill(sizes: Sizes, capacity: Capacity, most: float = math.inf) -> list[Draft] | None:
-    """Few micro-batches within the capacity that hold every response once; None where `most` of them do not do.
+    """Pack every response into few micro-batches within the capacity; None where `most` of them are not enough.
 
     Groups come longest first, whole into the fullest micro-batch that has room (best fit decreasing: D. S. Johnson et
     al., SIAM J. Computing 3(4), 1974). A group that fits nowhere is cut: as much of it as fits goes into the emptiest,
     unless the copy of the prompt would be larger than what it is for, then into new ones. So where groups are about as
     large as micro-batches, one goes on where the other ended.
     """
-    return _filled(_Filling(sizes, capacity, most))
+    filling = _Filling(sizes, capacity, most)
+    return filling.drafts if filling.take_groups() else None
 
 
 def spread(sizes: Sizes, capacity: Capacity, count: int, *, whole: bool = True) -> list[Draft] | None:
-    """`count` micro-batches within the capacity that hold every response once; None where they do not do.
+    """Pack every response into `count` micro-batches within the capacity; None where they are not enough.
 
     As `fill`, but groups go into the emptiest (longest first: R. L. Graham, SIAM J. Applied Mathematics 17(2), 1969),
     so that every micro-batch has long and short ones. Without `whole` every response goes its own way, which makes more
@@ -219,19 +251,9 @@ def spread(sizes: Sizes, capacity: Capacity, count: int, *, whole: bool = True) 
     """
     filling = _Spreading(sizes, capacity, count)
     if whole:
-        return _filled(filling)
+        return filling.drafts if filling.take_groups() else None
     order = sorted(range(len(sizes.group)), key=lambda i: (-sizes.tokens[i] - sizes.prompt_tokens[sizes.group[i]], i))
     return filling.drafts if all(filling.take(sizes.group[i], [i]) for i in order) else None
-
-
-def _filled(filling: _Filling) -> list[Draft] | None:
-    sizes = filling.sizes
-    groups: list[list[int]] = [[] for _ in sizes.prompt_tokens]
-    for i in sorted(range(len(sizes.group)), key=lambda i: (-sizes.tokens[i], i)):
-        groups[sizes.group[i]].append(i)
-    lengths = [p + sum([sizes.tokens[i] for i in group]) for p, group in zip(sizes.prompt_tokens, groups, strict=True)]
-    done = all(filling.take(g, groups[g]) for g in sorted(range(len(groups)), key=lambda g: (-lengths[g], g)))
-    return filling.drafts if done else None
 
 
 class _Filling:
@@ -243,6 +265,18 @@ class _Filling:
         self._capacity = capacity
         self._most = most
         self._rooms: list[tuple[float, int]] = []
+
+    def take_groups(self) -> bool:
+        """Place all groups, the longest first; False where micro-batches ran out."""
+        sizes = self.sizes
+        groups: list[list[int]] = [[] for _ in sizes.prompt_tokens]
+        for i in sorted(range(len(sizes.group)), key=lambda i: (-sizes.tokens[i], i)):
+            groups[sizes.group[i]].append(i)
+        lengths = [
+            tokens + sum([sizes.tokens[i] for i in group])
+            for tokens, group in zip(sizes.prompt_tokens, groups, strict=True)
+        ]
+        return all(self.take(g, groups[g]) for g in sorted(range(len(groups)), key=lambda g: (-lengths[g], g)))
 
     def take(self, group: int, rest: list[int]) -> bool:
         """Place a group's responses, which come longest first; False where micro-batches ran out."""
@@ -275,7 +309,7 @@ class _Filling:
         self.drafts.append(Draft())
 
     def _room_for(self, tokens: int, flops: float) -> int | None:
-        """Where in the rooms the fullest micro-batch stands that this fits into whole."""
+        """Find the fullest micro-batch that this fits into whole, as a place in the rooms."""
         first = bisect_left(self._rooms, (self._capacity.share(tokens, flops) - _ROUNDING, 0))
         for at in range(first, len(self._rooms)):
             if self._fits(at, tokens, flops):
@@ -287,7 +321,7 @@ class _Filling:
         return self._capacity.holds(draft.tokens + tokens, draft.flops + flops)
 
     def _part(self, group: int, rest: list[int]) -> list[int]:
-        """What should go into the emptiest micro-batch, as places in `rest`: the longest responses first that fit.
+        """Choose responses for the emptiest micro-batch, as places in `rest`: the longest first that fit.
 
         Of one group the longer response has the more FLOPs too, so what is too large for the room comes first.
         """
@@ -302,6 +336,7 @@ class _Filling:
         while at < len(rest):
             i = rest[at]
             if tokens[i] > room_tokens or flops[i] > room_flops:
+                # Not even the shortest fits.
                 if tokens[rest[-1]] > room_tokens or flops[rest[-1]] > room_flops:
                     break
                 # A large group must not be gone through for each of its micro-batches.
@@ -312,6 +347,8 @@ class _Filling:
             room_tokens -= tokens[i]
             room_flops -= flops[i]
             at += 1
+        # An empty micro-batch takes one response at least, however large. Elsewhere the copy of the prompt must not be
+        # larger than what it is for.
         if not draft.members:
             return chosen or [0]
         return chosen if whole_room - room_tokens >= prompt else []
@@ -324,7 +361,7 @@ class _Filling:
 
 
 class _Spreading(_Filling):
-    """All micro-batches from the start, the emptiest one next."""
+    """Open all micro-batches at the start; a group goes into the emptiest."""
 
     def __init__(self, sizes: Sizes, capacity: Capacity, count: int) -> None:
         super().__init__(sizes, capacity, count)
@@ -338,13 +375,25 @@ class _Spreading(_Filling):
 
 # Ranks whose FLOPs are within this share of the mean are even enough.
 TOLERANCE = 0.005
-# How many of the most promising exchanges are worked out, and between the largest rank and how many small ones.
+# The number of most promising exchanges that are worked out, and of small ranks that the largest one tries.
 _CANDIDATES = 8
 _PARTNERS = 3
 
 
+def _deal(
+    drafts: list[Draft], count: int, dp: int, sizes: Sizes, budget: int, emptied: bool = False
+) -> list[list[Draft]]:
+    """Steps 3 and 4: `count` micro-batches to `dp` ranks; where many are empty (`emptied`), whole ones swap ranks."""
+    drafts = drafts + [Draft() for _ in range(count - len(drafts))]
+    ranks = [[drafts[number] for number in share] for share in even_shares([draft.flops for draft in drafts], dp)]
+    if emptied:
+        _relieve_largest(ranks, len(ranks[0]) + 2 * len(ranks), _swap_micro_batches)
+    _relieve_largest(ranks, 2 * len(ranks), partial(_exchange_responses, sizes=sizes, budget=budget))
+    return ranks
+
+
 def even_shares(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Numbers of `costs` in `parts` lists of equal length whose sums are close; the k-th ones of all lists cost alike.
+    """Part the numbers of `costs` into `parts` lists, equally long, of close sums; the k-th ones of all cost alike.
 
     The largest differencing method (Karmarkar and Karp, 1982) with equal counts (balanced LDM; Michiels, Korst, Aarts
     and van Leeuwen, STACS 2003): by cost, each `parts` neighbours are a row, one for each list; then the two rows with
@@ -366,69 +415,62 @@ def even_shares(costs: Sequence[float], parts: int) -> list[list[int]]:
     return [sorted(chosen, key=place.__getitem__) for _, chosen in heap[0][2]]
 
 
-def exchange(ranks: Sequence[list[Draft]], sizes: Sizes, budget: int) -> None:
-    """Move or swap single responses between the largest rank and small ones while that makes the largest smaller.
+# Changes a large rank and a small one, whose FLOPs it takes, and returns their FLOPs after it; None where it finds
+# nothing that makes the larger of them smaller.
+_Change = Callable[[list[Draft], list[Draft], float, float], tuple[float, float] | None]
 
-    Prompts count as they are copied. No micro-batch grows beyond `budget` tokens by it. In place.
-    """
-    loads = [sum(draft.flops for draft in rank) for rank in ranks]
-    mean = sum(loads) / len(loads)
-    for _ in range(2 * len(ranks)):
-        order = sorted(range(len(ranks)), key=lambda rank: (loads[rank], rank))
+
+def _relieve_largest(ranks: list[list[Draft]], most: int, change: _Change) -> None:
+    """Change the largest rank and a small one, up to `most` times, while that makes the largest smaller. In place."""
+    flops = loads(ranks)
+    mean = sum(flops) / len(flops)
+    for _ in range(most):
+        order = sorted(range(len(ranks)), key=lambda rank: (flops[rank], rank))
         heavy = order[-1]
-        if loads[heavy] <= mean * (1.0 + TOLERANCE):
+        if flops[heavy] <= mean * (1.0 + TOLERANCE):
             return
         for light in order[: min(_PARTNERS, len(ranks) - 1)]:
-            loads_after = _best_exchange(ranks[heavy], ranks[light], loads[heavy], loads[light], sizes, budget)
-            if loads_after is not None:
-                loads[heavy], loads[light] = loads_after
+            after = change(ranks[heavy], ranks[light], flops[heavy], flops[light])
+            if after is not None:
+                flops[heavy], flops[light] = after
                 break
         else:
             return
 
 
-def swap(ranks: Sequence[list[Draft]]) -> None:
-    """Swap whole micro-batches between the largest rank and small ones while that makes the largest smaller.
+def _swap_micro_batches(
+    heavy: list[Draft], light: list[Draft], large: float, small: float
+) -> tuple[float, float] | None:
+    """Swap two micro-batches whose FLOPs differ by about half of the ranks' difference.
 
-    What one response beyond the budget weighs is made up for by emptier micro-batches of its rank. In place.
+    What one response beyond the budget weighs is made up for by emptier micro-batches of its rank.
     """
-    loads = [sum(draft.flops for draft in rank) for rank in ranks]
-    mean = sum(loads) / len(loads)
-    for _ in range(len(ranks[0]) + 2 * len(ranks)):
-        order = sorted(range(len(ranks)), key=lambda rank: (loads[rank], rank))
-        heavy = order[-1]
-        if loads[heavy] <= mean * (1.0 + TOLERANCE):
-            return
-        for light in order[: min(_PARTNERS, len(ranks) - 1)]:
-            mine, theirs = _pair(ranks[heavy], ranks[light], (loads[heavy] - loads[light]) / 2)
-            moved = ranks[heavy][mine].flops - ranks[light][theirs].flops
-            if moved > 0 and loads[light] + moved < loads[heavy]:
-                ranks[heavy][mine], ranks[light][theirs] = ranks[light][theirs], ranks[heavy][mine]
-                loads[heavy], loads[light] = loads[heavy] - moved, loads[light] + moved
-                break
-        else:
-            return
-
-
-def _pair(heavy: list[Draft], light: list[Draft], wanted: float) -> tuple[int, int]:
-    """The places of a micro-batch of each whose FLOPs differ by about `wanted`."""
+    wanted = (large - small) / 2
     order = sorted(range(len(light)), key=lambda j: light[j].flops)
     flops = [light[j].flops for j in order]
     found = []
     for i, draft in enumerate(heavy):
         at = bisect_left(flops, draft.flops - wanted)
         found += [(abs(draft.flops - flops[k] - wanted), i, order[k]) for k in (at - 1, at) if 0 <= k < len(flops)]
-    return min(found)[1:]
+    _, out, back = min(found)
+    moved = heavy[out].flops - light[back].flops
+    if moved <= 0 or small + moved >= large:
+        return None
+    heavy[out], light[back] = light[back], heavy[out]
+    return large - moved, small + moved
 
 
 # A response with its own FLOPs, and the micro-batch where it is; -1 stands for none.
 _Place = tuple[float, int, Draft]
 
 
-def _best_exchange(
+def _exchange_responses(
     heavy: list[Draft], light: list[Draft], large: float, small: float, sizes: Sizes, budget: int
 ) -> tuple[float, float] | None:
-    """Carry out the exchange that leaves the smaller maximum; returns both ranks' FLOPs after it, None without one."""
+    """Move a response to the light rank, or swap two, so that the larger of the ranks becomes as small as it can.
+
+    Prompts count as they are copied. No micro-batch grows beyond `budget` tokens by it.
+    """
     best: tuple[float, float, float, _Place, _Place] | None = None
     for out, back in _candidates(heavy, light, (large - small) / 2, sizes):
         leaving, coming = out[1], back[1] if back[1] >= 0 else None
@@ -451,7 +493,7 @@ def _best_exchange(
 
 
 def _candidates(heavy: list[Draft], light: list[Draft], wanted: float, sizes: Sizes) -> Iterator[tuple[_Place, _Place]]:
-    """Pairs whose FLOPs differ by about `wanted`: a response of the heavy rank, and one of the light rank or none."""
+    """Yield pairs whose FLOPs differ by about `wanted`: a response of the heavy rank, and one of the light or none."""
     theirs = sorted(((sizes.flops[i], i, draft) for draft in light for i in draft.responses()), key=lambda p: p[:2])
     emptiest = min(light, key=lambda draft: draft.tokens)
     theirs.insert(0, (0.0, -1, emptiest))
@@ -465,96 +507,3 @@ def _candidates(heavy: list[Draft], light: list[Draft], wanted: float, sizes: Si
                 found.append((miss, i, place[1], (sizes.flops[i], i, draft), place))
     for _, _, _, out, back in heapq.nsmallest(_CANDIDATES, found, key=lambda pair: pair[:3]):
         yield out, back
-
-
-# How much more FLOPs than expected a micro-batch may have where all are filled alike, and where one is after the other.
-_SPREAD, _FILLED = 1.02, 1.04
-_MOST_LOST = 1.5
-# Ranks whose largest is within this share of the mean are even; above the other, more micro-batches are worth a try.
-_EVEN, _UNEVEN = 0.02, 0.05
-_MORE = 2
-
-
-def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]:
-    """Each rank's micro-batches: equally many, a multiple of `multiple`, from the most expensive one to the cheapest.
-
-    1. As few micro-batches as the token budget allows, in whole rows of `dp * multiple`.
-    2. So many micro-batches, filled again to equal FLOPs within the budget (Coffman, Garey and Johnson's MULTIFIT,
-       1978: bin packing with a smaller capacity), unless they are too full for that.
-    3. Neighbours by FLOPs go to different ranks, paired by differences; so ranks are even, and their k-th micro-batches
-       cost alike.
-    4. What is left of the largest rank's excess is exchanged, response by response.
-    5. Where ranks are still uneven (a rank has a few responses only), 2 to 4 again within the token budget alone, with
-       groups whole and taken apart; above 5 % also with few full micro-batches, whole ones of which change ranks (one
-       has a response beyond the budget). What makes the largest rank smallest stays.
-    6. Where they are more than 5 % uneven, and no single response is why, up to two more micro-batches a rank (times
-       `multiple`) leave the room that full ones lack.
-
-    Nothing is drawn: equal sizes give equal plans.
-    """
-    packed = fill(sizes, Capacity(budget))
-    assert packed is not None
-    row = dp * multiple
-    least = math.ceil(len(packed) / row) * row
-    ranks = _planned(sizes, packed, least, dp, budget)
-    for count in range(least + row, least + (_MORE + 1) * row, row):
-        if not _can_be_more_even(ranks, sizes):
-            break
-        ranks = min(ranks, _planned(sizes, packed, count, dp, budget), key=lambda plan: max(loads(plan)))
-    return ranks
-
-
-def _can_be_more_even(ranks: list[list[Draft]], sizes: Sizes) -> bool:
-    values = loads(ranks)
-    alone = max(own + sizes.prompt_flops[group] for own, group in zip(sizes.flops, sizes.group, strict=True))
-    return max(values) > (1.0 + _UNEVEN) * max(sum(values) / len(values), alone)
-
-
-def _planned(sizes: Sizes, packed: list[Draft], count: int, dp: int, budget: int) -> list[list[Draft]]:
-    """Steps 2 to 5, for `count` micro-batches in all."""
-    ranks = _shared_out(_even(sizes, packed, count, budget), count, dp, sizes, budget)
-    if imbalance(loads(ranks)) <= _EVEN:
-        return ranks
-    # Where no prompt is shared both are the same.
-    ways = (True, False) if len(set(sizes.group)) < len(sizes.group) else (True,)
-    others = [spread(sizes, Capacity(budget), count, whole=whole) for whole in ways]
-    plans = [ranks, *(_shared_out(drafts, count, dp, sizes, budget) for drafts in others if drafts is not None)]
-    best = min(plans, key=lambda plan: max(loads(plan)))
-    if imbalance(loads(best)) <= _UNEVEN or all(draft.tokens <= budget for draft in packed):
-        return best
-    # Few full micro-batches and some without anything, which can make up for a response beyond the budget.
-    full = fill(sizes, Capacity(budget)) or []
-    return min(best, _shared_out(full, count, dp, sizes, budget, emptied=True), key=lambda plan: max(loads(plan)))
-
-
-def loads(ranks: list[list[Draft]]) -> list[float]:
-    """Each rank's FLOPs."""
-    return [sum(draft.flops for draft in rank) for rank in ranks]
-
-
-def imbalance(values: Sequence[float]) -> float:
-    """By how much the largest is above the mean, as a share of the mean; 0 where nothing is to do."""
-    total = sum(values)
-    return max(values) * len(values) / total - 1.0 if total else 0.0
-
-
-def _shared_out(
-    drafts: list[Draft], count: int, dp: int, sizes: Sizes, budget: int, emptied: bool = False
-) -> list[list[Draft]]:
-    drafts = drafts + [Draft() for _ in range(count - len(drafts))]
-    ranks = [[drafts[number] for number in share] for share in even_shares([draft.flops for draft in drafts], dp)]
-    if emptied:
-        swap(ranks)
-    exchange(ranks, sizes, budget)
-    return ranks
-
-
-def _even(sizes: Sizes, packed: list[Draft], count: int, budget: int) -> list[Draft]:
-    """At most `count` micro-batches whose FLOPs are alike, as far as the budget lets them; else as many as `packed`."""
-    mean = sum(draft.flops for draft in packed) / count
-    # What is lost where the budget is filled is lost at smaller capacities, too.
-    lost = min(_MOST_LOST, len(packed) * budget / max(1, sum(draft.tokens for draft in packed)))
-    drafts = spread(sizes, Capacity(budget, mean * lost * _SPREAD), count)
-    drafts = drafts or fill(sizes, Capacity(budget, mean * lost * _FILLED), count)
-    # Not `packed` itself: plans change their drafts, and there may be another.
-    return drafts or fill(sizes, Capacity(budget)) or []

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Literal, get_args
 
-from megasharp.batching.planning import row_multiple
+from megasharp.batching.packing import row_multiple
 from megasharp.common.records import ParallelLayout
 from megasharp.convert.lora import LoraSettings
 from megasharp.planner.formulas import (

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from megasharp.algos.base import Needs
-from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.batching.packing import PackLayout, row_multiple
 from megasharp.common.records import SamplingParams, as_dtype
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture

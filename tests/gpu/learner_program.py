@@ -20,8 +20,7 @@ import torch.distributed as dist
 from policies import optimizer_settings, ragged_sequences, recipe, settings
 from torch._C._distributed_c10d import HashStore
 
-from megasharp.batching.packing import pack
-from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.records import ParallelLayout, StepBatch, as_dtype
 from megasharp.learner.learner import LearnerSettings
 from megasharp.learner.model import Fp8

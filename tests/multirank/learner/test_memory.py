@@ -29,7 +29,7 @@ from policies import (
 from torch import Tensor
 
 from megasharp.algos.base import Needs
-from megasharp.batching.planning import PackLayout, row_multiple
+from megasharp.batching.packing import PackLayout, row_multiple
 from megasharp.common.records import (
     Completion,
     FinishReason,

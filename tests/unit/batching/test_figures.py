@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megasharp.batching.packing import micro_batch_flops, pack, packing_metrics, rank_flops
-from megasharp.batching.planning import Flops, PackLayout, measure, row_multiple
+from megasharp.batching.packing import PackLayout, micro_batch_flops, pack, packing_metrics, rank_flops, row_multiple
+from megasharp.batching.planning import Flops, measure
 from megasharp.common.records import ParallelLayout, Sequence
 
 FLOPS = Flops(3.0, ((None, 2.0), (4, 5.0)))

@@ -11,8 +11,7 @@ import torch
 from cases import each_case
 from plain_attention import inputs, segments_of, visible, written_out
 
-from megasharp.batching.packing import pack
-from megasharp.batching.planning import PackLayout
+from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.records import MicroBatch, Sequence
 from megasharp.learner.attention import attend
 from megasharp.learner.context_parallel import ContextCut
