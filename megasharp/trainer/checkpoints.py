@@ -77,7 +77,7 @@ class Checkpoints:
         """The ranks' first: one of them may be this process."""
         ranks, world = len([*folder.glob(RANK_FILES)]), self._checked.layout.world
         if ranks == world:
-            learners.policy.apply(load_rank_generators, folder)
+            learners.policy.call(load_rank_generators, folder)
         else:
             self._say(
                 f"{folder} has the random number generators of {ranks} ranks, not of {world}: the ranks' begin anew "
@@ -122,7 +122,7 @@ class Checkpoints:
         checked = self._checked
         write_unfinished(folder, driver.unfinished)
         write_text(folder / GENERATORS / _DRIVER, driver.generators.model_dump_json())
-        generators = dict(learners.policy.apply(save_rank_generators, folder / GENERATORS))
+        generators = dict(learners.policy.call(save_rank_generators, folder / GENERATORS))
         if state.reference == REFERENCE:
             # First: it takes the policy's place for a moment, whose weights may be on their way uncopied later.
             (folder / REFERENCE).mkdir()

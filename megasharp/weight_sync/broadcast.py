@@ -9,7 +9,7 @@ so that the first that does not answer is the one at fault, and its end frees th
 
 A broadcast as the learner's ranks carry it out: the source of a pipeline stage sends, its peers help it gather.
 
-The functions run in every rank, through `Ranks.apply`. The source posts to the engines what comes, and sends it at the
+The functions run in every rank, through `Ranks.call`. The source posts to the engines what comes, and sends it at the
 same time; it keeps its groups between pushes.
 
 A process group that joins one rank of the learner with the ranks of engines, outside the learner's own group.
@@ -102,14 +102,14 @@ class Broadcast:
         engines = tuple((member.process.index, member.process.api) for member in self._receivers.alive())
         if not self._groups or self._groups[0].engines != engines:
             self._leave(policy)
-            for stage in sorted({stage for stage in policy.apply(stage_of) if stage is not None}):
+            for stage in sorted({stage for stage in policy.call(stage_of) if stage is not None}):
                 plan = self._plan(stage, engines)
                 self._groups.append(plan)
-                yield only(policy.apply(join, plan))
+                yield only(policy.call(join, plan))
         for prefix, part in parts:
             how = SendPlan(stamp, prefix, self._dtype, self._settings.bucket_mb, self._settings.verify)
             for plan in self._groups:
-                yield only(part.apply(send, plan, how))
+                yield only(part.call(send, plan, how))
 
     def _plan(self, stage: int, engines: tuple[tuple[int, EngineApi], ...]) -> GroupPlan:
         return GroupPlan(
@@ -127,7 +127,7 @@ class Broadcast:
     def _leave(self, policy: RankedSource) -> None:
         """Leave all groups, the engines' side as far as they still answer."""
         for plan in self._groups:
-            policy.apply(leave, plan.name)
+            policy.call(leave, plan.name)
             for member in self._receivers.alive():
                 with contextlib.suppress(EngineFailed):
                     member.process.api.leave_group(plan.name, self._settings.settle_s)
@@ -145,7 +145,7 @@ class Broadcast:
             if ended is not None or (failure is not None and failure.kind == "gone"):
                 self._lose(member, ended or (failure.reason if failure else ""))
         for plan in groups:
-            policy.apply(leave, plan.name)
+            policy.call(leave, plan.name)
         for member in self._receivers.alive():
             self._have_leave(member, groups, sent)
         # The fleet's watch may have found who is dead before.

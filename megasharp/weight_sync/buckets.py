@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ from megasharp.rollout.sglang.bucket import TIED_HEAD, Entry, checksum, flat_siz
 from megasharp.rollout.sglang.shared_weights_export import Memory, handle_of
 from megasharp.weight_sync.endpoints import NamedTensors, WeightSource
 
-Answer = TypeVar("Answer")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Place(Protocol):
@@ -75,8 +76,8 @@ class LendingPart(RankPart, Protocol):
 class RankedSource(WeightSource, Protocol):
     """A learner over ranks."""
 
-    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
-        """Call a module's `function(part, *args)` on every rank; results in rank order."""
+    def call(self, function: Callable[Concatenate[RankPart, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Call a module's `function(part, ...)` on every rank; results in rank order."""
         ...
 
 
@@ -88,7 +89,7 @@ def ranked(source: WeightSource, memory: WeightSource | None) -> list[tuple[str,
     return [(prefix, cast(RankedSource, each)) for prefix, each in named]
 
 
-def only(answers: Sequence[Answer | None]) -> Answer:
+def only(answers: Sequence[T | None]) -> T:
     """The answer of the one rank that has one."""
     [answer] = [answer for answer in answers if answer is not None]
     return answer

@@ -93,7 +93,7 @@ class SharedHandles:
                     limit_s=self._settings.limit_s,
                     beside=self._settings.beside,
                 )
-                sent = only(part.apply(share, plan))
+                sent = only(part.call(share, plan))
                 for number, failure in sent.failures.items():
                     reason = there[number].process.exit_reason() or failure.reason
                     self._receivers.lose(there[number], f"load of weights: {reason}")

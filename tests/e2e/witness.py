@@ -63,8 +63,8 @@ def install(path: Path) -> None:
     def step(self: RanksLearner, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
         line: dict[str, Any] = {
             "learner": self._name,
-            "moments": self.apply(held),
-            "drawn": [*self.apply(drawn), drawn_here()],
+            "moments": self.call(held),
+            "drawn": [*self.call(drawn), drawn_here()],
             "tokens": tokens(batch),
             "before": weights(self),
         }

@@ -66,10 +66,10 @@ def scale(part: RankLearner, factor: float) -> None:
 def interrupt(ranks: OneRank, learner: str, at: int, deed: Callable[[], None]) -> None:
     """The learner's next push does `deed`: before tensor number `at` of its export, or before its weights are lent."""
     part = ranks._rank.learners[learner]
-    look, export = part.weights_state, part.export_weights
+    look, export = part.weights_state, RankLearner.export_weights
 
     def once() -> None:
-        part.weights_state, part.export_weights = look, export  # type: ignore[method-assign]
+        part.weights_state, RankLearner.export_weights = look, export  # type: ignore[method-assign]
         deed()
 
     def looked() -> tuple[int, ...]:
@@ -81,22 +81,26 @@ def interrupt(ranks: OneRank, learner: str, at: int, deed: Callable[[], None]) -
 
 
 def die_at(part: RankLearner, rank: int, at: int) -> None:
-    """One rank is to be killed in its next export, before tensor number `at` or at the end; for `Ranks.apply`."""
+    """One rank is to be killed in its next export, before tensor number `at` or at the end; for `Ranks.call`."""
     if dist.get_rank() == rank:
         _interrupt(part, at, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def _interrupt(part: RankLearner, at: int, deed: Callable[[], None]) -> None:
-    export = part.export_weights
+    """Replaces the method of the class, because ranks call that, for `part` alone and once."""
+    export = RankLearner.export_weights
 
-    def interrupted(everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
-        part.export_weights = export  # type: ignore[method-assign]
+    def interrupted(self: RankLearner, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
+        if self is not part:
+            yield from export(self, everywhere)
+            return
+        RankLearner.export_weights = export  # type: ignore[method-assign]
         number = -1
-        for number, item in enumerate(export(everywhere)):
+        for number, item in enumerate(export(self, everywhere)):
             if number == at:
                 deed()
             yield item
         if number < at:
             deed()
 
-    part.export_weights = interrupted  # type: ignore[method-assign]
+    RankLearner.export_weights = interrupted  # type: ignore[method-assign]

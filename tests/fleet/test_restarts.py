@@ -84,8 +84,8 @@ def test_an_engine_that_came_back_is_like_the_others_and_one_that_hangs_comes_ba
             deadline = time.monotonic() + HANG_S
             while f"engine {index} is back; it serves once it holds the weights that are pushed now" not in told:
                 assert time.monotonic() < deadline, told
-                policy.apply(scale, 1.02)
-                memory.apply(scale, 0.98)
+                policy.call(scale, 1.02)
+                memory.call(scale, 0.98)
                 version = pushing.push(policy, memory)
                 time.sleep(0.5)
             want = hashed(policy) | hashed(memory, "memory.")

@@ -122,8 +122,8 @@ def test_every_transport_brings_every_tensor_to_every_engine(
         for transport in TRANSPORTS:
             pushing = syncing(fleet, tmp_path, transport, versions["memory"], verify=True)
             for both in (True, False, True):
-                policy.apply(scale, 1.02)
-                memory.apply(scale, 0.98)
+                policy.call(scale, 1.02)
+                memory.call(scale, 0.98)
                 began = time.monotonic()
                 version = pushing.push(policy, memory if both else None)
                 with capsys.disabled():
@@ -141,7 +141,7 @@ def test_a_rank_killed_in_the_middle_of_a_push(fleet: Fleet, versions: dict[str,
     for transport, rank in (("shared_memory", 1), ("gloo", 0), ("ipc", 1)):
         with ranks_of(tmp_path, "tp2") as ranks:
             policy = RanksLearner(ranks, POLICY)
-            policy.apply(die_at, rank, MIDDLE)
+            policy.call(die_at, rank, MIDDLE)
             began = time.monotonic()
             with pytest.raises(RankDied, match=rf"rank {rank} ended with exit code -9 in .*rank_{rank}\.log"):
                 syncing(fleet, tmp_path, transport).push(policy)
@@ -178,8 +178,8 @@ def lose_one(fleet: Fleet, ranks: OneRank, pushing: FleetSync, loss: Loss) -> No
     The push ends soon, the engine is named, the others hold and serve the new weights.
     """
     policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
-    policy.apply(scale, 1.05)
-    memory.apply(scale, 0.98)
+    policy.call(scale, 1.05)
+    memory.call(scale, 0.98)
     victim, *others = fleet.members.alive()
 
     def strike() -> None:
@@ -309,8 +309,8 @@ def test_weights_are_lent_to_an_engine_of_two_ranks_that_sleeps(
                 pushing = syncing(fleet, tmp_path, "ipc", memory_version)
                 for _ in range(3):
                     phases.training()
-                    policy.apply(scale, 1.02)
-                    memory.apply(scale, 0.98)
+                    policy.call(scale, 1.02)
+                    memory.call(scale, 0.98)
                     expected = hashed(policy) | hashed(memory, "memory.")
                     phases.handover()
                     version = pushing.push(policy, memory)

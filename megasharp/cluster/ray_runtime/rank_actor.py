@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -24,7 +23,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.stack_dumps import write_stacks_on_signal
-from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
 from megasharp.learner.rank import POLICY, Rank
 from megasharp.learner.ranks.processes import Failed, Returned, redirect_output
@@ -126,14 +125,22 @@ class RankActor:
         """Meet the other ranks and build this rank's learners."""
         return _answered(lambda: self._start(address, port, settings))
 
-    def call(self, learner: str, method: str | Callable[..., object], args: tuple[object, ...]) -> Returned | Failed:
-        """Call a method of the named learner's part, or a function with that part as its first argument."""
-        return _answered(lambda: self._function(learner, method)(*args))
+    def call(
+        self,
+        learner: str,
+        function: Callable[..., object],
+        arguments: tuple[tuple[object, ...], Mapping[str, object]],
+    ) -> Returned | Failed:
+        """Call `function` with the named learner's part, and positional and named `arguments`."""
+        args, kwargs = arguments
+        return _answered(lambda: function(self._part(learner), *args, **kwargs))
 
-    def stream(self, learner: str, method: str) -> Iterator[list[Part] | Failed]:
-        """What a generator method yields, in parts of bounded size; the last item is `Failed` when it raised."""
+    def stream(
+        self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
+    ) -> Iterator[list[Part] | Failed]:
+        """Yield a generator function's tensors in parts of bounded size; the last item is `Failed` when it raised."""
         try:
-            yield from cut(self._function(learner, method)())
+            yield from cut(function(self._part(learner)))
         except Exception as error:
             yield _failed(error)
 
@@ -178,13 +185,9 @@ class RankActor:
         meet(self._store, self._facts.rank, world, device)
         self._rank = Rank(settings, device)
 
-    def _function(self, learner: str, method: str | Callable[..., object]) -> Callable[..., Any]:
+    def _part(self, learner: str) -> RankLearner:
         assert self._rank is not None, "the rank has not started"
-        part = self._rank.learners[learner]
-        if isinstance(method, str):
-            found: Callable[..., Any] = getattr(part, method)
-            return found
-        return lambda *args: method(part, *args)
+        return self._rank.learners[learner]
 
 
 def _node() -> str:

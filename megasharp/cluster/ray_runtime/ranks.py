@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch
@@ -21,10 +21,13 @@ from megasharp.cluster.ray_runtime.environment import usable
 from megasharp.cluster.ray_runtime.rank_actor import Joiner, RankActor, RankFacts
 from megasharp.cluster.ray_runtime.slots import Slots, end_actors
 from megasharp.common.errors import RankDied, UserError, one_line
-from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.parallel import device_of_rank
 from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.processes import Failed, Returned
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SHUTDOWN_S = 20.0
 _POLL_S = 1.0
@@ -81,19 +84,22 @@ class RayRanks:
         """The ranks' processes, each on its own node."""
         return list(ray.get([actor.process_id.remote() for actor in self._actors]))
 
-    def call(self, learner: str, method: str, *args: object) -> list[Any]:
-        """Every rank's result, in rank order."""
-        return self._everywhere(learner, method, args, method)
+    def call(
+        self, learner: str, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """Return every rank's result, in rank order."""
+        # Once into the object store, not once per rank.
+        shared = ray.put((args, kwargs))
+        pending = {rank: actor.call.remote(learner, function, shared) for rank, actor in enumerate(self._actors)}
+        return self._collect(pending, function.__name__)
 
-    def apply(self, learner: str, function: Callable[..., object], *args: object) -> list[Any]:
-        """`function(part of the learner, *args)` on every rank, results in rank order; it must be importable there."""
-        return self._everywhere(learner, function, args, getattr(function, "__name__", "a function"))
-
-    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
-        """Items of all ranks as they arrive, a bounded number of bytes ahead of the reader."""
+    def stream(
+        self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the items of all ranks as they arrive, a bounded number of bytes ahead of the reader."""
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": _PARTS_AHEAD}
         streams = {
-            rank: actor.stream.options(**options).remote(learner, method) for rank, actor in enumerate(self._actors)
+            rank: actor.stream.options(**options).remote(learner, function) for rank, actor in enumerate(self._actors)
         }
         joiners = {rank: Joiner() for rank in streams}
         while streams:
@@ -105,7 +111,7 @@ class RayRanks:
                     del streams[rank]
                     continue
                 if answer is None or isinstance(answer, Failed):
-                    raise self._failure({rank: answer}, {}, method)
+                    raise self._failure({rank: answer}, {}, function.__name__)
                 yield from joiners[rank].add(answer)
 
     def close(self) -> None:
@@ -117,14 +123,6 @@ class RayRanks:
                 [actor.close.remote() for actor in self._actors], num_returns=len(self._actors), timeout=_SHUTDOWN_S
             )
         self._kill()
-
-    def _everywhere(
-        self, learner: str, method: str | Callable[..., object], args: tuple[object, ...], name: str
-    ) -> list[Any]:
-        # Once into the object store, not once per rank.
-        shared = ray.put(args)
-        pending = {rank: actor.call.remote(learner, method, shared) for rank, actor in enumerate(self._actors)}
-        return self._collect(pending, name)
 
     def _collect(self, pending: Mapping[int, Any], method: str, deadline: float | None = None) -> list[Any]:
         """The values of all pending answers, in rank order; raises when one fails, dies or passes the deadline."""

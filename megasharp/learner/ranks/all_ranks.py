@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,42 @@ from megasharp.algos.recipe import Recipe, training_sequence
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.files import FileHash
 from megasharp.common.records import Group, Mean, Metrics, MicroBatch, MiniBatch, StepBatch, StepStats
-from megasharp.learner.learner import Annotation, Annotations, LearnerSettings, add_metrics
+from megasharp.learner.learner import Annotation, LearnerSettings, RankLearner, add_metrics
 from megasharp.learner.parallel import meet
 from megasharp.learner.rank import POLICY, Rank
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """A set of ranks that carry out the same call together.
+
+    Functions are methods of `RankLearner` or functions of a module, because they are pickled by reference: ranks may
+    be other processes. Their arguments and results must pickle too.
+    """
+
+    def call(
+        self, learner: str, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """Call `function(<the named learner's part>, ...)` on every rank; results in rank order.
+
+        Raises RankDied where a rank ends or fails, UserError where it raises one. All ranks are ended then.
+        """
+        ...
+
+    def stream(
+        self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Iterate a generator function on every rank; items as they come, on the CPU where ranks are processes.
+
+        Raises as `call` does.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all ranks."""
+        ...
 
 
 class OneRank:
@@ -41,45 +74,22 @@ class OneRank:
             dist.destroy_process_group()
             raise
 
-    def call(self, learner: str, method: str, *args: object) -> list[Any]:
-        """The one rank's result."""
-        return [getattr(self._rank.learners[learner], method)(*args)]
+    def call(
+        self, learner: str, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """Return the one rank's result."""
+        return [function(self._rank.learners[learner], *args, **kwargs)]
 
-    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
-        """The one rank's result."""
-        return [function(self._rank.learners[learner], *args)]
-
-    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
-        """The one rank's items."""
-        yield from getattr(self._rank.learners[learner], method)()
+    def stream(
+        self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the one rank's items."""
+        yield from function(self._rank.learners[learner])
 
     def close(self) -> None:
         """Give the process group back."""
         self._rank.close()
         dist.destroy_process_group()
-
-
-class Ranks(Protocol):
-    """A set of ranks that carry out the same call together."""
-
-    def call(self, learner: str, method: str, *args: object) -> list[Any]:
-        """Call `<method>(*args)` of the named learner's part everywhere; results in rank order."""
-        ...
-
-    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
-        """Call `function(<the named learner's part>, *args)` everywhere; results in rank order.
-
-        The function must be one of a module, and its arguments and results must pickle: ranks may be other processes.
-        """
-        ...
-
-    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
-        """Iterate a generator method everywhere; items as they come."""
-        ...
-
-    def close(self) -> None:
-        """End all ranks."""
-        ...
 
 
 class RanksLearner:
@@ -93,7 +103,7 @@ class RanksLearner:
         """Fill in what `needs` asks for; the batch itself when it asks for nothing."""
         if not (needs.old_logp or needs.old_entropy or needs.ref_logp):
             return batch
-        reported: list[Annotations] = [a for a in self._call("annotate", batch, needs) if a is not None]
+        reported = [a for a in self.call(RankLearner.annotate, batch, needs) if a is not None]
         return dataclasses.replace(
             batch,
             mini_batches=tuple(
@@ -103,7 +113,7 @@ class RanksLearner:
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
         """Update the policy; the loss is the sum of the data-parallel shares, seconds are the slowest rank's."""
-        stats: list[StepStats] = [s for s in self._call("step", batch, recipe, norm_limit) if s is not None]
+        stats = [s for s in self.call(RankLearner.step, batch, recipe, norm_limit) if s is not None]
         return dataclasses.replace(
             stats[0],
             loss=math.fsum(s.loss for s in stats),
@@ -113,58 +123,55 @@ class RanksLearner:
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Whole Hugging Face tensors, each once."""
-        return self._ranks.stream(self._name, "export_weights")
+        return self._ranks.stream(self._name, RankLearner.export_weights)
 
-    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
-        """Call a module's `function(learner, *args)` on every rank, with its part of this learner; in rank order."""
-        return self._ranks.apply(self._name, function, *args)
+    def call(self, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Call a method of `RankLearner` or a module's function with each rank's part; results in rank order."""
+        return self._ranks.call(self._name, function, *args, **kwargs)
 
     def begin_save(self, folder: Path, copy: bool) -> None:
         """Begin to write all ranks' shards into `folder`; with `copy` training may go on meanwhile."""
-        self._call("begin_save", folder, copy)
+        self.call(RankLearner.begin_save, folder, copy)
 
     def begin_save_reference(self, folder: Path) -> None:
         """Begin to write the reference's weights into `folder`; training may go on meanwhile."""
-        self._call("begin_save_reference", folder)
+        self.call(RankLearner.begin_save_reference, folder)
 
     def saves_are_written(self) -> bool:
         """Whether no rank is writing any more."""
-        return all(self._call("saves_are_written"))
+        return all(self.call(RankLearner.saves_are_written))
 
     def finish_saves(self) -> dict[Path, FileHash]:
         """Wait for what was begun and complete it; returns the ranks' files. All else in the folder is small."""
-        return {Path(path): written for rank in self._call("finish_saves") for path, written in rank.items()}
+        return {Path(path): written for rank in self.call(RankLearner.finish_saves) for path, written in rank.items()}
 
     def load(self, folder: Path) -> None:
         """Read shards written under any layout."""
-        self._call("load", folder)
+        self.call(RankLearner.load, folder)
 
     def set_reference(self) -> None:
         """Keep the present weights as the reference."""
-        self._call("set_reference")
+        self.call(RankLearner.set_reference)
 
     def reset_optimizer(self) -> None:
         """Forget moments and step count."""
-        self._call("reset_optimizer")
+        self.call(RankLearner.reset_optimizer)
 
     def offload(self) -> None:
         """Free what `policy.offload` names on every rank."""
-        self._call("offload")
+        self.call(RankLearner.offload)
 
     def onload(self) -> None:
         """Undo `offload`."""
-        self._call("onload")
+        self.call(RankLearner.onload)
 
     def load_reference(self, folder: Path) -> None:
         """Make weights that `begin_save_reference` wrote the reference."""
-        self._call("load_reference", folder)
+        self.call(RankLearner.load_reference, folder)
 
     def close(self) -> None:
         """End the ranks, whichever learners they hold."""
         self._ranks.close()
-
-    def _call(self, method: str, *args: object) -> list[Any]:
-        return self._ranks.call(self._name, method, *args)
 
 
 def _annotated(mini: MiniBatch, by_rank: Sequence[Sequence[Annotation]]) -> MiniBatch:
@@ -220,9 +227,9 @@ class MemoryNetwork:
         """Whole Hugging Face tensors, each once."""
         return self._learner.export_weights()
 
-    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
-        """Call a module's `function(learner, *args)` on every rank, with its part of the memory; in rank order."""
-        return self._learner.apply(function, *args)
+    def call(self, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Call a module's function with each rank's part of the memory network; in rank order."""
+        return self._learner.call(function, *args, **kwargs)
 
     def offload(self) -> None:
         """Free what `policy.offload` names on every rank."""

@@ -18,12 +18,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -34,9 +34,12 @@ from megasharp.common.errors import RankDied, UserError, one_line
 from megasharp.common.files import Scratch
 from megasharp.common.parent_death import end_with_parent
 from megasharp.common.stack_dumps import STOPPED, state_of, write_stacks_on_signal
-from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.parallel import device_of_rank, meet
 from megasharp.learner.rank import POLICY, Rank
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +55,16 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call a method of this rank's part of a learner, or a function on that part; None in its place ends the rank."""
+    """A function to call with this rank's part of a learner; None in its place ends the rank."""
 
     learner: str
-    what: str | Callable[..., Any]
-    args: tuple[object, ...]
+    function: Callable[..., object]
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
 
     def carry_out(self, rank: Rank) -> object:
-        """What the call returns on this rank."""
-        learner = rank.learners[self.learner]
-        if isinstance(self.what, str):
-            return cast(object, getattr(learner, self.what)(*self.args))
-        return cast(object, self.what(learner, *self.args))
+        """Return what the function returns on this rank."""
+        return self.function(rank.learners[self.learner], *self.args, **self.kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,22 +198,21 @@ class ProcessRanks:
             self._processes.append(process)
         theirs.close()
 
-    def call(self, learner: str, method: str, *args: object) -> list[Any]:
-        """Every rank's result, in rank order."""
-        self._send(Call(learner, method, args), method)
-        return self._collect(method)
-
-    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
-        """Every rank's result, in rank order."""
-        self._send(Call(learner, function, args), function.__name__)
+    def call(
+        self, learner: str, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """Return every rank's result, in rank order."""
+        self._send(Call(learner, function, args, kwargs), function.__name__)
         return self._collect(function.__name__)
 
-    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
-        """Items of all ranks as they arrive."""
-        self._send(Call(learner, method, ()), method)
+    def stream(
+        self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield the items of all ranks as they arrive, on the CPU."""
+        self._send(Call(learner, function), function.__name__)
         pending = set(range(len(self._connections)))
         while pending:
-            for rank, message in self._receive(pending, method):
+            for rank, message in self._receive(pending, function.__name__):
                 if isinstance(message, Item):
                     yield message.name, message.tensor
                 else:

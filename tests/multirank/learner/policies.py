@@ -225,15 +225,14 @@ class GatheredRanks:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
 
-    def call(self, learner: str, method: str, *args: object) -> list[Any]:
-        return self._gather(getattr(self.rank.learners[learner], method)(*args))
+    def call(self, learner: str, function: Callable[..., Any], *args: object, **kwargs: object) -> list[Any]:
+        return self._gather(function(self.rank.learners[learner], *args, **kwargs))
 
-    def apply(self, learner: str, function: Callable[..., Any], *args: object) -> list[Any]:
-        return self._gather(function(self.rank.learners[learner], *args))
-
-    def stream(self, learner: str, method: str) -> Iterator[tuple[str, Tensor]]:
+    def stream(
+        self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
+    ) -> Iterator[tuple[str, Tensor]]:
         # Copies: what a rank yields may share memory with its weights, which the next step changes.
-        items = [(name, tensor.clone()) for name, tensor in getattr(self.rank.learners[learner], method)()]
+        items = [(name, tensor.clone()) for name, tensor in function(self.rank.learners[learner])]
         return iter([item for rank in self._gather(items) for item in rank])
 
     def close(self) -> None:

@@ -30,11 +30,11 @@ def draw(learner: RankLearner) -> list[float]:
 def drawn_twice(rank: int, world: int, model: str, folder: Path) -> list[list[float]]:
     with learner_on(settings(model, LAYOUTS[LAYOUT], recipe().needs)) as (learner, own):
         before = draw(own)
-        learner.apply(save_rank_generators, folder)
+        learner.call(save_rank_generators, folder)
         after = draw(own)
     with learner_on(settings(model, LAYOUTS[LAYOUT], recipe().needs)) as (learner, own):
         anew = draw(own)
-        learner.apply(load_rank_generators, folder)
+        learner.call(load_rank_generators, folder)
         return [before, after, anew, draw(own)]
 
 

@@ -157,7 +157,7 @@ def test_what_is_held_on_the_host_is_locked_and_no_larger_than_it_is(tmp_path: P
         learner = RanksLearner(ranks)
         try:
             learner.step(learner.annotate(batch, chosen.annotation), chosen)
-            ((trained, kept, fewer),) = ranks.apply(POLICY, held_by)
+            ((trained, kept, fewer),) = ranks.call(POLICY, held_by)
             assert kept >= 3 * trained > 0 and fewer == kept - 2 * trained
         finally:
             learner.close()

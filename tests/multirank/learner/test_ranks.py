@@ -125,11 +125,11 @@ def test_a_function_runs_on_every_rank(folder: str, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [entry for entry in sys.path if entry])
     inside = OneRank(values(folder, "tp1"), CPU)
-    assert RanksLearner(inside).apply(place_of, 5) == [(5, True)]
+    assert RanksLearner(inside).call(place_of, 5) == [(5, True)]
     inside.close()
     ranks = ProcessRanks(values(folder, "tp2pp2"), CPU, tmp_path / "logs")
-    assert RanksLearner(ranks).apply(place_of, 5) == [(5, True), (5, False), (6, True), (6, False)]
-    assert ranks.apply(POLICY, collectives_limits) == [{COLLECTIVE_TIMEOUT}] * 4
+    assert RanksLearner(ranks).call(place_of, 5) == [(5, True), (5, False), (6, True), (6, False)]
+    assert ranks.call(POLICY, collectives_limits) == [{COLLECTIVE_TIMEOUT}] * 4
     ranks.close()
     assert "PYTHONSAFEPATH" not in os.environ
 
@@ -148,7 +148,7 @@ def test_an_end_of_file_in_a_call_is_an_error(folder: str, tmp_path: Path) -> No
     """At the pipe it would mean that the driver is gone."""
     ranks = ProcessRanks(values(folder, "tp1"), CPU, tmp_path / "logs")
     with pytest.raises(RankDied, match=r"^rank 0 failed in read_a_cut_file: .*the file ends early"):
-        ranks.apply(POLICY, read_a_cut_file)
+        ranks.call(POLICY, read_a_cut_file)
 
 
 @pytest.mark.long("ranks")
@@ -180,12 +180,12 @@ def test_killed_rank_is_named_at_once(folder: str, tmp_path: Path, victim: int) 
     process = next(p for p in ranks._processes if p.name.endswith(f" {victim}"))
     batch = packed(ragged_sequences(), LAYOUTS["tp2"], micro_batch_tokens=16)
     one_step = recipe()
-    ranks.call(POLICY, "step", batch, one_step)
+    ranks.call(POLICY, RankLearner.step, batch, one_step)
     killer = threading.Timer(0.5, lambda: os.kill(process.pid or 0, signal.SIGKILL))
     killer.start()
     with pytest.raises(RankDied, match=rf"rank {victim} ended with exit code -9 in step.*rank_{victim}\.log"):
         while True:
-            ranks.call(POLICY, "step", batch, one_step)
+            ranks.call(POLICY, RankLearner.step, batch, one_step)
     died = time.monotonic()
     killer.join()
     ranks.close()
@@ -200,7 +200,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(folder: str, tmp_path: Path, mo
     logs, clock = tmp_path / "logs", StageClock()
     ranks = ProcessRanks(values(folder, "tp2"), CPU, logs)
     batch = packed(ragged_sequences(), LAYOUTS["tp2"], micro_batch_tokens=16)
-    ranks.call(POLICY, "step", batch, recipe())
+    ranks.call(POLICY, RankLearner.step, batch, recipe())
     os.kill(ranks._processes[1].pid or 0, signal.SIGSTOP)
     began = time.monotonic()
     budget = Budget(1.0, "guard.stage_timeout_s")
@@ -209,7 +209,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(folder: str, tmp_path: Path, mo
         Watchdog(Watched(clock.present, logs, 2), budget, {}),
         clock.stage("update"),
     ):
-        ranks.call(POLICY, "step", batch, recipe())
+        ranks.call(POLICY, RankLearner.step, batch, recipe())
     ranks.close()
     assert time.monotonic() - began < 4 * SOON_S
     line = f"{signals.failure()}"
@@ -233,9 +233,9 @@ def test_any_other_error_names_rank_and_call_and_who_is_stopped(folder: str, tmp
     ranks = ProcessRanks(values(folder, "dp2"), CPU, tmp_path / "logs")
     os.kill(ranks._processes[1].pid or 0, signal.SIGSTOP)
     stopped = r"rank 1 is stopped \(state T, as by SIGSTOP\)"
-    with pytest.raises(RankDied, match=rf"^{stopped}, and rank 0 failed in no_such_method: .*no_such_method"):
-        ranks.call(POLICY, "no_such_method")
-    assert "AttributeError" in "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    with pytest.raises(RankDied, match=rf"^{stopped}, and rank 0 failed in len: .*has no len"):
+        ranks.call(POLICY, len)
+    assert "TypeError" in "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
 
 
 DRIVER = """
@@ -243,14 +243,15 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = {path!r}
 from policies import CPU, LAYOUTS, recipe, settings
+from megasharp.learner.learner import RankLearner
 from megasharp.learner.ranks.processes import ProcessRanks
 
 if __name__ == "__main__":
     ranks = ProcessRanks({{"policy": settings({folder!r}, LAYOUTS["dp2"], recipe().needs)}}, CPU, Path({logs!r}))
     Path({logs!r}, "saved").mkdir()
     # Saving has threads of its own.
-    ranks.call("policy", "begin_save", Path({logs!r}, "saved"), False)
-    ranks.call("policy", "finish_saves")
+    ranks.call("policy", RankLearner.begin_save, Path({logs!r}, "saved"), False)
+    ranks.call("policy", RankLearner.finish_saves)
     print("saved", flush=True)
     {then}
 """

@@ -38,7 +38,7 @@ class Policy:
     def finish_saves(self) -> dict[Path, FileHash]:
         return {}
 
-    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
+    def call(self, function: Callable[..., Any], *args: object) -> list[Any]:
         return []
 
     def load(self, folder: Path) -> None:

@@ -54,7 +54,7 @@ class Ranks:
     def __init__(self) -> None:
         self.parts = [Part(Place(pp, exports)) for pp in (0, 1) for exports in (True, False)]
 
-    def apply(self, function: Callable[..., Any], *args: object) -> list[Any]:
+    def call(self, function: Callable[..., Any], *args: object) -> list[Any]:
         return [function(part, *args) for part in self.parts]
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
