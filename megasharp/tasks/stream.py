@@ -63,36 +63,47 @@ class DataCursor:
     position: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompts:
+    """The prompts of a training set as the model reads them, in the set's own order; nothing here ever changes.
+
+    Items whose prompt is empty or too long are left out; `skipped` counts them. `digest` is the SHA-256 of all items.
+    """
+
+    prompts: tuple[tuple[TaskItem, tuple[int, ...]], ...]
+    skipped: int
+    digest: str
+
+    def __len__(self) -> int:
+        """Prompts that are left, which is one epoch."""
+        return len(self.prompts)
+
+
+def tokenize_prompts(items: Sequence[TaskItem], tokenizer: ChatEncoder, max_prompt_tokens: int) -> TokenizedPrompts:
+    """Tokenize all items, and leave out those longer than `max_prompt_tokens`. Raises UserError if none is left."""
+    if not items:
+        raise UserError("data.path: the data file holds no problems")
+    read = [replace(item, text=prompt_of(item, tokenizer)) for item in items]
+    encoded = [(item, tokenizer.encode(item.text)) for item in read]
+    kept = tuple((item, tokens) for item, tokens in encoded if 0 < len(tokens) <= max_prompt_tokens)
+    if not kept:
+        shortest = min(len(tokens) for _, tokens in encoded)
+        raise UserError(
+            f"data.max_prompt_tokens: all {len(items)} prompts of {items[0].source} are longer than "
+            f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
+        )
+    # The file may be edited between two attempts of a run, so the digest is of what was read, before the template.
+    return TokenizedPrompts(kept, len(items) - len(kept), digest_of(items))
+
+
 class PromptStream:
     """Prompts in an order that depends on the items, the seed and the epoch alone, and never ends.
 
-    Items whose prompt is empty or longer than `max_prompt_tokens` are left out; `skipped` counts them. `digest` is the
-    SHA-256 of all items.
-    Every epoch hands out every remaining item once.
+    Every epoch hands out every prompt once.
     """
 
-    def __init__(
-        self,
-        items: Sequence[TaskItem],
-        tokenizer: ChatEncoder,
-        max_prompt_tokens: int,
-        seed: int,
-    ) -> None:
-        """Tokenize all items. Raises UserError if no item is left."""
-        if not items:
-            raise UserError("data.path: the data file holds no problems")
-        read = [replace(item, text=prompt_of(item, tokenizer)) for item in items]
-        encoded = [(item, tokenizer.encode(item.text)) for item in read]
-        self._items = [(item, tokens) for item, tokens in encoded if 0 < len(tokens) <= max_prompt_tokens]
-        self.skipped = len(items) - len(self._items)
-        if not self._items:
-            shortest = min(len(tokens) for _, tokens in encoded)
-            raise UserError(
-                f"data.max_prompt_tokens: all {len(items)} prompts of {items[0].source} are longer than "
-                f"{max_prompt_tokens} tokens; the shortest has {shortest}, so set it to at least that"
-            )
-        # What a run reads may be edited between two of its attempts.
-        self.digest = digest_of(items)
+    def __init__(self, prompts: TokenizedPrompts, seed: int) -> None:
+        self._items = prompts.prompts
         self._seed = seed
         self._pending: list[DataCursor] = []
         self._cursor = DataCursor(0, 0)

@@ -90,7 +90,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
 def inputs_of(checked: ResolvedRun) -> Inputs:
     """What the run reads that its checkpoints do not hold."""
     return Inputs(
-        problems=checked.stream.digest,
+        problems=checked.prompts.digest,
         tokenizer=checked.tokenizer.digest(),
         weights=weights_fingerprint(checked.model),
         suites={suite.name: digest_of(suite.items) for suite in checked.suites},

@@ -38,7 +38,7 @@ from megasharp.metrics.response_table import TokenColumns, leave_pandas_out, wri
 from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog, read_metrics
 from megasharp.reporting.history import evaluations, find_peak
-from megasharp.tasks.stream import DataCursor
+from megasharp.tasks.stream import DataCursor, PromptStream
 from megasharp.trainer import loop
 from megasharp.trainer.checkpoints import REFERENCE, Checkpoints, DriverState
 from megasharp.trainer.control_rules import make_rules
@@ -101,11 +101,11 @@ def _train(
         compute_deterministically()
     for change in check_resume(root, checked.config, allowed) if resume else []:
         say(change)
-    stream, data = checked.stream, checked.config.data
-    if stream.skipped:
-        total = len(stream) + stream.skipped
+    prompts, data = checked.prompts, checked.config.data
+    if prompts.skipped:
+        total = len(prompts) + prompts.skipped
         say(
-            f"{stream.skipped} of {total} prompts in {data.path or data.set} are left out: "
+            f"{prompts.skipped} of {total} prompts in {data.path or data.set} are left out: "
             f"empty, or longer than data.max_prompt_tokens ({data.max_prompt_tokens})"
         )
     for model in (checked.model, *([checked.memory.model] if checked.memory else [])):
@@ -165,11 +165,12 @@ class _Run:
         self._engine = serving.engine
         self._learners = learners
         seed_generators(config.seed)
+        self._stream = PromptStream(checked.prompts, config.seed)
         if self._checkpoints.exists:
             with self._clock.stage("start"):
                 self._checkpoints.load(learners)
             cursor = DataCursor(self._start.cursor_epoch, self._start.cursor_position)
-            checked.stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
+            self._stream.restore(cursor, [DataCursor(*place) for place in self._start.pending])
         # A save that is written must not wait for the step's end to become a checkpoint.
         self._rollouts = serving.rollouts(self._judging.judge, self._checkpoints.poll)
         self._take_up()
@@ -208,7 +209,7 @@ class _Run:
         unfinished = self._checkpoints.load_unfinished()
         before, now = self._start.inputs, self._inputs
         if (before.problems, before.tokenizer) == (now.problems, now.tokenizer):
-            useless = self._rollouts.take_up(self._checked.stream, unfinished)
+            useless = self._rollouts.take_up(self._stream, unfinished)
         else:
             useless = len(unfinished)
         if useless:
@@ -287,7 +288,7 @@ class _Run:
 
     def _parts(self) -> loop.Components:
         return loop.Components(
-            stream=self._checked.stream,
+            stream=self._stream,
             rollouts=self._rollouts,
             recipes=self._checked.recipes,
             control=self._control,
@@ -358,7 +359,7 @@ class _Run:
     def _checkpoint(self, step: int, skipped_in_a_row: int, *, wait: bool) -> None:
         # A resumed run leaves out steps that it has a checkpoint of: their rows must be there.
         self._log.sync()
-        stream = self._checked.stream
+        stream = self._stream
         unfinished = self._rollouts.unfinished()
         waiting = [(place.epoch, place.position) for place in stream.pending]
         state = RunState(

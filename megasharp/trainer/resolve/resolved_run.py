@@ -16,7 +16,7 @@ from megasharp.convert.model_folder import ModelFolder
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.metrics.trackers.watch import check_installed
 from megasharp.rollout.sglang.client.health import check_engines
-from megasharp.tasks.stream import PromptStream
+from megasharp.tasks.stream import TokenizedPrompts, tokenize_prompts
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.trainer.resolve.engine_settings import (
     check_context,
@@ -44,14 +44,17 @@ class MemoryFolder:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """A configuration that can start, with what was read on the way."""
+    """A configuration that can start, with what was read on the way.
+
+    Nothing in it changes while a run trains, so that one of these starts any number of equal runs.
+    """
 
     config: RunConfig
     model: ModelFolder
     architecture: Architecture
     tokenizer: TextTokenizer
     recipes: RecipeSchedule
-    stream: PromptStream
+    prompts: TokenizedPrompts
     suites: tuple[Suite, ...]
     layout: ParallelLayout
     memory: MemoryFolder | None
@@ -103,7 +106,7 @@ def check(config: RunConfig, where: str) -> ResolvedRun:
         architecture=architecture,
         tokenizer=tokenizer,
         recipes=recipes,
-        stream=PromptStream(items, tokenizer, config.data.max_prompt_tokens, config.seed),
+        prompts=tokenize_prompts(items, tokenizer, config.data.max_prompt_tokens),
         suites=suites,
         layout=ParallelLayout(policy.dp, policy.tp, policy.pp, policy.cp, policy.vpp),
         memory=memory,

@@ -25,7 +25,7 @@ def describe(checked: ResolvedRun) -> str:
         "a micro-batch",
         f"rollouts   {_engines(checked)}, temperature {config.rollout.temperature}, <= {_limits(checked)} tokens",
         f"recipe     {', '.join(checked.recipes.final.methods)}; {checked.recipes.final.reduction.value}",
-        f"data       {len(checked.stream)} prompts of {config.data.name}; evaluation on "
+        f"data       {len(checked.prompts)} prompts of {config.data.name}; evaluation on "
         + (", ".join(suite.name for suite in checked.suites) or "nothing"),
     ]
     return "\n".join([*lines, *_stale(checked), *_without_effect(checked)])

@@ -24,7 +24,7 @@ from megasharp.rollout.in_flight import SampledWith, Unfinished
 from megasharp.rollout.step_request import CollectionSettings, GroupMaker
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import DirectJudge, TaskItem
-from megasharp.tasks.stream import PromptStream
+from megasharp.tasks.stream import PromptStream, tokenize_prompts
 from tests.unit.rollout.standin_engine import Delay, StandInEngine
 from tests.unit.rollout.test_asynchronous import (
     QUICK,
@@ -309,7 +309,7 @@ def test_a_resumed_run_trains_on_every_prompt_once(tmp_path: Path) -> None:
             return (int(text),)
 
     def stream() -> PromptStream:
-        return PromptStream(items, Numbers(), 4, seed=3)
+        return PromptStream(tokenize_prompts(items, Numbers(), 4), seed=3)
 
     chance = random.Random(0)
     paces = [chance.choice([0.0001, 0.003]) for _ in items]

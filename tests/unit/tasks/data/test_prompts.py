@@ -13,7 +13,7 @@ from megasharp.tasks.judge import digest_of
 from megasharp.tasks.prompts import TEMPLATES, template_named
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.load import load_set
-from megasharp.tasks.stream import PromptStream, prompt_of
+from megasharp.tasks.stream import PromptStream, prompt_of, tokenize_prompts
 from megasharp.tasks.tokenizer import load_tokenizer
 
 REPOSITORY = Path(__file__).parents[4]
@@ -73,7 +73,7 @@ def test_a_chat_prompt_is_written_by_the_model_s_template() -> None:
     assert prompt_of(with_system, Tokens()).startswith("[system: You are an expert Python programmer.")
     plain = load_set("math500", FILES / "math500.jsonl", "plain").items[0]
     assert prompt_of(plain, Tokens()) == plain.text == "What is $\\frac{1}{3}$?"
-    stream = PromptStream(items[:1], Tokens(), 10_000, seed=1)
+    stream = PromptStream(tokenize_prompts(items[:1], Tokens(), 10_000), seed=1)
     (prompt,) = stream.take(1)
     assert prompt.text == prompt_of(items[0], Tokens()) and prompt.tokens == tuple(map(ord, prompt.text))
     chat = load_set("math500", FILES / "math500.jsonl", "chat").items

@@ -14,7 +14,7 @@ from megasharp.common.errors import UserError
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.sets.load import load_set
-from megasharp.tasks.stream import DataCursor, PromptStream
+from megasharp.tasks.stream import DataCursor, PromptStream, TokenizedPrompts, tokenize_prompts
 from megasharp.tasks.table import load_items
 
 ANSWER = CountdownAnswer((1, 2), 3)
@@ -34,14 +34,18 @@ def items(count: int, longest: int = 0) -> list[TaskItem]:
     ]
 
 
+def tokenized(count: int = 10, limit: int = 8, longest: int = 0) -> TokenizedPrompts:
+    return tokenize_prompts(items(count, longest), CodePoints(), limit)
+
+
 def stream(count: int = 10, seed: int = 1, limit: int = 8, longest: int = 0) -> PromptStream:
-    return PromptStream(items(count, longest), CodePoints(), limit, seed)
+    return PromptStream(tokenized(count, limit, longest), seed)
 
 
 def test_its_digest_tells_other_problems_answers_and_orders() -> None:
     some = items(10)
     digests = {
-        PromptStream(changed, CodePoints(), 8, 1).digest
+        tokenize_prompts(changed, CodePoints(), 8).digest
         for changed in (
             some,
             [*some[1:], some[0]],
@@ -50,8 +54,17 @@ def test_its_digest_tells_other_problems_answers_and_orders() -> None:
             [replace(some[0], text="other"), *some[1:]],
         )
     }
-    assert len(digests) == 5 and stream().digest in digests
-    assert PromptStream(some, CodePoints(), 3, 1).digest == stream().digest, "what is left out says nothing of the file"
+    assert len(digests) == 5 and tokenized().digest in digests
+    assert tokenize_prompts(some, CodePoints(), 3).digest == tokenized().digest, (
+        "what is left out says nothing of the file"
+    )
+
+
+def test_two_streams_of_the_same_prompts_do_not_move_each_other() -> None:
+    prompts = tokenized()
+    first = PromptStream(prompts, 1)
+    taken = first.take(7)
+    assert PromptStream(prompts, 1).take(7) == taken
 
 
 def test_every_epoch_hands_out_every_prompt_once_in_its_own_order() -> None:
@@ -106,19 +119,19 @@ def test_a_cursor_of_other_data_is_refused(cursor: DataCursor) -> None:
 
 
 def test_long_prompts_are_left_out_and_counted() -> None:
-    shorter = stream(longest=9)
+    shorter = tokenized(longest=9)
     assert (shorter.skipped, len(shorter)) == (1, 9)
-    assert "p0" not in {prompt.id for prompt in shorter.take(18)}
-    assert (stream(longest=8).skipped, len(stream(longest=8))) == (0, 10)
+    assert "p0" not in {prompt.id for prompt in PromptStream(shorter, 1).take(18)}
+    assert (tokenized(longest=8).skipped, len(tokenized(longest=8))) == (0, 10)
     assert "p0" in {prompt.id for prompt in stream(longest=8).take(10)}
 
 
 def test_empty_prompts_are_left_out_and_counted() -> None:
     some = items(4)
     some[2] = TaskItem("empty", "countdown", "", ANSWER, "t.jsonl")
-    without = PromptStream(some, CodePoints(), 8, 1)
+    without = tokenize_prompts(some, CodePoints(), 8)
     assert (len(without), without.skipped) == (3, 1)
-    assert "empty" not in {prompt.id for prompt in without.take(3)}
+    assert "empty" not in {prompt.id for prompt in PromptStream(without, 1).take(3)}
 
 
 def test_no_prompt_left_is_the_users_to_mend() -> None:
@@ -199,5 +212,5 @@ def test_the_order_does_not_depend_on_how_many_files_hold_the_rows(tmp_path: Pat
             begin, end = (len(rows) * each // files for each in (number, number + 1))
             (folder / f"train-{number:05}-of-{files:05}.jsonl").write_text("".join(rows[begin:end]))
         loaded = load_set("countdown_3to4", folder).items
-        orders.add(tuple(p.id for p in PromptStream(loaded, CodePoints(), 1000, 7).take(100)))
+        orders.add(tuple(p.id for p in PromptStream(tokenize_prompts(loaded, CodePoints(), 1000), 7).take(100)))
     assert len(orders) == 1
