@@ -10,6 +10,7 @@ from megasharp.common.section import Section
 
 DtypeName = Literal["float32", "bfloat16"]
 LoraTarget = Literal["qkv", "proj", "fc1", "fc2"]
+Recompute = Literal["none", "selective", "full"]
 
 
 class ModelConfig(Section):
@@ -158,7 +159,7 @@ class PolicyConfig(Section):
         "by several responses counts once. A longer response gets a micro-batch of its own. Lower it when activations "
         "do not fit in memory, raise it for speed.",
     )
-    recompute: Literal["none", "selective", "full"] = Field(
+    recompute: Recompute = Field(
         default="none",
         description="Activations computed again in the backward pass to save memory. none keeps all; selective "
         "recomputes recompute_modules; full recomputes every layer, which costs about a third more compute.",

@@ -1,6 +1,7 @@
-"""The planner: what a run will need of each GPU and about how long a step takes, before a cluster is asked.
+"""The planner: a run's memory on each GPU and about the seconds of a step, before a cluster is asked.
 
-Pure: numbers in, numbers out. `formulas` holds every formula with its source, `hardware` the GPUs, `request` what is
-asked, `result` what comes out; `memory`, `engines` and `seconds` apply the formulas, `problems` judges, `suggest`
-searches, `text` prints, `tree` is the same for programs.
+Pure: numbers in, numbers out. In the order of reading: `request` is the question, with the GPUs that are known;
+`formulas` holds every formula with its source; `memory` and `seconds` apply them; `plan_result` is the answer and
+`warnings` judges it; `suggest` makes a plan and searches for better layouts; `text` prints a plan, `tree` is the same
+for programs.
 """

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from megasharp.batching.planning import Flops
+from megasharp.config.policy import Recompute
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import LoraSettings, input_size, rows_of
 from megasharp.ops.chunked_head import CHUNK_TOKENS
 
-Recompute = Literal["none", "selective", "full"]
 # Of `selective`, by Megatron's names: core_attn, mlp.
-Modules = tuple[str, ...]
-CORE_ATTENTION: Modules = ("core_attn",)
+CORE_ATTENTION = ("core_attn",)
 
 _FP32 = 4
 # Runs of one block have lengths within a factor of two and are padded to the longest: evenly spread, by 4/3.
@@ -44,7 +43,7 @@ def optimizer_bytes(parameters: int, width: int, shards: int) -> float:
 
 
 def staging_bytes(parameters: int) -> int:
-    """What a step of an optimizer whose state is on the host takes of the GPU, for `parameters` of a rank's shard.
+    """GPU bytes that a step takes of an optimizer whose state is on the host, for `parameters` of a rank's shard.
 
     Three pieces of 8 Mi numbers at most, each with main weights and two moments in float32
     (`learner/optimizer_offload.py`).
@@ -53,7 +52,7 @@ def staging_bytes(parameters: int) -> int:
 
 
 def adapter_parameters(arch: Architecture, lora: LoraSettings, tp: int) -> int:
-    """Numbers of one layer's adapters on one of `tp` ranks (LoRA, 2106.09685, section 4.1): r (inputs + outputs) a map.
+    """Parameters of one layer's adapters on one of `tp` ranks: r (inputs + outputs) a map (LoRA, 2106.09685, 4.1).
 
     Of qkv and fc1 a rank holds the whole A and its rows of B, of proj and fc2 its columns of A and the whole B.
     """
@@ -73,16 +72,16 @@ def layer_bytes_per_token(
     tp: int,
     width: int,
     recompute: Recompute,
-    modules: Modules = CORE_ATTENTION,
+    modules: Sequence[str] = CORE_ATTENTION,
     *,
     fused_norms: bool,
     padded: float = PADDED_RUNS,
 ) -> float:
-    """What autograd keeps of one token in one layer, on one of `tp` ranks with sequence parallelism.
+    """Bytes that autograd keeps of one token in one layer, on one of `tp` ranks with sequence parallelism.
 
     Korthikanti et al. (2205.05198) count GPT's layer, sections 4.1 and 4.2; this is the same count for the layer that
-    `mcore` builds, whole, to be divided by `tp`. With h hidden, q = heads * head_dim, k = kv_heads * head_dim, f = ffn,
-    each in `width` bytes:
+    `learner` builds, whole, to be divided by `tp`. With h hidden, q = heads * head_dim, k = kv_heads * head_dim,
+    f = ffn, each in `width` bytes:
 
         norms                 their inputs and their outputs (the linear maps' inputs): 4 h
         MLP                   gate and up in one tensor, gate's activation, up (a copy), their product: 5 f
@@ -103,7 +102,9 @@ def layer_bytes_per_token(
         return width * h / tp
     joined, copied = q + 2 * arch.kv_size, q if arch.kv_heads > tp else 0
     again = modules if recompute == "selective" else ()
-    total: float = 2 * (_norm_bytes(h, width, fused_norms) + width * h) + width * ((0 if "mlp" in again else 5 * f) + q)
+    # Of a norm: its input and the reciprocal deviation of each token.
+    norm = (width * h if fused_norms else 2 * _FP32 * h) + _FP32
+    total: float = 2 * (norm + width * h) + width * ((0 if "mlp" in again else 5 * f) + q)
     if "core_attn" not in again:
         total += (4 * width * q + _FP32 * arch.heads) * padded
         inputs = joined + copied
@@ -113,21 +114,17 @@ def layer_bytes_per_token(
     return (total + (_head_norms(arch, inputs, width, fused_norms) if arch.qk_norm else 0)) / tp
 
 
-def _norm_bytes(size: int, width: int, fused: bool) -> int:
-    """Input and reciprocal deviation of a norm over `size` numbers."""
-    return (width * size if fused else 2 * _FP32 * size) + _FP32
-
-
 def _head_norms(arch: Architecture, inputs: int, width: int, fused: bool) -> int:
-    """The same of the norms over each query head and key head; `inputs`: numbers that are kept as they came."""
+    """Bytes that the norms over each query head and key head keep; `inputs`: numbers that are kept as they came."""
     size, deviations = arch.query_size + arch.kv_size, _FP32 * (arch.heads + arch.kv_heads)
     if not fused and width < _FP32:
+        # Norms built of smaller operations keep a float32 copy of their input, so the input itself is not kept.
         return 2 * _FP32 * size + deviations
     return width * inputs + (0 if fused else _FP32 * size) + deviations
 
 
 def in_flight(stage: int, pp: int, vpp: int, micro_batches: int) -> float:
-    """How many micro-batches a stage holds activations of at most, counted in whole stages.
+    """Most micro-batches that a stage holds activations of, counted in whole stages.
 
     1F1B: pp - stage (Narayanan et al., 2104.04473, section 2.2.1). Interleaved: the warm-up of Megatron's schedule,
     2 (pp - stage - 1) + (vpp - 1) pp chunks and the one at work, each a vpp-th of the stage.
@@ -140,7 +137,7 @@ def in_flight(stage: int, pp: int, vpp: int, micro_batches: int) -> float:
 
 
 def logits_bytes(tokens: float, columns: int, width: int, entropy: bool, kernels: bool) -> float:
-    """Most that the head holds at once: `tokens` rows of `columns` = vocab / tp logits.
+    """Most bytes that the head holds at once: `tokens` rows of `columns` = vocab / tp logits.
 
     The logits and their rows of responses, `width` each, which is all with `kernels` (Triton's): backward writes over
     the rows and spreads them out again. In torch (`ops/head/reference.py`) also the shifted float32 copy, and with the
@@ -151,7 +148,7 @@ def logits_bytes(tokens: float, columns: int, width: int, entropy: bool, kernels
 
 
 def chunked_logits_bytes(tokens: float, columns: int, hidden: int, width: int, entropy: bool, kernels: bool) -> float:
-    """The same where logits are computed `CHUNK_TOKENS` tokens at a time (`ops/chunked_head.py`).
+    """Most bytes of a head that computes logits `CHUNK_TOKENS` tokens at a time (`ops/chunked_head.py`).
 
     Hidden states of the rows that predict and their gradient, a chunk's logits, and, once they are gone, what autograd
     is given as the weight's gradient, which is in Megatron's buffer by then.
@@ -165,7 +162,7 @@ def chunked_logits_bytes(tokens: float, columns: int, hidden: int, width: int, e
 
 
 def kv_bytes_per_token(arch: Architecture, tp: int, width: int) -> int:
-    """Keys and values of one token on one of `tp` ranks; a rank holds at least one head."""
+    """Bytes of one token's keys and values on one of `tp` ranks; a rank holds at least one head."""
     return 2 * arch.num_layers * max(1, arch.kv_heads // tp) * arch.head_dim * width
 
 
@@ -196,7 +193,7 @@ def engine_default_fraction(reserved: float, memory: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Prompts and responses in tokens. Of the responses, a share 1 - (n / longest)^(1 / k) is longer than n tokens.
+    """Lengths of prompts and responses in tokens; a share 1 - (n / longest)^(1 / k) of responses exceeds n tokens.
 
     k = longest / mean - 1 makes the mean right: evenly spread for a mean of half the longest, a thin tail for less.
     An assumption: real lengths depend on model and task, and on nothing so much as on truncation.
@@ -228,7 +225,7 @@ class Lengths:
         return self.prompt + mean_square / (2.0 * self.response)
 
     def context_within(self, window: int | None) -> float:
-        """The same where a token sees `window` positions at most: E[integral of min(p + t, w) over t < r] / E[r]."""
+        """`context` where a token sees `window` positions at most: E[integral of min(p + t, w) over t < r] / E[r]."""
         if window is None:
             return self.context
         seen = min(max(0.0, window - self.prompt), float(self.response_longest))
@@ -256,7 +253,7 @@ def mean_context(arch: Architecture, lengths: Lengths) -> float:
 
 
 def forward_flops_per_token(arch: Architecture, context: float) -> float:
-    """2 N + 4 L q s: N weights that are multiplied (the embedding is looked up), s positions attended to.
+    """FLOPs of one token: 2 N + 4 L q s; N weights are multiplied (the embedding is looked up), s positions seen.
 
     PaLM (2204.02311), appendix B: forward and backward 6 N + 12 L H Q T; forward is a third. T is the mean context, so
     that the causal half is counted. A backward pass costs twice the forward one.
@@ -267,21 +264,21 @@ def forward_flops_per_token(arch: Architecture, context: float) -> float:
 
 
 def _attention_flops(arch: Architecture) -> float:
-    """One layer, for each row and each position that it attends to: a score and a weighted value, 2 q each."""
+    """FLOPs of one layer for each token and position that it attends to: a score and a weighted value, 2 q each."""
     return 4.0 * arch.query_size
 
 
 def context_bytes_per_row(arch: Architecture, tp: int, cp: int, width: int) -> float:
-    """What a rank receives in one gather of keys and values of all layers, for each packed row of its micro-batches.
+    """Bytes a rank receives for each packed token of its micro-batches in one gather of all layers' keys and values.
 
-    Of 2 kv_size / tp numbers a layer those of the cp - 1 other ranks' rows, (cp - 1) / cp of all
+    Of 2 kv_size / tp numbers a layer those of the cp - 1 other ranks' tokens, (cp - 1) / cp of all
     (`learner/context_parallel.py`). Summing their gradients in backward sends as much.
     """
     return (cp - 1) / cp * arch.num_layers * 2 * arch.kv_size / tp * width
 
 
 def packing_flops(arch: Architecture, chunked_head: bool) -> Flops:
-    """`forward_flops_per_token` for rows whose contexts are known: what batching balances ranks by.
+    """`forward_flops_per_token` for packed tokens whose contexts are known: batching balances ranks by it.
 
     `policy.head: chunked` computes logits of response tokens only, and once more in backward: with the two products of
     backward that is 4 / 3 of what a forward pass and the 2 of its backward pass are.
@@ -296,7 +293,7 @@ def packing_flops(arch: Architecture, chunked_head: bool) -> Flops:
 
 
 def recompute_share(
-    arch: Architecture, context: float, recompute: Recompute, modules: Modules = CORE_ATTENTION
+    arch: Architecture, context: float, recompute: Recompute, modules: Sequence[str] = CORE_ATTENTION
 ) -> float:
     """Forward work done a second time, as a share of one forward pass."""
     if recompute == "none":
@@ -326,6 +323,7 @@ def decode_seconds(
     last = min(requests, at_once)
     full_step = weights + at_once * lengths.context * kv_per_token
     full_steps = max(0.0, requests - at_once) * lengths.response / at_once
+    # The integral over the last batch's positions, by the midpoint rule.
     steps = 256
     size = lengths.response_longest / steps
     drain = 0.0
@@ -337,7 +335,7 @@ def decode_seconds(
 
 
 def micro_batches(rows: float, responses: float, budget: int, ranks: int, multiple: int) -> int:
-    """Micro-batches of a rank: `rows` packed tokens over `ranks` data-parallel ranks, at most `budget` in one.
+    """Number of a rank's micro-batches: `rows` packed tokens over `ranks` data-parallel ranks, at most `budget` in one.
 
     A response is not cut, so there are no more than `responses` over the ranks. An interleaved pipeline asks for a
     `multiple` of its stages.
@@ -350,5 +348,5 @@ def micro_batches(rows: float, responses: float, budget: int, ranks: int, multip
 
 
 def checkpoint_bytes(parameters: int, trained: int, width: int) -> int:
-    """Weights and the optimizer's state, each once whatever the layout: 14 bytes a trained parameter in bfloat16."""
+    """Bytes of weights and optimizer state, each once whatever the layout: 14 a trained parameter in bfloat16."""
     return width * parameters + int(optimizer_bytes(trained, width, 1))

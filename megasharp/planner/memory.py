@@ -1,9 +1,9 @@
 """The memory of one rank of each pipeline stage, by part and by phase of a step.
 
-Phases are those of `weight_sync/colocation.py`. The reference (of what is trained) lies in the host's memory and
-changes places with the policy's own weights while it computes, one parameter at a time (`learner/offload.py`).
-
-How a network and a step are shared out: parameters of each pipeline stage, rows and micro-batches of a step.
+First a network is cut into pipeline stages and a step into micro-batches; then the formulas give the bytes of each
+part, and the parts that are there together give those of each phase. Phases are those of `weight_sync/colocation.py`.
+The reference (of what is trained) stays in the host's memory and changes places with the policy's own weights while it
+computes, one parameter at a time (`learner/offload.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Literal, get_args
+from typing import get_args
 
 from megasharp.batching.packing import row_multiple
 from megasharp.common.records import ParallelLayout
+from megasharp.config.policy import Recompute
 from megasharp.convert.lora import LoraSettings
 from megasharp.planner.formulas import (
-    Recompute,
     adapter_parameters,
     chunked_logits_bytes,
     gradient_bytes,
@@ -30,19 +30,19 @@ from megasharp.planner.formulas import (
     optimizer_bytes,
     staging_bytes,
 )
-from megasharp.planner.plan_result import EngineMemory, StageMemory
-from megasharp.planner.request import Batch, Network, Request, Split
+from megasharp.planner.plan_result import EngineMemory, StageKind, StageMemory
+from megasharp.planner.request import Network, Request
 
 
 def runs_of_layers(count: int, layout: ParallelLayout, stage: int) -> tuple[range, ...]:
-    """Which of a model's `count` layers (from 0) a pipeline stage has: with vpp > 1 every pp-th of shorter runs."""
+    """Layers (from 0) of a pipeline stage, of a model's `count`: with vpp > 1 every pp-th of shorter runs."""
     length = count // (layout.pp * layout.vpp)
     starts = [(chunk * layout.pp + stage) * length for chunk in range(layout.vpp)]
     return tuple(range(start, start + length) for start in starts)
 
 
 def run_text(run: range) -> str:
-    """The numbers of a run of layers: "8-15", or "8" alone."""
+    """Return the numbers of a run of layers as text: "8-15", or "8" alone."""
     return f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0])
 
 
@@ -56,13 +56,13 @@ class Stage:
 
     @property
     def layers(self) -> int:
-        """How many layers it has."""
+        """The number of its layers."""
         return sum(map(len, self.runs))
 
 
 @lru_cache(maxsize=256)
 def stages(network: Network, layout: ParallelLayout, lora: LoraSettings | None = None) -> tuple[Stage, ...]:
-    """Every stage, from the family's table."""
+    """Cut a network into its pipeline stages, by the family's table of parameters."""
     arch, family, last = network.architecture, network.family, layout.pp - 1
     found = []
     for stage in range(layout.pp):
@@ -79,19 +79,19 @@ def stages(network: Network, layout: ParallelLayout, lora: LoraSettings | None =
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Packed rows of a whole step; micro-batches of one rank in one optimizer step, and the rows of the largest."""
+    """Packed tokens of a whole step; micro-batches of one rank in one optimizer step, and the tokens of the largest."""
 
     step: int
     micro_batches: int
     largest: int
 
 
-def rows_of(batch: Batch, split: Split, device: str) -> Rows:
-    """A group's responses share one copy of the prompt in every micro-batch that has some of them.
+def rows_of(request: Request) -> Rows:
+    """Count a step's packed tokens and micro-batches.
 
-    `device` is the type ("cpu", "cuda"): packed rows are padded less on a GPU.
+    A group's responses share one copy of the prompt in every micro-batch that has some of them.
     """
-    lengths = batch.lengths
+    batch, split, lengths = request.batch, request.split, request.batch.lengths
     room = max(lengths.response, split.micro_batch_tokens - lengths.prompt)
     copies = math.ceil(batch.responses * lengths.response / room)
     step = batch.prompts * (copies * lengths.prompt + batch.responses * lengths.response)
@@ -100,11 +100,12 @@ def rows_of(batch: Batch, split: Split, device: str) -> Rows:
         batch.sequences / batch.mini_batches,
         budget=split.micro_batch_tokens,
         ranks=split.dp,
-        multiple=split.micro_batch_multiple,
+        multiple=request.layout.micro_batch_multiple,
     )
     # A response that is longer than the budget is alone in its micro-batch.
     largest = max(min(split.micro_batch_tokens, step / (batch.mini_batches * split.dp)), lengths.longest)
-    unit = row_multiple(split.layout, device)
+    # Packed tokens are padded less on a GPU.
+    unit = row_multiple(request.layout, "cpu" if request.machines.gpu is None else "cuda")
     return Rows(math.ceil(step), count, math.ceil(largest / unit) * unit)
 
 
@@ -117,16 +118,17 @@ RESERVED = 4_000_000_000
 
 
 def stage_memory(request: Request, rows: Rows) -> list[StageMemory]:
-    """Every stage without engines: `totals` has the phases in which learners compute."""
-    split = request.split
-    policy = stages(request.policy, split.layout, request.lora)
-    memory = stages(request.memory, split.layout) if request.memory else (None,) * split.pp
-    return [_stage(request, rows, number, policy[number], memory[number]) for number in range(split.pp)]
+    """The memory of every stage without engines: `totals` has the phases in which learners compute."""
+    layout = request.layout
+    policy = stages(request.policy, layout, request.lora)
+    memory = stages(request.memory, layout) if request.memory else (None,) * layout.pp
+    return [_stage(request, rows, number, policy[number], memory[number]) for number in range(layout.pp)]
 
 
 def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Stage | None) -> StageMemory:
-    split, width = request.split, request.width
+    split, width, on_host = request.split, request.width, request.optimizer_on_host
     last = number == split.pp - 1
+    trained = (policy.trained, memory.parameters) if memory else (policy.trained,)
     activations: dict[str, int] = {
         setting: _activations(request, request.policy, policy, number, rows, setting) for setting in get_args(Recompute)
     }
@@ -148,13 +150,14 @@ def _stage(request: Request, rows: Rows, number: int, policy: Stage, memory: Sta
         logits=_logits(request, request.policy, rows, entropy=True) if last else 0,
         reference=_reference(request, policy) if request.machines.gpu is None else 0,
         memory_parameters=memory.parameters if memory else 0,
-        memory_network=_static(request, memory.parameters) if memory else 0,
+        memory_network=sum(_memory_parts(request, memory.parameters).values()) if memory else 0,
         memory_step=memory_step,
         reserved=RESERVED if request.machines.gpu else 0,
         totals={},
         must_offload=(),
-        optimizer_on_host=_held_on_host(request, policy, memory),
-        staging=_staging(request, policy, memory),
+        optimizer_on_host=sum(_optimizer(request, count) for count in trained) if on_host else 0,
+        # One network's optimizer steps at a time.
+        staging=max(staging_bytes(count // request.layout.shards) for count in trained) if on_host else 0,
         reference_on_host=0 if request.machines.gpu is None else _reference(request, policy),
     )
     return replace(stage, totals=_learning(request, stage, rows))
@@ -164,36 +167,27 @@ def _reference(request: Request, policy: Stage) -> int:
     return request.width * policy.trained if request.passes.reference else 0
 
 
-def _static(request: Request, parameters: int) -> int:
-    return request.width * parameters + gradient_bytes(parameters) + _optimizer_on_gpu(request, parameters)
+def _memory_parts(request: Request, parameters: int) -> dict[str, int]:
+    """Bytes of what the memory network keeps, by the names of `policy.offload`."""
+    return {
+        "weights": request.width * parameters,
+        "gradients": gradient_bytes(parameters),
+        "optimizer": _optimizer_on_gpu(request, parameters),
+    }
 
 
 def _optimizer(request: Request, parameters: int) -> int:
-    return int(optimizer_bytes(parameters, request.width, request.split.shards))
+    return int(optimizer_bytes(parameters, request.width, request.layout.shards))
 
 
 def _optimizer_on_gpu(request: Request, parameters: int) -> int:
     return 0 if request.optimizer_on_host else _optimizer(request, parameters)
 
 
-def _trained(policy: Stage, memory: Stage | None) -> tuple[int, ...]:
-    return (policy.trained, memory.parameters) if memory else (policy.trained,)
-
-
-def _held_on_host(request: Request, policy: Stage, memory: Stage | None) -> int:
-    if not request.optimizer_on_host:
-        return 0
-    return sum(_optimizer(request, count) for count in _trained(policy, memory))
-
-
-def _staging(request: Request, policy: Stage, memory: Stage | None) -> int:
-    if not request.optimizer_on_host:
-        return 0
-    return max(staging_bytes(count // request.split.shards) for count in _trained(policy, memory))
-
-
 def _learning(request: Request, stage: StageMemory, rows: Rows) -> dict[str, int]:
+    """Bytes of the phases in which learners compute."""
     kept = stage.static + stage.reference + stage.memory_network + stage.reserved
+    # Policy, memory network and optimizer take turns: the most that one of them adds counts.
     totals = {TRAINING: kept + max(stage.activations + stage.logits, stage.memory_step, stage.staging)}
     if request.passes.old_logp or request.passes.reference:
         totals[ANNOTATION] = kept + _one_layer(request, request.policy, rows) + stage.logits
@@ -201,7 +195,7 @@ def _learning(request: Request, stage: StageMemory, rows: Rows) -> dict[str, int
 
 
 def _tokens(request: Request, rows: Rows) -> float:
-    """Rows of a micro-batch on one rank of a context-parallel group."""
+    """Packed tokens of a micro-batch on one rank of a context-parallel group."""
     return rows.largest / request.split.cp
 
 
@@ -237,18 +231,13 @@ def left_while_sampling(stage: StageMemory, request: Request, offload: Iterable[
     """Bytes of the learners that stay on the GPU when `offload` has left it."""
     offload = set(offload)
     parts = {"weights": stage.weights, "gradients": stage.gradients, "optimizer": stage.optimizer}
-    count, width = stage.memory_parameters, request.width
-    memory = {
-        "weights": width * count,
-        "gradients": gradient_bytes(count),
-        "optimizer": _optimizer_on_gpu(request, count),
-    }
+    memory = _memory_parts(request, stage.memory_parameters)
     kept = sum(parts[name] + memory[name] for name in parts if name not in offload)
     return kept + stage.reference + stage.reserved
 
 
 def with_engine(stage: StageMemory, request: Request, engine: EngineMemory) -> StageMemory:
-    """The stage with a co-located engine's rank on its GPU: asleep while learners compute, awake while it samples."""
+    """Add a co-located engine's rank to the stage's GPU: asleep while learners compute, awake while it samples."""
     gpu = request.machines.gpu
     learners = stage.static + stage.reference + stage.memory_network + stage.reserved
     totals = {
@@ -266,7 +255,8 @@ def with_engine(stage: StageMemory, request: Request, engine: EngineMemory) -> S
 
 
 def host_bytes(found: Iterable[StageMemory], request: Request) -> int:
-    """What the ranks of one node copy to its memory while engines sample, all stages taken as the largest."""
+    """Bytes that the ranks of one node copy to its memory while engines sample, all stages taken as the largest."""
+    # Gradients are dropped, not copied.
     copied = set(request.split.offload) - {"gradients"}
     if request.machines.gpu is None or request.engines is None or not request.engines.colocated or not copied:
         return 0
@@ -278,10 +268,10 @@ def host_bytes(found: Iterable[StageMemory], request: Request) -> int:
 
 def ranks_of_node(request: Request) -> int:
     """The policy's ranks on one node, at most."""
-    return min(request.machines.gpus_per_node or request.split.world, request.split.world)
+    return min(request.machines.gpus_per_node or request.layout.world, request.layout.world)
 
 
-def _kind(number: int, pp: int) -> Literal["first", "middle", "last", "only"]:
+def _kind(number: int, pp: int) -> StageKind:
     if pp == 1:
         return "only"
     return "first" if number == 0 else "last" if number == pp - 1 else "middle"

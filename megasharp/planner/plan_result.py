@@ -1,10 +1,12 @@
-"""What a plan says. Sizes in bytes on one GPU (or one rank of a CPU run) unless said otherwise, times in seconds."""
+"""The planner's answer. Sizes are bytes on one GPU (or one rank of a CPU run) unless said otherwise, times seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+StageKind = Literal["first", "middle", "last", "only"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class StageMemory:
     """
 
     stage: int
-    kind: Literal["first", "middle", "last", "only"]
+    kind: StageKind
     layers: tuple[range, ...]
     parameters: int
     trained: int
@@ -77,7 +79,7 @@ class EngineMemory:
 
     @property
     def asleep(self) -> int:
-        """What stays on its GPU while it sleeps: weights and cache leave, CUDA graphs and the process do not."""
+        """Bytes that stay on its GPU while it sleeps: weights and cache leave, CUDA graphs and the process do not."""
         return self.graphs + self.context
 
 
@@ -92,7 +94,7 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What one checkpoint takes on disk, all ranks together."""
+    """One checkpoint's bytes on disk and the seconds to write them, all ranks together."""
 
     size: int
     seconds: float
@@ -110,7 +112,7 @@ class Problem:
 class Plan:
     """A run's plan. `step_seconds` and `tokens_per_second_per_gpu` are None on CPUs.
 
-    `rows`: packed rows of a step; `micro_batches`: of a rank and optimizer step, at least. `host`: bytes a node holds
+    `rows`: packed tokens of a step; `micro_batches`: of a rank and optimizer step, at least. `host`: bytes a node holds
     of what is offloaded.
     """
 
@@ -134,7 +136,7 @@ class Plan:
 
     @property
     def works(self) -> bool:
-        """Whether there is no error."""
+        """True where no problem is an error."""
         return all(problem.level != "error" for problem in self.problems)
 
     @property

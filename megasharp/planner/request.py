@@ -1,19 +1,20 @@
-"""What a plan is asked for: networks, layout, batch, engines, machines, and the rates that are assumed.
+"""The question to the planner: networks, layout, batch, engines, machines, and the rates that are assumed.
 
-GPUs the planner knows, by name, from NVIDIA's data sheets; any other is given by its memory in MiB.
+The GPUs that it knows by name are those of NVIDIA's data sheets; any other is given by its memory in MiB.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
+from megasharp.config.policy import PolicyConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.convert.lora import LoraSettings
-from megasharp.planner.formulas import CORE_ATTENTION, Lengths, Modules, Recompute
+from megasharp.planner.formulas import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ DEFAULT = "h200"
 
 
 def find_gpu(text: str) -> Gpu:
-    """The GPU of this name, or an H200 with so many MiB of memory. Raises UserError for anything else."""
+    """Return the GPU of this name, or an H200 with so many MiB of memory. Raises UserError for anything else."""
     if text.lower() in GPUS:
         return GPUS[text.lower()]
     if text.isdigit() and int(text) > 0:
@@ -65,27 +66,6 @@ class Network:
     name: str
     family: Family
     architecture: Architecture
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split(ParallelLayout):
-    """A layout, and how its ranks save memory. `offload` leaves the GPU while engines sample.
-
-    `recompute_modules` are those of `selective`. `optimizer_offload`: the optimizer's state is always on the host.
-    `head`: whether logits are there all at once or by chunks.
-    """
-
-    micro_batch_tokens: int
-    recompute: Recompute
-    offload: tuple[str, ...]
-    recompute_modules: Modules = CORE_ATTENTION
-    optimizer_offload: bool = False
-    head: Literal["logits", "chunked"] = "logits"
-
-    @property
-    def layout(self) -> ParallelLayout:
-        """The layout alone."""
-        return ParallelLayout(self.dp, self.tp, self.pp, self.cp, self.vpp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +86,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Which passes a step has besides the update, and what the recipe's methods are, for the text."""
+    """A step's forward passes before the update, for old and reference log-probs, and the recipe's methods by name."""
 
     methods: tuple[str, ...]
     old_logp: bool
     reference: bool
+
+    @property
+    def before(self) -> list[str]:
+        """The log-probs that have a pass of their own: "old", "reference"."""
+        return ["old"] * self.old_logp + ["reference"] * self.reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +128,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What is assumed, as shares of the data sheet's figures; `disk` in bytes per second for all ranks together.
+    """The rates assumed, as shares of the data sheet's figures; `disk` in bytes per second for all ranks together.
 
     `mfu`: model FLOPs utilisation of training and prefill outside of pipeline bubbles; 0.40 is the lower end of what
     Megatron-LM reports for dense models on H100s. `bandwidth`: of memory in decoding. `links`: of NVLink and network.
@@ -157,14 +142,17 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Everything a plan depends on. `width`: bytes of a weight. `lora`: the policy's adapters; None trains it all."""
+    """Everything a plan depends on. `width`: bytes of a weight. `lora`: the policy's adapters; None trains it all.
+
+    `split`: the run's keys for the layout and for how ranks save memory.
+    """
 
     name: str
     policy: Network
     memory: Network | None
     width: int
     lora: LoraSettings | None
-    split: Split
+    split: PolicyConfig
     batch: Batch
     passes: Passes
     engines: Engines | None
@@ -172,11 +160,22 @@ class Request:
     rates: Rates
 
     @property
+    def layout(self) -> ParallelLayout:
+        """The policy's parallel sizes."""
+        split = self.split
+        return ParallelLayout(split.dp, split.tp, split.pp, split.cp, split.vpp)
+
+    @property
+    def networks(self) -> list[Network]:
+        """The policy, and the memory network where there is one."""
+        return [self.policy] if self.memory is None else [self.policy, self.memory]
+
+    @property
     def optimizer_on_host(self) -> bool:
-        """Whether it is somewhere else than the weights."""
+        """True where the optimizer's state is kept in another memory than the weights."""
         return self.split.optimizer_offload and self.machines.gpu is not None
 
     @property
-    def offloaded(self) -> tuple[str, ...]:
-        """What of `split.offload` leaves the GPU: nothing where no engine wants the room."""
+    def offloaded(self) -> Sequence[str]:
+        """The part of `split.offload` that leaves the GPU: nothing where no engine wants the room."""
         return self.split.offload if self.engines is not None and self.engines.colocated else ()

@@ -1,8 +1,8 @@
-"""The time of a step, part by part: decoding by memory bandwidth, passes by FLOPs, weights by bytes over links.
+"""SGLang's engines and the time of a step.
 
-On CPUs nothing is predicted. Rates are shares of the data sheet's (`Rates`); every figure is a prediction.
-
-The memory of one SGLang engine's rank: weights, cache, CUDA graphs, and how many requests that serves.
+An engine first: the memory of one of its ranks (weights, cache, CUDA graphs) and the number of requests that this
+serves at once. From that follows a step's time, part by part: decoding by memory bandwidth, passes by FLOPs, weights by
+bytes over links. Rates are shares of the data sheet's (`Rates`). Every number is a prediction; on CPUs there is none.
 """
 
 from __future__ import annotations
@@ -28,15 +28,111 @@ from megasharp.planner.memory import Rows
 from megasharp.planner.plan_result import Checkpoint, EngineMemory, StageTime
 from megasharp.planner.request import Engines, Gpu, Network, Request
 
+_GIB = 2**30
+# Our engines' own defaults (rollout/sglang/engine/config.py): tokens of cache and requests at once on a CPU, and
+# requests at once with a memory network on a GPU.
+_CPU_POOL, _CPU_REQUESTS, _MEMORY_ROWS = 16_384, 64, 256
+# CUDA context and NCCL's buffers of an engine's process, which stay while it sleeps. An assumption, not measured.
+CONTEXT = 1_000_000_000
 # PCIe 5.0 x16, one direction, at what copies from pinned memory reach.
 _HOST_LINK = 50e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """SGLang 0.5.21's choices by the GPU's memory: tokens of a prefill chunk, largest captured decode batch."""
+
+    chunk: int
+    batch: int
+
+
+def _defaults(memory: float, tp: int) -> _Defaults:
+    gib = memory / _GIB
+    if gib < 20:
+        return _Defaults(2048, 8)
+    if gib < 35:
+        return _Defaults(4096, 48 if tp < 4 else 160)
+    if gib < 60:
+        return _Defaults(4096, 32 if tp < 4 else 160)
+    return _Defaults(8192, 256 if tp < 4 else 512) if gib < 160 else _Defaults(16384, 512)
+
+
+def engine_memory(request: Request, learners_leave: int) -> EngineMemory | None:
+    """The memory of one engine's first rank. `learners_leave`: bytes that stay on its GPU, in any stage at most.
+
+    SGLang sizes its cache as `mem_fraction_static` of the GPU less the weights: engines start on an empty GPU.
+    """
+    engines = request.engines
+    if engines is None:
+        return None
+    networks = [network.architecture for network in request.networks]
+    weights = sum(request.width * arch.parameter_count() // engines.tp for arch in networks)
+    per_token = sum(kv_bytes_per_token(arch, engines.tp, request.width) for arch in networks)
+    gpu = request.machines.gpu
+    if gpu is None:
+        cache = (engines.pool_tokens or _CPU_POOL) * per_token
+        return _filled(request, engines, _Sizes(weights, cache, per_token), most=engines.most_requests or _CPU_REQUESTS)
+    defaults = _defaults(gpu.memory, engines.tp)
+    most = engines.most_requests or (_MEMORY_ROWS if request.memory else None)
+    batch = min(defaults.batch, most or defaults.batch)
+    graphs = engine_graph_bytes(batch)
+    workspace = int(engine_workspace_bytes(engines.chunk or defaults.chunk, engines.tp))
+    fraction = engines.memory_fraction or engine_default_fraction(graphs + workspace, gpu.memory)
+    cache = int(max(0, fraction * gpu.memory - weights))
+    if engines.pool_tokens is not None:
+        cache = min(cache, engines.pool_tokens * per_token)
+    room = gpu.memory - graphs - workspace - CONTEXT - learners_leave
+    largest = int(room / gpu.memory * 100) / 100 if engines.colocated else None
+    sizes = _Sizes(weights, cache, per_token, graphs, workspace, fraction, largest)
+    return _filled(request, engines, sizes, most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Bytes of one rank's parts, and of one token in its cache; on a GPU, shares of it as in `EngineMemory`."""
+
+    weights: int
+    cache: int
+    per_token: int
+    graphs: int = 0
+    workspace: int = 0
+    fraction: float | None = None
+    largest_fraction: float | None = None
+
+
+def _filled(request: Request, engines: Engines, sizes: _Sizes, most: int | None) -> EngineMemory:
+    """Fill an engine's cache with requests: responses of mean size, at most `most` at once."""
+    requests = request.batch.sequences * (1 + request.batch.oversample) / engines.count
+    lengths = request.batch.lengths
+    tokens = sizes.cache // sizes.per_token
+    mean = int(tokens / lengths.context)
+    return EngineMemory(
+        count=engines.count,
+        tp=engines.tp,
+        weights=sizes.weights,
+        cache=sizes.cache,
+        graphs=sizes.graphs,
+        workspace=sizes.workspace,
+        context=CONTEXT if request.machines.gpu else 0,
+        total=sizes.weights + sizes.cache + sizes.graphs + sizes.workspace,
+        fraction=sizes.fraction,
+        largest_fraction=sizes.largest_fraction,
+        bytes_per_token=sizes.per_token,
+        tokens=tokens,
+        sequences_mean=mean,
+        sequences_longest=tokens // lengths.longest,
+        requests=requests,
+        at_once=int(max(0, min(requests, mean, most or requests))),
+    )
 
 
 def step_times(
     request: Request, rows: Rows, engine: EngineMemory | None, offloaded: int, held: int = 0, reference: int = 0
 ) -> list[StageTime]:
-    """Every part of a step; bytes of a rank: `offloaded` to its host and back, `held` there, and read for an update,
-    and those of the `reference`, which is there and changes places with the weights twice.
+    """The time of every part of a step.
+
+    Bytes of a rank: `offloaded` go to its host and back; `held` are there, and read for an update; those of the
+    `reference` are there too and change places with the weights twice.
     """
     gpu = request.machines.gpu
     if gpu is None:
@@ -59,9 +155,9 @@ def step_times(
 
 
 def step_seconds(request: Request, times: Sequence[StageTime]) -> float | None:
-    """All parts after each other; engines that sample while the policy trains take the longer of both.
+    """Seconds of all parts one after the other; where engines sample while the policy trains, of the longer of both.
 
-    None where a part is not predicted; the engine in the trainer's process is none that is.
+    None where a part is not predicted, as for the engine in the trainer's process.
     """
     if request.engines is None or not times or any(time.seconds is None for time in times):
         return None
@@ -71,7 +167,7 @@ def step_seconds(request: Request, times: Sequence[StageTime]) -> float | None:
 
 
 def tokens_per_second_per_gpu(request: Request, gpus: int, seconds: float | None) -> float | None:
-    """Prompt and response tokens of the responses that are trained on, as NeMo-RL counts them."""
+    """Rate of prompt and response tokens of the responses that are trained on, as NeMo-RL counts them."""
     if not seconds:
         return None
     lengths = request.batch.lengths
@@ -79,7 +175,7 @@ def tokens_per_second_per_gpu(request: Request, gpus: int, seconds: float | None
 
 
 def checkpoint(request: Request) -> Checkpoint:
-    """Policy, memory network and reference, without a Hugging Face copy."""
+    """Size and time of a checkpoint: policy, memory network and reference, without a Hugging Face copy."""
     arch, lora = request.policy.architecture, request.lora
     adapters = trained_parameters(lora, arch) if lora else 0
     policy = arch.parameter_count() + adapters
@@ -103,8 +199,8 @@ def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:
         engine.bytes_per_token,
         gpu.bandwidth * request.rates.bandwidth,
     )
-    networks = [n.architecture for n in (request.policy, request.memory) if n is not None]
-    per_token = sum(forward_flops_per_token(arch, lengths.prompt / 2) for arch in networks)
+    per_token = sum(forward_flops_per_token(network.architecture, lengths.prompt / 2) for network in request.networks)
+    # A group's responses share the prefill of their prompt.
     prompts = engine.requests / request.batch.responses * lengths.prompt
     reading = prompts * per_token / (engine.tp * gpu.flops * request.rates.mfu)
     how = f"{engine.at_once} of {engine.requests:.0f} responses at once in an engine, by memory bandwidth"
@@ -114,18 +210,14 @@ def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:
 def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
     split = request.split
     idle = bubble_share(split.pp, split.vpp, rows.micro_batches)
-    rate = split.world * gpu.flops * request.rates.mfu * (1 - idle)
+    rate = request.layout.world * gpu.flops * request.rates.mfu * (1 - idle)
     forward = rows.step * _forward(request, request.policy) / rate
     times = []
-    count = int(request.passes.old_logp) + int(request.passes.reference)
-    if count:
-        named = " and ".join(
-            name for name, there in (("old", request.passes.old_logp), ("reference", request.passes.reference)) if there
-        )
-        times.append(StageTime("annotate", count * forward, f"forward pass for {named} log-probs"))
-    times.append(
-        StageTime("update", forward * _work(request, request.policy), "forward and backward" + _again(request))
-    )
+    before = request.passes.before
+    if before:
+        times.append(StageTime("annotate", len(before) * forward, f"forward pass for {' and '.join(before)} log-probs"))
+    again = "" if split.recompute == "none" else f", recompute {split.recompute}"
+    times.append(StageTime("update", forward * _work(request, request.policy), "forward and backward" + again))
     if request.memory is not None:
         once = rows.step * _forward(request, request.memory) / rate
         times.append(StageTime("memory", once * _work(request, request.memory), "the memory network's step"))
@@ -133,16 +225,16 @@ def _passes(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
 
 
 def _context(request: Request, gpu: Gpu, rows: Rows) -> list[StageTime]:
-    """Keys and values between context-parallel ranks: in a forward pass, and for their gradients; nothing overlaps."""
+    """Time of keys and values between context-parallel ranks, and of their gradients; nothing overlaps."""
     split = request.split
     if split.cp == 1:
         return []
     inside = split.tp * split.cp <= request.machines.gpus_per_node
     link = (gpu.nvlink / 2 if inside else gpu.network) * request.rates.links
+    # Attention that is computed again gathers its keys and values again.
     again = split.recompute == "full" or (split.recompute == "selective" and "core_attn" in split.recompute_modules)
     update = 3 if again else 2
-    before = int(request.passes.old_logp) + int(request.passes.reference)
-    exchanged = (before + update) * _row_bytes(request, request.policy)
+    exchanged = (len(request.passes.before) + update) * _row_bytes(request, request.policy)
     if request.memory is not None:
         exchanged += update * _row_bytes(request, request.memory)
     working = split.dp * split.pp * (1 - bubble_share(split.pp, split.vpp, rows.micro_batches))
@@ -160,7 +252,7 @@ def _forward(request: Request, network: Network) -> float:
 
 
 def _work(request: Request, network: Network) -> float:
-    """In forward passes: one forward, two for backward, and what is computed again.
+    """The work of an update in forward passes: one forward, two for backward, and what is computed again.
 
     Frozen weights need no gradients of their own, which is half of the backward pass.
     """
@@ -171,13 +263,8 @@ def _work(request: Request, network: Network) -> float:
     return (2.0 if frozen else 3.0) + share
 
 
-def _again(request: Request) -> str:
-    return "" if request.split.recompute == "none" else f", recompute {request.split.recompute}"
-
-
 def _sync(request: Request, gpu: Gpu, engines: Engines) -> StageTime:
-    counts = [n.architecture.parameter_count() for n in (request.policy, request.memory) if n is not None]
-    size = request.width * sum(counts)
+    size = request.width * sum(network.architecture.parameter_count() for network in request.networks)
     links = request.rates.links
     match engines.transport:
         case "ipc" if request.split.pp > 1 and request.machines.nodes > 1:
@@ -190,122 +277,3 @@ def _sync(request: Request, gpu: Gpu, engines: Engines) -> StageTime:
             seconds = size * (1 + engines.count) / request.rates.disk
             return StageTime("sync", seconds, f"written once, read by {engines.count} engine(s)")
     return StageTime("sync", 0.0, "handed over in the process")
-
-
-_GIB = 2**30
-# What our engines take on a CPU, and with a memory network on a GPU (rollout/sglang/engine/config.py).
-_CPU_POOL, _MEMORY_ROWS = 16_384, 256
-# CUDA context and NCCL's buffers of an engine's process, which stay while it sleeps. An assumption, not measured.
-CONTEXT = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Defaults:
-    """SGLang 0.5.21's choices by the GPU's memory: tokens of a prefill chunk, largest captured decode batch."""
-
-    chunk: int
-    batch: int
-
-
-def _defaults(memory: float, tp: int) -> _Defaults:
-    gib = memory / _GIB
-    if gib < 20:
-        return _Defaults(2048, 8)
-    if gib < 35:
-        return _Defaults(4096, 48 if tp < 4 else 160)
-    if gib < 60:
-        return _Defaults(4096, 32 if tp < 4 else 160)
-    return _Defaults(8192, 256 if tp < 4 else 512) if gib < 160 else _Defaults(16384, 512)
-
-
-def engine_memory(request: Request, learners_leave: int) -> EngineMemory | None:
-    """The first rank of one engine. `learners_leave`: bytes that stay on its GPU beside it, in any stage at most.
-
-    SGLang sizes its cache as `mem_fraction_static` of the GPU less the weights: engines start on an empty GPU.
-    """
-    engines = request.engines
-    if engines is None:
-        return None
-    networks = [network.architecture for network in (request.policy, request.memory) if network is not None]
-    weights = sum(request.width * arch.parameter_count() // engines.tp for arch in networks)
-    per_token = sum(kv_bytes_per_token(arch, engines.tp, request.width) for arch in networks)
-    requests = request.batch.sequences * (1 + request.batch.oversample) / engines.count
-    gpu = request.machines.gpu
-    if gpu is None:
-        return _on_cpu(request, engines, weights, per_token, requests)
-    defaults = _defaults(gpu.memory, engines.tp)
-    most = engines.most_requests or (_MEMORY_ROWS if request.memory else None)
-    batch = min(defaults.batch, most or defaults.batch)
-    graphs = engine_graph_bytes(batch)
-    workspace = int(engine_workspace_bytes(engines.chunk or defaults.chunk, engines.tp))
-    fraction = engines.memory_fraction or engine_default_fraction(graphs + workspace, gpu.memory)
-    cache = int(max(0, fraction * gpu.memory - weights))
-    if engines.pool_tokens is not None:
-        cache = min(cache, engines.pool_tokens * per_token)
-    room = gpu.memory - graphs - workspace - CONTEXT - learners_leave
-    return _filled(
-        request,
-        engines,
-        EngineSizes(weights, cache, graphs, workspace, per_token),
-        fraction=fraction,
-        largest_fraction=int(room / gpu.memory * 100) / 100 if engines.colocated else None,
-        requests=requests,
-        most=most,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSizes:
-    """Bytes of one rank's parts, and of one token in its cache."""
-
-    weights: int
-    cache: int
-    graphs: int
-    workspace: int
-    per_token: int
-
-
-def _on_cpu(request: Request, engines: Engines, weights: int, per_token: int, requests: float) -> EngineMemory:
-    cache = (engines.pool_tokens or _CPU_POOL) * per_token
-    return _filled(
-        request,
-        engines,
-        EngineSizes(weights, cache, 0, 0, per_token),
-        fraction=None,
-        largest_fraction=None,
-        requests=requests,
-        most=engines.most_requests or 64,
-    )
-
-
-def _filled(
-    request: Request,
-    engines: Engines,
-    sizes: EngineSizes,
-    *,
-    fraction: float | None,
-    largest_fraction: float | None,
-    requests: float,
-    most: int | None,
-) -> EngineMemory:
-    lengths = request.batch.lengths
-    tokens = sizes.cache // sizes.per_token
-    mean = int(tokens / lengths.context)
-    return EngineMemory(
-        count=engines.count,
-        tp=engines.tp,
-        weights=sizes.weights,
-        cache=sizes.cache,
-        graphs=sizes.graphs,
-        workspace=sizes.workspace,
-        context=CONTEXT if request.machines.gpu else 0,
-        total=sizes.weights + sizes.cache + sizes.graphs + sizes.workspace,
-        fraction=fraction,
-        largest_fraction=largest_fraction,
-        bytes_per_token=sizes.per_token,
-        tokens=tokens,
-        sequences_mean=mean,
-        sequences_longest=tokens // lengths.longest,
-        requests=requests,
-        at_once=int(max(0, min(requests, mean, most or requests))),
-    )

@@ -1,9 +1,7 @@
-"""A search over layouts: every one is planned, those that fit are ranked by the predicted seconds of a step.
+"""A plan of one layout, and a search over many: those that fit are ranked by the predicted seconds of a step.
 
-Predictions that lie within 5 % of each other say nothing: among such layouts the one of fewer context-parallel ranks,
-then of fewer pipeline stages, is first.
-
-A request in, a plan out.
+Predictions within 5 % of each other say nothing: among such layouts the one of fewer context-parallel ranks, then of
+fewer pipeline stages, is first.
 """
 
 from __future__ import annotations
@@ -16,10 +14,11 @@ from itertools import chain, product
 from typing import get_args
 
 from megasharp.common.errors import UserError
-from megasharp.planner.formulas import Recompute, bubble_share
+from megasharp.config.policy import PolicyConfig, Recompute
+from megasharp.planner.formulas import bubble_share
 from megasharp.planner.memory import host_bytes, left_while_sampling, ranks_of_node, rows_of, stage_memory, with_engine
 from megasharp.planner.plan_result import Plan
-from megasharp.planner.request import Engines, Network, Request, Split
+from megasharp.planner.request import Engines, Network, Request
 from megasharp.planner.seconds import checkpoint, engine_memory, step_seconds, step_times, tokens_per_second_per_gpu
 from megasharp.planner.warnings import find_problems, needed_gpus
 
@@ -29,14 +28,14 @@ def make_plan(request: Request) -> Plan:
 
     Raises UserError where the networks cannot be cut as asked (`Architecture.check_parallel`).
     """
-    split, gpu = request.split, request.machines.gpu
-    for network in (request.policy, request.memory):
-        if network is not None:
-            network.architecture.check_parallel(split.tp, split.pp, vpp=split.vpp)
-            if request.engines is not None:
-                network.architecture.check_parallel(request.engines.tp, 1, "rollout.")
-    rows = rows_of(request.batch, split, "cpu" if gpu is None else "cuda")
+    split, gpu, networks = request.split, request.machines.gpu, request.networks
+    for network in networks:
+        network.architecture.check_parallel(split.tp, split.pp, vpp=split.vpp)
+        if request.engines is not None:
+            network.architecture.check_parallel(request.engines.tp, 1, "rollout.")
+    rows = rows_of(request)
     found = stage_memory(request, rows)
+    # Engines are sized by what the learners leave, then the stages by what the engines take.
     colocated = request.engines is not None and request.engines.colocated
     left = max(left_while_sampling(stage, request, split.offload) for stage in found) if colocated else 0
     engine = engine_memory(request, left)
@@ -50,10 +49,9 @@ def make_plan(request: Request) -> Plan:
     times = step_times(request, rows, engine, host // ranks, held, reference)
     seconds = step_seconds(request, times)
     save = checkpoint(request)
-    networks = [network for network in (request.policy, request.memory) if network is not None]
     return Plan(
         name=request.name,
-        world=split.world,
+        world=request.layout.world,
         gpus=gpus,
         gpu_memory=int(gpu.memory) if gpu else None,
         parameters={network.name: network.architecture.parameter_count() for network in networks},
@@ -96,11 +94,10 @@ class Suggestion:
 
 
 def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> list[Suggestion]:
-    """The `count` first layouts that fit into the request's machines, each of another tp x pp x cp.
+    """Find the `count` best layouts that fit into the request's machines, each of another tp x pp x cp.
 
-    Engines on GPUs of their own keep as many as they have; with `share_out` quarters of all are tried for them.
-
-    By seconds of a step in classes of 5 %, then the simplest first.
+    They are ordered by seconds of a step in classes of 5 %, the simplest of a class first. Engines on GPUs of their own
+    keep as many as they have; with `share_out` quarters of all are tried for them.
 
     Raises UserError where nothing fits, or the run is not on GPUs or has no engines.
     """
@@ -112,8 +109,8 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
     if not fitting:
         there = f"{request.machines.nodes} node(s) of {request.machines.gpus_per_node} GPUs"
         raise UserError(f"--suggest found no layout that fits {there}; give it more nodes, or shorter responses")
-    fastest_of_all = min(seconds for seconds, _, _ in fitting)
-    fitting.sort(key=lambda item: _order(item[1].split, item[0], fastest_of_all))
+    fastest = min(seconds for seconds, _, _ in fitting)
+    fitting.sort(key=lambda item: _order(item[1].split, item[0], fastest))
     best: dict[tuple[int, int, int], tuple[Request, Plan]] = {}
     for _, candidate, plan in fitting:
         split = candidate.split
@@ -131,8 +128,8 @@ class _Share:
     engines: int
 
 
-def _order(split: Split, seconds: float, fastest: float) -> tuple[float, ...]:
-    """Within a class of 5 % the simplest comes first: no context parallel, then no pipeline."""
+def _order(split: PolicyConfig, seconds: float, fastest: float) -> tuple[float, ...]:
+    """Rank by classes of 5 %; within a class the simplest comes first: no context parallel, then no pipeline."""
     return int(math.log(seconds / fastest) / math.log(_EQUAL)), split.cp, split.pp, seconds
 
 
@@ -149,7 +146,7 @@ def _plans(request: Request, share_out: bool) -> Iterator[tuple[Request, Plan]]:
 
 
 def _with_fitting_cache(request: Request, plan: Plan) -> tuple[Request, Plan]:
-    """The same with the largest cache that fits beside what the learners leave."""
+    """Give the engines the largest cache that fits beside what the learners leave, and plan again."""
     assert plan.engine is not None and request.engines is not None
     room = (plan.engine.largest_fraction or 0.0) - _FREE
     fraction = round(int(room / _FRACTION) * _FRACTION, 2)
@@ -169,8 +166,8 @@ def _shares(request: Request, share_out: bool) -> list[_Share]:
     return [_Share(gpus - apart, apart) for apart in of_engines if 0 < apart < gpus]
 
 
-def _splits(request: Request, gpus: int) -> Iterator[Split]:
-    machines, networks = request.machines, _networks(request)
+def _splits(request: Request, gpus: int) -> Iterator[PolicyConfig]:
+    machines, networks = request.machines, request.networks
     longest = request.batch.lengths.longest
     budgets = {-(-longest * times // 1024) * 1024 for times in _BUDGETS}
     for tp, pp, cp in product(_SIZES, _SIZES, (1, 2, 4)):
@@ -179,18 +176,8 @@ def _splits(request: Request, gpus: int) -> Iterator[Split]:
         if not all(_can_cut(network, tp, pp) for network in networks):
             continue
         for budget, recompute in product(sorted(budgets), get_args(Recompute)):
-            dp = gpus // (tp * pp * cp)
-            yield dataclasses.replace(
-                request.split,
-                dp=dp,
-                tp=tp,
-                pp=pp,
-                cp=cp,
-                vpp=1,
-                micro_batch_tokens=budget,
-                recompute=recompute,
-                offload=_OFFLOAD,
-            )
+            keys = {"dp": gpus // (tp * pp * cp), "tp": tp, "pp": pp, "cp": cp, "vpp": 1, "offload": list(_OFFLOAD)}
+            yield request.split.model_copy(update=keys | {"micro_batch_tokens": budget, "recompute": recompute})
 
 
 def _engines(request: Request, gpus: int) -> Iterator[Engines | None]:
@@ -199,12 +186,8 @@ def _engines(request: Request, gpus: int) -> Iterator[Engines | None]:
         yield None
         return
     for tp in _SIZES:
-        if machines.gpus_per_node % tp == 0 and gpus % tp == 0 and all(_can_cut(n, tp, 1) for n in _networks(request)):
+        if machines.gpus_per_node % tp == 0 and gpus % tp == 0 and all(_can_cut(n, tp, 1) for n in request.networks):
             yield dataclasses.replace(engines, tp=tp, count=gpus // tp)
-
-
-def _networks(request: Request) -> list[Network]:
-    return [network for network in (request.policy, request.memory) if network is not None]
 
 
 def _can_cut(network: Network, tp: int, pp: int) -> bool:

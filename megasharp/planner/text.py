@@ -1,4 +1,4 @@
-"""A plan as text: one table of memory by stage, then engines, time, disk, and what is wrong."""
+"""A plan as text: one table of memory by stage, then engines, time, disk, and the problems."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import ANNOTATION, HANDOVER, SAMPLING, TRAINING, run_text
 from megasharp.planner.plan_result import EngineMemory, Plan, StageMemory
-from megasharp.planner.request import Request, Split
-from megasharp.planner.suggest import Suggestion, Value
+from megasharp.planner.request import Request
+from megasharp.planner.suggest import Suggestion
 
 _WIDTH, _LABEL, _COLUMN, _STAGES = 100, 40, 15, 4
 _PHASES = {
@@ -21,12 +21,13 @@ _PHASES = {
 
 
 def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
-    """The whole plan, at most 100 columns wide."""
-    unit = _unit(plan)
+    """Print the whole plan, at most 100 columns wide."""
+    # A tiny model's sizes would all be 0.0 GB.
+    unit = (1e9, "GB") if plan.fullest >= 1e9 else (1e6, "MB")
     lines = [*_head(request, plan), "", *_memory(request, plan, unit)]
     if plan.engine is not None:
         lines += ["", *_engine(request, plan, plan.engine, unit)]
-    lines += ["", *_time(request, plan), *_wrapped("checkpoint", _checkpoint(request, plan))]
+    lines += ["", *_time(request, plan), *_checkpoint(request, plan)]
     if notes or plan.problems:
         lines.append("")
     lines += [line for note in notes for line in _wrapped("note", note)]
@@ -35,16 +36,16 @@ def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
 
 
 def suggestions_text(found: Sequence[Suggestion]) -> str:
-    """Layouts as overrides that can be copied, each with its reasons."""
+    """Print layouts as overrides that can be copied, each with its reasons."""
     lines = ["Layouts that fit, the fastest first, within 5 % the simplest (predicted):"]
     for number, one in enumerate(found, 1):
-        keys = " ".join(_override(key, value) for key, value in one.keys.items())
+        # A shell would read the brackets of a list.
+        keys = " ".join(
+            f"'{key}=[{','.join(value)}]'" if isinstance(value, list) else f"{key}={value}"
+            for key, value in one.keys.items()
+        )
         lines += ["", *_wrapped(f"{number}", keys), *_wrapped("", "; ".join(one.reasons))]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _override(key: str, value: Value) -> str:
-    return f"'{key}=[{','.join(value)}]'" if isinstance(value, list) else f"{key}={value}"
 
 
 def _wrapped(label: str, text: str) -> list[str]:
@@ -56,10 +57,9 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _head(request: Request, plan: Plan) -> Iterator[str]:
     split, batch, machines = request.split, request.batch, request.machines
-    names = ["policy", "memory"]
     models = "; ".join(
         f"{role} {name}, {count:,} parameters"
-        for role, (name, count) in zip(names, plan.parameters.items(), strict=False)
+        for role, (name, count) in zip(("policy", "memory"), plan.parameters.items(), strict=False)
     )
     yield from _wrapped("run", f"{plan.name}: {models}, {8 * request.width}-bit weights")
     where = f"{plan.world} CPU rank(s)"
@@ -68,11 +68,12 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
             f"{plan.gpus} of {machines.nodes * machines.gpus_per_node} GPUs, {machines.nodes} node(s) x "
             f"{machines.gpus_per_node} {machines.gpu.name}"
         )
+    modules = f" ({', '.join(split.recompute_modules)})" if split.recompute == "selective" else ""
     yield from _wrapped(
         "layout",
         f"{where}; policy dp {split.dp} x tp {split.tp} x pp {split.pp}"
         + (f" (vpp {split.vpp})" if split.vpp > 1 else "")
-        + f" x cp {split.cp}, recompute {_recompute(split)}, offload {_offload(request)}"
+        + f" x cp {split.cp}, recompute {split.recompute}{modules}, offload {_offload(request)}"
         + ("; the optimizer's state on the host" if request.optimizer_on_host else "")
         + ("; logits by chunks" if split.head == "chunked" else ""),
     )
@@ -89,14 +90,12 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         targets = ", ".join(request.lora.targets)
         yield from _wrapped("lora", f"rank {request.lora.rank}, alpha {request.lora.alpha:g} on {targets}")
     yield from _windows(request)
-    yield from _wrapped("recipe", ", ".join(request.passes.methods) + _extra_passes(request))
+    names = " and ".join(request.passes.before)
+    extra = f"passes before the update for {names} log-probs" if names else "no pass before the update"
+    yield from _wrapped("recipe", f"{', '.join(request.passes.methods)}; {extra}")
     yield from _wrapped(
         "checked", f"Megatron's own model of every stage ({split.pp}), built without memory: the same parameters"
     )
-
-
-def _recompute(split: Split) -> str:
-    return f"selective ({', '.join(split.recompute_modules)})" if split.recompute == "selective" else split.recompute
 
 
 def _offload(request: Request) -> str:
@@ -116,10 +115,10 @@ def _spread(lengths: Lengths) -> str:
 
 
 def _windows(request: Request) -> Iterator[str]:
-    """What sliding windows change of the plan, and what they do not."""
-    for network in (request.policy, request.memory):
-        arch = network.architecture if network else None
-        if network is None or arch is None or arch.smallest_window is None:
+    """Yield the effect of sliding windows on the plan, and what they leave as it is."""
+    for network in request.networks:
+        arch = network.architecture
+        if arch.smallest_window is None:
             continue
         layers = sum(window is not None for window in arch.windows)
         yield from _wrapped(
@@ -130,18 +129,7 @@ def _windows(request: Request) -> Iterator[str]:
         )
 
 
-def _extra_passes(request: Request) -> str:
-    names = [
-        name for name, there in (("old", request.passes.old_logp), ("reference", request.passes.reference)) if there
-    ]
-    return f"; passes before the update for {' and '.join(names)} log-probs" if names else "; no pass before the update"
-
-
-def _unit(plan: Plan) -> tuple[float, str]:
-    return (1e9, "GB") if plan.fullest >= 1e9 else (1e6, "MB")
-
-
-_Row = tuple[str, Callable[[StageMemory], str]]
+_Cell = Callable[[StageMemory], str]
 
 
 def _memory(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[str]:
@@ -167,45 +155,46 @@ def _line(label: str, cells: Sequence[str]) -> str:
     return f"{label:<{_LABEL}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)
 
 
-def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[_Row]:
-    def size(name: str) -> Callable[[StageMemory], str]:
+def _rows(request: Request, plan: Plan, unit: tuple[float, str]) -> list[tuple[str, _Cell]]:
+    """The rows of the table of memory: a label, and the text of a stage's cell."""
+
+    def size(name: str) -> _Cell:
         return lambda stage: f"{getattr(stage, name) / unit[0]:.1f}"
 
-    yield "parameters of the policy", lambda stage: f"{stage.parameters:,}"
-    if request.lora is not None:
-        yield "of them trained (adapters)", lambda stage: f"{stage.trained:,}"
-    for name in ("weights", "gradients", "optimizer"):
-        yield name, size(name)
-    if request.passes.reference:
-        beside_gpu = request.machines.gpu is not None
-        label = "reference, on the host" if beside_gpu else "reference"
-        yield label, size("reference_on_host" if beside_gpu else "reference")
-    if request.memory is not None:
-        yield "parameters of the memory network", lambda stage: f"{stage.memory_parameters:,}"
-        yield "its weights, gradients, optimizer", size("memory_network")
-    if request.optimizer_on_host:
-        yield "  on the host instead", size("optimizer_on_host")
-    yield f"activations (recompute {request.split.recompute})", size("activations")
-    for setting in (name for name in plan.stages[0].activations_by if name != request.split.recompute):
-        yield f"  with recompute {setting} instead", _activations(setting, unit[0])
-    yield "logits head", size("logits")
-    if request.memory is not None:
-        yield "the memory network's step instead", size("memory_step")
-    if request.machines.gpu is not None:
-        yield "CUDA, NCCL, fragmentation (assumed)", size("reserved")
-    if plan.engine is not None and _colocated_on_gpus(request):
-        engine = plan.engine
-        yield "a sleeping engine's graphs and context", lambda _: f"{engine.asleep / unit[0]:.1f}"
-    for phase in plan.stages[0].totals:
-        yield _PHASES[phase], lambda stage, phase=phase: f"{stage.totals[phase] / unit[0]:.1f}"  # type: ignore[misc]
+    def size_by(table: str, key: str) -> _Cell:
+        return lambda stage: f"{getattr(stage, table)[key] / unit[0]:.1f}"
+
+    def count(name: str) -> _Cell:
+        return lambda stage: f"{getattr(stage, name):,}"
+
+    on_gpu, reference, memory = request.machines.gpu is not None, request.passes.reference, request.memory is not None
+    asleep = plan.engine.asleep if plan.engine is not None else 0
+    first, asked = plan.stages[0], request.split.recompute
+    rows: list[tuple[bool, str, _Cell]] = [
+        (True, "parameters of the policy", count("parameters")),
+        (request.lora is not None, "of them trained (adapters)", count("trained")),
+        *((True, name, size(name)) for name in ("weights", "gradients", "optimizer")),
+        (reference and on_gpu, "reference, on the host", size("reference_on_host")),
+        (reference and not on_gpu, "reference", size("reference")),
+        (memory, "parameters of the memory network", count("memory_parameters")),
+        (memory, "its weights, gradients, optimizer", size("memory_network")),
+        (request.optimizer_on_host, "  on the host instead", size("optimizer_on_host")),
+        (True, f"activations (recompute {asked})", size("activations")),
+        *(
+            (by != asked, f"  with recompute {by} instead", size_by("activations_by", by))
+            for by in first.activations_by
+        ),
+        (True, "logits head", size("logits")),
+        (memory, "the memory network's step instead", size("memory_step")),
+        (on_gpu, "CUDA, NCCL, fragmentation (assumed)", size("reserved")),
+        (_colocated_on_gpus(request), "a sleeping engine's graphs and context", lambda _: f"{asleep / unit[0]:.1f}"),
+        *((True, _PHASES[phase], size_by("totals", phase)) for phase in first.totals),
+    ]
+    return [(label, cell) for shown, label, cell in rows if shown]
 
 
 def _colocated_on_gpus(request: Request) -> bool:
     return request.engines is not None and request.engines.colocated and request.machines.gpu is not None
-
-
-def _activations(setting: str, scale: float) -> Callable[[StageMemory], str]:
-    return lambda stage: f"{stage.activations_by[setting] / scale:.1f}"
 
 
 def _must(stages: Sequence[StageMemory]) -> str:
@@ -271,7 +260,7 @@ def _time(request: Request, plan: Plan) -> Iterator[str]:
         yield "            rollouts by the engine in this process are not predicted"
 
 
-def _checkpoint(request: Request, plan: Plan) -> str:
+def _checkpoint(request: Request, plan: Plan) -> Iterator[str]:
     size = plan.checkpoint.size
     shown = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
     text = f"{shown} on disk"
@@ -279,4 +268,4 @@ def _checkpoint(request: Request, plan: Plan) -> str:
         text += f", {plan.checkpoint.seconds:.0f} s at {request.rates.disk / 1e9:g} GB/s"
     if plan.host:
         text += f"; a node's host memory holds {plan.host / 1e9:.0f} GB of what is offloaded"
-    return text
+    yield from _wrapped("checkpoint", text)

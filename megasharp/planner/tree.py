@@ -15,10 +15,16 @@ from megasharp.planner.suggest import Suggestion
 
 Tree = dict[str, object]
 
+# Keys of `policy` that say how it is split and how it saves memory.
+_LAYOUT = (
+    "dp", "tp", "pp", "cp", "vpp", "micro_batch_tokens", "recompute", "offload", "recompute_modules",
+    "optimizer_offload", "head",
+)  # fmt: skip
+
 
 def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: Sequence[Suggestion]) -> Tree:
-    """The plan with what it was asked for, so that two plans can be told apart."""
-    lora = request.lora
+    """Return the plan with its question, so that two plans can be told apart."""
+    lora, gpu, rates, layout = request.lora, request.machines.gpu, request.rates, request.split
     return {
         "name": plan.name,
         "works": plan.works,
@@ -26,24 +32,35 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "memory": _network(request.memory),
         "weight_bits": 8 * request.width,
         "lora": dataclasses.asdict(lora) if lora else None,
-        "recipe": _recipe(request),
-        "layout": {**dataclasses.asdict(request.split), "ranks": plan.world, "offloaded": list(request.offloaded)},
+        "recipe": {
+            "methods": list(request.passes.methods),
+            "pass_for_old_logp": request.passes.old_logp,
+            "pass_for_reference_logp": request.passes.reference,
+        },
+        "layout": {
+            **{key: getattr(layout, key) for key in _LAYOUT},
+            "ranks": plan.world,
+            "offloaded": list(request.offloaded),
+        },
         "batch": _batch(request, plan),
-        "machines": {**_machines(request.machines), "gpus_in_use": plan.gpus if request.machines.gpu else 0},
-        "assumed": _assumed(request),
+        "machines": {**_machines(request.machines), "gpus_in_use": plan.gpus if gpu else 0},
+        "assumed": {
+            "mfu_share": rates.mfu,
+            "memory_bandwidth_share": rates.bandwidth,
+            "link_bandwidth_share": rates.links,
+            "disk_bytes_per_second": rates.disk,
+        },
         "stages": [_stage(request, plan, stage) for stage in plan.stages],
         "engines": _engines(request, plan.engine),
-        **_time(plan),
-        "checkpoint": {"size_bytes": plan.checkpoint.size, "seconds": _on_gpus(request, plan.checkpoint.seconds)},
+        "times": [{"part": time.name, "seconds": time.seconds, "how": time.how} for time in plan.times],
+        "step_seconds": plan.step_seconds,
+        "tokens_per_second_per_gpu_in_use": plan.tokens_per_second_per_gpu,
+        "checkpoint": {"size_bytes": plan.checkpoint.size, "seconds": plan.checkpoint.seconds if gpu else None},
         "host_bytes_per_node": plan.host,
         "problems": [dataclasses.asdict(problem) for problem in plan.problems],
         "notes": list(notes),
         "suggestions": [_suggestion(one) for one in suggestions],
     }
-
-
-def _on_gpus(request: Request, seconds: float) -> float | None:
-    return seconds if request.machines.gpu else None
 
 
 def _network(network: Network | None) -> Tree | None:
@@ -60,17 +77,8 @@ def _network(network: Network | None) -> Tree | None:
     }
 
 
-def _recipe(request: Request) -> Tree:
-    passes = request.passes
-    return {
-        "methods": list(passes.methods),
-        "pass_for_old_logp": passes.old_logp,
-        "pass_for_reference_logp": passes.reference,
-    }
-
-
 def _batch(request: Request, plan: Plan) -> Tree:
-    """Of one training step; micro-batches, at least so many, of one rank in one optimizer step.
+    """One training step; micro-batches, at least so many, are those of one rank in one optimizer step.
 
     A share (n / longest)^(1 / k) of responses has at most n tokens. One in progress has its prompt with it.
     """
@@ -101,16 +109,6 @@ def _machines(machines: Machines) -> Tree:
         "gpus_per_node": machines.gpus_per_node,
         "gpu": gpu.name if gpu else None,
         "gpu_memory_bytes": int(gpu.memory) if gpu else None,
-    }
-
-
-def _assumed(request: Request) -> Tree:
-    rates = request.rates
-    return {
-        "mfu_share": rates.mfu,
-        "memory_bandwidth_share": rates.bandwidth,
-        "link_bandwidth_share": rates.links,
-        "disk_bytes_per_second": rates.disk,
     }
 
 
@@ -170,14 +168,6 @@ def _engines(request: Request, engine: EngineMemory | None) -> Tree | None:
         "cache_longest_responses": engine.sequences_longest,
         "responses_in_a_step": engine.requests,
         "responses_at_once": engine.at_once,
-    }
-
-
-def _time(plan: Plan) -> Tree:
-    return {
-        "times": [{"part": time.name, "seconds": time.seconds, "how": time.how} for time in plan.times],
-        "step_seconds": plan.step_seconds,
-        "tokens_per_second_per_gpu_in_use": plan.tokens_per_second_per_gpu,
     }
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a plan, and what has hurt others: errors and warnings, one line each."""
+"""Problems of a plan, a line each: errors where the run will not work, warnings where it may be slow or fail later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_problems(
     bubble: float,
     save: Checkpoint,
 ) -> tuple[Problem, ...]:
-    """Errors first."""
+    """Judge a plan: its errors, then its warnings."""
     problems = [
         *_machines(request),
         *_lengths(request),
@@ -56,8 +56,8 @@ def _machines(request: Request) -> Iterator[Problem]:
         yield _error(f"the run needs {needed} GPUs, {machines.nodes} node(s) of {room} have {there}; lower {lower}")
     elif needed < there:
         yield _warning(f"{there - needed} of {there} GPUs stay idle: raise policy.dp or rollout.engines")
-    if engines and engines.colocated and engines.count * engines.tp < split.world:
-        idle = split.world - engines.count * engines.tp
+    if engines and engines.colocated and engines.count * engines.tp < request.layout.world:
+        idle = request.layout.world - engines.count * engines.tp
         yield _warning(
             f"{idle} of the policy's GPUs have no engine and idle while others sample: raise rollout.engines"
         )
@@ -73,20 +73,20 @@ def needed_gpus(request: Request) -> int:
     engines = request.engines
     sampling = engines.count * engines.tp if engines else 0
     if engines is None or engines.colocated:
-        return max(request.split.world, sampling)
-    return request.split.world + sampling
+        return max(request.layout.world, sampling)
+    return request.layout.world + sampling
 
 
 def _lengths(request: Request) -> Iterator[Problem]:
     longest, budget = request.batch.lengths.longest, request.split.micro_batch_tokens
-    for network in (request.policy, request.memory):
-        if network is not None and longest > network.architecture.max_positions:
+    for network in request.networks:
+        if longest > network.architecture.max_positions:
             yield _error(
                 f"prompt and response of {longest} tokens exceed the {network.architecture.max_positions} positions of "
                 f"{network.name}; lower data.max_prompt_tokens or data.max_response_tokens"
             )
-        window = network.architecture.smallest_window if network else None
-        if network and request.engines and window is not None and longest > window:
+        window = network.architecture.smallest_window
+        if request.engines and window is not None and longest > window:
             yield _error(
                 f"prompt and response of {longest} tokens exceed the window of {window} positions of {network.name}, "
                 "which SGLang does not heed: the run would be refused; lower data.max_prompt_tokens or "

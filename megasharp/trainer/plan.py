@@ -38,7 +38,6 @@ from megasharp.planner.request import (
     Passes,
     Rates,
     Request,
-    Split,
     find_gpu,
 )
 from megasharp.planner.suggest import make_plan, suggest
@@ -253,19 +252,7 @@ def _request(
         memory=memory,
         width=as_dtype(config.model.dtype).itemsize,
         lora=lora_settings(config),
-        split=Split(
-            dp=config.policy.dp,
-            tp=config.policy.tp,
-            pp=config.policy.pp,
-            vpp=config.policy.vpp,
-            cp=config.policy.cp,
-            micro_batch_tokens=config.policy.micro_batch_tokens,
-            recompute=config.policy.recompute,
-            offload=tuple(config.policy.offload),
-            recompute_modules=tuple(config.policy.recompute_modules),
-            optimizer_offload=config.policy.optimizer_offload,
-            head=config.policy.head,
-        ),
+        split=config.policy,
         batch=_batch(config, where, options),
         passes=passes,
         engines=_engines(config, where),
@@ -323,7 +310,7 @@ def _engines(config: RunConfig, where: str) -> Engines | None:
 
 def formula_counts(asked: Asked) -> list[list[int]]:
     """What Megatron's own models should have, from the families' tables: by network and stage."""
-    layout, memory = asked.request.split.layout, asked.request.memory
+    layout, memory = asked.request.layout, asked.request.memory
     found = [stages(asked.request.policy, layout, asked.request.lora)]
     found += [stages(memory, layout)] if memory else []
     return [[stage.parameters for stage in one] for one in found]
@@ -358,7 +345,7 @@ def plan_run(
         unfilled = []
     request = asked.request
     networks = [network.architecture for network in (request.policy, request.memory) if network is not None]
-    check.ask(networks, request.split.layout, request.lora)
+    check.ask(networks, request.layout, request.lora)
     plan = make_plan(request)
     plan = dataclasses.replace(plan, problems=(*unfilled, *plan.problems))
     compare(check.counts(), formula_counts(asked))

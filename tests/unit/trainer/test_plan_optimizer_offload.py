@@ -31,7 +31,7 @@ def test_the_optimizer_leaves_the_gpu_for_its_host(tmp_path: Path) -> None:
     there, _, _ = planned(tmp_path)
     host, text, tree = planned(tmp_path, "policy.optimizer_offload=true")
     ((before,), (after,)) = (plan.stages for plan in (there, host))
-    shards = asked(tmp_path, "qwen3-8b+qwen3-1.7b").request.split.shards
+    shards = asked(tmp_path, "qwen3-8b+qwen3-1.7b").request.layout.shards
     counts = (before.trained, before.memory_parameters)
     state = [int(optimizer_bytes(count, 2, shards)) for count in counts]
     assert (before.optimizer, after.optimizer) == (state[0], 0)
