@@ -1,8 +1,7 @@
 """The sizes and switches of a decoder, as both Hugging Face's and Megatron's builders need them.
 
-A model's arguments by the names of config.json, recorded beside Megatron weights and compared when they are read.
-
-Shapes alone do not tell a model: with another rope theta, norm epsilon or window every tensor still fits.
+Shapes alone do not tell a model: with another rope theta, norm epsilon or window every tensor still fits. So all of a
+model's arguments are recorded beside Megatron weights, by the names of config.json, and compared when they are read.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from megasharp.common.errors import (
-    UserError,
-    one_line,
-)
+from megasharp.common.errors import UserError, one_line
 
 Dimension = Literal["vocab", "hidden", "head_dim", "query_size", "kv_size", "ffn"]
 RopeValue = float | int | str | bool | tuple[float, ...] | None
@@ -47,9 +43,9 @@ class RopeParameters:
 class Architecture:
     """One decoder. `vocab` is the real vocabulary size (no padding), `dtype` a torch name such as "bfloat16".
 
-    `windows`: how many positions a query of each layer sees, its own included; None where it sees all before it. Empty
-    where no layer has a window.
-    `folder` is where it was read, for error messages only: it takes no part in comparisons.
+    `windows`: the number of positions that a query of each layer sees, its own included; None where it sees all before
+    it. Empty where no layer has a window. `folder` is where it was read, for error messages only: it takes no part in
+    comparisons.
     """
 
     family: str
@@ -81,7 +77,7 @@ class Architecture:
         return self.kv_heads * self.head_dim
 
     def window(self, layer: int) -> int | None:
-        """How many positions a query of `layer` (from 0) sees, its own included; None where it sees all before it."""
+        """Positions that a query of `layer` (from 0) sees, its own included; None where it sees all before it."""
         return self.windows[layer] if self.windows else None
 
     @property
@@ -90,7 +86,7 @@ class Architecture:
         return min((window for window in self.windows if window is not None), default=None)
 
     def shape(self, dimensions: tuple[Dimension, ...]) -> tuple[int, ...]:
-        """Numbers for a symbolic shape, for instance ("vocab", "hidden")."""
+        """Return the sizes of a symbolic shape, for instance ("vocab", "hidden")."""
         sizes: dict[Dimension, int] = {
             "vocab": self.vocab,
             "hidden": self.hidden,
@@ -163,7 +159,7 @@ _LEFT_OUT = ("dtype", "folder")
 
 
 def model_arguments(arch: Architecture) -> Arguments:
-    """All arguments of a model, flat, by config.json's names; rotary settings each by its own.
+    """Return all arguments of a model, flat, by config.json's names; rotary settings each by its own.
 
     What a model has none of is None, as an argument that an older version did not record.
     """
@@ -173,22 +169,16 @@ def model_arguments(arch: Architecture) -> Arguments:
         if each.name in _LEFT_OUT:
             continue
         if isinstance(value, RopeParameters):
-            found |= _rope(value)
+            found |= {"rope_theta": value.theta, "rope_type": value.rope_type}
+            for key, setting in value.scaling:
+                found[f"rope_scaling.{key}"] = list(setting) if isinstance(setting, tuple) else setting
         else:
             found[_KEYS.get(each.name, each.name)] = list(value) or None if isinstance(value, tuple) else value
     return found
 
 
-def _rope(rope: RopeParameters) -> Arguments:
-    return {
-        "rope_theta": rope.theta,
-        "rope_type": rope.rope_type,
-        **{f"rope_scaling.{key}": list(value) if isinstance(value, tuple) else value for key, value in rope.scaling},
-    }
-
-
 def differences(one: Mapping[str, Argument], other: Mapping[str, Argument]) -> list[tuple[str, Argument, Argument]]:
-    """(key, one's value, other's value) of every argument that differs.
+    """Return (key, one's value, other's value) of every argument that differs.
 
     None stands for one that is not given, and so does an empty list. Windows come as config.json's `sliding_window`,
     once for each pair of sizes, with the layers that have it.
@@ -214,28 +204,22 @@ def _windows(mine: Argument, theirs: Argument) -> list[tuple[str, Argument, Argu
     sizes = [value for value in (mine, theirs) if isinstance(value, list)]
     layers = range(min(map(len, sizes)))
     pairs = [(_window(mine, layer), _window(theirs, layer)) for layer in layers]
-    return [
-        (_windows_key(pair, [layer for layer in layers if pairs[layer] == pair]), *pair)
-        for pair in dict.fromkeys(pairs)
-        if pair[0] != pair[1]
-    ]
+    found = []
+    for pair in dict.fromkeys(pairs):
+        if pair[0] != pair[1]:
+            # `layer_types` says which layers have a window, `sliding_window` of which size.
+            keys = "sliding_window, layer_types" if None in pair else "sliding_window"
+            where = _ranges([layer for layer in layers if pairs[layer] == pair])
+            found.append((f"{keys} (layers {where})", *pair))
+    return found
 
 
 def _window(windows: Argument, layer: int) -> Argument:
     return windows[layer] if isinstance(windows, list) else None
 
 
-def _windows_key(pair: tuple[Argument, Argument], layers: Sequence[int]) -> str:
-    """Whether a layer has a window at all is the matter of two keys."""
-    keys = "sliding_window, layer_types" if None in pair else "sliding_window"
-    return f"{keys} (layers {_ranges(layers)})"
-
-
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers in short.
-
-    Example: "0-3, 6, 8-9".
-    """
+    """Ascending numbers in short, such as "0-3, 6, 8-9"."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     parts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
@@ -243,7 +227,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def check_arguments(config: Path, arch: Architecture, folder: Path, recorded: Mapping[str, Argument]) -> None:
-    """Compare what a config.json says with what the weights in `folder` were recorded with.
+    """Compare a config.json with the arguments that were recorded beside the weights in `folder`.
 
     Raises:
         UserError: they differ; names every key with both values.
@@ -255,13 +239,13 @@ def check_arguments(config: Path, arch: Architecture, folder: Path, recorded: Ma
 
 
 def record_arguments(folder: Path, arch: Architecture) -> None:
-    """Write what a run's checkpoint in `folder` is the weights of."""
+    """Write the model's arguments into a run's checkpoint in `folder`."""
     text = json.dumps(model_arguments(arch), indent=1)
     (folder / ARGUMENTS_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def read_arguments(folder: Path) -> Arguments | None:
-    """What `record_arguments` wrote; None where it did not.
+    """Read the arguments that `record_arguments` wrote; None where it did not.
 
     Raises:
         UserError: the file cannot be read.

@@ -1,13 +1,9 @@
 """A config.json's text, checked before transformers reads it: its own words for a wrong value name no file.
 
-Where transformers has a default, a key may be absent, except for what no two models share: their sizes.
-
-What a value of a config.json must be: the checks of its text are tables of these.
-
-The rotary settings of a config.json's text: transformers only warns of a value that gives no frequencies.
-
-They stand in `rope_parameters`, in files of older versions in `rope_scaling`. What must be so is transformers' own
-(modeling_rope_utils): its rules make the frequencies.
+The checks are tables of keys and the values that they may have. Where transformers has a default, a key may be absent,
+except for the sizes, which no two models share. Rotary settings are in `rope_parameters`, in files of older versions in
+`rope_scaling`; their bounds are those of transformers' rules (modeling_rope_utils), which make the frequencies but only
+warn of a value that gives none.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ SIZE = "a whole number of at least 1"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the values of some keys must be; `what` says it in a message."""
+    """One check of the values of some keys; `what` describes a right value in a message."""
 
     keys: tuple[str, ...]
     fits: Callable[[object], bool]
@@ -36,7 +32,7 @@ class Expected:
     required: bool = False
 
     def faults(self, values: Mapping[str, object], table: str = "") -> Iterator[str]:
-        """What is wrong with those keys, a message each; `table` is the one that `values` stand in, with its dot."""
+        """Yield a message for each key that is wrong; `table` is the one that `values` are in, with its dot."""
         for key in self.keys:
             if key not in values and self.required:
                 yield f"{table}{key} is missing: it must be {self.what}"
@@ -45,29 +41,29 @@ class Expected:
 
 
 def is_whole(value: object) -> bool:
-    """A whole number; true and false are none."""
+    """Return True for a whole number; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_size(value: object) -> bool:
-    """`SIZE`."""
+    """Return True for a whole number of at least 1."""
     return isinstance(value, int) and is_whole(value) and value > 0
 
 
 def is_above(value: object, bound: float) -> bool:
-    """A finite number greater than `bound`; JSON as Python reads it has NaN and Infinity too."""
+    """Return True for a finite number above `bound`; JSON as Python reads it has NaN and Infinity too."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return bound < value <= sys.float_info.max
 
 
 def is_at_least(value: object, bound: float) -> bool:
-    """A finite number of `bound` or more."""
+    """Return True for a finite number of `bound` or more."""
     return (value == bound and not isinstance(value, bool)) or is_above(value, bound)
 
 
 def or_null(fits: Callable[[object], bool]) -> Callable[[object], bool]:
-    """The same, or null."""
+    """Allow null too."""
     return lambda value: value is None or fits(value)
 
 
@@ -96,7 +92,7 @@ _NAMED = {"rope_type", "type"} | {key for expected in _ROPE_EXPECTED for key in 
 
 
 def rope_faults(raw: Mapping[str, object]) -> Iterator[str]:
-    """What is wrong with the rotary settings, a message each; the tables must be tables or null."""
+    """Yield a message for each rotary setting that is wrong; the tables must be tables or null."""
     for name in _TABLES:
         settings = raw.get(name) or {}
         assert isinstance(settings, dict)
@@ -154,7 +150,7 @@ _EXPECTED = (
 
 
 def read_text(path: Path) -> ConfigText:
-    """The file's keys, as they stand there.
+    """Read the file's keys, unchecked.
 
     Raises:
         UserError: it does not exist, or is no JSON table.
@@ -172,7 +168,7 @@ def read_text(path: Path) -> ConfigText:
 
 
 def architecture_name(path: Path, raw: ConfigText) -> str:
-    """The one class that the file names.
+    """Return the one class that the file names.
 
     Raises:
         UserError: it names none, or several.
@@ -214,7 +210,7 @@ def _dtype_faults(raw: ConfigText) -> Iterator[str]:
 
 
 def _head_faults(raw: ConfigText) -> Iterator[str]:
-    """transformers asks it of a Llama, whatever its head_dim is."""
+    # transformers asks it of a Llama, whatever its head_dim is.
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
     assert isinstance(hidden, int) and isinstance(heads, int)
     if raw.get("model_type") == "llama" and hidden % heads:

@@ -1,10 +1,9 @@
-"""Hugging Face checkpoint folders, opened with every name and shape checked.
+"""Hugging Face checkpoint folders, opened with every name and shape checked, and their tensors turned into Megatron's.
 
-Nothing here reaches the network.
-
-Which keys of config.json ask for a tensor and its shape, for the message where a file has another.
-
-One Megatron parameter at a time: filled from a Hugging Face checkpoint, or turned back into it.
+A folder's config.json gives the family and the architecture, and these the names and shapes of all tensors. A reader
+checks the files against them; where a file differs, the message names the keys of config.json that ask for something
+else. Then one Megatron parameter at a time is filled from the checkpoint, or turned back into it. Nothing here reaches
+the network.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from megasharp.common.lean_transformers import AutoConfig, AutoTokenizer
 from megasharp.convert.architecture import Architecture, Dimension
 from megasharp.convert.config_text import architecture_name, check_values, read_text
 from megasharp.convert.families import FAMILIES, Family
-from megasharp.convert.mapping import Rule, Shard
+from megasharp.convert.families.dense_decoder import EMBEDDING, HEAD
+from megasharp.convert.mapping import Shard
 from megasharp.convert.model_folder import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -38,157 +38,13 @@ from megasharp.convert.model_folder import (
     where_looked_for,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class TensorView:
-    """A contiguous part of the whole Hugging Face tensor `name` in the memory of a rank's parameter.
-
-    Its values begin at index `start` in dimension `dim`; all other dimensions are whole.
-    """
-
-    name: str
-    dim: int
-    start: int
-    values: Tensor
-
-
-class TensorReader(Protocol):
-    """Anything that gives whole Hugging Face tensors by name; `HFReader` is one."""
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor called `name`."""
-        ...
-
-
-def megatron_tensor(
-    reader: TensorReader,
-    family: Family,
-    arch: Architecture,
-    name: str,
-    tp_rank: int,
-    tp_size: int,
-    vocab_multiple: int = 1,
-) -> Tensor:
-    """One rank's value of the Megatron parameter `name` (global layer number), in the checkpoint's dtype.
-
-    Contiguous and in memory of its own. Vocabulary rows are padded with zeros to
-    `padded_vocab(arch.vocab, tp_size, vocab_multiple)`.
-
-    Raises:
-        KeyError: the model has no such parameter.
-        UserError: the checkpoint cannot be read.
-    """
-    rule, layer = family.rule_for(arch, name)
-    tensors = [reader.tensor(hf_name.format(layer=layer)) for hf_name in rule.hf]
-    return rule.shard(tensors, arch, Shard(tp_rank, tp_size, vocab_multiple))
-
-
-def hf_tensors(family: Family, arch: Architecture, name: str, shards: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    """The Hugging Face tensors that the Megatron parameter `name` (global layer number) stands for.
-
-    `shards` are all tensor-parallel ranks' values in rank order; of a replicated parameter one suffices.
-    A tied model's `output_layer.weight` gives none. The result may share memory with `shards`.
-
-    Raises:
-        KeyError: the model has no such parameter.
-    """
-    rule, layer = family.rule_for(arch, name)
-    if not rule.exported:
-        return []
-    merged = rule.merge(shards, arch)
-    for tensor, shape in zip(merged, rule.shapes, strict=True):
-        assert tuple(tensor.shape) == arch.shape(shape), f"{name}: {tuple(tensor.shape)}"
-    return [(hf_name.format(layer=layer), tensor) for hf_name, tensor in zip(rule.hf, merged, strict=True)]
-
-
-def hf_views(family: Family, arch: Architecture, name: str, parameter: Tensor, part: Shard) -> Iterator[TensorView]:
-    """What of Hugging Face tensors lies in one rank's contiguous Megatron parameter `name` (global layer number).
-
-    A tied model's `output_layer.weight` gives nothing. Raises KeyError where the model has no such parameter.
-    """
-    rule, layer = family.rule_for(arch, name)
-    if rule.exported:
-        names = [hf_name.format(layer=layer) for hf_name in rule.hf]
-        for view in rule.views(parameter, arch, part):
-            yield TensorView(names[view.number], view.dim, view.start, view.values)
-
-
-def expected_hf_shapes(family: Family, arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of such a model's checkpoint; a tied one has no lm_head.weight."""
-    return {
-        hf_name.format(layer=layer): arch.shape(shape)
-        for rule in family.present(arch)
-        if rule.exported
-        for hf_name, shape in zip(rule.hf, rule.shapes, strict=True)
-        for layer in _layers(rule, arch)
-    }
-
-
-def _layers(rule: Rule, arch: Architecture) -> range:
-    return range(arch.num_layers if "{layer}" in rule.megatron else 1)
-
-
-_LAYER = re.compile(r"(?<=^model\.layers\.)\d+(?=\.)")
-_HEAD_KEYS = "lm_head.weight"
-
-
-def keys_of_shape(family: Family, arch: Architecture, name: str, found: tuple[int, ...]) -> str:
-    """The keys, with their values, of the dimensions of the tensor `name` that a shape does not have.
-
-    Example: "num_key_value_heads=4 x head_dim=16".
-    """
-    dimensions = _dimensions(family, arch, name)
-    sizes = arch.shape(dimensions)
-    same_rank = len(found) == len(sizes)
-    wrong = [dimension for axis, dimension in enumerate(dimensions) if not same_rank or found[axis] != sizes[axis]]
-    return ", ".join(_keys(arch, dimension) for dimension in dict.fromkeys(wrong))
-
-
-def key_of_presence(arch: Architecture, name: str, stored: Collection[str]) -> str | None:
-    """The key, with its value, by which a model has the tensor `name` or has it not; None where no single one does.
-
-    `stored` are the names in the files: where others of the tensor's layer are there, it is not the number of layers.
-    """
-    if name == _HEAD_KEYS:
-        return f"tie_word_embeddings={str(arch.tied).lower()}"
-    layer = _LAYER.search(name)
-    if layer is None:
-        return None
-    stored_too = any(other.startswith(f"model.layers.{layer.group()}.") for other in stored)
-    is_beyond = int(layer.group()) >= arch.num_layers
-    return f"num_hidden_layers={arch.num_layers}" if is_beyond or not stored_too else None
-
-
-def _dimensions(family: Family, arch: Architecture, name: str) -> tuple[Dimension, ...]:
-    pattern = _LAYER.sub("{layer}", name)
-    return next(
-        shape
-        for rule in family.present(arch)
-        for hf_name, shape in zip(rule.hf, rule.shapes, strict=True)
-        if hf_name == pattern
-    )
-
-
-def _keys(arch: Architecture, dimension: Dimension) -> str:
-    head_dim = f"head_dim={arch.head_dim}"
-    keys: dict[Dimension, str] = {
-        "vocab": f"vocab_size={arch.vocab}",
-        "hidden": f"hidden_size={arch.hidden}",
-        "head_dim": head_dim,
-        "query_size": f"num_attention_heads={arch.heads} x {head_dim}",
-        "kv_size": f"num_key_value_heads={arch.kv_heads} x {head_dim}",
-        "ffn": f"intermediate_size={arch.ffn}",
-    }
-    return keys[dimension]
-
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-_FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+# The dtypes of weights, by safetensors' names.
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def read_config(folder: str | Path) -> tuple[PretrainedConfig, Family, Architecture]:
-    """What a checkpoint folder's config.json describes; no weights are touched.
+    """Read the model that a checkpoint folder's config.json describes; no weights are touched.
 
     Raises:
         UserError: the folder or config.json is missing or unreadable, or the model is not supported.
@@ -242,6 +98,17 @@ def check_tokenizer(folder: str | Path, arch: Architecture) -> None:
         )
 
 
+def expected_hf_shapes(family: Family, arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor of such a model's checkpoint; a tied one has no lm_head.weight."""
+    return {
+        hf_name.format(layer=layer): arch.shape(shape)
+        for rule in family.present(arch)
+        if rule.exported
+        for hf_name, shape in zip(rule.hf, rule.shapes, strict=True)
+        for layer in range(arch.num_layers if rule.stage == "layer" else 1)
+    }
+
+
 class HFReader:
     """A checked checkpoint folder that hands out one tensor at a time, memory-mapped.
 
@@ -263,7 +130,14 @@ class HFReader:
                 path: self._stack.enter_context(open_weights(path, names))
                 for path, names in tensors_by_file(self._files).items()
             }
-            self._files |= self._unindexed()
+            # Tensors in the files without an entry in the index count too.
+            indexed, seen = frozenset(self._files), dict[str, Path]()
+            for path, handle in self._handles.items():
+                for name in tensor_names(handle):
+                    if name in seen:
+                        raise UserError(f"tensor {name} is in {seen[name]} and in {path}: only one can be meant")
+                    seen[name] = path
+            self._files |= {name: path for name, path in seen.items() if name not in indexed}
             self._check()
         except BaseException:
             self.close()
@@ -280,19 +154,19 @@ class HFReader:
         self._stack.close()
 
     def names(self) -> list[str]:
-        """Names of all tensors the model needs; a tied model's spare lm_head.weight is not among them."""
+        """Return the names of all tensors the model needs; a tied model's spare lm_head.weight is not among them."""
         return list(expected_hf_shapes(self.family, self.architecture))
 
     def file(self, name: str) -> Path:
-        """The file that holds the tensor `name`."""
+        """Return the file that holds the tensor `name`."""
         return self._files[name]
 
     def dtype(self, name: str) -> torch.dtype:
-        """What the tensor `name` is stored in."""
-        return _FLOATING[self._header(name)[1]]
+        """Return the dtype that the tensor `name` is stored in."""
+        return DTYPES[self._header(name)[1]]
 
     def tensor(self, name: str) -> Tensor:
-        """The whole tensor `name` in its stored dtype: a view of the mapped file, to be cloned if kept.
+        """Return the whole tensor `name` in its stored dtype: a view of the mapped file, to be cloned if kept.
 
         Raises:
             UserError: the file cannot be read any more.
@@ -307,23 +181,21 @@ class HFReader:
             raise UserError(f"{path}: tensor {name} cannot be read: {one_line(error)}") from error
         return tensor
 
-    def _unindexed(self) -> dict[str, Path]:
-        """Tensors that sit in the files without an entry in the index; none may be in two files."""
-        found: dict[str, Path] = {}
-        for path, handle in self._handles.items():
-            for name in tensor_names(handle):
-                if name in found:
-                    raise UserError(f"tensor {name} is in {found[name]} and in {path}: only one can be meant")
-                found[name] = path
-        return {name: path for name, path in found.items() if name not in self._files}
-
     def _check(self) -> None:
-        expected = expected_hf_shapes(self.family, self.architecture)
+        """Compare names, shapes and dtypes in the files with those that config.json asks for."""
+        expected, config = expected_hf_shapes(self.family, self.architecture), self.folder / CONFIG_FILE
         for name, shape in expected.items():
             if name not in self._files:
-                where, config = where_looked_for(self.folder), self.folder / CONFIG_FILE
+                where = where_looked_for(self.folder)
                 raise UserError(f"tensor {name} is missing from {where}: {config} asks for it{self._by_key(name)}")
-            self._check_header(name, shape)
+            found, dtype = self._header(name)
+            where = f"{self._files[name]}: tensor {name}"
+            if found != shape:
+                asked = f"{shape} by {keys_of_shape(self.family, self.architecture, name, found)}"
+                raise UserError(f"{where} has shape {found}, but {config} asks for {asked}")
+            if dtype not in DTYPES:
+                supported = ", ".join(DTYPES)
+                raise UserError(f"{where} has dtype {dtype}, not one of {supported}: use an unquantized checkpoint")
         for name in sorted(self._files.keys() - expected.keys()):
             if not self._is_spare_head(name, expected):
                 model = f"the {self.family.hf_name} of its config.json"
@@ -334,25 +206,15 @@ class HFReader:
         key = key_of_presence(self.architecture, name, self._files)
         return "" if key is None else f" ({key})"
 
-    def _check_header(self, name: str, shape: tuple[int, ...]) -> None:
-        found, dtype = self._header(name)
-        where = f"{self._files[name]}: tensor {name}"
-        if found != shape:
-            asked = f"{shape} by {keys_of_shape(self.family, self.architecture, name, found)}"
-            raise UserError(f"{where} has shape {found}, but {self.folder / CONFIG_FILE} asks for {asked}")
-        if dtype not in _FLOATING:
-            supported = ", ".join(_FLOATING)
-            raise UserError(f"{where} has dtype {dtype}, not one of {supported}: use an unquantized checkpoint")
-
     def _is_spare_head(self, name: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
-        """Some tied checkpoints store the embedding a second time, as the head."""
-        if name != _HEAD or not self.architecture.tied or self._header(name)[0] != expected[_EMBEDDING]:
+        """Recognize the embedding that some tied checkpoints store a second time, as the head."""
+        if name != HEAD or not self.architecture.tied or self._header(name)[0] != expected[EMBEDDING]:
             return False
         # transformers unties a head with values of its own, so dropping it would silently change the model.
-        embedding = self.tensor(_EMBEDDING)
-        if not torch.equal(self.tensor(_HEAD).to(embedding.dtype), embedding):
+        embedding = self.tensor(EMBEDDING)
+        if not torch.equal(self.tensor(HEAD).to(embedding.dtype), embedding):
             path = self.folder / CONFIG_FILE
-            raise UserError(f"{path} ties {_HEAD} to {_EMBEDDING}, but they differ: set tie_word_embeddings=false")
+            raise UserError(f"{path} ties {HEAD} to {EMBEDDING}, but they differ: set tie_word_embeddings=false")
         return True
 
     def _header(self, name: str) -> tuple[tuple[int, ...], str]:
@@ -362,3 +224,118 @@ class HFReader:
         except SafetensorError as error:
             raise UserError(f"{path}: tensor {name} is missing, though {INDEX_FILE} lists it") from error
         return tuple(view.get_shape()), str(view.get_dtype())
+
+
+_LAYER = re.compile(r"(?<=^model\.layers\.)\d+(?=\.)")
+
+
+def keys_of_shape(family: Family, arch: Architecture, name: str, found: tuple[int, ...]) -> str:
+    """Return the keys, with their values, of the dimensions of the tensor `name` that a shape does not have.
+
+    Example: "num_key_value_heads=4 x head_dim=16".
+    """
+    head_dim = f"head_dim={arch.head_dim}"
+    keys: dict[Dimension, str] = {
+        "vocab": f"vocab_size={arch.vocab}",
+        "hidden": f"hidden_size={arch.hidden}",
+        "head_dim": head_dim,
+        "query_size": f"num_attention_heads={arch.heads} x {head_dim}",
+        "kv_size": f"num_key_value_heads={arch.kv_heads} x {head_dim}",
+        "ffn": f"intermediate_size={arch.ffn}",
+    }
+    pattern = _LAYER.sub("{layer}", name)
+    shapes = {hf: shape for rule in family.present(arch) for hf, shape in zip(rule.hf, rule.shapes, strict=True)}
+    dimensions = shapes[pattern]
+    sizes = arch.shape(dimensions)
+    same_rank = len(found) == len(sizes)
+    wrong = [dimension for axis, dimension in enumerate(dimensions) if not same_rank or found[axis] != sizes[axis]]
+    return ", ".join(keys[dimension] for dimension in dict.fromkeys(wrong))
+
+
+def key_of_presence(arch: Architecture, name: str, stored: Collection[str]) -> str | None:
+    """Return the key, with its value, by which a model has the tensor `name` or not; None where no single one decides.
+
+    `stored` are the names in the files: where others of the tensor's layer are there, it is not the number of layers.
+    """
+    if name == HEAD:
+        return f"tie_word_embeddings={str(arch.tied).lower()}"
+    layer = _LAYER.search(name)
+    if layer is None:
+        return None
+    stored_too = any(other.startswith(f"model.layers.{layer.group()}.") for other in stored)
+    is_beyond = int(layer.group()) >= arch.num_layers
+    return f"num_hidden_layers={arch.num_layers}" if is_beyond or not stored_too else None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """A contiguous part of the whole Hugging Face tensor `name` in the memory of a rank's parameter.
+
+    Its values begin at index `start` in dimension `dim`; all other dimensions are whole.
+    """
+
+    name: str
+    dim: int
+    start: int
+    values: Tensor
+
+
+class TensorReader(Protocol):
+    """Anything that gives whole Hugging Face tensors by name; `HFReader` is one."""
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the whole tensor called `name`."""
+        ...
+
+
+def megatron_tensor(
+    reader: TensorReader,
+    family: Family,
+    arch: Architecture,
+    name: str,
+    tp_rank: int,
+    tp_size: int,
+    vocab_multiple: int = 1,
+) -> Tensor:
+    """Make one rank's value of the Megatron parameter `name` (global layer number), in the checkpoint's dtype.
+
+    Contiguous and in memory of its own. Vocabulary rows are padded with zeros to
+    `padded_vocab(arch.vocab, tp_size, vocab_multiple)`.
+
+    Raises:
+        KeyError: the model has no such parameter.
+        UserError: the checkpoint cannot be read.
+    """
+    rule, layer = family.rule_for(arch, name)
+    tensors = [reader.tensor(hf_name.format(layer=layer)) for hf_name in rule.hf]
+    return rule.shard(tensors, arch, Shard(tp_rank, tp_size, vocab_multiple))
+
+
+def hf_tensors(family: Family, arch: Architecture, name: str, shards: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    """Make the Hugging Face tensors that the Megatron parameter `name` (global layer number) stands for.
+
+    `shards` are all tensor-parallel ranks' values in rank order; of a replicated parameter one suffices.
+    A tied model's `output_layer.weight` gives none. The result may share memory with `shards`.
+
+    Raises:
+        KeyError: the model has no such parameter.
+    """
+    rule, layer = family.rule_for(arch, name)
+    if not rule.exported:
+        return []
+    merged = rule.merge(shards, arch)
+    for tensor, shape in zip(merged, rule.shapes, strict=True):
+        assert tuple(tensor.shape) == arch.shape(shape), f"{name}: {tuple(tensor.shape)}"
+    return [(hf_name.format(layer=layer), tensor) for hf_name, tensor in zip(rule.hf, merged, strict=True)]
+
+
+def hf_views(family: Family, arch: Architecture, name: str, parameter: Tensor, part: Shard) -> Iterator[TensorView]:
+    """Yield the parts of Hugging Face tensors in one rank's contiguous Megatron parameter `name` (global layer number).
+
+    A tied model's `output_layer.weight` gives nothing. Raises KeyError where the model has no such parameter.
+    """
+    rule, layer = family.rule_for(arch, name)
+    if rule.exported:
+        names = [hf_name.format(layer=layer) for hf_name in rule.hf]
+        for view in rule.views(parameter, arch, part):
+            yield TensorView(names[view.number], view.dim, view.start, view.values)

@@ -1,9 +1,8 @@
 """Hugging Face checkpoint folders, written whole or not at all, one tensor in memory at a time.
 
-A safetensors file that is written tensor by tensor: none is kept, so a file may be larger than memory.
-
-Format: https://github.com/huggingface/safetensors#format. The header stands before the data but is known only after it,
-so room for the longest possible one is left and filled up with spaces, as the format allows.
+A safetensors file is written tensor by tensor and none is kept, so a file may be larger than memory. Its header comes
+before the data but is known only after it, so room for the longest possible one is left and filled up with spaces, as
+the format allows (https://github.com/huggingface/safetensors#format).
 """
 
 from __future__ import annotations
@@ -19,16 +18,10 @@ from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed_folder, folder_errors
-from megasharp.convert.hf_folder import TOKENIZER_FILES, expected_hf_shapes, read_config
-from megasharp.convert.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from megasharp.convert.hf_folder import DTYPES, TOKENIZER_FILES, expected_hf_shapes, read_config
+from megasharp.convert.model_folder import CONFIG_FILE, INDEX_FILE, LENGTH_BYTES, WEIGHTS_FILE
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
-_LENGTH_BYTES = 8
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # As long as an offset gets: a file of 10^15 bytes.
 _LARGEST_OFFSET = 10**15
 _METADATA = {"__metadata__": {"format": "pt"}}
@@ -48,11 +41,11 @@ class TensorFile:
         # Data begin at a multiple of eight bytes.
         self._room = -(-len(_header(longest)) // 8) * 8
         self._file: BinaryIO = path.open("wb")
-        self._file.seek(_LENGTH_BYTES + self._room)
+        self._file.seek(LENGTH_BYTES + self._room)
 
     @property
     def names(self) -> list[str]:
-        """Names of what was written so far."""
+        """The names of the tensors written so far."""
         return list(self._entries)
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -60,18 +53,18 @@ class TensorFile:
         whole = tensor.detach().to("cpu").contiguous()
         self._file.write(whole.reshape(-1).view(torch.uint8).numpy().data)
         end = self.nbytes + whole.nbytes
-        self._entries[name] = _entry(_DTYPES[whole.dtype], tuple(whole.shape), self.nbytes, end)
+        self._entries[name] = _entry(_NAMES[whole.dtype], tuple(whole.shape), self.nbytes, end)
         self.nbytes = end
 
     def finish(self) -> None:
         """Write the header and close."""
         with self._file:
             self._file.seek(0)
-            self._file.write(self._room.to_bytes(_LENGTH_BYTES, "little"))
+            self._file.write(self._room.to_bytes(LENGTH_BYTES, "little"))
             self._file.write(_header(self._entries).ljust(self._room))
 
     def close(self) -> None:
-        """Let go of an unfinished file; harmless after `finish`."""
+        """Close an unfinished file; harmless after `finish`."""
         # What a full disk refused once, it refuses again.
         with suppress(OSError):
             self._file.close()
@@ -169,31 +162,28 @@ class _ShardWriter:
         self._dtype = str(tensor.dtype).removeprefix("torch.")
 
     def finish(self) -> None:
-        """Complete the last file and give all their names."""
+        """Complete the last file and give all of them their names, which contain their number."""
         assert not self._expected, f"not written: {sorted(self._expected)}"
         self._files[-1].finish()
         if len(self._files) == 1:
             self._files[0].path.rename(self._folder / WEIGHTS_FILE)
         else:
-            self._write_index()
+            weight_map: dict[str, str] = {}
+            for number, part in enumerate(self._files, start=1):
+                file = f"model-{number:05d}-of-{len(self._files):05d}.safetensors"
+                part.path.rename(self._folder / file)
+                weight_map |= dict.fromkeys(part.names, file)
+            total = sum(part.nbytes for part in self._files)
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
         set_dtype(self._folder / CONFIG_FILE, self._dtype)
 
     def close(self) -> None:
         self._files[-1].close()
 
-    def _write_index(self) -> None:
-        weight_map: dict[str, str] = {}
-        for number, part in enumerate(self._files, start=1):
-            file = f"model-{number:05d}-of-{len(self._files):05d}.safetensors"
-            part.path.rename(self._folder / file)
-            weight_map |= dict.fromkeys(part.names, file)
-        total = sum(part.nbytes for part in self._files)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (self._folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
 
 def carry_over(source: Path, folder: Path) -> None:
-    """Copy what describes a model besides its weights: configuration, tokenizer files, chat template.
+    """Copy the description of a model besides its weights: configuration, tokenizer files, chat template.
 
     Raises:
         UserError: a file of `source` cannot be read, or is a link to one that does not exist.

@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) on Megatron's fused linear maps: their layout and how they are merged.
 
 There is one adapter per Hugging Face projection, as PEFT has it: query, key and value have an A and a B each, and so
-have gate and up. Every row of a fused weight belongs to one projection, so B lies row by row as the weight does and is
-cut and joined by the weight's own rule; only A holds the projections' halves on top of each other. One A for the whole
-fused map would train another model than PEFT does at the same rank; this one can be written as PEFT's tensors as it is.
+have gate and up. Every row of a fused weight belongs to one projection, so B is laid out row by row as the weight is
+and is cut and joined by the weight's own rule; only A holds the projections' parts on top of each other. One A for the
+whole fused map would train another model than PEFT does at the same rank; this one is PEFT's, written as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,19 +22,19 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import write_text
 from megasharp.common.section import Section
 from megasharp.config.core import validate
+from megasharp.config.policy import LoraTarget
 from megasharp.convert.architecture import Architecture
 
-Target = Literal["qkv", "proj", "fc1", "fc2"]
-TARGETS: tuple[Target, ...] = get_args(Target)
+TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
 
-# Where each target stands in a Megatron layer.
-MODULES: dict[Target, str] = {
+# The module of each target in a Megatron layer.
+MODULES: dict[LoraTarget, str] = {
     "qkv": "self_attention.linear_qkv",
     "proj": "self_attention.linear_proj",
     "fc1": "mlp.linear_fc1",
     "fc2": "mlp.linear_fc2",
 }
-# What an adapter's two parameters are called, beside the `weight` of their module.
+# Names of an adapter's two parameters, beside the `weight` of their module.
 ADAPTER_NAMES = ("lora_A", "lora_B")
 RECORD = "lora.json"
 
@@ -45,17 +45,17 @@ class LoraSettings:
 
     rank: int
     alpha: float
-    targets: tuple[Target, ...]
+    targets: tuple[LoraTarget, ...]
 
     @property
     def scale(self) -> float:
-        """What B A x is multiplied by (section 4.1)."""
+        """The factor on B A x: alpha / rank (section 4.1)."""
         return self.alpha / self.rank
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Whose the rows of one rank's fused weight are: `groups` runs, in each `sizes[p]` rows of projection p.
+    """The projections' rows in one rank's fused weight: `groups` runs, in each `sizes[p]` rows of projection p.
 
     Example: 2 query groups of 4 heads of 8, one key and one value head each: `Rows(2, (32, 8, 8))`.
     """
@@ -69,12 +69,12 @@ class Rows:
         return self.groups * sum(self.sizes)
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """[total, ...] -> each projection's [groups * size, ...], in its own order."""
+        """Split [total, ...] into each projection's [groups * size, ...], in its own order."""
         grouped = rows.reshape(self.groups, sum(self.sizes), *rows.shape[1:])
         return [block.flatten(0, 1) for block in grouped.split_with_sizes(list(self.sizes), dim=1)]
 
     def join(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Each projection's [..., groups * size] -> [..., total], in the weight's order."""
+        """Join each projection's [..., groups * size] to [..., total], in the weight's order."""
         if len(outputs) == 1:
             return outputs[0]
         grouped = [output.reshape(*output.shape[:-1], self.groups, -1) for output in outputs]
@@ -82,17 +82,17 @@ class Rows:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a Megatron parameter's name is an adapter's."""
+    """Return True for the name of an adapter's Megatron parameter."""
     return name.rsplit(".", 1)[-1] in ADAPTER_NAMES
 
 
-def target_of(name: str) -> Target | None:
-    """The target that the weight `name` would be, or None for all other parameters."""
+def target_of(name: str) -> LoraTarget | None:
+    """Return the target that the weight `name` would be, or None for all other parameters."""
     return next((target for target, module in MODULES.items() if name.endswith(f".{module}.weight")), None)
 
 
-def rows_of(target: Target, arch: Architecture, tp: int = 1) -> Rows:
-    """The rows of one of `tp` ranks' weight; proj and fc2 are cut by columns, so each rank has all rows."""
+def rows_of(target: LoraTarget, arch: Architecture, tp: int = 1) -> Rows:
+    """Return the rows of one of `tp` ranks' weight; proj and fc2 are cut by columns, so each rank has all rows."""
     if target == "qkv":
         query = arch.heads // arch.kv_heads * arch.head_dim
         return Rows(arch.kv_heads // tp, (query, arch.head_dim, arch.head_dim))
@@ -101,13 +101,13 @@ def rows_of(target: Target, arch: Architecture, tp: int = 1) -> Rows:
     return Rows(1, (arch.hidden,))
 
 
-def input_size(target: Target, arch: Architecture) -> int:
-    """Columns of the whole weight."""
+def input_size(target: LoraTarget, arch: Architecture) -> int:
+    """Return the number of columns of the whole weight."""
     return {"qkv": arch.hidden, "proj": arch.query_size, "fc1": arch.hidden, "fc2": arch.ffn}[target]
 
 
 def trained_parameters(lora: LoraSettings, arch: Architecture) -> int:
-    """How many numbers the adapters of the whole model hold: all that is trained."""
+    """Count the parameters of the whole model's adapters: all that is trained."""
     per_layer = 0
     for target in lora.targets:
         rows = rows_of(target, arch)
@@ -116,13 +116,13 @@ def trained_parameters(lora: LoraSettings, arch: Architecture) -> int:
 
 
 def raised(low: Tensor, b: Tensor, rows: Rows) -> Tensor:
-    """B times the projections' low-rank values: [..., projections * rank] and [total, rank] -> [..., total]."""
+    """Multiply low-rank values by B: [..., projections * rank] and [total, rank] -> [..., total]."""
     lows = low.chunk(len(rows.sizes), dim=-1)
     return rows.join([F.linear(one, block) for one, block in zip(lows, rows.split(b), strict=True)])
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, rows: Rows, scale: float) -> Tensor:
-    """weight + scale B A, rounded once to the weight's dtype.
+    """Merge an adapter: weight + scale B A, rounded once to the weight's dtype.
 
     [total, inputs], [projections * rank, inputs] and [total, rank] -> [total, inputs]: whole tensors, or one rank's
     parts of all three.
@@ -135,12 +135,12 @@ def merged(weight: Tensor, a: Tensor, b: Tensor, rows: Rows, scale: float) -> Te
 class _Record(Section):
     rank: int
     alpha: float
-    targets: list[Target]
+    targets: list[LoraTarget]
     base: str | None = None
 
 
 def record_adapters(folder: Path, lora: LoraSettings, base: Path) -> None:
-    """Say in a folder of shards that they hold adapters, which, and on the weights of which Hugging Face folder `base`.
+    """Record in a folder of shards which adapters they hold, on the weights of which Hugging Face folder `base`.
 
     Without it they could not be merged.
     """
@@ -149,7 +149,7 @@ def record_adapters(folder: Path, lora: LoraSettings, base: Path) -> None:
 
 
 def recorded_adapters(folder: Path) -> LoraSettings | None:
-    """What `record_adapters` wrote, or None where the folder's weights have no adapters.
+    """Read the settings that `record_adapters` wrote, or None where the folder's weights have no adapters.
 
     Raises UserError when the record cannot be read.
     """
@@ -158,7 +158,7 @@ def recorded_adapters(folder: Path) -> LoraSettings | None:
 
 
 def recorded_base(folder: Path) -> str | None:
-    """The folder of the model that the adapters began with; None where that was not recorded.
+    """Read the folder of the model that the adapters began with; None where that was not recorded.
 
     Raises UserError when the record cannot be read.
     """

@@ -1,7 +1,7 @@
-"""How one Megatron parameter is cut out of, and joined back into, Hugging Face tensors.
+"""Rules that cut one Megatron parameter out of Hugging Face tensors, and join it back into them.
 
-Each rule kind knows one layout; the family tables say which parameters follow it. Cutting and joining only
-copies bytes, so a round trip is bit-exact in every dtype. Layouts: Megatron-core's `ColumnParallelLinear`,
+Each kind of rule knows one layout; the families' tables say which parameters follow it. Cutting and joining only copy
+bytes, so a round trip is bit-exact in every dtype. Layouts: Megatron-core's `ColumnParallelLinear`,
 `RowParallelLinear`, `VocabParallelEmbedding` and `SelfAttention.get_query_key_value_tensors`.
 """
 
@@ -15,22 +15,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from megasharp.convert.architecture import (
-    Architecture,
-    Dimension,
-)
+from megasharp.convert.architecture import Architecture, Dimension
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of a tensor-parallel parameter: `rank` of `count`; `vocab_multiple` is padded_vocab's."""
+    """One part of a tensor-parallel parameter: `rank` of `count`; `vocab_multiple` is padded_vocab's."""
 
     rank: int
     count: int
     vocab_multiple: int = 1
 
     def rows_of(self, total: int) -> tuple[int, int]:
-        """(first, length) of this part when `total` items are cut into equal runs."""
+        """Return (first, length) of this part when `total` items are cut into equal runs."""
         assert total % self.count == 0, f"{total} items in {self.count} parts"
         length = total // self.count
         return self.rank * length, length
@@ -38,9 +35,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A contiguous part of a whole tensor as it lies in a rank's parameter: from index `start` on in dimension `dim`.
+    """A contiguous part of a whole tensor in a rank's parameter: from index `start` on in dimension `dim`.
 
-    `number` says which of the rule's Hugging Face tensors; all other dimensions are whole.
+    `number` is that of the rule's Hugging Face tensor; all other dimensions are whole.
     """
 
     number: int
@@ -50,12 +47,12 @@ class View:
 
 
 def always(_: Architecture) -> bool:
-    """The parameter exists in every model of the family."""
+    """Return True: the parameter exists in every model of the family."""
     return True
 
 
 def padded_vocab(vocab: int, tp: int, multiple: int = 1) -> int:
-    """Smallest vocabulary size >= `vocab` that each of `tp` ranks can hold in a multiple of `multiple` rows.
+    """Return the smallest vocabulary size >= `vocab` that `tp` ranks hold in equal multiples of `multiple` rows.
 
     Example: `padded_vocab(151_936, tp=8, multiple=128)` is 152_576, 19_072 rows a rank.
     """
@@ -81,7 +78,7 @@ class Rule(ABC):
 
     @property
     def stage(self) -> Literal["first", "layer", "last"]:
-        """Which pipeline stage holds it: the first, the last, or the one that has its layer."""
+        """The pipeline stage that holds it: the first, the last, or the one that has its layer."""
         if "{layer}" in self.megatron:
             return "layer"
         return "first" if self.megatron.startswith("embedding.") else "last"
@@ -99,7 +96,7 @@ class Rule(ABC):
 
     @abstractmethod
     def views(self, parameter: Tensor, arch: Architecture, part: Shard) -> Iterator[View]:
-        """What of the whole tensors lies in one rank's contiguous parameter, as views of its memory.
+        """Yield the parts of whole tensors in one rank's contiguous parameter, as views of its memory.
 
         The views of all ranks together hold every element of a tensor once, or on every rank where it is replicated.
         """
@@ -223,7 +220,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """What `torch.cat` makes, which on the meta device imports torch's compiler: a second of every plan."""
+    """Concatenate without `torch.cat`, which on the meta device imports torch's compiler: a second of every plan."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
     whole, start = parts[0].new_empty(shape), 0

@@ -1,14 +1,10 @@
-"""What a model can be loaded from: a Hugging Face folder, or Megatron weights with what describes their model.
+"""Folders that hold a model: Hugging Face's, Megatron weights with their description, and PEFT's adapters.
 
-`convert hf-to-megatron` makes folders of the second kind, and every checkpoint of a run is one.
-
-Which safetensors file of a Hugging Face folder holds which tensor, and the error where a file is missing or damaged.
-
-Formats: https://github.com/huggingface/safetensors#format, and `model.safetensors.index.json` as transformers has it.
-
-A PEFT adapter folder: the trained A and B of every projection, without the weights they were trained beside.
-
-What a folder seems to be that is not of the kind that was asked for, and what to do: the end of an error's line.
+A model is loaded from either of the first two; `convert hf-to-megatron` makes folders of the second kind, and every
+checkpoint of a run is one. Of a Hugging Face folder the safetensors files are found and opened here
+(https://github.com/huggingface/safetensors#format, and `model.safetensors.index.json` as transformers has it). A PEFT
+folder has the trained A and B of every projection, without the weights they were trained beside. Where a folder is not
+of the kind that was asked for, `what_it_is` ends the error's line with what it seems to be and what to do.
 """
 
 from __future__ import annotations
@@ -28,12 +24,37 @@ from megasharp.convert.lora import LoraSettings
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# Of a safetensors file: its header's length, which comes first.
+LENGTH_BYTES = 8
+_MEGATRON_PARTS = ("policy", "hf")
 
-_LENGTH_BYTES = 8
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """`path` as it was named; `is_megatron` where its weights are torch_dist shards."""
+
+    path: Path
+    is_megatron: bool
+
+    @property
+    def description(self) -> Path:
+        """The folder of config.json and the tokenizer."""
+        return self.path / "hf" if self.is_megatron else self.path
+
+    @property
+    def weights(self) -> Path:
+        """The folder of the weights."""
+        return self.path / "policy" if self.is_megatron else self.path
+
+
+def model_folder(path: Path) -> ModelFolder:
+    """Tell the kind of a folder; one of neither kind counts as Hugging Face's, whose reader says what it is instead."""
+    parts = any((path / part).is_dir() for part in _MEGATRON_PARTS)
+    return ModelFolder(path, is_megatron=parts and not (path / CONFIG_FILE).is_file())
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor; a single file wins over an index, as in transformers.
+    """Find the file of each tensor; a single file wins over an index, as in transformers.
 
     Raises:
         UserError: there are no weights, the single file or the index cannot be read, or a file of the index is missing.
@@ -44,7 +65,11 @@ def weight_files(folder: Path) -> dict[str, Path]:
             return dict.fromkeys(tensor_names(handle), single)
     if not index.is_file():
         raise UserError(_no_weights(folder))
-    files = {name: folder / file for name, file in _weight_map(index).items()}
+    try:
+        raw = json.loads(index.read_text(encoding="utf-8"))
+        files = {str(name): folder / str(file) for name, file in raw["weight_map"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index} cannot be read: {type(error).__name__}: {one_line(error)}") from error
     for path, names in tensors_by_file(files).items():
         if not path.is_file():
             raise UserError(
@@ -54,7 +79,7 @@ def weight_files(folder: Path) -> dict[str, Path]:
 
 
 def tensors_by_file(files: Mapping[str, Path]) -> dict[Path, list[str]]:
-    """The names that each file should hold, files in the order of their names."""
+    """Return the names that each file should hold, files in the order of their names."""
     found: dict[Path, list[str]] = {path: [] for path in sorted(set(files.values()))}
     for name, path in files.items():
         found[path].append(name)
@@ -82,13 +107,13 @@ def open_weights(path: Path, expected: Sequence[str] = ()) -> safe_open:
 
 
 def tensor_names(handle: safe_open) -> list[str]:
-    """The tensors in an open file."""
+    """Return the names of the tensors in an open file."""
     names: list[str] = handle.keys()  # type: ignore[no-untyped-call]
     return names
 
 
 def where_looked_for(folder: Path) -> str:
-    """The files that a tensor of the folder could have been in, for a message."""
+    """Name the files that a tensor of the folder could have been in, for a message."""
     single = folder / WEIGHTS_FILE
     if single.is_file():
         return str(single)
@@ -109,21 +134,12 @@ def _no_weights(folder: Path) -> str:
     return f"{missing}: expected {WEIGHTS_FILE} or {INDEX_FILE}"
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        raw = json.loads(index.read_text(encoding="utf-8"))
-        weight_map = {str(name): str(file) for name, file in raw["weight_map"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} cannot be read: {type(error).__name__}: {one_line(error)}") from error
-    return weight_map
-
-
 def _cut_off(path: Path) -> list[str]:
     """The tensors that a file's own header places behind its end; none where the header cannot be read."""
     try:
         with path.open("rb") as file:
-            room = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            size = path.stat().st_size - _LENGTH_BYTES - room
+            room = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            size = path.stat().st_size - LENGTH_BYTES - room
             header = json.loads(file.read(room)) if size >= 0 else {}
         return [name for name, entry in header.items() if name != "__metadata__" and entry["data_offsets"][1] > size]
     # The header is damaged too, in whatever way.
@@ -137,7 +153,6 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-
 # A Hugging Face weight, its A [rank, inputs] and its B [outputs, rank].
 Projection = tuple[str, Tensor, Tensor]
 
@@ -145,7 +160,7 @@ Projection = tuple[str, Tensor, Tensor]
 def fill_peft_folder(
     folder: Path, lora: LoraSettings, base: str | None, projections: Iterable[Projection]
 ) -> dict[str, Tensor]:
-    """Write both files into the existing empty folder; gives the tensors by PEFT's names.
+    """Write a PEFT folder's two files into the existing empty folder; return the tensors by PEFT's names.
 
     `base` is the folder of the model that the adapters belong to, where it is known.
     """
@@ -155,7 +170,7 @@ def fill_peft_folder(
         module = weight.removesuffix(".weight")
         modules.add(module.rsplit(".", 1)[-1])
         for name, tensor in (("lora_A", a), ("lora_B", b)):
-            # Views of one tensor cannot lie in one file.
+            # safetensors refuses views of one tensor in one file.
             tensors[f"base_model.model.{module}.{name}.weight"] = tensor.clone()
     config = {
         "peft_type": "LORA",
@@ -175,18 +190,17 @@ def fill_peft_folder(
     return tensors
 
 
-_MEGATRON_PARTS = ("policy", "hf")
 # In a run's checkpoints/.
 _NEWEST = "latest"
 
 
 def is_part(folder: Path) -> bool:
-    """Whether it is one of the two folders in a Megatron checkpoint folder."""
+    """Return True for one of the two folders in a Megatron checkpoint folder."""
     return folder.name in _MEGATRON_PARTS and _is_megatron(folder.absolute().parent)
 
 
 def what_it_is(folder: Path) -> str:
-    """A clause that begins with a colon; empty where nothing is known of the folder.
+    """Describe a folder in a clause that begins with a colon; empty where nothing is known of it.
 
     Example: ": it is a run's folder, give one of its checkpoints, such as runs/mine/checkpoints/step_000300".
     """
@@ -227,27 +241,3 @@ def _of_file(path: Path) -> str:
 
 def _is_megatron(folder: Path) -> bool:
     return all((folder / part).is_dir() for part in _MEGATRON_PARTS)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """`path` as it was named; `is_megatron` where its weights are torch_dist shards."""
-
-    path: Path
-    is_megatron: bool
-
-    @property
-    def description(self) -> Path:
-        """Where config.json and the tokenizer lie."""
-        return self.path / "hf" if self.is_megatron else self.path
-
-    @property
-    def weights(self) -> Path:
-        """Where the weights lie."""
-        return self.path / "policy" if self.is_megatron else self.path
-
-
-def model_folder(path: Path) -> ModelFolder:
-    """Which of both a folder is; one of neither kind counts as Hugging Face's, whose reader says what it is instead."""
-    parts = any((path / part).is_dir() for part in ("policy", "hf"))
-    return ModelFolder(path, is_megatron=parts and not (path / CONFIG_FILE).is_file())

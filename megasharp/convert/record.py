@@ -1,19 +1,16 @@
-"""`conversion.json`: what a converted folder was made from, and what its weights are.
+"""Digests of weights, and `conversion.json`: the record of a converted folder's source and weights.
 
-A run's checkpoint has a manifest of another kind and name; its model's arguments lie in `arguments.json`.
-
-Whether a model folder still holds the weights it held: a digest of samples, for files too large to read whole.
-
-Whether weights are numbers: one NaN or infinity in a checkpoint makes every loss NaN, without a word of where.
-
-SHA-256 of weights: of each tensor's bytes in its Hugging Face layout, and of all of them.
+Weights are told apart by SHA-256: of each tensor's bytes in its Hugging Face layout and of all of them, or, for files
+too large to read whole, of samples. They are also checked for numbers that are not finite: one NaN in a checkpoint
+makes every loss NaN, without a word of where. A run's checkpoint has a manifest of another kind and name; its model's
+arguments are in `arguments.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -30,21 +27,22 @@ from megasharp.convert.model_folder import ModelFolder
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite; takes no memory of the tensor's size."""
+    """Return True where no element is NaN or infinite; takes no memory of the tensor's size."""
     if not tensor.numel():
         return True
+    # Where one element is NaN, both are.
     low, high = tensor.aminmax()
     return bool(torch.isfinite(low) and torch.isfinite(high))
 
 
 def tensor_sha256(tensor: Tensor) -> str:
-    """Hex digest of a tensor's elements in row-major order; says nothing of shape or dtype."""
+    """Return the hex digest of a tensor's elements in row-major order; it says nothing of shape or dtype."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().data).hexdigest()
 
 
 def weights_sha256(tensors: Mapping[str, str]) -> str:
-    """Hex digest of a whole model, from its tensors' names and digests; files and their order do not count."""
+    """Return the hex digest of a whole model, by its tensors' names and digests; files and their order do not count."""
     lines = "".join(f"{name} {digest}\n" for name, digest in sorted(tensors.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -55,7 +53,7 @@ _PIECES = 16
 
 
 def weights_fingerprint(folder: ModelFolder) -> str:
-    """SHA-256 of the weight files' names, sizes, and 16 pieces of 64 KiB of each, the first and the last among them.
+    """Return the SHA-256 of the weight files' names, sizes, and 16 pieces of 64 KiB of each, from start to end.
 
     Other weights, such as those of a later checkpoint, differ everywhere; a single changed byte may not be seen.
     Raises UserError where a file cannot be read.
@@ -63,19 +61,16 @@ def weights_fingerprint(folder: ModelFolder) -> str:
     digest = hashlib.sha256()
     try:
         for path in sorted(path for path in folder.weights.iterdir() if path.suffix in _KINDS):
-            _sample(path, digest.update)
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                for number in range(_PIECES):
+                    # Evenly spread: the first piece begins the file, the last ends it.
+                    file.seek(max(0, size - _PIECE) * number // (_PIECES - 1))
+                    digest.update(file.read(_PIECE))
     except OSError as error:
         raise UserError(f"{folder.weights} cannot be read: {one_line(error)}") from error
     return digest.hexdigest()
-
-
-def _sample(path: Path, add: Callable[[bytes], None]) -> None:
-    size = path.stat().st_size
-    add(f"{path.name} {size}\n".encode())
-    with path.open("rb") as file:
-        for number in range(_PIECES):
-            file.seek(max(0, size - _PIECE) * number // (_PIECES - 1))
-            add(file.read(_PIECE))
 
 
 CONVERSION_FILE = "conversion.json"
@@ -84,12 +79,12 @@ Kind = Literal["hf-to-megatron", "megatron-to-hf", "megatron-to-peft"]
 
 
 class Conversion(Section):
-    """One conversion.
+    """One conversion, as `conversion.json` holds it.
 
-    `source` is the folder's absolute path; `weights_sha256` stands for all of the source's weights, `tensors` for each
-    by its Hugging Face name, in `source_dtype`; of "megatron-to-peft" it is the adapters, by PEFT's names. `dtype` is
-    what was written, `rounded` has the digests of the tensors that were rounded to it; `arguments` are the model's by
-    config.json's names, `software` the versions that took part.
+    `source` is the folder's absolute path. `weights_sha256` is the digest of all of the source's weights, `tensors` has
+    one for each by its Hugging Face name, in `source_dtype`; of "megatron-to-peft" they are the adapters, by PEFT's
+    names. `dtype` is that of the written weights, `rounded` has the digests of the tensors that were rounded to it.
+    `arguments` are the model's by config.json's names, `software` the versions that took part.
     """
 
     kind: Kind
@@ -105,7 +100,7 @@ class Conversion(Section):
 
 
 def software_versions() -> dict[str, str]:
-    """Versions that matter for reading a checkpoint again."""
+    """Return the versions that matter for reading a checkpoint again."""
     return {"megasharp": __version__, **{name: importlib.metadata.version(name) for name in SOFTWARE}}
 
 
@@ -140,7 +135,7 @@ def write_record(
     source_dtype: str,
     dtype: str,
 ) -> None:
-    """Write the record into the folder of a conversion that has come to its end."""
+    """Write the record into the folder of a finished conversion."""
     record = Conversion(
         kind=kind,
         source=str(source.absolute()),
@@ -157,7 +152,7 @@ def write_record(
 
 
 def read_record(folder: Path) -> Conversion | None:
-    """The record of a converted folder; None where there is none.
+    """Read the record of a converted folder; None where there is none.
 
     Raises:
         UserError: the file is not one.
@@ -172,7 +167,7 @@ def read_record(folder: Path) -> Conversion | None:
 
 
 def recorded_arguments(folder: Path) -> Arguments | None:
-    """The model's arguments as a converted folder or a run's checkpoint recorded them; None where neither did.
+    """Read the model's arguments as a converted folder or a run's checkpoint recorded them; None where neither did.
 
     Raises:
         UserError: the record cannot be read.

@@ -11,9 +11,9 @@ from megasharp.convert.architecture import Architecture
 
 
 def rotary_frequencies(arch: Architecture, device: torch.device | None = None) -> tuple[Tensor, float]:
-    """Inverse frequencies, float32 [head_dim / 2], and the factor on cos and sin.
+    """Return inverse frequencies, float32 [head_dim / 2], and the factor on cos and sin.
 
-    transformers' table has no entry for the plain embedding (arXiv 2104.09864), so that one stands here.
+    transformers' table has no entry for the plain embedding (RoPE, arXiv 2104.09864), so that one is computed here.
     """
     rope = arch.rope_parameters
     if rope.rope_type == "default":

@@ -52,13 +52,13 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from megasharp.common.errors import UserError
+from megasharp.config.policy import LoraTarget
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.lora import (
     ADAPTER_NAMES,
     MODULES,
     LoraSettings,
     Rows,
-    Target,
     input_size,
     merged,
     raised,
@@ -74,13 +74,13 @@ class _Adapted(torch.nn.Module):
     weight: torch.nn.Parameter
     lora_A: torch.nn.Parameter
     lora_B: torch.nn.Parameter
-    target: Target
+    target: LoraTarget
     rows: Rows
     scale: float
     # The dimension in which A and B are split over tensor-parallel ranks; None where they are the same on all.
     split: tuple[int | None, int | None]
 
-    def adapt(self, target: Target, lora: LoraSettings, rows: Rows, a: Tensor) -> None:
+    def adapt(self, target: LoraTarget, lora: LoraSettings, rows: Rows, a: Tensor) -> None:
         """Take A's initial values, this rank's part of them; B begins at zero, so that the model begins unchanged."""
         self.target, self.rows, self.scale = target, rows, lora.scale
         self.lora_A = torch.nn.Parameter(a.to(self.weight))
@@ -144,7 +144,7 @@ class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
 
 
 # What the layer spec names in place of Megatron's own.
-ADAPTED: dict[Target, type[_Adapted]] = {
+ADAPTED: dict[LoraTarget, type[_Adapted]] = {
     "qkv": AdaptedColumns,
     "proj": AdaptedRows,
     "fc1": AdaptedColumns,
@@ -257,7 +257,7 @@ def layers(
     config: TransformerConfig,
     windows: tuple[int | None, ...],
     chunk: int | None,
-    adapted: Sequence[Target],
+    adapted: Sequence[LoraTarget],
     transformer_engine: bool,
 ) -> TransformerBlockSubmodules:
     """The layers of one chunk, with our packed core attention, and room for adapters on the `adapted` maps."""
@@ -283,7 +283,7 @@ def _local_layer(config: TransformerConfig) -> ModuleSpec:
     return layer
 
 
-def _fused_layer(config: TransformerConfig, adapted: Sequence[Target]) -> ModuleSpec:
+def _fused_layer(config: TransformerConfig, adapted: Sequence[LoraTarget]) -> ModuleSpec:
     """Transformer Engine's; before an adapted map, which is Megatron's own and has no norm, stands our norm."""
     layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     parts: TransformerLayerSubmodules = layer.submodules

@@ -22,8 +22,9 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
+from megasharp.config.policy import LoraTarget
 from megasharp.convert.architecture import Architecture, RopeParameters
-from megasharp.convert.lora import LoraSettings, Target
+from megasharp.convert.lora import LoraSettings
 from megasharp.convert.mapping import padded_vocab
 from megasharp.learner.layer_spec import attach, layers
 from megasharp.learner.parallel import Place
@@ -247,7 +248,7 @@ def _build_chunk(
     arch: Architecture,
     place: Place,
     chunk: int | None,
-    adapted: Sequence[Target],
+    adapted: Sequence[LoraTarget],
     transformer_engine: bool,
 ) -> GPTModel:
     """Positions are rotated in the core attention, not by GPTModel."""

@@ -1,4 +1,4 @@
-"""What Llama-like decoders share: reading the config, and the rules a family's table is put together from."""
+"""The common part of Llama-like decoders: reading the config, and the rules that a family's table is made of."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _untied(arch: Architecture) -> bool:
     return not arch.tied
 
 
-_EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 VOCABULARY: tuple[Rule, ...] = (
-    VocabularySplit("embedding.word_embeddings.weight", (_EMBEDDING,), (("vocab", "hidden"),)),
-    VocabularySplit("output_layer.weight", ("lm_head.weight",), (("vocab", "hidden"),), when=_untied),
+    VocabularySplit("embedding.word_embeddings.weight", (EMBEDDING,), (("vocab", "hidden"),)),
+    VocabularySplit("output_layer.weight", (HEAD,), (("vocab", "hidden"),), when=_untied),
     # A tied model's last pipeline stage holds its own copy of the embedding.
-    VocabularySplit("output_layer.weight", (_EMBEDDING,), (("vocab", "hidden"),), when=_tied, exported=False),
+    VocabularySplit("output_layer.weight", (EMBEDDING,), (("vocab", "hidden"),), when=_tied, exported=False),
 )
 
 # Transformer Engine fuses a norm into the linear map behind it: the alias is the weight's name there.
@@ -103,7 +103,7 @@ def read_decoder(
     qk_norm: bool = False,
     windows: tuple[int | None, ...] = (),
 ) -> Architecture:
-    """The Architecture of a Llama-like config; `windows` as the family reads them.
+    """Read the Architecture of a Llama-like config; `windows` as the family reads them.
 
     Raises:
         UserError: the config asks for something these decoders are not built with here.
@@ -134,7 +134,7 @@ def read_decoder(
 
 
 def windows_by_layer(config: PretrainedConfig) -> tuple[int | None, ...]:
-    """The windows of a config that names each layer's kind in `layer_types`.
+    """Read the windows of a config that names each layer's kind in `layer_types`.
 
     Raises:
         UserError: a kind of attention that is not built, or no size for the windows.
@@ -153,7 +153,7 @@ def windows_by_layer(config: PretrainedConfig) -> tuple[int | None, ...]:
 
 
 def refuse(config: PretrainedConfig, key: str, value: object, supported: str) -> UserError:
-    """The error for a config.json value that is not built."""
+    """Make the error for a value of config.json that is not supported here."""
     path = f"{config.name_or_path}/config.json"
     return UserError(f"{path}: {key}={value} is not supported (supported: {supported})")
 

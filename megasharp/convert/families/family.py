@@ -1,4 +1,4 @@
-"""What a model family is: how to read its config, and the table of its parameters."""
+"""A model family: the reader of its config, and the table of its parameters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Family:
     rules: tuple[Rule, ...]
 
     def present(self, arch: Architecture) -> Iterator[Rule]:
-        """The rules of the parameters that `arch` has."""
+        """Yield the rules of the parameters that `arch` has."""
         return (rule for rule in self.rules if rule.when(arch))
 
     def rule_for(self, arch: Architecture, name: str) -> tuple[Rule, int]:
-        """The rule of a Megatron parameter, and its global layer number (0 outside the layers).
+        """Find the rule of a Megatron parameter, and its global layer number (0 outside the layers).
 
         Raises:
             KeyError: the model has no such parameter.
@@ -48,11 +48,11 @@ class Family:
     def parameter_shapes(
         self, arch: Architecture, tp: int, *, layers: Iterable[int], first_stage: bool, last_stage: bool
     ) -> dict[str, tuple[int, ...]]:
-        """Megatron name (global layer number) and one tensor-parallel rank's shape of a stage's every parameter.
+        """Return the shape that one tensor-parallel rank has of each of a stage's parameters, by Megatron name.
 
-        `layers` are the stage's global layer numbers. The shapes are those the rules cut: no weights are read, no
-        memory is taken, and every rank of the stage has the same. A tied model's last stage holds a copy of the
-        embedding as `output_layer.weight`, unless it is the first stage too.
+        Names have global layer numbers, which `layers` are too. The shapes are those the rules cut: no weights are
+        read, no memory is taken, and every rank of the stage has the same. A tied model's last stage holds a copy of
+        the embedding as `output_layer.weight`, unless it is the first stage too.
 
         Example: a tied model alone on its rank has no `output_layer.weight`; cut by pp=2, both stages hold the
         vocabulary.

@@ -10,6 +10,7 @@ from cases import each_case
 from torch import Tensor
 
 from megasharp.common.errors import UserError
+from megasharp.config.policy import LoraTarget
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
 from megasharp.convert.lora import (
@@ -17,7 +18,6 @@ from megasharp.convert.lora import (
     RECORD,
     TARGETS,
     LoraSettings,
-    Target,
     input_size,
     merged,
     raised,
@@ -38,7 +38,7 @@ ARCH = Architecture(
 FAMILY = FAMILIES["Qwen3ForCausalLM"]
 
 
-def rule_of(target: Target) -> Rule:
+def rule_of(target: LoraTarget) -> Rule:
     return FAMILY.rule_for(ARCH, f"decoder.layers.0.{MODULES[target]}.weight")[0]
 
 
@@ -46,7 +46,7 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def projections(target: Target) -> list[tuple[Tensor, Tensor, Tensor]]:
+def projections(target: LoraTarget) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(W, A, B) of every Hugging Face projection of a target, as PEFT has them."""
     columns = input_size(target, ARCH)
     shapes = [ARCH.shape(shape) for shape in rule_of(target).shapes]
@@ -59,7 +59,7 @@ def projections(target: Target) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 @each_case("tp", [1, 2])
 @each_case("target", TARGETS)
-def test_fused_adapters_are_each_projections_own(target: Target, tp: int) -> None:
+def test_fused_adapters_are_each_projections_own(target: LoraTarget, tp: int) -> None:
     """W x + scale B A x of every projection alone, fused by the weight's own rule, is what the fused parts give."""
     parts = projections(target)
     rule = rule_of(target)
