@@ -35,6 +35,7 @@ from dlc_ways.processor import MEMORY, MU
 from dlc_ways.two_engines import two_engines
 from dlc_ways.work import Responses, Way, make_work, through_fleet
 
+from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client.fleet import Fleet
 from megasharp.rollout.sglang.client.launch import EngineProcess, FleetSettings, launch, stop
 
@@ -125,7 +126,7 @@ class _Bench:
             dtype=pair.dtype,
             # On a GPU it would slow both engines down; there equal tokens are a matter of luck.
             deterministic=arguments.device == "cpu",
-            sglang=flags | json.loads(arguments.sglang),
+            rollout=RolloutConfig(restarts=0, sglang=flags | json.loads(arguments.sglang)),
         )
         self.calibrated = f"DLC, mu = {arguments.mu:g}"
 

@@ -37,6 +37,7 @@ from torch._C._distributed_c10d import HashStore
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout, as_dtype
+from megasharp.config.rollout import SyncConfig
 from megasharp.convert.hf_folder import TensorView, expected_hf_shapes, read_config
 from megasharp.learner.model import build_chunks, transformer_config
 from megasharp.learner.parallel import Place, device_of_rank, initialize, meet, megatron_device
@@ -185,7 +186,8 @@ class Sharing:
         """One push, from the ranks' side to its end."""
         setting, engines = self._setting, ((0, self._engine.api),)
         stamp, dtype = new_stamp(1, None), as_dtype(setting.dtype)
-        plan = SharePlan(stamp, "", dtype, setting.bucket_mb, verify, engines, 1, _LIMIT_S)
+        config = SyncConfig(bucket_mb=setting.bucket_mb, verify=verify, limit_s=_LIMIT_S)
+        plan = SharePlan(stamp, "", dtype, config, engines, 1)
         sent = share(self._part, plan)
         assert sent is not None and sent.good, sent
         self._engine.end_push(Header(stamp))

@@ -28,6 +28,7 @@ import numpy as np
 
 from megasharp.common.files import write_text
 from megasharp.common.records import Completion, GenerateRequest, Plausible, SamplingParams
+from megasharp.config.rollout import RolloutConfig
 from megasharp.convert.hf_write import carry_over
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.evaluate import evaluate
@@ -241,7 +242,7 @@ def _export(checkpoint: Path, model: Path) -> None:
 @contextmanager
 def _engine(arguments: argparse.Namespace, policy: Path, memory: Path | None, logs: Path) -> Iterator[Fleet]:
     """One deterministic engine: equal seeds draw equal tokens from equal distributions."""
-    settings = FleetSettings(arguments.python, policy, logs, memory=memory, deterministic=True)
+    settings = FleetSettings(arguments.python, policy, logs, RolloutConfig(restarts=0), memory, deterministic=True)
     fleet = start_fleet(settings)
     try:
         yield fleet

@@ -10,6 +10,10 @@ from megasharp.common.section import Section
 
 # What a flag of SGLang can be in YAML; the installed SGLang judges names, types and choices.
 EngineFlag = int | float | bool | str | list[int | float | bool | str] | None
+# Ways of weights to engines of their own, and all ways: `auto` stands for one of these.
+FleetTransport = Literal["shared_memory", "ipc", "nccl", "gloo", "disk"]
+Transport = Literal["inprocess", FleetTransport]
+InFlight = Literal["retract", "in_place"]
 
 
 class RolloutConfig(Section):
@@ -104,7 +108,7 @@ class SyncConfig(Section):
     seconds is given up, and the push goes on with the others. The default lets 64 GB come at 110 MB/s.
     """
 
-    transport: Literal["auto", "inprocess", "shared_memory", "ipc", "nccl", "gloo", "disk"] = Field(
+    transport: Literal["auto", Transport] = Field(
         default="auto",
         description="Way in which weights reach the engines. auto picks the fastest one that fits placement and "
         "device: ipc or nccl on GPUs, shared_memory or gloo on a CPU. Set disk when GPUs share nothing but a file "
@@ -115,7 +119,7 @@ class SyncConfig(Section):
         description="Compares a checksum of every tensor in the engines with the policy's after each push. Turn it on "
         "to find transfer errors; it costs some time per step.",
     )
-    in_flight: Literal["retract", "in_place"] = Field(
+    in_flight: InFlight = Field(
         default="retract",
         description="Handling of requests in flight when new weights arrive. retract recomputes their key-value cache "
         "with the new weights; in_place goes on with the old cache, which is faster and less exact.",

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from megasharp.common.errors import EnginesLost, NotSampled, UserError
 from megasharp.common.records import Group, SamplingParams
 from megasharp.common.signals import SaveAsked, check_save, interruptible
+from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.in_flight import PromptWork, Unfinished, staleness
 from megasharp.rollout.step_request import (
     AsyncEngine,
     Collected,
-    CollectionSettings,
     GroupMaker,
     PromptSource,
     StepRequest,
@@ -67,6 +67,7 @@ def _nothing() -> None:
 class AsyncRollouts:
     """Collects groups step by step; what one step leaves unfinished is where the next one starts.
 
+    Of `config`, `oversample`, `max_staleness` and `stragglers` say how far collection may run ahead of the weights.
     `meanwhile` is called about every second while engines are waited for.
     """
 
@@ -74,13 +75,14 @@ class AsyncRollouts:
         self,
         engine: AsyncEngine,
         maker: GroupMaker,
-        settings: CollectionSettings,
+        config: RolloutConfig,
         meanwhile: Callable[[], None] = _nothing,
     ) -> None:
+        assert config.stragglers == "abort" or config.max_staleness > 0, "what is kept is sampled by earlier weights"
         self._engine = engine
         self._meanwhile = meanwhile
         self._maker = maker
-        self._settings = settings
+        self._config = config
         # Prompts taken from the source that are in no step's groups yet, in the order in which they were taken.
         self._backlog: list[PromptWork] = []
 
@@ -115,7 +117,7 @@ class AsyncRollouts:
         def take() -> PromptWork:
             return self._backlog.pop(0) if self._backlog else self._new(source)
 
-        step = _Step(self._engine, self._maker, self._settings, order, sampling, take, counts, self._meanwhile)
+        step = _Step(self._engine, self._maker, self._config, order, sampling, take, counts, self._meanwhile)
         try:
             groups = step.run()
         except SaveAsked:
@@ -124,7 +126,7 @@ class AsyncRollouts:
             _abort(self._engine, self._backlog)
             raise
         self._backlog = step.unfinished() + self._backlog
-        if self._settings.stragglers == "abort" or order.last:
+        if self._config.stragglers == "abort" or order.last:
             self._backlog = self._halt(self._backlog, counts)
         else:
             self._run_ahead(source, order.wanted, sampling)
@@ -140,7 +142,7 @@ class AsyncRollouts:
 
     def _put_right(self, sampling: SamplingParams, counts: Counts) -> None:
         """Throw away what the present policy may not train on, or what cannot be continued."""
-        oldest_allowed = self._engine.version - self._settings.max_staleness
+        oldest_allowed = self._engine.version - self._config.max_staleness
         unfit = [work for work in self._backlog if not work.fits(sampling) or _older(work, oldest_allowed)]
         _abort(self._engine, unfit)
         for work in unfit:
@@ -152,14 +154,14 @@ class AsyncRollouts:
     def _halt(self, works: list[PromptWork], counts: Counts) -> list[PromptWork]:
         counts.aborted += sum(work.begun for work in works)
         _abort(self._engine, works)
-        if self._settings.max_staleness == 0:
+        if self._config.max_staleness == 0:
             for work in works:
                 work.discard()
         return works
 
     def _run_ahead(self, source: PromptSource, wanted: int, sampling: SamplingParams) -> None:
         """Keep the engines busy while the policy learns: one step's prompts in flight, no more."""
-        while len(self._backlog) < prompts_at_once(wanted, self._settings.oversample):
+        while len(self._backlog) < prompts_at_once(wanted, self._config.oversample):
             self._backlog.append(self._new(source))
         for work in self._backlog:
             if work.future is None and not work.complete:
@@ -173,7 +175,7 @@ class _Step:
         self,
         engine: AsyncEngine,
         maker: GroupMaker,
-        settings: CollectionSettings,
+        config: RolloutConfig,
         order: StepRequest,
         sampling: SamplingParams,
         take: Callable[[], PromptWork],
@@ -184,13 +186,13 @@ class _Step:
         self._meanwhile = meanwhile
         self._engine = engine
         self._maker = maker
-        self._settings = settings
+        self._config = config
         self._order = order
         self._sampling = sampling
         self._take = take
         self._counts = counts
         self._version = engine.version
-        self._at_once = prompts_at_once(order.wanted, settings.oversample)
+        self._at_once = prompts_at_once(order.wanted, config.oversample)
         self._most = self._at_once + most_refills(order.wanted, order.refill_rounds)
         self._open: dict[int, PromptWork] = {}
         self._done: dict[int, PromptWork] = {}
@@ -251,8 +253,8 @@ class _Step:
         if work.future is not None and not self._settled(work):
             work.begin(self._engine, self._sampling)
             return
-        if _older(work, self._version - self._settings.max_staleness):
-            assert self._settings.max_staleness > 0, "an on-policy step got tokens of an earlier version"
+        if _older(work, self._version - self._config.max_staleness):
+            assert self._config.max_staleness > 0, "an on-policy step got tokens of an earlier version"
             work.discard()
             self._counts.stale_dropped += 1
             work.begin(self._engine, self._sampling)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import (
@@ -119,24 +119,6 @@ class Collected:
     groups: list[Group]
     seconds: Mapping[str, float]
     figures: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class CollectionSettings:
-    """How far collection may run ahead of the weights.
-
-    `oversample` is the share of prompts sampled beyond those wanted; those unfinished when enough groups are there are
-    stragglers. `abort` ends them, so that nothing is in flight between two steps; `keep` lets them go on while the
-    policy learns, and starts the next step's prompts besides. A trained token is at most `max_staleness` versions older
-    than the policy that trains on it.
-    """
-
-    oversample: float = 0.0
-    max_staleness: int = 0
-    stragglers: Literal["abort", "keep"] = "abort"
-
-    def __post_init__(self) -> None:
-        assert self.stragglers == "abort" or self.max_staleness > 0, "what is kept is sampled by earlier weights"
 
 
 SURPLUS = "surplus"

@@ -9,9 +9,7 @@ from typing import Protocol
 import torch
 
 from megasharp.rollout.in_flight import Unfinished
-from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper
-from megasharp.rollout.sglang.client.members import RestartSettings
-from megasharp.rollout.sglang.client.router import RouterSettings
+from megasharp.rollout.sglang.client.fleet import Fleet, Sleeper
 from megasharp.rollout.step_request import Engine, PromptSource
 from megasharp.tasks.judge import Judge
 from megasharp.trainer.factories import make_async_rollouts, make_engine, make_rollouts
@@ -23,7 +21,6 @@ from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.weight_sync.colocation import Apart, Colocated, Offloadable
 from megasharp.weight_sync.endpoints import InProcessSync
 from megasharp.weight_sync.push import FleetSync, make_transport
-from megasharp.weight_sync.settings import SyncSettings
 
 
 class VersionedSync(Sync, Protocol):
@@ -106,16 +103,13 @@ class FleetServing:
         config = checked.config
         memory = checked.memory.model if checked.memory else None
         settings = fleet_settings(config, checked.model, memory, logs)
-        options = FleetOptions(
-            router=RouterSettings(request_limit=config.rollout.request_limit_s),
-            restarts=RestartSettings(config.rollout.restarts),
-        )
         self._checked = checked
-        self._sync_settings = _sync_settings(checked, placement, folder)
+        self._placement = placement
+        self._folder = folder
         # One that begins on a GPU whose memory the learner has would take it, or fail for want of it.
         again = config.rollout.restarts > 0 and not (settings.sleep and settings.device != "cpu")
         starter = placement.starter(settings) if again else None
-        self._fleet = Fleet(placement.engines(settings), settings, options, say, starter)
+        self._fleet = Fleet(placement.engines(settings), settings, tell=say, starter=starter)
         self._sleeper = Sleeper(self._fleet.members) if settings.sleep else None
         try:
             check_room(config, self._fleet.prompt_limit)
@@ -136,7 +130,18 @@ class FleetServing:
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
         """By the configured transport."""
-        return FleetSync(self._fleet, make_transport(self._fleet, self._sync_settings), version, memory_version)
+        config = self._checked.config
+        transport = choose_transport(config, "sync")
+        assert transport != "inprocess", "engines of their own were asked for"
+        made = make_transport(
+            self._fleet,
+            transport,
+            config.sync,
+            folder=self._folder / "weights" if transport == "disk" else None,
+            host=self._placement.address,
+            beside=ranks_beside(config) or (),
+        )
+        return FleetSync(self._fleet, made, version, memory_version)
 
     def phases(self, learners: Sequence[Offloadable]) -> Phases:
         """Turns where devices are shared."""
@@ -145,22 +150,6 @@ class FleetServing:
     def close(self) -> None:
         """End the engines."""
         self._fleet.close()
-
-
-def _sync_settings(checked: ResolvedRun, placement: Placement, folder: Path) -> SyncSettings:
-    config = checked.config
-    transport = choose_transport(config, "sync")
-    assert transport != "inprocess", "engines of their own were asked for"
-    return SyncSettings(
-        transport=transport,
-        bucket_mb=config.sync.bucket_mb,
-        verify=config.sync.verify,
-        in_flight=config.sync.in_flight,
-        folder=folder / "weights" if transport == "disk" else None,
-        host=placement.address,
-        limit_s=config.sync.limit_s,
-        beside=ranks_beside(config) or (),
-    )
 
 
 def open_serving(

@@ -20,23 +20,22 @@ from megasharp.checkpoint.run_folder import stored_config
 from megasharp.checkpoint.store import CheckpointStore, complete_steps
 from megasharp.common.errors import UserError
 from megasharp.config.core import find, read_tree, validate
+from megasharp.config.rollout import SyncConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.probe import FOLDER, Scorer, probe, read_responses, sample_responses, step_file, write_responses
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.reporting.runs_command import find_run
-from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions
+from megasharp.rollout.sglang.client.fleet import Fleet
 from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.rollout.sglang.client.launch import FleetSettings, launch
-from megasharp.rollout.sglang.client.router import RouterSettings
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 from megasharp.trainer.resolve.devices import check_names, gpus_here
 from megasharp.trainer.resolve.engine_settings import check_context, check_window, engines_on_a_node, fleet_settings
 from megasharp.trainer.resolve.sampling_model import engine_of, hf_folder
 from megasharp.weight_sync.push import FleetSync, make_transport
-from megasharp.weight_sync.settings import SyncSettings
 
 # Stands, in the name of the folder that gets results, for the name of what is measured.
 CHECKPOINT = "{checkpoint}"
@@ -125,11 +124,10 @@ def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Itera
         check_context(config, reader.architecture.max_positions, where)
         check_window(config, reader.architecture.smallest_window, where)
         check_engines(settings, where)
-        options = FleetOptions(router=RouterSettings(request_limit=config.rollout.request_limit_s))
-        fleet = Fleet(launch(settings), settings, options)
+        fleet = Fleet(launch(settings), settings)
         try:
-            sync = SyncSettings("shared_memory", bucket_mb=config.sync.bucket_mb, verify=True)
-            FleetSync(fleet, make_transport(fleet, sync)).push(_Folder(reader))
+            sync = SyncConfig(bucket_mb=config.sync.bucket_mb, verify=True)
+            FleetSync(fleet, make_transport(fleet, "shared_memory", sync)).push(_Folder(reader))
             yield fleet
         finally:
             fleet.close()
@@ -142,7 +140,8 @@ def evaluation_settings(config: RunConfig, where: str, folder: Path, logs: Path)
     check_names(config, gpus)
     count = engines_on_a_node(config, where, len(gpus))
     each = [gpus[engine * tp : (engine + 1) * tp] for engine in range(count)] if gpus else ()
-    return dataclasses.replace(settings, sleep=False, engines=count, gpus=each)
+    rollout = settings.rollout.model_copy(update={"engines": count})
+    return dataclasses.replace(settings, rollout=rollout, sleep=False, gpus=each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from megasharp.planner.formulas import packing_flops
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.batch_collector import Rollouts
 from megasharp.rollout.inprocess import InProcessEngine
-from megasharp.rollout.step_request import AsyncEngine, CollectionSettings, Engine, GroupMaker
+from megasharp.rollout.step_request import AsyncEngine, Engine, GroupMaker
 from megasharp.tasks.judge import Judge
 from megasharp.trainer.placement import Placement
 from megasharp.trainer.resolve.devices import device_of
@@ -130,9 +130,7 @@ def make_async_rollouts(
     checked: ResolvedRun, engine: AsyncEngine, judge: Judge, meanwhile: Callable[[], None]
 ) -> AsyncRollouts:
     """The same as they become complete; `meanwhile` is called now and then while engines are waited for."""
-    rollout = checked.config.rollout
-    settings = CollectionSettings(rollout.oversample, rollout.max_staleness, rollout.stragglers)
-    return AsyncRollouts(engine, _group_maker(checked, judge), settings, meanwhile)
+    return AsyncRollouts(engine, _group_maker(checked, judge), checked.config.rollout, meanwhile)
 
 
 def _group_maker(checked: ResolvedRun, judge: Judge) -> GroupMaker:

@@ -26,6 +26,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from megasharp.common.errors import RunFailed, one_line
+from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import Header, Stamp, laid_out, new_stamp
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, GroupSeat, Refused
 from megasharp.rollout.sglang.client.members import Member
@@ -52,16 +54,31 @@ from megasharp.weight_sync.buckets import (
 from megasharp.weight_sync.colocation import Failure, Posts
 from megasharp.weight_sync.endpoints import WeightSource
 from megasharp.weight_sync.receivers import Receivers
-from megasharp.weight_sync.settings import SyncSettings
+
+# Time for a group to form, and for an engine to come out of a broadcast that failed.
+_JOIN_S = 60.0
+SETTLE_S = 20.0
 
 
 class Broadcast:
-    """Satisfies `Transport`; both networks must be `RankedSource`s over the same ranks."""
+    """Satisfies `Transport`; both networks must be `RankedSource`s over the same ranks.
 
-    def __init__(self, receivers: Receivers, settings: SyncSettings, dtype: torch.dtype) -> None:
+    `backend` is torch's name of the group's, `host` the address at which engines reach the learner's ranks.
+    """
+
+    def __init__(
+        self,
+        receivers: Receivers,
+        config: SyncConfig,
+        dtype: torch.dtype,
+        backend: Literal["gloo", "nccl"],
+        host: str,
+    ) -> None:
         self._receivers = receivers
-        self._settings = settings
+        self._config = config
         self._dtype = dtype
+        self._backend = backend
+        self._host = host
         self._groups: list[GroupPlan] = []
 
     def deliver(
@@ -69,15 +86,15 @@ class Broadcast:
     ) -> None:
         """Push everything; begins anew without the engines that fail. Raises RunFailed when none is left."""
         parts = ranked(source, memory)
-        mode, digests = self._settings.in_flight, Digests(self._settings.verify)
+        digests = Digests(self._config.verify)
         try:
-            self._receivers.start(mode)
+            self._receivers.start()
             stamp = new_stamp(version, memory_version)
             while not self._attempt(stamp, parts, digests):
                 stamp = new_stamp(version, memory_version)
             self._receivers.end(stamp)
             self._receivers.compare(digests)
-            self._receivers.go_on(mode)
+            self._receivers.go_on()
         except BaseException:
             # What is under way in a group would meet the next push.
             with contextlib.suppress(Exception):
@@ -107,7 +124,7 @@ class Broadcast:
                 self._groups.append(plan)
                 yield only(policy.call(join, plan))
         for prefix, part in parts:
-            how = SendPlan(stamp, prefix, self._dtype, self._settings.bucket_mb, self._settings.verify)
+            how = SendPlan(stamp, prefix, self._dtype, self._config.bucket_mb, self._config.verify)
             for plan in self._groups:
                 yield only(part.call(send, plan, how))
 
@@ -116,12 +133,12 @@ class Broadcast:
             stage=stage,
             # A name is free again only in a new process.
             name=f"megasharp-{stage}-{secrets.token_hex(4)}",
-            backend=self._settings.transport,
-            host=self._settings.host,
+            backend=self._backend,
+            host=self._host,
             engines=engines,
             tp=self._receivers.tp,
-            join_s=min(self._settings.join_s, self._settings.limit_s),
-            limit_s=self._settings.limit_s,
+            join_s=min(_JOIN_S, self._config.limit_s),
+            limit_s=self._config.limit_s,
         )
 
     def _leave(self, policy: RankedSource) -> None:
@@ -130,7 +147,7 @@ class Broadcast:
             policy.call(leave, plan.name)
             for member in self._receivers.alive():
                 with contextlib.suppress(EngineFailed):
-                    member.process.api.leave_group(plan.name, self._settings.settle_s)
+                    member.process.api.leave_group(plan.name, SETTLE_S)
         self._groups = []
 
     def _settle(self, sent: Sent, policy: RankedSource) -> None:
@@ -156,7 +173,7 @@ class Broadcast:
         """One that does not answer is stuck in a collective."""
         try:
             for plan in groups:
-                member.process.api.leave_group(plan.name, self._settings.settle_s)
+                member.process.api.leave_group(plan.name, SETTLE_S)
         except EngineFailed as error:
             failure = sent.failures.get(member.process.index)
             self._lose(member, failure.reason if failure else str(error))

@@ -13,45 +13,48 @@ from safetensors.torch import save_file
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import SHARED_MEMORY, Scratch, remove_abandoned
+from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import FOLDER_HEADER, Entry, Header, Stamp, laid_out, new_stamp, write_bucket
 from megasharp.weight_sync.buckets import Bucket, Digests, buckets, in_dtype, joined, on_cpu
 from megasharp.weight_sync.endpoints import WeightSource
 from megasharp.weight_sync.receivers import Receivers
-from megasharp.weight_sync.settings import PUSH_FOLDER, SyncSettings
+
+# How the names of folders that a push writes begin.
+PUSH_FOLDER = "megasharp-push-"
 
 
 class Disk:
     """Satisfies `Transport`. The engines sample on while the folder is written."""
 
-    def __init__(self, receivers: Receivers, settings: SyncSettings, dtype: torch.dtype) -> None:
-        if settings.folder is None:
+    def __init__(self, receivers: Receivers, config: SyncConfig, dtype: torch.dtype, folder: Path | None) -> None:
+        if folder is None:
             raise UserError("sync.transport: disk needs a folder that engines can read")
         self._receivers = receivers
-        self._settings = settings
+        self._config = config
         self._dtype = dtype
-        self._parent = settings.folder
+        self._parent = folder
         remove_abandoned(PUSH_FOLDER, self._parent)
 
     def deliver(
         self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
     ) -> None:
         """Push everything. Raises UserError when no engine is left, or the folder cannot be written."""
-        stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
-        mode, limit = self._settings.in_flight, self._settings.limit_s
+        stamp, digests = new_stamp(version, memory_version), Digests(self._config.verify)
+        limit = self._config.limit_s
         with Scratch(PUSH_FOLDER, self._parent) as folder:
             try:
                 tensors = on_cpu(in_dtype(joined(source, memory), self._dtype))
                 written: list[Entry] = []
-                for number, bucket in enumerate(buckets(tensors, self._settings.bucket_mb)):
+                for number, bucket in enumerate(buckets(tensors, self._config.bucket_mb)):
                     _write(folder / f"model-{number:05d}.safetensors", bucket)
                     digests.of(bucket)
                     # Where a tensor lies is for the files to say; the header says what there is.
                     written += [replace(entry, offset=0) for entry in laid_out(bucket)]
                 (folder / FOLDER_HEADER).write_text(Header(stamp, tuple(written)).to_json())
-                self._receivers.pause(mode)
+                self._receivers.pause()
                 self._receivers.each("load of weights", lambda api: api.load_folder(folder, version, limit))
                 self._receivers.compare(digests)
-                self._receivers.go_on(mode)
+                self._receivers.go_on()
             except BaseException:
                 self._receivers.release()
                 raise
@@ -68,27 +71,27 @@ def _write(path: Path, bucket: Bucket) -> None:
 class SharedMemory:
     """Satisfies `Transport`. All engines read a bucket at the same time; then its file is removed."""
 
-    def __init__(self, receivers: Receivers, settings: SyncSettings, dtype: torch.dtype) -> None:
+    def __init__(self, receivers: Receivers, config: SyncConfig, dtype: torch.dtype, folder: Path | None) -> None:
         self._receivers = receivers
-        self._settings = settings
+        self._config = config
         self._dtype = dtype
-        self._parent = settings.folder or SHARED_MEMORY
+        self._parent = folder or SHARED_MEMORY
         remove_abandoned(PUSH_FOLDER, self._parent)
 
     def deliver(
         self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
     ) -> None:
         """Push everything. Raises UserError when no engine is left, or a bucket cannot be written."""
-        stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
+        stamp, digests = new_stamp(version, memory_version), Digests(self._config.verify)
         with Scratch(PUSH_FOLDER, self._parent) as folder:
             try:
-                self._receivers.start(self._settings.in_flight)
+                self._receivers.start()
                 tensors = on_cpu(in_dtype(joined(source, memory), self._dtype))
-                for bucket in buckets(tensors, self._settings.bucket_mb):
+                for bucket in buckets(tensors, self._config.bucket_mb):
                     self._load(folder / "bucket", stamp, bucket, digests)
                 self._receivers.end(stamp)
                 self._receivers.compare(digests)
-                self._receivers.go_on(self._settings.in_flight)
+                self._receivers.go_on()
             except BaseException:
                 self._receivers.release()
                 raise
@@ -99,10 +102,10 @@ class SharedMemory:
         except OSError as error:
             raise UserError(
                 f"{path}: cannot write a bucket of weights ({one_line(error)}); lower sync.bucket_mb "
-                f"({self._settings.bucket_mb}), enlarge {self._parent}, or use sync.transport: disk"
+                f"({self._config.bucket_mb}), enlarge {self._parent}, or use sync.transport: disk"
             ) from error
         try:
-            tp, limit = self._receivers.tp, self._settings.limit_s
+            tp, limit = self._receivers.tp, self._config.limit_s
             self._receivers.each("load of weights", lambda api: api.load_file(path, tp, limit))
         finally:
             path.unlink(missing_ok=True)

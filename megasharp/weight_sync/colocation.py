@@ -27,6 +27,7 @@ from typing import Literal, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import Stamp
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, EngineSlow, Refused
 
@@ -185,11 +186,9 @@ class SharePlan:
     stamp: Stamp
     prefix: str
     dtype: torch.dtype
-    bucket_mb: int
-    verify: bool
+    config: SyncConfig
     engines: tuple[tuple[int, EngineApi], ...]
     tp: int
-    limit_s: float
     beside: tuple[tuple[int, ...], ...] = ()
 
     def seats(self, rank: int, world: int) -> list[int]:
@@ -220,13 +219,14 @@ def tell(plan: SharePlan, texts: Mapping[int, Texts], numbers: Collection[int]) 
     failures: dict[int, Failure] = {}
     if gathered is not None:
         by_seat = {seat: told for each in gathered for seat, told in each.items()}
+        limit_s = plan.config.limit_s
         first = {number: place * plan.tp for place, (number, _) in enumerate(plan.engines)}
 
         def load(number: int, api: EngineApi) -> Refused | None:
-            return api.load_lent([by_seat[first[number] + each] for each in range(plan.tp)], plan.limit_s)
+            return api.load_lent([by_seat[first[number] + each] for each in range(plan.tp)], limit_s)
 
         asked = [engine for engine in plan.engines if engine[0] in numbers]
-        failures = Posts(asked, load).failures(plan.limit_s, plan.limit_s)
+        failures = Posts(asked, load).failures(limit_s, limit_s)
     return from_first(failures)
 
 

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import Entry, Header, name_of, new_stamp, unflattened
 from megasharp.rollout.sglang.client.api import EngineApi
 from megasharp.rollout.sglang.shared_weights_export import (
@@ -58,40 +59,39 @@ from megasharp.weight_sync.buckets import (
 from megasharp.weight_sync.colocation import SharePlan, Texts, on_all, tell
 from megasharp.weight_sync.endpoints import WeightSource
 from megasharp.weight_sync.receivers import Receivers
-from megasharp.weight_sync.settings import SyncSettings
 
 
 class SharedHandles:
     """Satisfies `Transport`. Both networks must be `RankedSource`s over the same ranks.
 
-    One of these ranks must be beside each rank of each engine.
+    One of these ranks must be beside each rank of each engine; `SharePlan` says what `beside` holds.
     """
 
-    def __init__(self, receivers: Receivers, settings: SyncSettings, dtype: torch.dtype) -> None:
+    def __init__(
+        self, receivers: Receivers, config: SyncConfig, dtype: torch.dtype, beside: tuple[tuple[int, ...], ...]
+    ) -> None:
         self._receivers = receivers
-        self._settings = settings
+        self._config = config
         self._dtype = dtype
+        self._beside = beside
 
     def deliver(
         self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
     ) -> None:
         """Push everything. Raises UserError when no engine is left."""
-        stamp, digests = new_stamp(version, memory_version), Digests(self._settings.verify)
-        mode = self._settings.in_flight
+        stamp, digests = new_stamp(version, memory_version), Digests(self._config.verify)
         try:
-            self._receivers.start(mode)
+            self._receivers.start()
             for prefix, part in ranked(source, memory):
                 there = {member.process.index: member for member in self._receivers.alive()}
                 plan = SharePlan(
                     stamp=stamp,
                     prefix=prefix,
                     dtype=self._dtype,
-                    bucket_mb=self._settings.bucket_mb,
-                    verify=self._settings.verify,
+                    config=self._config,
                     engines=tuple((number, member.process.api) for number, member in there.items()),
                     tp=self._receivers.tp,
-                    limit_s=self._settings.limit_s,
-                    beside=self._settings.beside,
+                    beside=self._beside,
                 )
                 sent = only(part.call(share, plan))
                 for number, failure in sent.failures.items():
@@ -100,7 +100,7 @@ class SharedHandles:
                 digests.by_name |= sent.digests
             self._receivers.end(stamp)
             self._receivers.compare(digests)
-            self._receivers.go_on(mode)
+            self._receivers.go_on()
         except BaseException:
             self._receivers.release()
             raise
@@ -111,11 +111,11 @@ def share(part: RankPart, plan: SharePlan) -> Sent | None:
 
     An engine that fails gets no more; the others get all.
     """
-    sent, digests = Sent(), Digests(plan.verify)
+    sent, digests = Sent(), Digests(plan.config.verify)
     left = lend(part, plan, sent)
     if left:
         _share_buckets(part, plan, left, sent, digests)
-    elif plan.verify:
+    elif plan.config.verify:
         # What they copied, as it would have been sent: the stage's source is the first rank, for there is one stage.
         for item in in_dtype(prefixed(part.export_weights(everywhere=True), plan.prefix), plan.dtype):
             if dist.get_rank() == 0:
@@ -132,7 +132,7 @@ def _share_buckets(part: RankPart, plan: SharePlan, numbers: tuple[int, ...], se
         dist.all_gather_object(found, stage_of(part))
     sources = {stage: rank for rank, stage in enumerate(found) if stage is not None}
     seats = plan.seats(dist.get_rank(), world)
-    with bucket_memory(part.device, plan.bucket_mb) as room:
+    with bucket_memory(part.device, plan.config.bucket_mb) as room:
         for stage in sorted(sources):
             for entries, flat in _held(part, plan, stage, sources, room):
                 if dist.get_rank() == 0:
@@ -148,7 +148,7 @@ def _held(
     """Each bucket of a stage, on every rank at the same time."""
     own = part.place.pp == stage
     gathered = prefixed(part.export_weights(everywhere=True), plan.prefix) if own else ()
-    cut: Iterator[Bucket] = buckets(gathered, plan.bucket_mb)
+    cut: Iterator[Bucket] = buckets(gathered, plan.config.bucket_mb)
     while True:
         bucket = next(cut, None)
         held = None if bucket is None else room.filled(bucket, plan.dtype)

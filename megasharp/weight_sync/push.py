@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import as_dtype
+from megasharp.config.rollout import FleetTransport, SyncConfig
 from megasharp.rollout.sglang.client.fleet import Fleet
+from megasharp.rollout.sglang.client.launch import LOOPBACK
 from megasharp.weight_sync.broadcast import Broadcast
 from megasharp.weight_sync.by_files import Disk, SharedMemory
 from megasharp.weight_sync.endpoints import WeightSource
 from megasharp.weight_sync.ipc import SharedHandles
 from megasharp.weight_sync.receivers import Receivers
-from megasharp.weight_sync.settings import SyncSettings
 
 
 class Transport(Protocol):
@@ -63,18 +65,31 @@ class FleetSync:
         return version
 
 
-def make_transport(fleet: Fleet, settings: SyncSettings) -> Transport:
-    """The transport that the settings name. Raises UserError for settings that do not fit it."""
-    receivers = Receivers(fleet.members, fleet.settings.tp, settings.limit_s)
+def make_transport(
+    fleet: Fleet,
+    transport: FleetTransport,
+    config: SyncConfig,
+    *,
+    folder: Path | None = None,
+    host: str = LOOPBACK,
+    beside: tuple[tuple[int, ...], ...] = (),
+) -> Transport:
+    """Make the transport that `config.transport` stands for. Raises UserError where the fleet cannot use it.
+
+    `folder` is where files are written: None for /dev/shm, required for disk. `host` is the address at which engines
+    reach the learner's ranks for a broadcast. `beside` is for ipc: for each engine, the learner's rank on whose device
+    each of its ranks is; empty where engines and ranks are in the same order.
+    """
+    receivers = Receivers(fleet.members, fleet.settings.rollout.tp, config)
     dtype = as_dtype(fleet.settings.dtype)
-    match settings.transport:
+    match transport:
         case "shared_memory":
-            return SharedMemory(receivers, settings, dtype)
+            return SharedMemory(receivers, config, dtype, folder)
         case "disk":
-            return Disk(receivers, settings, dtype)
+            return Disk(receivers, config, dtype, folder)
         case "ipc":
-            return SharedHandles(receivers, settings, dtype)
+            return SharedHandles(receivers, config, dtype, beside)
         case "nccl" if fleet.settings.device == "cpu":
             raise UserError("sync.transport: nccl needs engines on GPUs; use gloo on a CPU")
         case "gloo" | "nccl":
-            return Broadcast(receivers, settings, dtype)
+            return Broadcast(receivers, config, dtype, transport, host)

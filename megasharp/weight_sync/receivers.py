@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from megasharp.common.errors import RunFailed
+from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import Header, Stamp
-from megasharp.rollout.sglang.client.api import CONTROL_S, EngineApi, EngineFailed, InFlight, Refused
+from megasharp.rollout.sglang.client.api import CONTROL_S, EngineApi, EngineFailed, Refused
 from megasharp.rollout.sglang.client.health import Lost
 from megasharp.rollout.sglang.client.members import Member, Members
 from megasharp.weight_sync.buckets import Digests, difference
@@ -31,15 +32,16 @@ Action = Callable[[EngineApi], Refused | Wrong | None]
 class Receivers:
     """All engines of a fleet that are alive; `tp` is the number of ranks of each.
 
-    An engine that does not answer a call within `limit_s` seconds is lost.
+    An engine that does not answer a call within `config.limit_s` seconds is lost.
     """
 
-    def __init__(self, members: Members, tp: int, limit_s: float) -> None:
+    def __init__(self, members: Members, tp: int, config: SyncConfig) -> None:
         self._members = members
         self.tp = tp
-        self._limit_s = limit_s
-        # Of calls that move no weights.
-        self._control_s = min(CONTROL_S, limit_s)
+        self._limit_s = config.limit_s
+        # For calls that move no weights.
+        self._control_s = min(CONTROL_S, config.limit_s)
+        self._in_flight = config.in_flight
 
     def alive(self) -> list[Member]:
         """Engines that are not lost. Raises UserError when none is left."""
@@ -68,14 +70,14 @@ class Receivers:
         self._members.observe(member, Lost(reason))
         return f"{member.name}: {self._members.describe(member)}"
 
-    def pause(self, in_flight: InFlight) -> None:
+    def pause(self) -> None:
         """Stop sampling. Engines that sleep sample nothing."""
         if not self._members.asleep:
-            self.each("pause", lambda api: api.pause(in_flight, self._control_s))
+            self.each("pause", lambda api: api.pause(self._in_flight, self._control_s))
 
-    def start(self, in_flight: InFlight) -> None:
+    def start(self) -> None:
         """Stop sampling and open a weight update."""
-        self.pause(in_flight)
+        self.pause()
         self.each("begin of the weight update", lambda api: api.begin_update(self._control_s))
 
     def end(self, stamp: Stamp) -> None:
@@ -97,14 +99,14 @@ class Receivers:
         if digests.by_name:
             self.each("comparison of checksums", held)
 
-    def go_on(self, in_flight: InFlight) -> None:
+    def go_on(self) -> None:
         """Sample again. What is cached was computed with the old weights: forgotten, unless in place.
 
         Engines that sleep have forgotten already, and go on when they wake.
         """
         if self._members.asleep:
             return
-        if in_flight == "retract":
+        if self._in_flight == "retract":
             self.each("flush of the cache", lambda api: api.flush(self._control_s))
         self.each("continue", lambda api: api.proceed(self._control_s))
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,12 +25,12 @@ from waiting import HANG_S, SOON_S
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams
+from megasharp.config.rollout import RolloutConfig, SyncConfig
 from megasharp.rollout.sglang.client import launch
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
 from megasharp.weight_sync.push import FleetSync, make_transport
-from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet")
 
@@ -54,7 +55,7 @@ LITTLE_MEMORY = (
 )
 
 
-def settings(folder: Path, memory: bool = False) -> FleetSettings:
+def settings(folder: Path, memory: bool = False, **keys: Any) -> FleetSettings:
     # Two engines share the machine with the tests: small pools start sooner.
     flags = {"max_total_tokens": 4096, "max_running_requests": 32}
     return FleetSettings(
@@ -62,8 +63,7 @@ def settings(folder: Path, memory: bool = False) -> FleetSettings:
         model=POLICY,
         memory=MEMORY if memory else None,
         log_folder=folder / "logs",
-        engines=2,
-        sglang=flags,
+        rollout=RolloutConfig(**{"engines": 2, "restarts": 0, "sglang": flags, **keys}),
         start_limit_s=HANG_S,
     )
 
@@ -133,11 +133,13 @@ class Source:
         self.export_weights = tensors
 
 
-def push(fleet: Fleet, version: int, *networks: PreTrainedModel, **settings: object) -> None:
+def push(fleet: Fleet, version: int, *networks: PreTrainedModel, transport: Any = "shared_memory", **more: Any) -> None:
     """Push these networks, the policy first, as `version`."""
-    how = SyncSettings(**{"bucket_mb": 1, **settings})  # type: ignore[arg-type]
+    folder = more.pop("folder", None)
+    config = SyncConfig(bucket_mb=1, **more)
+    made = make_transport(fleet, transport, config, folder=folder)
     sources = [Source(partial(named, network)) for network in networks]
-    FleetSync(fleet, make_transport(fleet, how), version - 1, version - 1).push(*sources)
+    FleetSync(fleet, made, version - 1, version - 1).push(*sources)
 
 
 @pytest.mark.parametrize("kind", ["shared_memory", "disk"])
@@ -226,8 +228,14 @@ def test_both_engines_killed_while_idle_and_after(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ({"model": MEMORY.parent / "no_such_model"}, "it cannot load the model"),
-        ({"sglang": {"max_total_token": 4096}}, "max_total_token is no flag"),
-        ({"command": ("-c", LITTLE_MEMORY), "sglang": {"max_total_tokens": 4_000_000}}, "it lacks memory"),
+        ({"rollout": RolloutConfig(engines=2, sglang={"max_total_token": 4096})}, "max_total_token is no flag"),
+        (
+            {
+                "command": ("-c", LITTLE_MEMORY),
+                "rollout": RolloutConfig(engines=2, sglang={"max_total_tokens": 4_000_000}),
+            },
+            "it lacks memory",
+        ),
     ],
 )
 def test_engines_that_do_not_start(tmp_path: Path, change: dict[str, object], reason: str) -> None:
@@ -287,7 +295,7 @@ def test_a_spawned_process_ends_with_its_engine_before_it_knows_sglang() -> None
 
 def test_nothing_of_an_engine_listens_beyond_the_loopback(tmp_path: Path) -> None:
     """Its server, and where its two ranks meet."""
-    fleet = start_fleet(replace(settings(tmp_path, memory=True), engines=1, tp=2), FleetOptions(watch=WATCH))
+    fleet = start_fleet(settings(tmp_path, memory=True, engines=1, tp=2), FleetOptions(watch=WATCH))
     try:
         leader = psutil.Process(fleet.members.all[0].process.pid)
         family = [leader, *leader.children(recursive=True)]

@@ -20,6 +20,7 @@ from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
 from megasharp.cluster.ray_runtime.slot_layout import Needs, make_layout
 from megasharp.cluster.ray_runtime.slots import Slots
 from megasharp.common.errors import UserError
+from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client.launch import FleetSettings, stop
 
 pytestmark = pytest.mark.long("fleet-sync")
@@ -52,8 +53,9 @@ def settings(folder: Path) -> FleetSettings:
         python=REPOSITORY / ".venv-fleet" / "bin" / "python",
         model=POLICY,
         log_folder=folder / "logs",
-        engines=2,
-        sglang={"max_total_tokens": 4096, "max_running_requests": 16, "skip_tokenizer_init": True},
+        rollout=RolloutConfig(
+            engines=2, sglang={"max_total_tokens": 4096, "max_running_requests": 16, "skip_tokenizer_init": True}
+        ),
         start_limit_s=HANG_S,
     )
 

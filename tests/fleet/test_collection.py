@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,16 +32,15 @@ from megasharp.common.records import (
     TaskAnswer,
     Verdict,
 )
+from megasharp.config.rollout import InFlight, RolloutConfig, SyncConfig
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.sglang.client import api
-from megasharp.rollout.sglang.client.api import InFlight
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
-from megasharp.rollout.step_request import Collected, CollectionSettings, GroupMaker, StepRequest
+from megasharp.rollout.step_request import Collected, GroupMaker, StepRequest
 from megasharp.tasks.judge import DirectJudge
 from megasharp.weight_sync.push import FleetSync, make_transport
-from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet-sync")
 
@@ -92,15 +90,15 @@ class Prompts:
 class Run:
     """A fleet with its weights and its collector; keeps what every step gave."""
 
-    def __init__(self, engines: Engines, sync: SyncSettings, **settings: object) -> None:
+    def __init__(self, engines: Engines, sync: SyncConfig, **settings: object) -> None:
         fleet, policy, _ = engines
         maker = GroupMaker(DirectJudge({"any": fine}), lambda rows: [""] * len(rows), SAMPLING, SAMPLES, seed=1)
         self.fleet = fleet
         self.weights = Weights(policy)
         self.source = Prompts()
-        self.rollouts = AsyncRollouts(fleet, maker, CollectionSettings(**settings))  # type: ignore[arg-type]
+        self.rollouts = AsyncRollouts(fleet, maker, RolloutConfig(**settings))  # type: ignore[arg-type]
         self.seen: list[int] = []
-        self._sync = FleetSync(fleet, make_transport(fleet, sync), fleet.version)
+        self._sync = FleetSync(fleet, make_transport(fleet, "shared_memory", sync), fleet.version)
         self.weights.version = fleet.version
         self.push()
 
@@ -176,8 +174,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         python=PYTHON,
         model=folder / "policy",
         log_folder=folder / "logs",
-        engines=3,
-        sglang={"max_total_tokens": 16384, "max_running_requests": 32},
+        rollout=RolloutConfig(engines=3, restarts=0, sglang={"max_total_tokens": 16384, "max_running_requests": 32}),
         start_limit_s=HANG_S,
     )
     fleet = start_fleet(settings, FleetOptions(watch=WATCH), told.append)
@@ -190,7 +187,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
 def test_on_policy_stragglers_are_aborted_and_come_first_in_the_next_step(
     engines: Engines,
 ) -> None:
-    run = Run(engines, SyncSettings(), oversample=1.0)
+    run = Run(engines, SyncConfig(), oversample=1.0)
     for number in range(1, 4):
         before = run.pending()
         found = run.step(number)
@@ -205,7 +202,7 @@ def test_on_policy_stragglers_are_aborted_and_come_first_in_the_next_step(
 
 
 def test_partial_responses_are_continued_by_the_next_weights(engines: Engines) -> None:
-    run = Run(engines, SyncSettings(), oversample=1.0, max_staleness=1)
+    run = Run(engines, SyncConfig(), oversample=1.0, max_staleness=1)
     two = 0
     for number in range(1, 6):
         found = run.step(number)
@@ -224,7 +221,7 @@ def test_partial_responses_are_continued_by_the_next_weights(engines: Engines) -
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_engines_go_on_while_weights_are_pushed(engines: Engines, mode: InFlight) -> None:
     """What is in flight at a push is paused, gets its new tokens from the new weights, and trains in the next step."""
-    run = Run(engines, SyncSettings(in_flight=mode), oversample=0.5, max_staleness=1, stragglers="keep")
+    run = Run(engines, SyncConfig(in_flight=mode), oversample=0.5, max_staleness=1, stragglers="keep")
     two = 0
     for number in range(1, 6):
         found, present = run.step(number, last=number == 5), run.fleet.version
@@ -243,7 +240,7 @@ def test_engines_go_on_while_weights_are_pushed(engines: Engines, mode: InFlight
 
 def test_prompts_that_come_after_a_push_in_place_are_read_anew(engines: Engines) -> None:
     """The engines still have them cached as the weights before read them."""
-    run = Run(engines, SyncSettings(in_flight="in_place"))
+    run = Run(engines, SyncConfig(in_flight="in_place"))
     for _ in range(2):
         run.source.taken = 0
         assert worst(run.weights, run.step(1).groups) < TOLERANCE
@@ -254,11 +251,11 @@ def test_a_prompt_over_its_time_limit_is_an_outcome(engines: Engines) -> None:
     """Its responses are masked as infra failures, with the tokens that they have."""
     fleet, _, _ = engines
     router = fleet._router
-    router._settings = replace(limits := router._settings, request_limit=0.15)
+    limit, router._request_limit_s = router._request_limit_s, 0.15
     try:
-        found = Run(engines, SyncSettings()).step(1)
+        found = Run(engines, SyncConfig()).step(1)
     finally:
-        router._settings = limits
+        router._request_limit_s = limit
     responses = [response for group in found.groups for response in group.responses]
     cut = [response for response in responses if response.verdict.outcome is Outcome.INFRA]
     assert cut and all(r.completion.finish_reason is FinishReason.ABORT for r in cut)
@@ -274,7 +271,7 @@ def test_the_samples_of_a_prompt_share_its_cache(engines: Engines, monkeypatch: 
         return real(answer, *rest)
 
     monkeypatch.setattr(api, "completions", noting)
-    Run(engines, SyncSettings())
+    Run(engines, SyncConfig())
     found = engines[0].submit(GenerateRequest(tuple(range(10, 210)), (1, 2, 3)), SAMPLING).result(timeout=HANG_S)
     assert len(found) == 3
     assert cached == [199] * 3, "each computes the prompt's last token, whose logits it samples from"
@@ -284,7 +281,7 @@ def test_the_samples_of_a_prompt_share_its_cache(engines: Engines, monkeypatch: 
 def test_an_engine_lost_in_the_middle_of_a_step(engines: Engines, number: int, deed: signal.Signals) -> None:
     """Killed, or hung: then its probes give it up. Its prompts go to the others, and no step lacks a group."""
     fleet, _, told = engines
-    run = Run(engines, SyncSettings(), oversample=0.5, max_staleness=1)
+    run = Run(engines, SyncConfig(), oversample=0.5, max_staleness=1)
     victim, retried = fleet.members.all[number], fleet.retried
 
     def strike() -> None:

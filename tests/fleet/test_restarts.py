@@ -13,15 +13,15 @@ from learners import CPU, FOLDERS, REPOSITORY, learner_settings, scale
 from waiting import HANG_S
 
 from megasharp.common.records import Completion, GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.config.rollout import RolloutConfig, SyncConfig
 from megasharp.learner.rank import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.rollout.sglang.bucket import checksum
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
-from megasharp.rollout.sglang.client.members import RestartSettings, WatchSettings
+from megasharp.rollout.sglang.client.members import WatchSettings
 from megasharp.weight_sync.endpoints import WeightSource
 from megasharp.weight_sync.push import FleetSync, make_transport
-from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet-sync")
 
@@ -64,20 +64,16 @@ def test_an_engine_that_came_back_is_like_the_others_and_one_that_hangs_comes_ba
         model=FOLDERS[POLICY],
         memory=FOLDERS[MEMORY],
         log_folder=tmp_path / "logs",
-        engines=2,
-        sglang={"max_total_tokens": 8192, "max_running_requests": 16},
+        rollout=RolloutConfig(engines=2, restarts=1, sglang={"max_total_tokens": 8192, "max_running_requests": 16}),
         start_limit_s=HANG_S,
     )
     told: list[str] = []
-    options = FleetOptions(
-        watch=WatchSettings(probe_every=2.0, suspect_every=0.5, probe_limit=6.0), restarts=RestartSettings(1)
-    )
+    options = FleetOptions(watch=WatchSettings(probe_every=2.0, suspect_every=0.5, probe_limit=6.0))
     fleet = start_fleet(settings, options, told.append)
     ranks = OneRank(learner_settings(ParallelLayout()), CPU)
     try:
         policy, memory = RanksLearner(ranks, POLICY), RanksLearner(ranks, MEMORY)
-        how = SyncSettings(transport=transport, bucket_mb=1, verify=True)  # type: ignore[arg-type]
-        pushing = FleetSync(fleet, make_transport(fleet, how))
+        pushing = FleetSync(fleet, make_transport(fleet, transport, SyncConfig(bucket_mb=1, verify=True)))
         version = pushing.push(policy, memory)
         for index, deed in enumerate((signal.SIGKILL, signal.SIGSTOP)):
             assert whole(lost_while_sampling(fleet, index, deed), version)

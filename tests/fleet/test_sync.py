@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from waiting import HANG_S, SOON_S
 
 from megasharp.common.errors import RankDied, UserError
 from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.config.rollout import RolloutConfig, SyncConfig
 from megasharp.learner.offload import Kind
 from megasharp.learner.rank import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, Ranks, RanksLearner
@@ -30,11 +32,11 @@ from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper, 
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
 from megasharp.rollout.sglang.shared_weights_export import parse_loan
+from megasharp.weight_sync import broadcast
 from megasharp.weight_sync.colocation import Colocated
 from megasharp.weight_sync.endpoints import WeightSource
 from megasharp.weight_sync.push import FleetSync, make_transport
 from megasharp.weight_sync.receivers import Receivers
-from megasharp.weight_sync.settings import SyncSettings
 
 pytestmark = pytest.mark.long("fleet-sync")
 
@@ -53,10 +55,10 @@ def running(folder: Path, engines: int = 2, tp: int = 1, sleep: bool = False) ->
         model=FOLDERS[POLICY],
         memory=FOLDERS[MEMORY],
         log_folder=folder / "logs",
-        engines=engines,
-        tp=tp,
+        rollout=RolloutConfig(
+            engines=engines, tp=tp, restarts=0, sglang={"max_total_tokens": 4096, "max_running_requests": 16}
+        ),
         sleep=sleep,
-        sglang={"max_total_tokens": 4096, "max_running_requests": 16},
         start_limit_s=HANG_S,
     )
     told: list[str] = []
@@ -77,9 +79,8 @@ def ranks_of(folder: Path, layout: str, offload: tuple[Kind, ...] = ()) -> Itera
         ranks.close()
 
 
-def syncing(fleet: Fleet, folder: Path, transport: str, memory_version: int = -1, **more: object) -> FleetSync:
-    settings = {"transport": transport, "bucket_mb": 1, "folder": folder / "sync", **more}
-    made = make_transport(fleet, SyncSettings(**settings))  # type: ignore[arg-type]
+def syncing(fleet: Fleet, folder: Path, transport: Any, memory_version: int = -1, **more: Any) -> FleetSync:
+    made = make_transport(fleet, transport, SyncConfig(**{"bucket_mb": 1, **more}), folder=folder / "sync")
     return FleetSync(fleet, made, fleet.version, memory_version)
 
 
@@ -228,8 +229,11 @@ STOP, KILL = signal.SIGSTOP, signal.SIGKILL
     ],
     ids=["killed", "stopped"],
 )
-def test_engines_lost_in_the_middle_of_a_push(tmp_path: Path, losses: list[Loss]) -> None:
+def test_engines_lost_in_the_middle_of_a_push(
+    tmp_path: Path, losses: list[Loss], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One after another; the last is left."""
+    monkeypatch.setattr(broadcast, "SETTLE_S", 5.0)
     count = len(losses) + 1
     with running(tmp_path, engines=count) as (fleet, told), ranks_of(tmp_path, "one") as ranks:
         assert isinstance(ranks, OneRank)
@@ -237,13 +241,12 @@ def test_engines_lost_in_the_middle_of_a_push(tmp_path: Path, losses: list[Loss]
         pushing = syncing(fleet, tmp_path, "shared_memory")
         pushing.push(policy, memory)
         for number, loss in enumerate(losses):
-            how = {"limit_s": LIMIT_S, "settle_s": 5.0}
-            pushing = syncing(fleet, tmp_path, loss.transport, pushing.memory_version, **how)
+            pushing = syncing(fleet, tmp_path, loss.transport, pushing.memory_version, limit_s=LIMIT_S)
             lose_one(fleet, ranks, pushing, loss)
             assert told[number].startswith(f"engine {number} is lost: dead ("), told
         assert pushing.push(policy, memory) == count
         assert held(fleet) == [hashed(policy) | hashed(memory, "memory.")]
-        older = FleetSync(fleet, make_transport(fleet, SyncSettings(folder=tmp_path)), -1)
+        older = FleetSync(fleet, make_transport(fleet, "shared_memory", SyncConfig(), folder=tmp_path), -1)
         with pytest.raises(UserError, match=rf"weights version 0 is older than {count}"):
             older.push(policy)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from waiting import HANG_S
 
+from megasharp.config.rollout import SyncConfig
 from megasharp.convert.hf_folder import TensorView
 from megasharp.rollout.sglang.bucket import Header, checksum, new_stamp
 from megasharp.weight_sync.broadcast import GroupPlan, SendPlan, join, leave, send
@@ -86,7 +87,8 @@ def engine() -> Iterator[StandIn]:
 def push(part: Part, engine: StandIn) -> None:
     """One push, and what arrived."""
     stamp = new_stamp(1, None)
-    sent = share(part, SharePlan(stamp, "", torch.bfloat16, 16, True, ((0, engine.api),), 1, 60.0))
+    config = SyncConfig(bucket_mb=16, verify=True, limit_s=60.0)
+    sent = share(part, SharePlan(stamp, "", torch.bfloat16, config, ((0, engine.api),), 1))
     assert sent is not None and sent.good, sent
     engine.end_push(Header(stamp))
     assert engine.checksums() == sent.digests == {name: checksum(tensor) for name, tensor in part.whole().items()}

@@ -38,6 +38,7 @@ from megasharp.common.control import (
 )
 from megasharp.common.random_state import generator_states
 from megasharp.common.records import GenerateRequest, Outcome, Plausible, SamplingParams
+from megasharp.config.rollout import RolloutConfig
 from megasharp.config.run_config import load_run
 from megasharp.convert.architecture import Architecture, RopeParameters, record_arguments
 from megasharp.convert.lora import LoraSettings, record_adapters, recorded_adapters
@@ -272,7 +273,8 @@ def test_lent_memory() -> None:
 
 
 def test_what_an_engine_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = FleetSettings(Path("python"), Path("/m"), Path("/logs"), memory=Path("/n"), sglang={"page_size": 16})
+    rollout = RolloutConfig(sglang={"page_size": 16})
+    settings = FleetSettings(Path("python"), Path("/m"), Path("/logs"), rollout, memory=Path("/n"))
     config = engine_config(settings, 30000, "k3y", shared=Path("/dev/shm/s"))
     monkeypatch.setenv("MEGASHARP_ENGINE", "")
     EngineSettings("/n", 64, True, "/dev/shm/s").publish()

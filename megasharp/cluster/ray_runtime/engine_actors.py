@@ -85,7 +85,7 @@ class EngineActor:
             return None
         if alone:
             return why_not_started(self._process, ended)
-        return start_failure(self._process, self._settings.engines, ended)
+        return start_failure(self._process, self._settings.rollout.engines, ended)
 
     def settled(self) -> None:
         """The engine answers: its config file and the hold on its port are no longer needed."""
@@ -184,8 +184,8 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
     `settings.gpus` comes from the slots. Raises `start_error`, with all engines stopped, where one does not start.
     """
     settings, key = _placed(settings, slots), new_key()
-    addresses = [_address(slots, index) for index in range(settings.engines)]
-    actors = [_actor(slots, settings, index, key) for index in range(settings.engines)]
+    addresses = [_address(slots, index) for index in range(settings.rollout.engines)]
+    actors = [_actor(slots, settings, index, key) for index in range(settings.rollout.engines)]
     try:
         engines = _started(actors, addresses, key, settings)
     except BaseException:
@@ -267,8 +267,8 @@ class ClusterStarting:
 def _placed(settings: FleetSettings, slots: Slots) -> FleetSettings:
     """With the GPUs of the engines' slots, for actors that run anywhere."""
     layout, seats = slots.layout, slots.seats
-    assert layout.engines == settings.engines, "the layout was made for another number of engines"
-    places = [layout.of_engine(index) for index in range(settings.engines)]
+    assert layout.engines == settings.rollout.engines, "the layout was made for another number of engines"
+    places = [layout.of_engine(index) for index in range(settings.rollout.engines)]
     gpus = [[gpu for slot in place if (gpu := seats[slot].gpu) is not None] for place in places]
     return _from_anywhere(replace(settings, gpus=gpus if layout.gpu else ()))
 
@@ -303,7 +303,7 @@ def _started(actors: Sequence[Any], addresses: Sequence[str], key: str, settings
     engines = []
     for index, (actor, address, answer) in enumerate(zip(actors, addresses, answered, strict=True)):
         if isinstance(answer, NotStarted):
-            raise UserError(f"engine {index} of {settings.engines} did not start on {address}: {answer.text}")
+            raise UserError(f"engine {index} of {settings.rollout.engines} did not start on {address}: {answer.text}")
         log = settings.log_folder / f"engine_{index}.log"
         engines.append(ClusterEngine(index, EngineApi(address, answer.port, key), log, actor))
     return engines

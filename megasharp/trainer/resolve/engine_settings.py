@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
 
 from megasharp.cluster.ray_runtime.slot_layout import Layout, Needs, make_layout
 from megasharp.common.errors import UserError
 from megasharp.config.core import find
+from megasharp.config.rollout import Transport
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.model_folder import ModelFolder
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.trainer.resolve.devices import device_of
-
-Transport = Literal["inprocess", "shared_memory", "disk", "gloo", "nccl", "ipc"]
 
 # Which transports an engine in each place can use on each device; the first is what `auto` stands for.
 _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
@@ -200,19 +198,17 @@ def fleet_settings(config: RunConfig, model: ModelFolder, memory: ModelFolder | 
     such a model start with weights that are none.
     """
     networks = [model, *([memory] if memory else [])]
-    flags = {**config.rollout.sglang}
+    rollout = config.rollout
     if any(network.is_megatron for network in networks):
-        flags["load_format"] = "dummy"
+        rollout = rollout.model_copy(update={"sglang": {**rollout.sglang, "load_format": "dummy"}})
     return FleetSettings(
         python=engine_python(config),
         model=model.description,
         log_folder=logs,
+        rollout=rollout,
         memory=memory.description if memory else None,
-        engines=config.rollout.engines,
-        tp=config.rollout.tp,
         device=device_of(config),
         dtype=config.model.dtype,
         deterministic=config.deterministic,
-        sglang=flags,
         sleep=config.cluster.placement == "colocated",
     )

@@ -24,9 +24,10 @@ from megasharp.common.records import (
     TaskAnswer,
     Verdict,
 )
+from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout import async_collector
 from megasharp.rollout.async_collector import AsyncRollouts, prompts_at_once
-from megasharp.rollout.step_request import Collected, CollectionSettings, GroupMaker, StepRequest
+from megasharp.rollout.step_request import Collected, GroupMaker, StepRequest
 from megasharp.tasks.judge import DirectJudge
 from tests.unit.rollout.standin_engine import Delay, StandInEngine, length, token
 
@@ -58,7 +59,7 @@ def right(text: str, answer: TaskAnswer) -> Verdict:
 
 def rollouts(engine: StandInEngine, **settings: object) -> AsyncRollouts:
     maker = GroupMaker(DirectJudge({"echo": right}), lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
-    return AsyncRollouts(engine, maker, CollectionSettings(**settings))  # type: ignore[arg-type]
+    return AsyncRollouts(engine, maker, RolloutConfig(**settings))  # type: ignore[arg-type]
 
 
 def keep_all(groups: list[Group]) -> list[Group]:
@@ -314,7 +315,7 @@ def test_what_is_to_be_done_meanwhile_is_done_while_engines_are_waited_for(monke
 
     engine = StandInEngine(until_looked)
     maker = GroupMaker(DirectJudge({"echo": right}), lambda rows: ["x"] * len(rows), SAMPLING, 3, seed=5)
-    collector = AsyncRollouts(engine, maker, CollectionSettings(), lambda: running.append(len(engine.running)))
+    collector = AsyncRollouts(engine, maker, RolloutConfig(), lambda: running.append(len(engine.running)))
     assert numbers(collector.collect(Prompts(), order())) == [0, 1, 2, 3]
     assert running.count(4) > 1
 

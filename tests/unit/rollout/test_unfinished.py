@@ -18,10 +18,11 @@ from waiting import HANG_S, wait_until
 from megasharp.checkpoint.rollout_store import read_unfinished, write_unfinished
 from megasharp.common import signals
 from megasharp.common.records import Completion, FinishReason, GenerateRequest, Prompt, SamplingParams, VersionSpan
+from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.async_collector import AsyncRollouts
 from megasharp.rollout.batch_collector import Rollouts
 from megasharp.rollout.in_flight import SampledWith, Unfinished
-from megasharp.rollout.step_request import CollectionSettings, GroupMaker
+from megasharp.rollout.step_request import GroupMaker
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import DirectJudge, TaskItem
 from megasharp.tasks.stream import PromptStream, tokenize_prompts
@@ -183,7 +184,7 @@ def test_what_was_sampled_for_another_prompt_or_seed_is_sampled_anew(tmp_path: P
     maker = GroupMaker(DirectJudge({"echo": right}), lambda rows: ["x"] * len(rows), SAMPLING, count, seed)
     other = StandInEngine(lambda _: QUICK)
     other.version = 1
-    second = AsyncRollouts(other, maker, CollectionSettings(**settings))  # type: ignore[arg-type]
+    second = AsyncRollouts(other, maker, RolloutConfig(**settings))  # type: ignore[arg-type]
     source = Others() if change == "another prompt" else Prompts()
     source.taken = 4
     anew = [5] if change == "another prompt" else [4, 5, 6, 7]

@@ -186,8 +186,8 @@ def test_engines_read_no_weights_of_a_model_that_they_cannot_read(megatron: Path
     config = load_run(REPOSITORY / "examples" / "fleet_on_cpu" / "run.yaml", ["rollout.sglang={page_size: 16}"])
     of_hf, of_megatron = model_folder(BASE), ModelFolder(megatron, is_megatron=True)
     settings = fleet_settings(config, of_hf, of_hf, tmp_path)
-    assert settings.model == BASE and settings.sglang == {"page_size": 16}
+    assert settings.model == BASE and settings.rollout.sglang == {"page_size": 16}
     for policy, memory in ((of_megatron, None), (of_megatron, of_hf), (of_hf, of_megatron)):
         settings = fleet_settings(config, policy, memory, tmp_path)
-        assert settings.sglang == {"page_size": 16, "load_format": "dummy"}
+        assert settings.rollout.sglang == {"page_size": 16, "load_format": "dummy"}
         assert (settings.model / "config.json").is_file() and settings.model == policy.description

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import checksum
 from megasharp.weight_sync.push import FleetSync, make_transport
-from megasharp.weight_sync.settings import SyncSettings
 from tests.unit.rollout.sglang.conftest import StandIns
 from tests.unit.rollout.sglang.conftest import limited as limited
 from tests.unit.rollout.sglang.conftest import make as make
@@ -54,9 +54,18 @@ def sums(named: Named, prefix: str = "") -> dict[str, str]:
 
 @pytest.fixture
 def sync(tmp_path: Path) -> Callable[..., FleetSync]:
-    def build(stand_ins: StandIns, kind: str, version: int = -1, memory_version: int = -1, **more: Any) -> FleetSync:
-        (tmp_path / "shared").mkdir(exist_ok=True)
-        settings = SyncSettings(**{"transport": kind, "bucket_mb": 1, "folder": tmp_path / "shared", **more})
-        return FleetSync(stand_ins.fleet, make_transport(stand_ins.fleet, settings), version, memory_version)
+    shared = tmp_path / "shared"
+
+    def build(
+        stand_ins: StandIns,
+        kind: Any,
+        version: int = -1,
+        memory_version: int = -1,
+        folder: Path | None = shared,
+        **config: Any,
+    ) -> FleetSync:
+        shared.mkdir(exist_ok=True)
+        made = make_transport(stand_ins.fleet, kind, SyncConfig(**{"bucket_mb": 1, **config}), folder=folder)
+        return FleetSync(stand_ins.fleet, made, version, memory_version)
 
     return build

@@ -16,6 +16,8 @@ from torch import Tensor
 from waiting import HANG_S, SOON_S, wait_until
 
 from megasharp.common.errors import RunFailed
+from megasharp.config.rollout import SyncConfig
+from megasharp.rollout.sglang.bucket import new_stamp
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, EngineSlow, Refused
 from megasharp.weight_sync import broadcast
 from megasharp.weight_sync.colocation import Failure, Posts, SharePlan
@@ -164,8 +166,9 @@ def test_one_that_hangs_is_found(
 ) -> None:
     """Both were waited for in vain, as in a collective; the one that does not leave it either is at fault."""
     stand_ins, failures = make(2), Posts.failures
-    pushing, policy = sync(stand_ins, "gloo", limit_s=1.0, settle_s=0.5), Ranks()
+    pushing, policy = sync(stand_ins, "gloo", limit_s=1.0), Ranks()
     # Only the calls that hang have these limits.
+    monkeypatch.setattr(broadcast, "SETTLE_S", 0.5)
     monkeypatch.setattr(Posts, "failures", lambda posts, _, grace_s: failures(posts, HANG_S, grace_s))
     limited(stand_ins.fleet.members.all[0].process.api)
     pushing.push(policy)
@@ -243,8 +246,7 @@ def test_posts_sort_failures() -> None:
 def test_each_rank_serves_the_engines_on_its_device() -> None:
     """Engine 2 is lost: the third of those that are left is still where engine 3 is."""
     engines = tuple((number, EngineApi("127.0.0.1", number, "")) for number in (0, 1, 3))
-    apart: Any = {"stamp": None, "prefix": "", "dtype": torch.float32, "bucket_mb": 1, "verify": False, "limit_s": 1.0}
-    plan = SharePlan(**apart, engines=engines, tp=2)
+    plan = SharePlan(new_stamp(1, None), "", torch.float32, SyncConfig(), engines, tp=2)
     assert [plan.seats(rank, 4) for rank in range(4)] == [[0], [1], [2, 4], [3, 5]]
     assert plan.seats(0, 1) == [0, 1, 2, 3, 4, 5]
     told = dataclasses.replace(plan, beside=((0, 1), (3, 2), (4, 5), (7, 6)))

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from waiting import HANG_S
 
+from megasharp.config.rollout import SyncConfig
 from megasharp.convert.hf_folder import TensorView
 from megasharp.rollout.sglang.bucket import Header, checksum, flat_size, laid_out, new_stamp, parse_header, unflattened
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Refused
@@ -39,6 +40,7 @@ from megasharp.weight_sync.colocation import SharePlan
 from megasharp.weight_sync.ipc import share
 
 ROWS, COLUMNS = 12, 8
+CONFIG = SyncConfig(bucket_mb=1, limit_s=5.0)
 READER = """
 import sys
 from megasharp.rollout.sglang.bucket import checksum
@@ -172,7 +174,8 @@ def alone() -> Iterator[None]:
 def push(part: object, *engines: Engine, verify: bool = False, prefix: str = "") -> dict[str, str]:
     """One push to the end; the digests. Fails where an engine does."""
     apis: tuple[tuple[int, EngineApi], ...] = tuple(enumerate(engines))  # type: ignore[arg-type]
-    plan = SharePlan(new_stamp(1, None), prefix, engines[0].dtype, 1, verify, apis, engines[0].tp, 5.0)
+    config = CONFIG.model_copy(update={"verify": verify})
+    plan = SharePlan(new_stamp(1, None), prefix, engines[0].dtype, config, apis, engines[0].tp)
     sent = share(part, plan)  # type: ignore[arg-type]
     assert sent is not None and sent.good, sent
     for engine in engines:
@@ -264,7 +267,7 @@ def test_what_was_lent_for_one_push_is_closed_by_its_end() -> None:
 
 def test_what_a_broken_push_left_open_is_closed_by_the_next() -> None:
     part, engine = Part(stays=False), Engine()
-    plan = SharePlan(new_stamp(1, None), "", torch.float32, 1, False, ((0, engine),), 1, 5.0)  # type: ignore[arg-type]
+    plan = SharePlan(new_stamp(1, None), "", torch.float32, CONFIG, ((0, engine),), 1)  # type: ignore[arg-type]
     assert share(part, plan) is not None
     assert len(engine.borrowers[0]._open) == 1, "its end never came"
     other = Part(1)
@@ -346,7 +349,7 @@ def test_an_engine_that_fails_is_named_and_the_others_get_all() -> None:
     part, engine, other = Part(), Engine(), Engine()
     engine.down = True
     apis = ((4, engine), (7, other))
-    plan = SharePlan(new_stamp(1, None), "", torch.float32, 1, False, apis, 1, 5.0)  # type: ignore[arg-type]
+    plan = SharePlan(new_stamp(1, None), "", torch.float32, CONFIG, apis, 1)  # type: ignore[arg-type]
     sent = share(part, plan)  # type: ignore[arg-type]
     assert sent is not None
     assert {number: failure.kind for number, failure in sent.failures.items()} == {4: "gone"}
@@ -362,7 +365,7 @@ def test_a_network_that_is_not_the_engines_is_refused_unread(change: str) -> Non
     else:
         goals["a.weight"] = Goal(torch.zeros(ROWS, 3), 0, 0, (ROWS, 3))
     apis: tuple[tuple[int, EngineApi], ...] = ((0, engine),)  # type: ignore[assignment]
-    sent = share(part, SharePlan(new_stamp(1, None), "", torch.float32, 1, False, apis, 1, 5.0))  # type: ignore[arg-type]
+    sent = share(part, SharePlan(new_stamp(1, None), "", torch.float32, CONFIG, apis, 1))  # type: ignore[arg-type]
     assert sent is not None
     message = "has no weight a.weight" if change == "name" else "a.weight came with shape"
     assert message in sent.failures[0].reason

@@ -21,8 +21,8 @@ from megasharp.common.files import Scratch, _here
 from megasharp.common.records import GenerateRequest, SamplingParams, VersionSpan
 from megasharp.weight_sync import by_files
 from megasharp.weight_sync.buckets import buckets, difference
+from megasharp.weight_sync.by_files import PUSH_FOLDER
 from megasharp.weight_sync.push import FleetSync
-from megasharp.weight_sync.settings import PUSH_FOLDER
 from tests.unit.rollout.sglang.conftest import Limited, Make
 from tests.unit.weight_sync.conftest import Source, memory, source, sums, weights
 

@@ -21,12 +21,12 @@ import torch
 
 from megasharp.common.errors import one_line
 from megasharp.common.records import Completion, GenerateRequest, SamplingParams
+from megasharp.config.rollout import InFlight
 from megasharp.rollout.sglang.bucket import Entry
 from megasharp.rollout.sglang.client.wire import MalformedAnswer, completions, generate_body, version_number
 
 # The function in the engine that reads a bucket file; the server lists it among its --custom-weight-loader.
 BUCKET_LOADER = "megasharp.rollout.sglang.engine.receive.load_bucket"
-InFlight = Literal["retract", "in_place"]
 # What an engine can give back of its device's memory while it sleeps, in SGLang's words.
 Memory = Literal["weights", "kv_cache"]
 # A call that moves no weights.

@@ -35,7 +35,7 @@ from megasharp.rollout.sglang.client.launch import (
     vocabulary,
     why_not_started,
 )
-from megasharp.rollout.sglang.client.members import Member, Members, Restarts, RestartSettings, Starter, WatchSettings
+from megasharp.rollout.sglang.client.members import Member, Members, Restarts, Starter, WatchSettings
 from megasharp.rollout.sglang.client.router import LeastLoaded, RouterSettings
 
 
@@ -136,11 +136,10 @@ class LocalStarting:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How a fleet is watched and fed, and whether engines that are lost begin anew."""
+    """The part of a fleet's settings that is no key of the run: watching engines, and feeding them."""
 
     watch: WatchSettings = field(default_factory=WatchSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
-    restarts: RestartSettings = field(default_factory=RestartSettings)
 
 
 def _silent(_: str) -> None:
@@ -174,8 +173,9 @@ class Fleet:
         # A child that outlives an interpreter in trouble is killed by the kernel; a clean end asks first.
         atexit.register(self.close)
         self._members = Members(engines, options.watch, tell)
-        self._router = LeastLoaded(self._members, options.router)
-        self._restarts = Restarts(self._members, starter, options.restarts, tell) if starter is not None else None
+        self._router = LeastLoaded(self._members, options.router, settings.rollout.request_limit_s)
+        most = settings.rollout.restarts
+        self._restarts = Restarts(self._members, starter, most, tell) if starter is not None else None
         try:
             self._prompt_limit = min(engine.api.prompt_limit() for engine in engines)
             self._members.start_watching()
@@ -359,7 +359,7 @@ def start_fleet(
 
     Raises UserError or RunFailed when an engine does not start.
     """
-    starter = LocalStarter(settings) if options is not None and options.restarts.most else None
+    starter = LocalStarter(settings) if settings.rollout.restarts else None
     return Fleet(launch(settings), settings, options, tell, starter)
 
 

@@ -29,6 +29,7 @@ from typing import IO, Protocol
 from megasharp.common import signals
 from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.files import SHARED_MEMORY, Scratch, parent_for_sockets, private, remove_abandoned
+from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client import child
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed
 
@@ -152,26 +153,23 @@ _THE_USERS = tuple(_DID_NOT_START + reason for _, reason in _REASONS if reason !
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What to start. `python` is the engines' Python; `gpus[i]` CUDA's names of the GPUs that engine `i` sees, none
-    on a CPU.
+    """Everything that a fleet's engines are started with.
 
-    `sleep`: engines can give their device's memory to the learner and take it back.
-
-    `sglang` holds flags for SGLang's ServerArgs. Logs are `log_folder`/engine_0.log and so on. `command` says what an
-    engine's process runs after its Python; the engine's config file is appended.
+    `rollout` is the run's section, with `engines` and `sglang` as resolved for this fleet; `python` is the path for its
+    key of that name. `gpus[i]` are CUDA's names of the GPUs that engine `i` sees, none on a CPU. With `sleep` engines
+    can give their device's memory to the learner and take it back. Logs are `log_folder`/engine_0.log and so on.
+    `command` is what an engine's process runs after its Python; the engine's config file is appended.
     """
 
     python: Path
     model: Path
     log_folder: Path
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     memory: Path | None = None
-    engines: int = 1
-    tp: int = 1
     device: str = "cpu"
     dtype: str = "float32"
     deterministic: bool = False
     sleep: bool = False
-    sglang: Mapping[str, object] = field(default_factory=dict)
     gpus: Sequence[Sequence[str]] = ()
     start_limit_s: float = 600.0
     command: Sequence[str] = ("-m", ENGINE_MODULE)
@@ -258,7 +256,7 @@ def launch(settings: FleetSettings) -> list[EngineProcess]:
     try:
         with ExitStack() as stack:
             # All ports are chosen before any is let go, so no two engines get the same.
-            ports = [stack.enter_context(HeldPort()) for _ in range(settings.engines)]
+            ports = [stack.enter_context(HeldPort()) for _ in range(settings.rollout.engines)]
             for index, port in enumerate(ports):
                 engines.append(start_one(settings, index, port.number, key))
             _wait_for_all(engines, settings.start_limit_s)
@@ -356,8 +354,8 @@ def engine_config(
         "api_key": key,
         "device": settings.device,
         "dtype": settings.dtype,
-        "tp": settings.tp,
-        "sglang": dict(settings.sglang),
+        "tp": settings.rollout.tp,
+        "sglang": dict(settings.rollout.sglang),
         "deterministic": settings.deterministic,
         "sleep": settings.sleep,
         "shared": None if shared is None else str(shared),

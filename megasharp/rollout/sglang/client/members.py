@@ -34,6 +34,8 @@ from megasharp.rollout.sglang.client.health import (
 from megasharp.rollout.sglang.client.launch import EngineHandle
 
 _EXIT_POLL_S = 0.5
+# Restarts of an engine are counted within this time.
+_WITHIN_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,14 +257,6 @@ class Members:
                 probed = time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class RestartSettings:
-    """An engine begins anew at most `most` times within `within_s` seconds; 0: never."""
-
-    most: int = 0
-    within_s: float = 3600.0
-
-
 class Starting(Protocol):
     """An engine on its way."""
 
@@ -284,14 +278,15 @@ class Starter(Protocol):
 
 
 class Restarts:
-    """The engines of a fleet that are on their way back. `tell` gets a line for each turn."""
+    """The engines of a fleet that are on their way back, each at most `most` times within an hour.
 
-    def __init__(
-        self, members: Members, starter: Starter, settings: RestartSettings, tell: Callable[[str], None]
-    ) -> None:
+    `tell` gets a line for each turn.
+    """
+
+    def __init__(self, members: Members, starter: Starter, most: int, tell: Callable[[str], None]) -> None:
         self._members = members
         self._starter = starter
-        self._settings = settings
+        self._most = most
         self._tell = tell
         self._starting: dict[int, Starting] = {}
         self._begun: dict[int, list[float]] = {}
@@ -316,13 +311,13 @@ class Restarts:
 
     def _begin(self, index: int) -> None:
         now = time.monotonic()
-        begun = [then for then in self._begun.get(index, []) if now - then < self._settings.within_s]
+        begun = [then for then in self._begun.get(index, []) if now - then < _WITHIN_S]
         name = self._members.all[index].name
-        if len(begun) >= self._settings.most:
+        if len(begun) >= self._most:
             self._out.add(index)
             self._tell(
-                f"{name} stays out: lost {len(begun) + 1} times within {self._settings.within_s / 60:g} minutes "
-                f"(rollout.restarts is {self._settings.most})"
+                f"{name} stays out: lost {len(begun) + 1} times within {_WITHIN_S / 60:g} minutes "
+                f"(rollout.restarts is {self._most})"
             )
             return
         self._begun[index] = [*begun, now]

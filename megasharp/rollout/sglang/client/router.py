@@ -35,13 +35,9 @@ Answer = Future[list[Completion]]
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """At most `at_once` prompts are in flight per engine; one over which `attempts` engines failed is given up.
-
-    A prompt's samples have `request_limit` seconds on an engine, then they end with what they have.
-    """
+    """At most `at_once` prompts are in flight per engine; one over which `attempts` engines failed is given up."""
 
     at_once: int = 64
-    request_limit: float = 1800.0
     attempts: int = 3
 
 
@@ -108,10 +104,14 @@ class _Sending:
 
 
 class LeastLoaded:
-    """Sends prompts to the engines of a fleet. `retried` counts those sent again because an engine failed."""
+    """Sends prompts to the engines of a fleet. `retried` counts those sent again because an engine failed.
 
-    def __init__(self, members: Members, settings: RouterSettings) -> None:
+    A prompt's samples have `request_limit_s` seconds on an engine, then they end with what they have.
+    """
+
+    def __init__(self, members: Members, settings: RouterSettings, request_limit_s: float) -> None:
         self.retried = 0
+        self._request_limit_s = request_limit_s
         self._members = members
         self._settings = settings
         self._pool = ThreadPoolExecutor(len(members.all) * settings.at_once, thread_name_prefix="generate")
@@ -173,7 +173,7 @@ class LeastLoaded:
         raise EnginesLost(f"it was given up after several engines failed: {reason}")
 
     def _ask(self, member: Member, sending: _Sending) -> list[Completion]:
-        api, limit, request = member.process.api, self._settings.request_limit, sending.request
+        api, limit, request = member.process.api, self._request_limit_s, sending.request
         refused: Refused | None = None
         if len(request.seeds) > 1 and len(request.tokens) >= _READ_FIRST:
             with _ended_after(limit, api, sending.names):

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from waiting import HANG_S, wait_until
 
+from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client import api
 from megasharp.rollout.sglang.client.api import EngineApi
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
-from megasharp.rollout.sglang.client.members import RestartSettings, WatchSettings
+from megasharp.rollout.sglang.client.members import WatchSettings
 from megasharp.rollout.sglang.client.router import RouterSettings
 
 STANDIN = Path(__file__).with_name("standin.py")
@@ -65,15 +66,23 @@ class StandIns:
 Make = Callable[..., StandIns]
 
 
-def settings(folder: Path, engines: int = 2, memory: bool = False, tp: int = 1, **behaviour: object) -> FleetSettings:
+def settings(
+    folder: Path,
+    engines: int = 2,
+    memory: bool = False,
+    tp: int = 1,
+    restarts: int = 0,
+    request_limit_s: float = 1800.0,
+    **behaviour: Any,
+) -> FleetSettings:
     return FleetSettings(
         python=Path(sys.executable),
         model=folder,
         log_folder=folder / "logs",
+        rollout=RolloutConfig(
+            engines=engines, tp=tp, restarts=restarts, request_limit_s=request_limit_s, sglang=behaviour
+        ),
         memory=folder if memory else None,
-        engines=engines,
-        tp=tp,
-        sglang=behaviour,
         start_limit_s=HANG_S,
         command=(str(STANDIN),),
     )
@@ -95,14 +104,13 @@ def make(tmp_path: Path) -> Iterator[Make]:
         router: RouterSettings | None = None,
         watch: WatchSettings = QUICK,
         memory: bool = False,
-        tp: int = 1,
-        restarts: int = 0,
-        **behaviour: object,
+        **more: Any,
     ) -> StandIns:
+        """`more` goes to `settings`: keys of the run, and how the stand-ins behave."""
         told: list[str] = []
         (tmp_path / "config.json").write_text('{"vocab_size": 60}')
-        options = FleetOptions(watch, router or RouterSettings(), RestartSettings(restarts))
-        fleet = start_fleet(settings(tmp_path, engines, memory, tp, **behaviour), options, told.append)
+        options = FleetOptions(watch, router or RouterSettings())
+        fleet = start_fleet(settings(tmp_path, engines, memory, **more), options, told.append)
         made.append(fleet)
         return StandIns(fleet, told)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megasharp.common.errors import UserError
+from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.rollout.sglang.client.launch import FleetSettings
 
@@ -19,7 +20,7 @@ def stand_in(folder: Path, body: str) -> FleetSettings:
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{body}\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    return FleetSettings(python=python, model=folder, log_folder=folder / "logs", sglang={"page_size": 16})
+    return FleetSettings(python, folder, folder / "logs", RolloutConfig(sglang={"page_size": 16}))
 
 
 def test_what_passes(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_engines_that_refuse_every_prompt_are_a_mistake_of_the_setup(make: Make)
 
 
 def test_a_prompt_over_its_time_limit_keeps_what_it_has(make: Make) -> None:
-    stand_ins = make(1, delay=3600.0, router=RouterSettings(request_limit=0.5))
+    stand_ins = make(1, delay=3600.0, request_limit_s=0.5)
     found = stand_ins.fleet.generate(prompts(1, samples=2), SAMPLING)
     assert [(c.finish_reason, c.tokens.numel()) for c in found[0]] == [(FinishReason.ABORT, 1)] * 2
     assert len(stand_ins.command(0)["aborted"]) == 2
