@@ -1,32 +1,38 @@
-"""Programming problems: their data files, one JSON object a line, and the programs that answer them.
+"""Programming problems: their data files, one JSON object a line, and the verifier of the programs that answer them.
 
 Fields: `id`, `prompt`, and at least one kind of tests: `stdin`, a list of [input, expected output]; `calls`, a list of
 [arguments, expected value] where each argument and the value are JSON texts, with the `function` that is called;
 `check`, Python text that defines `check(candidate)`, with the `function` that is the candidate, and `setup`, text that
 `check` may use. `CodeAnswer` has an example of each.
 
-For the verifier, this file finds the program of a response and compares its output and values with those expected. It
-is pure: nothing here runs a program, which is `megasharp/tasks/sandbox/verify_code.py`'s matter. A program never sees
-what it ought to print or return; that is compared here, outside of where it runs. Extraction and comparison are
-LiveCodeBench's (`lcb_runner/utils/extraction_utils.py`, `lcb_runner/evaluation/testing_util.py`), whose form
-DeepCoder's tests have too; check functions are HumanEval's and HumanEval+'s.
+Each test runs in a sandbox of its own, and its output or value is compared outside of it. A program passes by exit code
+0 and the right output or value; one that raises earns nothing, whatever it has printed. No expected output is ever
+where the program runs. Check functions, which hold them, run in a second sandbox and ask the function under test for
+plain values from there: a value that calls itself equal to everything does not travel.
+
+Extraction and comparison are LiveCodeBench's (`lcb_runner/utils/extraction_utils.py`,
+`lcb_runner/evaluation/testing_util.py`), whose form DeepCoder's tests have too; check functions are HumanEval's and
+HumanEval+'s.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import TaskAnswer
+from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks.extraction import Fields, check_names, read_objects
 from megasharp.tasks.judge import TaskItem
-
-_TEXTS = ("function", "check", "setup")
+from megasharp.tasks.sandbox.inside import CHECK_BROKEN, FAILED, PASSED, PROGRAM_FAILED, decode
+from megasharp.tasks.sandbox.programs import Clock, End, Ran, Sandbox, run, run_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,66 +52,49 @@ def read_records(path: Path) -> list[CodeRecord]:
 
     Raises UserError, naming the file and the line, for a missing or empty file, a bad line, a repeated id.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot read this data file ({error}); check data.path") from error
-    records = [_record(line, f"{path}:{row}") for row, line in enumerate(lines, start=1) if line.strip()]
-    if not records:
-        raise UserError(f"{path}: no problems in this data file; check data.path")
-    seen: set[str] = set()
-    for record in records:
-        if record.id in seen:
-            raise UserError(f"{path}: the id {record.id!r} appears twice; give each problem its own")
-        seen.add(record.id)
+    records = [_record(fields, where) for where, fields in read_objects(path, "check data.path")]
+    check_names([record.id for record in records], path)
     return records
 
 
-def _record(line: str, where: str) -> CodeRecord:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not a JSON object ({error}); write one object per line") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{where}: not a JSON object; write one object per line")
-    for name in ("id", "prompt"):
-        if not isinstance(fields.get(name), str) or not fields[name]:
-            raise UserError(f"{where}: '{name}' must be a non-empty string")
-    return CodeRecord(fields["id"], fields["prompt"], _answer(fields, where))
-
-
-def _answer(fields: Mapping[str, Any], where: str) -> CodeAnswer:
-    texts = {name: fields.get(name, "") for name in _TEXTS}
-    for name, text in texts.items():
+def _record(fields: Fields, where: str) -> CodeRecord:
+    """Check a line's fields, and that there is a test."""
+    name, prompt = fields.get("id"), fields.get("prompt")
+    for key, value in (("id", name), ("prompt", prompt)):
+        if not isinstance(value, str) or not value:
+            raise UserError(f"{where}: '{key}' must be a non-empty string")
+    texts: dict[str, Any] = {key: fields.get(key, "") for key in ("function", "check", "setup")}
+    for key, text in texts.items():
         if not isinstance(text, str):
-            raise UserError(f"{where}: '{name}' must be a string, got {text!r}")
-    stdin = _pairs(fields, "stdin", where, _text)
-    calls = _pairs(fields, "calls", where, _json_texts)
+            raise UserError(f"{where}: '{key}' must be a string, got {text!r}")
+    stdin = _pairs(fields, "stdin", where, _is_text)
+    calls = _pairs(fields, "calls", where, lambda given: isinstance(given, list) and all(map(_is_json, given)))
     if not (stdin or calls or texts["check"]):
         raise UserError(f"{where}: no tests; give stdin, calls or check")
     if (calls or texts["check"]) and not texts["function"]:
         raise UserError(f"{where}: 'function' must name what calls and check are of")
-    return CodeAnswer(
+    for _, expected in calls:
+        if not _is_json(expected):
+            raise UserError(f"{where}: an expected value of 'calls' is no JSON text: {expected!r}")
+    answer = CodeAnswer(
         stdin=tuple(StdinTest(given, expected) for given, expected in stdin),
-        calls=tuple(CallTest(tuple(arguments), _checked_json(expected, where)) for arguments, expected in calls),
+        calls=tuple(CallTest(tuple(arguments), expected) for arguments, expected in calls),
         **texts,
     )
+    return CodeRecord(str(name), str(prompt), answer)
 
 
-def _pairs(fields: Mapping[str, Any], name: str, where: str, first: Callable[[Any], bool]) -> list[tuple[Any, str]]:
-    pairs = fields.get(name, [])
+def _pairs(fields: Fields, name: str, where: str, accepts: Callable[[Any], bool]) -> list[tuple[Any, str]]:
+    """The [given, expected] pairs of a field, of which `accepts` judges the first; none where there is no field."""
+    pairs: Any = fields.get(name, [])
     for pair in pairs if isinstance(pairs, list) else [None]:
-        if not (isinstance(pair, list) and len(pair) == 2 and first(pair[0]) and _text(pair[1])):
+        if not (isinstance(pair, list) and len(pair) == 2 and accepts(pair[0]) and _is_text(pair[1])):
             raise UserError(f"{where}: '{name}' must be a list of [given, expected] texts, got {pair!r}")
     return [(given, expected) for given, expected in pairs]
 
 
-def _text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
-
-
-def _json_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_json, value))
 
 
 def _is_json(value: Any) -> bool:
@@ -114,12 +103,6 @@ def _is_json(value: Any) -> bool:
     except (TypeError, ValueError, RecursionError):
         return False
     return True
-
-
-def _checked_json(text: str, where: str) -> str:
-    if not _is_json(text):
-        raise UserError(f"{where}: an expected value of 'calls' is no JSON text: {text!r}")
-    return text
 
 
 _FENCE = "```"
@@ -175,7 +158,7 @@ class CallTest:
 
 @dataclass(frozen=True, slots=True)
 class CodeAnswer(TaskAnswer):
-    """What a program is tested with; it must pass everything that is given.
+    """The tests of a program; it must pass all of them.
 
     `function` is what calls and `check` are of: a function's name, or a method's of a class `Solution` where the
     program has one. `check` is Python text that defines `check(candidate)`, which raises AssertionError where the
@@ -195,7 +178,7 @@ class CodeAnswer(TaskAnswer):
 
 
 def program_of(text: str) -> str | None:
-    """What stands between the response's last two fences, as LiveCodeBench takes it; None where that is nothing."""
+    """The text between the response's last two fences, as LiveCodeBench takes it; None where that is nothing."""
     lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if _FENCE in line]
     if len(fences) < 2:
@@ -205,7 +188,7 @@ def program_of(text: str) -> str | None:
 
 
 def name_of(program: str) -> str:
-    """A short name that programs share which differ in blank lines, comment lines and spaces at lines' ends only."""
+    """A short name, shared by programs that differ in blank lines, comment lines and spaces at lines' ends only."""
     lines = [line.rstrip() for line in program.split("\n")]
     kept = [line for line in lines if line and not line.lstrip().startswith("#")]
     text = "\n".join(kept).encode("utf-8", "surrogatepass")
@@ -213,7 +196,7 @@ def name_of(program: str) -> str:
 
 
 def same_output(expected: str, printed: str) -> bool:
-    """Whether what a program printed is what it ought to, line by line.
+    """Compare what a program printed with what it ought to print, line by line.
 
     Spaces around the whole and around lines do not count. A line that differs may still be the same numbers (`1.0` and
     `1`), each exactly: as LiveCodeBench has it, there is no tolerance.
@@ -223,7 +206,7 @@ def same_output(expected: str, printed: str) -> bool:
 
 
 def same_value(expected: str, value: object) -> bool:
-    """Whether a function's value is that of a JSON text; a tuple counts as a list, as LiveCodeBench has it."""
+    """Compare a function's value with that of a JSON text; a tuple counts as a list, as LiveCodeBench has it."""
     wanted: object = json.loads(expected)
     return bool(wanted == _lists(value))
 
@@ -251,6 +234,101 @@ def _lists(value: object) -> object:
     if isinstance(value, dict):
         return {key: _lists(each) for key, each in value.items()}
     return value
+
+
+# LiveCodeBench's limit on one test.
+TEST_S = 6.0
+_Found = tuple[Outcome, str]
+_Test = Callable[[Clock], _Found]
+_Job = Mapping[str, object]
+_RIGHT: _Found = (Outcome.CORRECT, "")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeVerifier:
+    """Judges a response by its program; `seconds` is for all of its tests together."""
+
+    sandbox: Sandbox
+    seconds: float
+
+    def __call__(self, text: str, answer: TaskAnswer) -> Verdict:
+        """CORRECT where every test passes, and otherwise the verdict of the first one that does not.
+
+        The function under test is one that the program defines, imports or assigns itself. FORMAT: no program. WRONG:
+        another output or value, or no value. ERROR: an exception, another exit code than 0, or too much memory.
+        TIMEOUT: a test beyond its seconds, or all beyond theirs. INFRA: the sandbox did not start, twice, or the data
+        set's check raises before it asks anything. The canonical answer is a name of the program.
+        """
+        assert isinstance(answer, CodeAnswer)
+        program = program_of(text)
+        if program is None:
+            return Verdict(Outcome.FORMAT, 0.0, None, "no fenced block with a program in it")
+        deadline = time.monotonic() + self.seconds
+        for number, test in enumerate(self._tests(program, answer)):
+            outcome, detail = test(Clock(TEST_S, deadline))
+            if outcome is Outcome.INFRA:
+                # A sandbox that did not start says nothing about the program: it is tried once more.
+                outcome, detail = test(Clock(TEST_S, deadline))
+            if outcome is Outcome.INFRA and number > 0 and time.monotonic() >= deadline:
+                # Nothing was wrong with the sandbox: the tests before have left no time for it.
+                outcome, detail = Outcome.TIMEOUT, "the tests took too long together"
+            if outcome is not Outcome.CORRECT:
+                return Verdict(outcome, 0.0, name_of(program), detail)
+        return Verdict(Outcome.CORRECT, 1.0, name_of(program))
+
+    def _tests(self, program: str, answer: CodeAnswer) -> Iterator[_Test]:
+        job = {"preamble": PREAMBLE, "source": program, "function": answer.function}
+        for stdin in answer.stdin:
+            yield partial(self._stdin, {**job, "kind": "script"}, stdin)
+        for call in answer.calls:
+            yield partial(self._call, {**job, "kind": "call", "arguments": call.arguments}, call)
+        if answer.check:
+            check = {"kind": "check", "preamble": PREAMBLE + answer.setup, "source": answer.check}
+            yield partial(self._check, {**job, "kind": "serve"}, check)
+
+    def _stdin(self, job: _Job, test: StdinTest, clock: Clock) -> _Found:
+        ran = run(self.sandbox, job, test.given.encode("utf-8", "surrogatepass"), clock)
+        if bad := _ended_badly(ran):
+            return bad
+        right = same_output(test.expected, ran.printed.decode("utf-8", "replace"))
+        return _RIGHT if right else (Outcome.WRONG, "prints something else")
+
+    def _call(self, job: _Job, test: CallTest, clock: Clock) -> _Found:
+        ran = run(self.sandbox, job, b"", clock)
+        if bad := _ended_badly(ran):
+            return bad
+        if not ran.printed:
+            return Outcome.WRONG, "ends without a value"
+        try:
+            right = same_value(test.expected, decode(json.loads(ran.printed)))
+        except (ValueError, TypeError, RecursionError):
+            return Outcome.ERROR, "its value cannot be read"
+        return _RIGHT if right else (Outcome.WRONG, "returns something else")
+
+    def _check(self, server: _Job, check: _Job, clock: Clock) -> _Found:
+        served, checked = run_pair(self.sandbox, server, check, clock)
+        for ran in (served, checked):
+            if ran.end in (End.INFRA, End.MEMORY):
+                return _ended_badly(ran) or _RIGHT
+        if checked.end is End.TIMEOUT:
+            return Outcome.TIMEOUT, "the check took too long"
+        details = {PASSED: _RIGHT, FAILED: (Outcome.WRONG, "the check fails")}
+        if checked.code in details:
+            return details[checked.code]
+        if checked.code == CHECK_BROKEN:
+            return Outcome.INFRA, f"the data set's check does not run: {checked.complaint}"
+        who = served if checked.code == PROGRAM_FAILED else checked
+        return Outcome.ERROR, who.complaint or "ends without a value"
+
+
+def _ended_badly(ran: Ran) -> _Found | None:
+    if ran.end is End.INFRA:
+        return Outcome.INFRA, f"the sandbox did not start: {ran.complaint}"
+    if ran.end is End.TIMEOUT:
+        return Outcome.TIMEOUT, "a test took too long"
+    if ran.end is End.MEMORY:
+        return Outcome.ERROR, "out of memory"
+    return (Outcome.ERROR, ran.complaint or f"exit code {ran.code}") if ran.code else None
 
 
 def load_items(path: Path) -> list[TaskItem]:

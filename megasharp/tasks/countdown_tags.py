@@ -1,4 +1,6 @@
-"""Countdown-Tasks-3to4: problems of three or four numbers, with TinyZero's prompt.
+"""Countdown-Tasks-3to4: problems of three or four numbers, with TinyZero's prompt for Qwen's instruct models.
+
+2511.19942 trains those, with that prompt (the template `countdown_qwen`); a response goes on inside of `<think>`.
 
 Schema of Jiayi-Pan/Countdown-Tasks-3to4: `target` (integer) and `nums` (a list of 3 or 4 integers), as TinyZero reads
 it (examples/data_preprocess/countdown.py; the card itself could not be read). Its prompt says "each number can only be
@@ -13,6 +15,7 @@ and tags count on any line, not only on the last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks import countdown
 from megasharp.tasks.extraction import check_names, last_tag, name_of, positive_field, positives_field, read_objects
 from megasharp.tasks.judge import TaskItem
+from megasharp.tasks.prompts import TEMPLATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +35,16 @@ class TaggedCountdownRecord:
     answer: TaggedCountdownAnswer
 
 
-def prompt_text(answer: TaggedCountdownAnswer) -> str:
-    """TinyZero's prompt for Qwen's instruct models, which 2511.19942 trains; a response goes on inside of `<think>`."""
-    return (
-        "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reasoning process in the mind and "
-        "then provides the user with the answer.<|im_end|>\n<|im_start|>user\n "
-        f"Using the numbers {list(answer.numbers)}, create an equation that equals {answer.target}. You can use basic "
-        "arithmetic operations (+, -, *, /) and each number can only be used once. Show your work in <think> </think> "
-        "tags. And return the final answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>."
-        "<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>"
-    )
+def question_of(numbers: Sequence[int], target: int) -> str:
+    """TinyZero's question, before any template."""
+    return f"Using the numbers {list(numbers)}, create an equation that equals {target}."
 
 
 def read_records(path: Path, count: int | None = None) -> list[TaggedCountdownRecord]:
-    """Read a JSONL file of problems, those of `count` numbers where it is given. Raises UserError as others do."""
+    """Read a JSONL file of problems, those of `count` numbers where it is given.
+
+    Raises UserError, naming the file and the line, for a bad one, and where no problem has `count` numbers.
+    """
     records = [
         TaggedCountdownRecord(
             name_of(fields, ("id",), path, where),
@@ -72,9 +72,10 @@ class TaggedCountdownAnswer(TaskAnswer):
 
 
 def verify(text: str, answer: TaskAnswer) -> Verdict:
-    """Judge what stands in the last answer tags as `countdown.verify` judges a whole response.
+    """Judge the text in the last answer tags as `countdown.verify` judges a whole response.
 
-    Without tags it is FORMAT with reward 0.0; what is no expression inside of them is FORMAT too, with `tags_reward`.
+    Without tags it is FORMAT with reward 0.0. Tags around anything but an expression are FORMAT too, but earn
+    `tags_reward`.
 
     Example: `verify("55+36=91 ... <answer>55+36-7-19</answer>", TaggedCountdownAnswer((19, 36, 55, 7), 65))` is
     `Verdict(Outcome.CORRECT, 1.0, "36+55-19-7", "")`.
@@ -90,7 +91,13 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 def load_items(path: Path, count: int | None = None) -> list[TaskItem]:
     """Problems of Countdown-Tasks-3to4, those of `count` numbers where it is given."""
     return [
-        TaskItem(record.id, "countdown_3to4", prompt_text(record.answer), record.answer, path.name)
+        TaskItem(
+            record.id,
+            "countdown_3to4",
+            TEMPLATES["countdown_qwen"].text_of(question_of(record.answer.numbers, record.answer.target)),
+            record.answer,
+            path.name,
+        )
         for record in read_records(path, count)
     ]
 

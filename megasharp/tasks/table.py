@@ -27,8 +27,6 @@ from megasharp.tasks import (
 from megasharp.tasks.judge import TaskItem, Verifier
 from megasharp.tasks.own_reward import OWN_TASK, OwnReward
 from megasharp.tasks.sandbox.programs import Sandbox
-from megasharp.tasks.sandbox.verify_code import CodeVerifier
-from megasharp.tasks.synlogic import problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Task:
 
 TASKS: dict[str, Task] = {
     "choice": Task(choice.load_items, choice.verify),
-    "code": Task(code.load_items, sandbox=CodeVerifier),
+    "code": Task(code.load_items, sandbox=code.CodeVerifier),
     "countdown": Task(countdown.load_items, countdown.verify),
     "countdown_3": Task(countdown_tags.load_items_of_three, countdown_tags.verify),
     "countdown_3to4": Task(countdown_tags.load_items, countdown_tags.verify),
@@ -67,7 +65,7 @@ TASKS: dict[str, Task] = {
     ),
     "short_answer": Task(short_answer.load_items, short_answer.verify),
     # Its `operation` is judged by the algebra of `math`.
-    "synlogic": Task(problems.load_items, synlogic.verify, worker=True, library=math.load_library),
+    "synlogic": Task(synlogic.load_items, synlogic.verify, worker=True, library=math.load_library),
 }
 
 

@@ -17,13 +17,12 @@ from verdict_limits import limit_only
 from waiting import HANG_S
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.tasks.code import CodeAnswer, StdinTest
+from megasharp.tasks import code
+from megasharp.tasks.code import CodeAnswer, CodeVerifier, StdinTest
 from megasharp.tasks.judge import Item, Verifier
-from megasharp.tasks.sandbox import verify_code
 from megasharp.tasks.sandbox.bubblewrap import open_sandbox
 from megasharp.tasks.sandbox.pool import VerifierPool
 from megasharp.tasks.sandbox.programs import Limits, Sandbox
-from megasharp.tasks.sandbox.verify_code import CodeVerifier
 
 pytestmark = pytest.mark.long("sandbox")
 
@@ -88,7 +87,7 @@ def hang(text: str, _: TaskAnswer) -> Verdict:
 
 def make(sandbox: Sandbox) -> Mapping[str, Verifier]:
     """In the process that workers come from."""
-    verify_code.TEST_S = HANG_S
+    code.TEST_S = HANG_S
     endless, patient = CodeVerifier(sandbox, PROGRAM_S), CodeVerifier(sandbox, HANG_S)
     return {"code": lambda text, answer: (endless if ENDLESS in text else patient)(text, answer), "sympy": hang}
 

@@ -6,7 +6,7 @@ released by tinyzero" (appendix C.1), and for Countdown-3 the rows of three numb
 
 from __future__ import annotations
 
-from megasharp.tasks.countdown_tags import TaggedCountdownAnswer
+from megasharp.tasks.countdown_tags import TaggedCountdownAnswer, question_of
 from megasharp.tasks.extraction import Fields, positive_field, positives_field
 from megasharp.tasks.sets.data_set import DataSet, LeftOut, Part, Problem, Read, Source
 
@@ -20,8 +20,7 @@ def reader(count: int | None = None) -> Read:
         numbers, target = positives_field(fields, "nums", where), positive_field(fields, "target", where)
         if count not in (None, len(numbers)):
             return LeftOut("another number of numbers")
-        question = f"Using the numbers {list(numbers)}, create an equation that equals {target}."
-        return Problem(question, TaggedCountdownAnswer(numbers, target))
+        return Problem(question_of(numbers, target), TaggedCountdownAnswer(numbers, target))
 
     return read
 

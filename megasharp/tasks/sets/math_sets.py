@@ -76,6 +76,9 @@ def answered(question: str, answer: str, identity: str = "") -> Read:
     return read
 
 
+read_answered = answered("question", "answer")
+
+
 def boxed_solution(levels: str = "12345?") -> Read:
     r"""A reader of MATH's rows (`problem`, `level`, `solution`): the answer is the solution's last box.
 
@@ -214,13 +217,10 @@ DEEPSCALER = DataSet(
 )
 
 
-_ANSWERED = answered("question", "answer")
-
-
 def read_minerva(fields: Fields, where: str) -> Problem | LeftOut:
     """A row of either form."""
     if "solution" not in fields:
-        return _ANSWERED(fields, where)
+        return read_answered(fields, where)
     answer = last_box(text_field(fields, "solution", where))
     return Problem(text_field(fields, "problem", where), MathAnswer(answer)) if answer else NO_BOX
 
@@ -277,7 +277,6 @@ VERL_MATH = DataSet(
 
 
 _COMPETITIONS_LICENCE = "none stated; (c) MAA"
-_AIME25_READ = answered("question", "answer")
 
 AIME24 = DataSet(
     name="aime24",
@@ -295,7 +294,7 @@ AIME25 = DataSet(
     task="math",
     about="AIME 2025, I and II",
     parts=tuple(
-        Part(Source(config, "opencompass/AIME2025", "test", config=config), _AIME25_READ)
+        Part(Source(config, "opencompass/AIME2025", "test", config=config), read_answered)
         for config in ("AIME2025-I", "AIME2025-II")
     ),
     prompt="boxed_chatml",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from megasharp.tasks.extraction import Fields, object_field, text_field
 from megasharp.tasks.sets.data_set import DataSet, Part, Problem, Source
 from megasharp.tasks.sets.math_sets import message_of
-from megasharp.tasks.synlogic.problems import answer_of
+from megasharp.tasks.synlogic import answer_of
 
 
 def read(fields: Fields, where: str) -> Problem:

@@ -1,17 +1,28 @@
-"""SynLogic's tasks (2505.19641; MiniMax-AI/SynLogic, MIT): the table of their checkers, and the verifier.
+"""SynLogic (2505.19641; MiniMax-AI/SynLogic, MIT): its problems, one JSON object a line, its checkers, the verifier.
+
+A problem is the task, the prompt as it stands, and the game's data as SynLogic's generators write them (`base/data.py`
+of the repository): `question`, `answer` and the `metadata` that the task's checker reads. The set on the hub keeps them
+as JSON text (`game_data_str`). A task without a checker here is refused when data are loaded, and so is a problem that
+lacks what its checker needs.
 
 The rules are those of the repository's own checkers at commit 6794f97 (`task2verifier.py`), the code is ours: answers
-are parsed, never run, and where a checker there lets pass what its prompt forbids, its function here says so. All of a
-problem's data are needed, which the set keeps as a JSON text (`game_data_str`).
+are parsed, never run. Where a checker there lets pass what its prompt forbids, its function here says so.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatch
 from functools import lru_cache
+from pathlib import Path
 
+from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks.extraction import check_names, name_of, read_objects, text_field
+from megasharp.tasks.judge import TaskItem
 from megasharp.tasks.synlogic import equations, filling, latin, placing, texts
 from megasharp.tasks.synlogic.finding import final_part
 from megasharp.tasks.synlogic.game import Check, Game, GameError, read_game
@@ -76,6 +87,54 @@ class SynLogicAnswer(TaskAnswer):
     game: str
 
 
+@dataclass(frozen=True, slots=True)
+class SynLogicRecord:
+    """One line of a data file.
+
+    Example: `{"task": "object_counting", "prompt": "... in a box.", "game": {"answer": "7", "metadata": {}}}`.
+    """
+
+    id: str
+    prompt: str
+    answer: SynLogicAnswer
+
+
+def read_records(path: Path) -> list[SynLogicRecord]:
+    """Read a JSONL file of problems. Raises UserError, naming the file and the line, for what it must not hold."""
+    records: list[SynLogicRecord] = []
+    for where, fields in read_objects(path, "write lines with 'task', 'prompt' and 'game'"):
+        name, prompt = name_of(fields, ("id",), path, where), text_field(fields, "prompt", where)
+        task, game = text_field(fields, "task", where), fields.get("game")
+        if isinstance(game, dict):
+            game = json.dumps(game, ensure_ascii=False)
+        if not isinstance(game, str):
+            raise UserError(
+                f"{where}: 'game' must be an object with 'question', 'answer' and 'metadata', or its JSON text"
+            )
+        records.append(SynLogicRecord(name, prompt, answer_of(task, game, where)))
+    check_names([record.id for record in records], path)
+    return records
+
+
+def answer_of(task: str, game: str, where: str) -> SynLogicAnswer:
+    """A problem's answer record of its `game`, a JSON text, which is checked here, once.
+
+    Raises UserError, naming `where`, for a task without a checker and for a game that lacks a field.
+    """
+    if task not in CHECKERS:
+        refusal = next((reason for pattern, reason in UNCHECKED.items() if fnmatch(task, pattern)), None)
+        if refusal is not None:
+            raise UserError(f"{where}: SynLogic's task {task!r} has no checker here: {refusal}")
+        near = get_close_matches(task, CHECKERS, n=3, cutoff=0.5) or sorted(CHECKERS)
+        raise UserError(f"{where}: no SynLogic task {task!r}; is it {' or '.join(near)}?")
+    answer = SynLogicAnswer(task, game)
+    try:
+        checker(answer)
+    except GameError as error:
+        raise UserError(f"{where}: 'game' is no problem of {task}: {error}") from error
+    return answer
+
+
 def verify(text: str, answer: TaskAnswer) -> Verdict:
     r"""Judge the response's answer tags, or else what follows its thinking, by the task's rule. Rewards 1.0 or 0.0.
 
@@ -96,7 +155,12 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
 @lru_cache(maxsize=1024)
 def checker(answer: SynLogicAnswer) -> Check:
-    """The problem's checker. Raises GameError, naming the field, where its data are not what the task's needs."""
+    """The problem's checker. Raises GameError, naming the field, where the problem's data lack what it needs."""
     if answer.task not in CHECKERS:
         raise GameError(f"no checker for SynLogic's task {answer.task!r}")
     return CHECKERS[answer.task](read_game(answer.game))
+
+
+def load_items(path: Path) -> list[TaskItem]:
+    """Problems of SynLogic from a JSONL file. Raises UserError as `read_records` does."""
+    return [TaskItem(record.id, "synlogic", record.prompt, record.answer, path.name) for record in read_records(path)]

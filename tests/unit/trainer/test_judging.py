@@ -73,7 +73,18 @@ def test_a_function_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: py
 
 def test_without_a_function_nothing_is_different() -> None:
     assert training_items([ITEM], RewardConfig()) == [ITEM]
-    assert "own" not in make_verifiers()
+    assert set(make_verifiers()) == {
+        "choice",
+        "countdown",
+        "countdown_3",
+        "countdown_3to4",
+        "form",
+        "knights",
+        "knights_short",
+        "math",
+        "short_answer",
+        "synlogic",
+    }
 
 
 def test_a_path_that_is_none_is_refused_before_anything_starts() -> None:

@@ -8,7 +8,7 @@ import pytest
 from cases import each_case
 
 from megasharp.common.errors import UserError
-from megasharp.tasks.countdown_tags import prompt_text
+from megasharp.tasks.countdown_tags import load_items
 from megasharp.tasks.judge import digest_of
 from megasharp.tasks.prompts import TEMPLATES, template_named
 from megasharp.tasks.sets import SETS
@@ -22,6 +22,13 @@ QUESTION = "Is {x} in \\{1, 2\\}? $a_{1}$"
 PAPER = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{input}\n"
     "Please reason step by step, and put your final answer within \\boxed{}.\n<|im_end|>\n<|im_start|>assistant\n"
+)
+TINYZERO = (
+    "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reasoning process in the mind and "
+    "then provides the user with the answer.<|im_end|>\n<|im_start|>user\n Using the numbers [19, 36, 55, 7], create "
+    "an equation that equals 65. You can use basic arithmetic operations (+, -, *, /) and each number can only be used "
+    "once. Show your work in <think> </think> tags. And return the final answer in <answer> </answer> tags, for "
+    "example <answer> (1 + 2) / 3 </answer>.<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>"
 )
 
 
@@ -47,8 +54,10 @@ def test_a_set_s_prompt_asks_for_what_its_verifier_reads(name: str) -> None:
 
 
 def test_the_countdown_set_asks_what_the_countdown_task_asks() -> None:
-    for item in load_set("countdown_3to4", FILES / "countdown_3to4.jsonl").items:
-        assert item.text == prompt_text(item.answer)
+    path = FILES / "countdown_3to4.jsonl"
+    texts = [item.text for item in load_set("countdown_3to4", path).items]
+    assert texts == [item.text for item in load_items(path)]
+    assert texts[0] == TINYZERO
 
 
 def test_an_unknown_template_names_near_ones() -> None:

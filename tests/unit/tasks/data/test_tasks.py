@@ -14,9 +14,9 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
 from megasharp.tasks import reasoning_gym
 from megasharp.tasks.choice import ChoiceAnswer
+from megasharp.tasks.code import CodeVerifier
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.sandbox.bubblewrap import open_sandbox
-from megasharp.tasks.sandbox.verify_code import CodeVerifier
 from megasharp.tasks.table import TASKS, load_items, make_verifiers
 
 FILES = Path(__file__).parent / "files"

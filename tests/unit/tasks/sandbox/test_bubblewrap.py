@@ -14,11 +14,11 @@ from waiting import HANG_S
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
-from megasharp.tasks.code import CallTest, CodeAnswer, StdinTest
-from megasharp.tasks.sandbox import bubblewrap, verify_code
+from megasharp.tasks import code
+from megasharp.tasks.code import CallTest, CodeAnswer, CodeVerifier, StdinTest
+from megasharp.tasks.sandbox import bubblewrap
 from megasharp.tasks.sandbox.bubblewrap import open_sandbox
 from megasharp.tasks.sandbox.programs import Clock, End, Ran, Sandbox, run
-from megasharp.tasks.sandbox.verify_code import CodeVerifier
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ assert not any(secret in text for text in found)
 def test_expected_values_are_nowhere_where_a_program_could_look(
     sandbox: Sandbox, answer: CodeAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_code, "TEST_S", HANG_S)
+    monkeypatch.setattr(code, "TEST_S", HANG_S)
     program = f"{SEARCH.replace('WHOSE', '*')}\ndef f():\n    return 1"
     verdict = CodeVerifier(sandbox, HANG_S)(response(program), answer)
     assert verdict.outcome is Outcome.WRONG, verdict

@@ -13,12 +13,12 @@ from programs_to_judge import response
 from waiting import HANG_S, wait_until
 
 from megasharp.common.records import Outcome
-from megasharp.tasks.code import CodeAnswer, StdinTest
-from megasharp.tasks.sandbox import cgroup, verify_code
+from megasharp.tasks import code
+from megasharp.tasks.code import CodeAnswer, CodeVerifier, StdinTest
+from megasharp.tasks.sandbox import cgroup
 from megasharp.tasks.sandbox.bubblewrap import open_sandbox
 from megasharp.tasks.sandbox.cgroup import Group, group, open_folders, own_folders
 from megasharp.tasks.sandbox.programs import Limits
-from megasharp.tasks.sandbox.verify_code import CodeVerifier
 
 FOUR_TIMES = """
 import os, time
@@ -56,7 +56,7 @@ def test_what_the_processes_of_a_program_take_together_is_limited(
     folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them is within its own limit; what remains prints the right answer."""
-    monkeypatch.setattr(verify_code, "TEST_S", HANG_S)
+    monkeypatch.setattr(code, "TEST_S", HANG_S)
     answer = CodeAnswer(stdin=(StdinTest("5\n", "5\n"),))
     verifier = CodeVerifier(replace(open_sandbox("none"), limits=Limits(memory_mb=256)), HANG_S)
     verdict = verifier(response(FOUR_TIMES), answer)

@@ -14,12 +14,12 @@ from programs_to_judge import ADD, SMALLEST, SUM, response
 from waiting import HANG_S, SOON_S
 
 from megasharp.common.records import Outcome, Verdict
-from megasharp.tasks.code import CallTest, CodeAnswer, StdinTest
-from megasharp.tasks.sandbox import programs, verify_code
+from megasharp.tasks import code
+from megasharp.tasks.code import CallTest, CodeAnswer, CodeVerifier, StdinTest
+from megasharp.tasks.sandbox import programs
 from megasharp.tasks.sandbox.bubblewrap import Kind, open_sandbox
 from megasharp.tasks.sandbox.inside import decode, encode
 from megasharp.tasks.sandbox.programs import Sandbox
-from megasharp.tasks.sandbox.verify_code import CodeVerifier
 
 CORRECT, WRONG, ERROR, TIMEOUT = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR, Outcome.TIMEOUT
 
@@ -36,7 +36,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 @pytest.fixture(autouse=True)
 def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is not what is tested."""
-    monkeypatch.setattr(verify_code, "TEST_S", HANG_S)
+    monkeypatch.setattr(code, "TEST_S", HANG_S)
 
 
 def judge(sandbox: Sandbox, program: str, answer: CodeAnswer, seconds: float = HANG_S) -> Verdict:
@@ -152,7 +152,7 @@ def test_what_a_served_program_says_at_its_end_is_waited_for(sandbox: Sandbox, m
     monkeypatch.setattr(programs, "_LAST_WORDS_S", HANG_S)
     verdict = judge(sandbox, LAST_WORDS % 0.5, ADD)
     assert (verdict.outcome, verdict.detail) == (ERROR, "AssertionError: late")
-    monkeypatch.setattr(verify_code, "TEST_S", 1.0)
+    monkeypatch.setattr(code, "TEST_S", 1.0)
     monkeypatch.setattr(programs, "_LAST_WORDS_S", 1.0)
     began = time.monotonic()
     verdict = judge(sandbox, LAST_WORDS % 3600, ADD)
@@ -168,7 +168,7 @@ def test_what_a_served_program_says_at_its_end_is_waited_for(sandbox: Sandbox, m
 def test_what_takes_too_long(
     sandbox: Sandbox, answer: CodeAnswer, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_code, "TEST_S", 1.0)
+    monkeypatch.setattr(code, "TEST_S", 1.0)
     began = time.monotonic()
     verdict = judge(sandbox, program, answer)
     assert verdict.outcome is TIMEOUT, verdict

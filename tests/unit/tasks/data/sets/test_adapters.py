@@ -16,10 +16,9 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
-from megasharp.tasks.code import CallTest, CodeAnswer, StdinTest
+from megasharp.tasks.code import CallTest, CodeAnswer, CodeVerifier, StdinTest
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.sandbox.bubblewrap import open_sandbox
-from megasharp.tasks.sandbox.verify_code import CodeVerifier
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.load import load_set
 from megasharp.tasks.sets.program_tests import answer_of
