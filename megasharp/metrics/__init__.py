@@ -1,1 +1,1 @@
-"""What a run reports: figures of its groups, logs, tables of rollouts, clocks and the console."""
+"""Metrics of a run: computed from groups and tokens, logged, tabulated, timed, printed, and sent to trackers."""

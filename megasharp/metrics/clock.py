@@ -1,4 +1,4 @@
-"""Where a run's time and memory go: seconds per stage, and the peak of resident memory."""
+"""The time and memory that a run takes: seconds per stage, and the peak of resident memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BEGAN = 19
 class StageClock:
     """Adds up wall-clock seconds per stage, per step and over the run.
 
-    Stages do not nest, so their seconds never count twice; what lies between them is the stage `other`. `before` are
-    seconds by stage that had passed already. The stages `apart` are the run's and no step's: `take` leaves them out.
+    Stages do not nest, so no second counts twice; the time between them is the stage `other`. `before` holds seconds
+    by stage that have passed already. The stages `apart` belong to the run and to no step: `take` leaves them out.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StageClock:
 
     @contextmanager
     def uncounted(self, name: str) -> Iterator[None]:
-        """A stage whose seconds are told by `add`."""
+        """Enter a stage whose seconds the caller passes to `add`."""
         running, _ = self._present
         assert running == OTHER, f"stage {name} starts inside stage {running}"
         self._present = (name, self._now())
@@ -62,22 +62,22 @@ class StageClock:
             self._present = (OTHER, self._now())
 
     def present(self) -> tuple[str, float]:
-        """The stage that runs now, `other` between two, and for how many seconds; other threads may ask."""
+        """Return the stage that runs now (`other` between two) and its seconds so far; safe from other threads."""
         name, since = self._present
         return name, self._now() - since
 
     def add(self, name: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere, since the last `take` and outside any `stage`."""
+        """Count seconds measured elsewhere, since the last `take` and outside of any `stage`."""
         if name not in self._names_apart:
             self._step[name] += seconds
             return
         self._apart[name] += seconds
         self._totals[name] += seconds
-        # Else they would be the step's as `other`.
+        # Otherwise `take` would count them once more, as `other`.
         self._step_start += seconds
 
     def take(self) -> dict[str, float]:
-        """Seconds per stage since the last `take` (or the start), `other` included, and begin a new step."""
+        """Return seconds per stage since the last `take` (or the start), `other` included, and begin a new step."""
         now = self._now()
         taken = dict(self._step)
         # Seconds measured elsewhere may overlap, so the remainder could come out below zero.
@@ -89,7 +89,7 @@ class StageClock:
         return taken
 
     def take_apart(self, name: str) -> float:
-        """Seconds of one of the stages `apart` since they were last taken (or the start)."""
+        """Return the seconds of one of the stages `apart` since it was last taken (or the start)."""
         return self._apart.pop(name, 0.0)
 
     @property
@@ -99,23 +99,22 @@ class StageClock:
 
 
 def process_began() -> float:
-    """When this process began, in seconds since 1970; elsewhere than on Linux up to a second early."""
+    """Return when this process began, in seconds since 1970; up to a second early where the system is not Linux."""
     try:
         since_boot = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[_BEGAN])
     except OSError:
         return float(psutil.Process().create_time())
-    # psutil adds the kernel's whole second of the boot to this.
+    # psutil knows the time of the boot in whole seconds only.
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 
 def peak_rss_bytes() -> int:
-    """This process's peak of resident memory plus the peaks of its live children, in bytes.
+    """Return the peak of this process's resident memory plus the peaks of all its live descendants, in bytes.
 
-    Children's children count too. An upper bound on the peak of the sum: pages that processes share count in
-    each, and peaks need not coincide. Children that have ended are not counted, so ask while the ranks live.
-    Where the system tells no peaks of other processes (anything but Linux), a child counts with its present
-    resident memory.
+    This is an upper bound on the peak of the sum: shared pages count in each process, and peaks need not coincide.
+    Processes that have ended are not counted, so call it while the ranks live. Only Linux has the peak of another
+    process; elsewhere its present resident memory counts.
     """
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return own + sum(_peak_of(child) for child in psutil.Process().children(recursive=True))

@@ -1,4 +1,4 @@
-"""What a person watching a run sees: a bar, or plain lines where there is no terminal, and closing tables."""
+"""A run's output for a person: a progress bar, or plain lines where there is no terminal, and closing tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEFORE, AFTER = "before", "after"
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One step's figures for the eye; `tokens_per_second`: response tokens over the step's seconds."""
+    """One step's metrics for a person; `tokens_per_second`: response tokens over the step's seconds."""
 
     step: int
     reward: float
@@ -41,9 +41,9 @@ class SuiteFigures:
 
 @dataclass(frozen=True, slots=True)
 class SuiteChange:
-    """One suite's evaluations by name, in the order in which they are shown: "before" and "after", where measured.
+    """One suite's evaluations by name: "before" and "after" where measured, then others in the order to show them.
 
-    Further ones, such as sampling with a memory network, stand beside them.
+    Sampling with a memory network is such another one.
     """
 
     suite: str
@@ -52,7 +52,7 @@ class SuiteChange:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The closing figures of an attempt, `steps` those that it trained, with the evaluations of the whole run.
+    """Totals of an attempt, which trained `steps` steps, and the evaluations of the whole run.
 
     `stage_seconds` adds up to the attempt's wall-clock seconds. `padding`, `imbalance`: means over its steps of
     `batch/padding` and `batch/imbalance`, None where no step was packed.
@@ -68,12 +68,12 @@ class RunSummary:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds of all stages."""
+        """Wall-clock seconds of the attempt."""
         return sum(self.stage_seconds.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """Response tokens per second of training; evaluation, checkpoints and the rest are left out."""
+        """Response tokens per second of training, without start, evaluation, checkpoints and logging."""
         apart = ("start", "log", "checkpoint", "eval", "other")
         training = sum(seconds for stage, seconds in self.stage_seconds.items() if stage not in apart)
         return self.tokens / training if training else 0.0
@@ -83,8 +83,8 @@ class Progress:
     """Shows steps up to `total_steps`; `first_step` is this attempt's first, later than 1 after a resume.
 
     On a terminal it is a bar. Elsewhere (a file, a pipe, Slurm's log) it is one plain line for the first and
-    the last step, every `plain_every` steps and whenever `plain_seconds` have passed. Steps are timed from when
-    it is entered; `note` may be called before.
+    the last step, every `plain_every` steps and whenever `plain_seconds` have passed. The time of a step is counted
+    from `__enter__`; `note` may be called before.
     """
 
     def __init__(
@@ -102,13 +102,15 @@ class Progress:
         self._now = now
         self._start = self._last_line = now()
         self._console = console or Console()
-        self._bar = _bar(self._console) if self._console.is_terminal else None
-        self._task = (
-            self._bar.add_task("train", total=total_steps, completed=first_step - 1, figures="") if self._bar else None
-        )
+        self._bar: Bar | None = None
+        if self._console.is_terminal:
+            shown = TextColumn("{task.fields[figures]}", markup=False)
+            columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=24), shown)
+            self._bar = Bar(*columns, console=self._console)
+            self._task = self._bar.add_task("train", total=total_steps, completed=first_step - 1, figures="")
 
     def __enter__(self) -> Self:
-        # What came before (engines starting, a first evaluation) says nothing of how long a step takes.
+        # Engines that start and a first evaluation must not count in the estimate of the time left.
         self._start = self._last_line = self._now()
         if self._bar:
             self._bar.start()
@@ -121,35 +123,21 @@ class Progress:
             self._bar.stop()
 
     def update(self, line: StepLine) -> None:
-        """Step `line.step` is done."""
-        figures = f"reward {line.reward:.3f}  {line.tokens_per_second:,.0f} tok/s  ETA {self._eta(line.step)}"
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=line.step, figures=figures)
-        elif self._line_is_due(line.step):
+        """Show that step `line.step` is done."""
+        step, done = line.step, line.step - self._first + 1
+        left = (self._total - step) * (self._now() - self._start) / max(1, done)
+        figures = f"reward {line.reward:.3f}  {line.tokens_per_second:,.0f} tok/s  ETA {_duration(left)}"
+        if self._bar:
+            self._bar.update(self._task, completed=step, figures=figures)
+            return
+        waited = self._now() - self._last_line >= self._plain_seconds
+        if waited or step in (self._first, self._total) or step % self._plain_every == 0:
             self._last_line = self._now()
-            self.note(f"step {line.step}/{self._total}  {figures}")
+            self.note(f"step {step}/{self._total}  {figures}")
 
     def note(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line of its own, above the bar."""
         self._console.print(Text(text), soft_wrap=True)
-
-    def _line_is_due(self, step: int) -> bool:
-        waited = self._now() - self._last_line >= self._plain_seconds
-        return waited or step in (self._first, self._total) or step % self._plain_every == 0
-
-    def _eta(self, step: int) -> str:
-        done = step - self._first + 1
-        return _duration((self._total - step) * (self._now() - self._start) / max(1, done))
-
-
-def _bar(console: Console) -> Bar:
-    return Bar(
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[figures]}", markup=False),
-        console=console,
-    )
 
 
 def _duration(seconds: float) -> str:
@@ -163,7 +151,20 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     console = console or Console()
     for change in summary.suites:
         console.print(_passk_table(change))
-    console.print(_cost_table(summary))
+    table = Table(title=f"{summary.steps} steps in {_duration(summary.seconds)}", title_justify="left")
+    table.add_column("stage")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for stage in (*STAGES, *sorted(summary.stage_seconds.keys() - set(STAGES))):
+        seconds = summary.stage_seconds.get(stage, 0.0)
+        table.add_row(stage, f"{seconds:.1f}", f"{seconds / summary.seconds:.0%}" if summary.seconds else "-")
+    table.add_section()
+    table.add_row("tokens/s in training", f"{summary.tokens_per_second:,.0f}", "")
+    table.add_row("peak memory, MiB", f"{summary.peak_rss_bytes / 2**20:,.0f}", "")
+    for name, share in (("packed rows that are padding", summary.padding), ("DP imbalance", summary.imbalance)):
+        if share is not None:
+            table.add_row(name, f"{share:.1%}", "")
+    console.print(table)
 
 
 def _passk_table(change: SuiteChange) -> Table:
@@ -181,7 +182,7 @@ def _passk_table(change: SuiteChange) -> Table:
 
 
 def _cells(values: Sequence[float | None]) -> Iterator[str | Text]:
-    """Before, after, what changed between them, and the further ones."""
+    """Format before, after, the change between them, and the other values."""
     before, after, *further = values
     yield from (_number(before), _number(after))
     if before is None or after is None:
@@ -193,20 +194,3 @@ def _cells(values: Sequence[float | None]) -> Iterator[str | Text]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _cost_table(summary: RunSummary) -> Table:
-    table = Table(title=f"{summary.steps} steps in {_duration(summary.seconds)}", title_justify="left")
-    table.add_column("stage")
-    table.add_column("seconds", justify="right")
-    table.add_column("share", justify="right")
-    for stage in (*STAGES, *sorted(summary.stage_seconds.keys() - set(STAGES))):
-        seconds = summary.stage_seconds.get(stage, 0.0)
-        table.add_row(stage, f"{seconds:.1f}", f"{seconds / summary.seconds:.0%}" if summary.seconds else "-")
-    table.add_section()
-    table.add_row("tokens/s in training", f"{summary.tokens_per_second:,.0f}", "")
-    table.add_row("peak memory, MiB", f"{summary.peak_rss_bytes / 2**20:,.0f}", "")
-    for name, share in (("packed rows that are padding", summary.padding), ("DP imbalance", summary.imbalance)):
-        if share is not None:
-            table.add_row(name, f"{share:.1%}", "")
-    return table

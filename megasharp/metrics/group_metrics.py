@@ -1,14 +1,9 @@
-"""The figures of one step's groups: rewards, outcomes, variety inside groups, lengths, sampler and policy.
+"""The metrics of a step: of its groups before the update, of its advantages, and of the tokens that the update sees.
 
-All groups given count, those that selection dropped too: they were sampled, and leaving them out would bias
-the mean reward. An infra failure says nothing about the policy: such responses count in their outcome's share
-only.
-
-Metrics that still know how to be reduced, turned into plain figures.
-
-The figures of a step's advantages, as the update will use them.
-
-The figures of every update's tokens: how sure the policy is, and where its probability lies among candidates.
+`group_metrics` counts every group, also those that selection dropped: they were sampled, and leaving them out would
+bias the mean reward. An infra failure says nothing about the policy, so such a response counts in its outcome's share
+only. `advantage_metrics` and `token_metrics` return records that still add up over micro-batches and ranks (a mean
+with its weight, a maximum); `flatten` turns them into plain numbers.
 """
 
 from __future__ import annotations
@@ -26,9 +21,7 @@ from megasharp.common.records import (
     Group,
     Maximum,
     Mean,
-    Metric,
     Metrics,
-    MiniBatch,
     Outcome,
     Response,
     StepBatch,
@@ -38,22 +31,19 @@ from megasharp.ops.segment import means, segment_mean, segment_sum
 
 
 def flatten(metrics: Metrics) -> dict[str, float]:
-    """The value of every metric: a Mean's average, a Maximum's largest. A Mean over nothing has no value and no entry.
+    """Return the value of every metric. A Mean over nothing (weight 0) has no value and no entry.
 
     Example: `flatten({"clipped": Mean(3.0, 12.0), "entropy/correct": Mean(0.0, 0.0)}) == {"clipped": 0.25}`.
     """
-    return {name: float(metric.value) for name, metric in metrics.items() if _has_value(metric)}
-
-
-def _has_value(metric: Metric) -> bool:
-    return isinstance(metric, Maximum) or metric.weight > 0
+    valued = {name: one for name, one in metrics.items() if isinstance(one, Maximum) or one.weight > 0}
+    return {name: float(metric.value) for name, metric in valued.items()}
 
 
 HARDNESS_BINS = 5
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Figures of `groups`; empty when there are no responses.
+    """Return the metrics of `groups`; empty when there are no responses.
 
     - `reward/mean`: over responses without an infra failure; absent when every response failed that way.
     - `reward/outcome_<outcome>`: shares of all responses; the six add up to 1.
@@ -77,12 +67,14 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     responses = [response for group in groups for response in group.responses]
     if not responses:
         return {}
+    reasons = Counter(group.dropped_reason for group in groups if group.dropped_reason is not None)
     return {
-        **_reward_figures(responses),
-        **_group_figures(groups),
-        **_dropped_figures(groups),
-        **_rollout_figures(responses),
-        **_memory_figures(responses),
+        **_reward_metrics(responses),
+        **_answer_metrics(groups),
+        "group/dropped": float(reasons.total()),
+        **{f"group/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())},
+        **_rollout_metrics(responses),
+        **_memory_metrics(responses),
     }
 
 
@@ -90,7 +82,7 @@ def _judged(responses: Sequence[Response]) -> list[Response]:
     return [response for response in responses if response.verdict.outcome is not Outcome.INFRA]
 
 
-def _reward_figures(responses: Sequence[Response]) -> dict[str, float]:
+def _reward_metrics(responses: Sequence[Response]) -> dict[str, float]:
     outcomes = Counter(response.verdict.outcome for response in responses)
     figures = {f"reward/outcome_{outcome}": outcomes[outcome] / len(responses) for outcome in Outcome}
     rewards = [response.verdict.reward for response in _judged(responses)]
@@ -99,7 +91,7 @@ def _reward_figures(responses: Sequence[Response]) -> dict[str, float]:
     return figures
 
 
-def _group_figures(groups: Sequence[Group]) -> dict[str, float]:
+def _answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
     judged = [responses for group in groups if (responses := _judged(group.responses))]
     if not judged:
         return {}
@@ -111,7 +103,7 @@ def _group_figures(groups: Sequence[Group]) -> dict[str, float]:
         "group/uniform": sum(len({r.verdict.reward for r in all_}) == 1 for all_ in judged) / len(pairs),
         "group/distinct_correct": sum(map(_distinct_answers, correct)) / len(pairs),
         "group/answer_entropy": sum(map(_answer_entropy, judged)) / len(pairs),
-        **_hardness_figures([(len(right), len(all_)) for all_, right in pairs]),
+        **_hardness_shares([(len(right), len(all_)) for all_, right in pairs]),
     }
 
 
@@ -119,14 +111,14 @@ def _distinct_answers(responses: Sequence[Response]) -> int:
     return len({r.verdict.canonical_answer for r in responses} - {None})
 
 
-def _hardness_figures(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """From (correct, all) of every group; the last of the equal bins includes its upper end."""
+def _hardness_shares(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Bin (correct, all) of every group by its share of wrong responses; the last bin includes its upper end."""
     total = sum(correct for correct, _ in counts)
     if not total:
         return {}
     shares = [0.0] * HARDNESS_BINS
     for correct, size in counts:
-        # Integers: 2 of 5 wrong is a bin's end, which 0.4 times 5 in binary need not reach.
+        # In integers: 2 of 5 wrong is exactly a bin's edge, which 0.4 * 5 in floating point may miss.
         shares[min((size - correct) * HARDNESS_BINS // size, HARDNESS_BINS - 1)] += correct / total
     return {f"group/hardness_{i / HARDNESS_BINS}_{(i + 1) / HARDNESS_BINS}": share for i, share in enumerate(shares)}
 
@@ -136,13 +128,7 @@ def _answer_entropy(responses: Sequence[Response]) -> float:
     return -sum(share * math.log(share) for share in shares)
 
 
-def _dropped_figures(groups: Sequence[Group]) -> dict[str, float]:
-    reasons = Counter(group.dropped_reason for group in groups if group.dropped_reason is not None)
-    counts = {f"group/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())}
-    return {"group/dropped": float(reasons.total()), **counts}
-
-
-def _rollout_figures(responses: Sequence[Response]) -> dict[str, float]:
+def _rollout_metrics(responses: Sequence[Response]) -> dict[str, float]:
     lengths = [response.length for response in responses]
     truncated = sum(response.completion.finish_reason is FinishReason.LENGTH for response in responses)
     figures = {
@@ -152,17 +138,13 @@ def _rollout_figures(responses: Sequence[Response]) -> dict[str, float]:
         "rollout/truncated": truncated / len(responses),
     }
     if sum(lengths):
-        figures["rollout/sampler_policy_gap"] = _sampler_policy_gap(responses)
+        sampler_T = torch.cat([response.completion.sampler_logp for response in responses])
+        policy_T = torch.cat([response.completion.policy_logp for response in responses])
+        figures["rollout/sampler_policy_gap"] = float((sampler_T.double() - policy_T.double()).abs().mean())
     return figures
 
 
-def _sampler_policy_gap(responses: Sequence[Response]) -> float:
-    sampler_T = torch.cat([response.completion.sampler_logp for response in responses])
-    policy_T = torch.cat([response.completion.policy_logp for response in responses])
-    return float((sampler_T.double() - policy_T.double()).abs().mean())
-
-
-def _memory_figures(responses: Sequence[Response]) -> dict[str, float]:
+def _memory_metrics(responses: Sequence[Response]) -> dict[str, float]:
     completions = [response.completion for response in responses]
     moved = [c.argmax_moved.double() for c in completions if c.argmax_moved is not None and c.argmax_moved.numel()]
     kl = [c.calibration_kl.double() for c in completions if c.calibration_kl is not None]
@@ -176,21 +158,22 @@ def _memory_figures(responses: Sequence[Response]) -> dict[str, float]:
 
 
 def advantage_metrics(batch: StepBatch) -> Metrics:
-    """Figures over unmasked tokens, after calibration.
+    """Return metrics over the step's unmasked tokens, after advantages are calibrated.
 
-    - `group/zero_advantage`: share of the step's groups in which no token has an advantage, so that teach nothing.
+    - `group/zero_advantage`: share of the step's groups in which no token has an advantage: they give no gradient.
     - `policy/advantage_positive`, `policy/advantage_negative`: sums of positive and of negative advantages per
       response token, whose balance says whether a step mostly raises or mostly lowers probabilities.
     """
     groups = len(batch.group_ids)
     moved_G = torch.zeros(groups, dtype=torch.float64)
     positive = negative = tokens = 0.0
-    for mini in batch.mini_batches:
-        for adv_T, group_T in _scored(mini):
-            moved_G += segment_sum(adv_T.abs(), group_T, groups)
-            positive += float(adv_T.clamp(min=0.0).sum())
-            negative += float(adv_T.clamp(max=0.0).sum())
-            tokens += adv_T.numel()
+    for micro in (micro for mini in batch.mini_batches for rank in mini.per_rank for micro in rank):
+        kept_T = micro.inputs.mask_T > 0
+        adv_T, group_T = micro.advantage_T[kept_T].double(), micro.inputs.group_T[kept_T]
+        moved_G += segment_sum(adv_T.abs(), group_T, groups)
+        positive += float(adv_T.clamp(min=0.0).sum())
+        negative += float(adv_T.clamp(max=0.0).sum())
+        tokens += adv_T.numel()
     return {
         "group/zero_advantage": Mean(float((moved_G == 0.0).sum()), float(groups)),
         "policy/advantage_positive": Mean(positive, tokens),
@@ -198,23 +181,16 @@ def advantage_metrics(batch: StepBatch) -> Metrics:
     }
 
 
-def _scored(mini: MiniBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Advantages and group numbers of each micro-batch's unmasked tokens."""
-    micros = [micro for rank in mini.per_rank for micro in rank]
-    kept = [micro.inputs.mask_T > 0 for micro in micros]
-    return [(m.advantage_T[k].double(), m.inputs.group_T[k]) for m, k in zip(micros, kept, strict=True)]
-
-
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """What an update's figures tell of: the `candidates` most probable tokens, and `samples` draws of a next token."""
+    """Sizes of an update's metrics: the `candidates` most probable tokens, and `samples` draws of a next token."""
 
     candidates: int
     samples: int
 
 
 def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
-    """Figures of one micro-batch at the current policy; add those of a step's micro-batches to have the step's.
+    """Return the metrics of one micro-batch at the current policy; those of a step are the sums over its micro-batches.
 
     Only unmasked tokens count: what a masked one holds need not even be finite.
 
@@ -229,10 +205,12 @@ def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
     """
     assert x.logp_T is not None and x.entropy_T is not None
     assert x.sampler_logp_T is not None and x.policy_logp_T is not None
+    assert x.topn_logp_TN is not None and x.is_top1_T is not None
     kept_K = (x.mask_T > 0).nonzero()[:, 0]
     logp_K, entropy_K = x.logp_T.detach()[kept_K], x.entropy_T.detach()[kept_K]
     correct_K = x.correct_T[kept_K] > 0
     responses = _Responses(x, kept_K)
+    topn_logp_KN = x.topn_logp_TN.detach()[kept_K]
     engine_gap_K = (x.before_T[kept_K] - x.policy_logp_T[kept_K]).abs()
     sums = {
         "entropy/policy": _sums(entropy_K),
@@ -241,13 +219,15 @@ def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
         "entropy/incorrect": _sums(entropy_K, ~correct_K),
         "policy/sampler_gap": _sums((logp_K - x.sampler_logp_T[kept_K]).abs()),
         "policy/engine_gap": _sums(engine_gap_K),
-        **_candidate_sums(x, kept_K, responses, candidates),
+        **{f"candidates/lambda_{n + 1}": responses.sums(topn_logp_KN[:, n]) for n in range(candidates)},
+        "candidates/lambda_sample": responses.sums(logp_K),
+        "candidates/top1_rate": _sums(x.is_top1_T[kept_K]),
     }
     largest = {"policy/engine_gap_max": Maximum(float(engine_gap_K.max()))} if engine_gap_K.numel() else {}
     return {**means(sums), **largest}
 
 
-# A total and a weight.
+# A total and its weight.
 _Sums = tuple[Tensor, Tensor]
 
 
@@ -261,24 +241,13 @@ class _Responses:
         self._present_S = segment_sum(ones_K, self._seq_K, self._count) > 0
 
     def sums(self, value_K: Tensor) -> _Sums:
-        """Of responses' means over tokens; adds up over micro-batches, because responses are never split."""
+        """Sum the responses' means over tokens and count them; micro-batches add up, because no response is split."""
         mean_S = segment_mean(value_K.double(), self._seq_K, self._count)
-        # Without tokens a response's mean is 0.
+        # A response without tokens has the mean 0 and adds nothing.
         return mean_S.sum(), self._present_S.sum()
 
 
-def _candidate_sums(x: TokenInputs, kept_K: Tensor, responses: _Responses, candidates: int) -> dict[str, _Sums]:
-    assert x.logp_T is not None and x.topn_logp_TN is not None and x.is_top1_T is not None
-    topn_logp_KN = x.topn_logp_TN.detach()[kept_K]
-    lambdas = {f"candidates/lambda_{n + 1}": responses.sums(topn_logp_KN[:, n]) for n in range(candidates)}
-    return {
-        **lambdas,
-        "candidates/lambda_sample": responses.sums(x.logp_T.detach()[kept_K]),
-        "candidates/top1_rate": _sums(x.is_top1_T[kept_K]),
-    }
-
-
 def _sums(value_K: Tensor, counts_K: Tensor | None = None) -> _Sums:
-    """Over all tokens, or over those that count."""
+    """Sum over all tokens, or over those that count, and count them."""
     counts_K = torch.ones_like(value_K, dtype=torch.bool) if counts_K is None else counts_K
     return torch.where(counts_K, value_K.double(), 0.0).sum(), counts_K.sum()

@@ -1,6 +1,6 @@
-"""The table of a step's responses, one Parquet file per step, for reading afterwards what the policy said.
+"""The table of a step's responses: one Parquet file per step with the texts, verdicts and log-probs of all responses.
 
-pyarrow without pandas, which a run that writes tables of plain values need not wait for.
+`leave_pandas_out` keeps pyarrow from importing pandas, which tables of plain values do not need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megasharp.common.records import Completion, Group, Response
 
 
 class _NoPandas(MetaPathFinder):
-    """Finds nothing, and ends the search for pandas."""
+    """Ends the search for pandas without finding it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -34,11 +34,11 @@ class _NoPandas(MetaPathFinder):
 
 
 def leave_pandas_out() -> None:
-    """Have pyarrow look for pandas now and not find it; half a second of CPU, with the first table that it makes.
+    """Have pyarrow look for pandas now and not find it, which saves half a second of CPU at the first table.
 
-    pyarrow wants to know whether a list may be a pandas Series. It looks again when a table is converted to pandas or
-    from it, so that `to_pandas` and `from_pandas` work afterwards; until then `pa.array` of a Series keeps its NaN
-    instead of making it null. Nothing changes where pandas is imported already.
+    pyarrow asks whether a list may be a pandas Series. It looks again when a table is converted to pandas or from it,
+    so `to_pandas` and `from_pandas` work afterwards; until then `pa.array` of a Series keeps NaN instead of null.
+    Nothing changes where pandas is imported already.
     """
     if "pandas" in sys.modules:
         return
@@ -86,17 +86,17 @@ Cell = str | int | float | list[Span] | list[str] | list[float] | None
 
 @dataclass(frozen=True, slots=True)
 class TokenColumns:
-    """Which responses are written token by token: of whole groups, together at most `limit` tokens a step.
+    """Selects the groups whose responses are written token by token, together at most `limit` tokens a step.
 
-    `texts` gives each token's own text. Groups are taken by a hash of their prompt, so that runs over the same data
-    keep the same prompts.
+    `texts` returns each token's own text. Groups are chosen by a hash of their prompt, so that runs over the same data
+    choose the same prompts.
     """
 
     texts: Callable[[Sequence[int]], Sequence[str]]
     limit: int
 
     def chosen(self, groups: Sequence[Group]) -> frozenset[str]:
-        """The ids of the groups that are written so."""
+        """Return the ids of the chosen groups."""
         left, found = self.limit, set()
         for group in sorted(groups, key=lambda group: prompt_rank(group.prompt.id)):
             tokens = sum(response.length for response in group.responses)
@@ -107,7 +107,7 @@ class TokenColumns:
 
 
 def prompt_rank(prompt_id: str) -> int:
-    """A number by which everyone who keeps only some of the prompts keeps the same ones: the smallest first."""
+    """Hash a prompt's id to its rank: whoever keeps only some prompts keeps those of smallest rank."""
     return int.from_bytes(hashlib.blake2b(prompt_id.encode("utf-8", "replace"), digest_size=8).digest(), "big")
 
 
@@ -125,24 +125,25 @@ def write_rollouts(
     Log-probs and entropies are means over the response's tokens, in nats; null where there is none.
     `mean_entropy` maps (group id, index in the group) to it. A run pushes both networks together, so the memory
     network's version is always the policy's and `memory_ahead`. `tokens` says which responses are written token by
-    token; the others' two columns are null. An existing file of the same step (a step repeated
-    after a resume) is replaced. `docs/metrics.md` says what the columns mean.
+    token; the two columns of the others are null. The file of a step that is repeated after a resume is replaced.
+    `docs/metrics.md` describes the columns.
 
     Raises:
         UserError: the file cannot be written.
     """
     path = folder / "rollouts" / f"step_{step:06d}.parquet"
     chosen = tokens.chosen(groups) if tokens else frozenset()
-    rows = [
-        {**row, **(_token_cells(response, tokens) if tokens and group.id in chosen else _NO_TOKENS)}
-        for group, response, row in _rows(step, groups, mean_entropy or {}, memory_ahead)
-    ]
+    rows = []
+    for group, response, row in _rows(step, groups, mean_entropy or {}, memory_ahead):
+        cells: dict[str, Cell] = {"token_texts": None, "token_policy_logp": None}
+        if tokens and group.id in chosen:
+            texts = tokens.texts(response.completion.tokens.tolist())
+            cells["token_texts"] = [storable(text) for text in texts]
+            cells["token_policy_logp"] = response.completion.policy_logp.tolist()
+        rows.append(row | cells)
     with completed(path) as temporary:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
     return path
-
-
-_NO_TOKENS: dict[str, Cell] = {"token_texts": None, "token_policy_logp": None}
 
 
 def _rows(
@@ -150,44 +151,30 @@ def _rows(
 ) -> Iterator[tuple[Group, Response, dict[str, Cell]]]:
     for group in groups:
         for index, response in enumerate(group.responses):
-            yield (
-                group,
-                response,
-                {
-                    "step": step,
-                    "group_id": group.id,
-                    "index": index,
-                    "task": group.prompt.task,
-                    "prompt_id": group.prompt.id,
-                    "prompt": storable(group.prompt.text),
-                    "policy_version": group.policy_version,
-                    **_response_cells(response),
-                    "versions": _versions(response.completion, memory_ahead),
-                    "mean_entropy": mean_entropy.get((group.id, index)),
-                    "dropped_reason": group.dropped_reason,
-                },
-            )
-
-
-def _token_cells(response: Response, tokens: TokenColumns) -> dict[str, Cell]:
-    completion = response.completion
-    texts = [storable(text) for text in tokens.texts(completion.tokens.tolist())]
-    return {"token_texts": texts, "token_policy_logp": completion.policy_logp.tolist()}
-
-
-def _response_cells(response: Response) -> dict[str, Cell]:
-    completion, verdict = response.completion, response.verdict
-    return {
-        "text": storable(response.text),
-        "length": response.length,
-        "outcome": verdict.outcome.value,
-        "reward": verdict.reward,
-        "canonical_answer": None if verdict.canonical_answer is None else storable(verdict.canonical_answer),
-        "finish_reason": completion.finish_reason.value,
-        "mean_sampler_logp": _mean(completion.sampler_logp),
-        "mean_policy_logp": _mean(completion.policy_logp),
-        "mean_memory_logp": _mean(completion.memory_logp),
-    }
+            completion, verdict = response.completion, response.verdict
+            answer = verdict.canonical_answer
+            row: dict[str, Cell] = {
+                "step": step,
+                "group_id": group.id,
+                "index": index,
+                "task": group.prompt.task,
+                "prompt_id": group.prompt.id,
+                "prompt": storable(group.prompt.text),
+                "policy_version": group.policy_version,
+                "text": storable(response.text),
+                "length": response.length,
+                "outcome": verdict.outcome.value,
+                "reward": verdict.reward,
+                "canonical_answer": None if answer is None else storable(answer),
+                "finish_reason": completion.finish_reason.value,
+                "mean_sampler_logp": _mean(completion.sampler_logp),
+                "mean_policy_logp": _mean(completion.policy_logp),
+                "mean_memory_logp": _mean(completion.memory_logp),
+                "versions": _versions(completion, memory_ahead),
+                "mean_entropy": mean_entropy.get((group.id, index)),
+                "dropped_reason": group.dropped_reason,
+            }
+            yield group, response, row
 
 
 def _versions(completion: Completion, memory_ahead: int) -> list[Span]:
@@ -208,5 +195,5 @@ def _mean(values_T: Tensor | None) -> float | None:
 
 
 def storable(text: str) -> str:
-    """Parquet holds UTF-8 only, and a model may emit half a surrogate pair: that becomes a question mark."""
+    """Replace half a surrogate pair, which a model may emit, by a question mark: Parquet holds UTF-8 only."""
     return text.encode("utf-8", "replace").decode("utf-8")

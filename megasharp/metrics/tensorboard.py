@@ -1,7 +1,7 @@
-"""The event files of TensorBoard: written a row at a time, and cut where a resumed run begins.
+"""TensorBoard's event files: written a row at a time, and truncated where a resumed run continues.
 
-An event file is a TFRecord file, records of: length (8 bytes, little-endian), its CRC (4), that many bytes, their CRC
-(4). Steps only grow within a file, so whatever lies beyond a step is a file's end.
+An event file is a TFRecord file, whose records hold: length (8 bytes, little-endian), its CRC (4), that many bytes,
+their CRC (4). Steps only grow within a file, so all that is later than a step is at the file's end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CRC_BYTES = 4
 
 
 class TensorBoard:
-    """Writes rows to event files in `folder`; with `resumed_step` k, what earlier ones hold beyond k goes away first.
+    """Writes rows to event files in `folder`; with `resumed_step` k, earlier files are truncated after step k first.
 
     Raises OSError where the folder cannot be written.
     """
@@ -28,16 +28,16 @@ class TensorBoard:
     def __init__(self, folder: Path, resumed_step: int | None) -> None:
         if resumed_step is not None:
             for path in folder.glob("events.out.tfevents.*"):
-                _cut(path, resumed_step)
+                _truncate(path, resumed_step)
         self._writer = EventFileWriter(str(folder))
         if resumed_step is not None:
-            # A TensorBoard that is open shows what it has read until a start tells it otherwise.
+            # An open TensorBoard shows the rows that it has read until an event of this kind discards them.
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write one row and hand it to the operating system."""
-        # One event a row: an event each, with its checksum in Python, would cost a tenth of a millisecond a figure.
+        # One event a row: an event each, with its checksum in Python, would cost a tenth of a millisecond a metric.
         row = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=row))
         self._writer.flush()
@@ -47,8 +47,8 @@ class TensorBoard:
         self._writer.close()
 
 
-def _cut(path: Path, last: int) -> None:
-    """End an event file after step `last`, and before a record that is torn; remove it where no row is left."""
+def _truncate(path: Path, last: int) -> None:
+    """Truncate an event file after step `last` or before a torn record; remove it where no row is left."""
     size, keep, rows = path.stat().st_size, 0, 0
     with path.open("rb") as file:
         while len(head := file.read(_FRAME.size)) == _FRAME.size:
@@ -57,7 +57,7 @@ def _cut(path: Path, last: int) -> None:
             if end > size:
                 break
             event = Event.FromString(file.read(length))
-            # The start of a resume names the step after it, and an evaluation made up for comes behind it.
+            # A resume's start event names the next step, yet an evaluation of the step before may follow it.
             if event.step > last and event.HasField("summary"):
                 break
             file.seek(end)

@@ -1,7 +1,7 @@
-"""metrics.jsonl and TensorBoard of a run, which a resumed run continues without a seam.
+"""metrics.jsonl and TensorBoard of a run, which a resumed run continues without gap or overlap.
 
-metrics.jsonl holds one JSON object per line: `step`, `time` (seconds since 1970) and figures. JSON has no NaN
-and no infinity: such figures are null. One step may have several lines (training, evaluation).
+metrics.jsonl holds one JSON object per line: `step`, `time` (seconds since 1970) and metrics. JSON has no NaN
+and no infinity: such values are null. One step may have several lines (training, evaluation).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +27,10 @@ Row = dict[str, float | None]
 
 
 class MetricLog:
-    """Appends figures to `folder`/metrics.jsonl and, on request, to `folder`/tensorboard.
+    """Appends metrics to `folder`/metrics.jsonl and, on request, to `folder`/tensorboard.
 
-    With `resumed_step` k the log continues after step k: what an interrupted run wrote beyond k, and a line
-    it tore, go away (-1 keeps nothing).
+    With `resumed_step` k the log continues after step k: rows of later steps and a torn last line are removed
+    (-1 keeps nothing).
 
     Raises:
         UserError: the log exists although the run is new, holds a broken line before its end, or cannot be
@@ -40,7 +40,9 @@ class MetricLog:
     def __init__(self, folder: Path, *, tensorboard: bool, resumed_step: int | None) -> None:
         self._path = folder / METRICS_FILE
         if resumed_step is not None:
-            _write_rows(self._path, (row for row in read_metrics(folder) if (row["step"] or 0) <= resumed_step))
+            kept = [row for row in read_metrics(folder) if (row["step"] or 0) <= resumed_step]
+            with completed(self._path) as temporary:
+                temporary.write_text("".join(map(_line, kept)), encoding="utf-8")
         elif self._path.exists():
             raise UserError(
                 f"{self._path}: this run already has metrics; resume it with --resume or choose another name"
@@ -50,7 +52,15 @@ class MetricLog:
             self._file = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise _cannot_write(self._path, error) from error
-        self._tensorboard = _open_tensorboard(folder / "tensorboard", resumed_step) if tensorboard else None
+        self._tensorboard: TensorBoard | None = None
+        if tensorboard:
+            # Imported here because runs without TensorBoard need not wait for it.
+            from megasharp.metrics.tensorboard import TensorBoard
+
+            try:
+                self._tensorboard = TensorBoard(folder / "tensorboard", resumed_step)
+            except OSError as error:
+                raise _cannot_write(folder / "tensorboard", error) from error
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append one line for `step` and hand it to the operating system, so that a killed run keeps it."""
@@ -82,9 +92,9 @@ class MetricLog:
 
 
 def read_metrics(folder: Path) -> list[Row]:
-    """The rows of `folder`/metrics.jsonl in the order they were written; none when the file is missing.
+    """Return the rows of `folder`/metrics.jsonl in the order they were written; none when the file is missing.
 
-    A torn last line, which a killed run leaves, is passed over.
+    A torn last line, which a killed run leaves, is skipped.
 
     Raises:
         UserError: the file cannot be read, or a line before the last is not a JSON object with a step.
@@ -106,7 +116,7 @@ def read_metrics(folder: Path) -> list[Row]:
 
 
 def parse_row(line: bytes) -> Row | None:
-    """A line of metrics.jsonl; None where it is torn or something else."""
+    """Parse a line of metrics.jsonl; None where it is torn or no row."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -119,20 +129,5 @@ def _line(row: Mapping[str, float | None]) -> str:
     return json.dumps(finite, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def _write_rows(path: Path, rows: Iterable[Row]) -> None:
-    with completed(path) as temporary:
-        temporary.write_text("".join(map(_line, rows)), encoding="utf-8")
-
-
 def _cannot_write(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot write the metrics ({one_line(error)}); free space or mend the run folder")
-
-
-def _open_tensorboard(folder: Path, resumed_step: int | None) -> TensorBoard:
-    # Imported here because runs without TensorBoard need not wait for it.
-    from megasharp.metrics.tensorboard import TensorBoard
-
-    try:
-        return TensorBoard(folder, resumed_step)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
+    return UserError(f"{path}: cannot write the metrics ({one_line(error)}); free space or repair the run folder")

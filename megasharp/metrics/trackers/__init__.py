@@ -1,6 +1,6 @@
-"""Trackers of a run, such as Weights & Biases: each a process that follows metrics.jsonl and sends what is new.
+"""Trackers of a run, such as Weights & Biases: each has a process that follows metrics.jsonl and sends new rows.
 
-metrics.jsonl is what counts. A tracker reads it by itself, so nothing that one does or fails to do reaches the run, and
-what was not sent while a service was away goes with the next attempt. The run's id there, and how far each curve has
-come, lie in `trackers/` of the run folder.
+metrics.jsonl is authoritative. A tracker reads it by itself, so nothing that it does or fails to do reaches the run,
+and rows that could not be sent are sent by the next attempt. `trackers/` in the run folder records the run's id in the
+tracker and the last step that was sent of each curve. docs/decisions/0039 compares this with wandb's own service.
 """

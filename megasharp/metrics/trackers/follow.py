@@ -1,9 +1,8 @@
 """The process of one tracker: `python -m megasharp.metrics.trackers.follow TRACKER PROJECT RUN_FOLDER`.
 
-It sends the rows of metrics.jsonl until its standard input ends, which is when the run does, however it does; then it
-has `LIMIT_S` seconds for what is left. An error ends it, with one line as the last of its output.
-
-What the process that follows a run and the tracker's own library have to do with each other.
+It sends the rows of metrics.jsonl until its standard input ends, which happens with the run, even if the run is killed;
+then it has `LIMIT_S` seconds for the rest. An error ends it, with one line as the last of its output. A tracker's
+library is behind two protocols: `Open` creates or continues a run there, `Sink` takes its rows.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from megasharp.metrics.writers import METRICS_FILE, RESERVED, parse_row
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Figures of one step that a tracker has not got yet; `time` in seconds since 1970."""
+    """Metrics of one step that a tracker has not received yet; `time` in seconds since 1970."""
 
     step: int
     time: float
@@ -36,9 +35,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a tracker is told of a run once: the project it belongs to, its name, and its configuration.
+    """A run as it is described to a tracker once: the project it belongs to, its name, and its configuration.
 
-    `folder` is the tracker's own, for files that its library wants to write.
+    `folder` is for files that the tracker's library wants to write.
     """
 
     project: str
@@ -52,7 +51,7 @@ class Sink(Protocol):
 
     @property
     def id(self) -> str:
-        """The run's id there."""
+        """The run's id in the tracker."""
         ...
 
     def log(self, rows: Sequence[Row]) -> None:
@@ -60,12 +59,12 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what is left; the run may go on later."""
+        """Send the rest; the run may be continued later."""
         ...
 
 
 class Open(Protocol):
-    """Makes the run in a tracker, or goes on with the one of this id; only a new one is told the configuration."""
+    """Creates the run in a tracker, with its configuration, or continues the one whose id is `known`."""
 
     def __call__(self, described: Described, known: str | None) -> Sink: ...
 
@@ -77,7 +76,7 @@ _OPENERS = {"wandb": "to_wandb.WandbRun", "mlflow": "to_mlflow.MlflowRun"}
 
 
 class Follower:
-    """Sends to `sink` what `record` says that it has not got. Curves only go forward: steps are never sent again."""
+    """Sends to `sink` the values that `record` lacks. A curve only goes forward: no step of it is sent twice."""
 
     def __init__(self, metrics: Path, record: Record, path: Path, sink: Sink) -> None:
         self._file = metrics.open("rb")
@@ -89,14 +88,17 @@ class Follower:
     def follow(self) -> None:
         """Send all whole lines that are there now."""
         while lines := self._file.readlines(1 << 20):
-            rows = [row for line in self._whole(lines) if (row := self._new(line)) is not None]
+            # The run may be in the middle of a line: its beginning waits for the rest.
+            lines[0] = self._torn + lines[0]
+            self._torn = b"" if lines[-1].endswith(b"\n") else lines.pop()
+            rows = [row for line in lines if (row := self._new(line)) is not None]
             for begin in range(0, len(rows), _ROWS_AT_ONCE):
-                self._send(rows[begin : begin + _ROWS_AT_ONCE])
-
-    def _whole(self, lines: list[bytes]) -> list[bytes]:
-        lines = [self._torn + lines[0], *lines[1:]]
-        self._torn = b"" if lines[-1].endswith(b"\n") else lines.pop()
-        return lines
+                batch = rows[begin : begin + _ROWS_AT_ONCE]
+                self._sink.log(batch)
+                # Recorded after they have arrived: rows that are sent twice do less harm than missing ones.
+                sent = {name: row.step for row in batch for name in row.values}
+                self._record = self._record.model_copy(update={"sent": {**self._record.sent, **sent}})
+                write_text(self._path, self._record.model_dump_json())
 
     def _new(self, line: bytes) -> Row | None:
         row = parse_row(line)
@@ -110,28 +112,22 @@ class Follower:
         }
         return Row(step, row.get("time") or 0.0, values) if values else None
 
-    def _send(self, rows: Sequence[Row]) -> None:
-        self._sink.log(rows)
-        sent = {name: row.step for row in rows for name in row.values}
-        self._record = self._record.model_copy(update={"sent": {**self._record.sent, **sent}})
-        write_text(self._path, self._record.model_dump_json())
-
 
 def main(tracker: str, project: str, root: Path, ends: TextIO) -> None:
-    """Follow the run in `root` until `ends` does."""
+    """Follow the run in `root` until the stream `ends` is at its end."""
     folder = root / "trackers"
     folder.mkdir(exist_ok=True)
     over = threading.Event()
     threading.Thread(target=_wait_for_end, args=(ends, over), daemon=True).start()
     with (folder / f".{tracker}.lock").open("w") as lock:
-        # The process of the attempt before may have a last row on its way.
+        # The process of the previous attempt may still be sending.
         fcntl.flock(lock, fcntl.LOCK_EX)
         _follow(tracker, project, root, over)
 
 
 def _wait_for_end(ends: TextIO, over: threading.Event) -> None:
-    """Whatever the library is in the middle of then, the kernel ends this process in time."""
     ends.read()
+    # The kernel ends this process in time, also where the library does not return.
     signal.alarm(LIMIT_S)
     over.set()
 
@@ -141,8 +137,10 @@ def _follow(tracker: str, project: str, root: Path, over: threading.Event) -> No
     record = Record.model_validate_json(path.read_text(encoding="utf-8")) if path.exists() else None
     text = (root / "config.yaml").read_text(encoding="utf-8")
     described = Described(project, root.name, path.parent, parse_yaml(text, "config.yaml"))
-    sink = _opener(tracker)(described, record.id if record else None)
-    # Also where there was one: the folder may have been moved since.
+    module, name = _OPENERS[tracker].split(".")
+    opener: Open = getattr(import_module(f"megasharp.metrics.trackers.{module}"), name)
+    sink = opener(described, record.id if record else None)
+    # Written anew even if there was a record: the folder may have been moved since.
     sent = record.sent if record else {}
     record = Record(id=sink.id, folder=str(root.resolve()), inode=root.stat().st_ino, sent=sent)
     write_text(path, record.model_dump_json())
@@ -151,12 +149,6 @@ def _follow(tracker: str, project: str, root: Path, over: threading.Event) -> No
         follower.follow()
     follower.follow()
     sink.close()
-
-
-def _opener(tracker: str) -> Open:
-    module, name = _OPENERS[tracker].split(".")
-    opener: Open = getattr(import_module(f"megasharp.metrics.trackers.{module}"), name)
-    return opener
 
 
 if __name__ == "__main__":

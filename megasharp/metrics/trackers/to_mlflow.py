@@ -13,7 +13,7 @@ from megasharp.metrics.trackers.follow import Described, Row
 
 
 class MlflowRun:
-    """A run of an experiment, which is made if missing. Names are those of metrics.jsonl, but for `@` and `+`."""
+    """A run of an experiment, which is created if missing. Names are those of metrics.jsonl, except for `@` and `+`."""
 
     def __init__(self, described: Described, known: str | None) -> None:
         self._client = MlflowClient()
@@ -31,20 +31,16 @@ class MlflowRun:
         return run
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Points carry the time of their row."""
-        metrics = [
-            Metric(_allowed(name), value, int(1000 * row.time), row.step)
-            for row in rows
-            for name, value in row.values.items()
-        ]
+        """Send each value with the time of its row."""
+        metrics = []
+        for row in rows:
+            for name, value in row.values.items():
+                # MLflow's names have no `@` and no `+`.
+                allowed = name.replace("@", "_at_").replace("+", "_with_")
+                metrics.append(Metric(allowed, value, int(1000 * row.time), row.step))
         for begin in range(0, len(metrics), MAX_METRICS_PER_BATCH):
             self._client.log_batch(self.id, metrics=metrics[begin : begin + MAX_METRICS_PER_BATCH])
 
     def close(self) -> None:
-        """Say that nobody writes to the run now."""
+        """Mark the run as finished, until an attempt continues it."""
         self._client.set_terminated(self.id)
-
-
-def _allowed(name: str) -> str:
-    """MLflow's names have no `@` and no `+`."""
-    return name.replace("@", "_at_").replace("+", "_with_")

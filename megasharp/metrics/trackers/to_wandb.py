@@ -24,17 +24,17 @@ class WandbRun:
             resume="allow",
             dir=described.folder,
             config=described.config if known is None else None,
-            # This process is no training: its output, its machine and its code tell nobody anything.
+            # This is not the training process: its output, machine statistics and code would mislead.
             settings=wandb.Settings(
                 console="off", silent=True, x_disable_stats=True, disable_git=True, disable_code=True
             ),
         )
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Rows of one step are one row there."""
+        """Send rows; those of one step become one row in W&B."""
         for row in rows:
             self._run.log(row.values, step=row.step)
 
     def close(self) -> None:
-        """Wait until all is sent."""
+        """Wait until everything is sent."""
         self._run.finish()

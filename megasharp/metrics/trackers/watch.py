@@ -1,6 +1,6 @@
-"""The trackers' processes as the run sees them: begun, looked at now and then, and never waited for long.
+"""The trackers' processes as the run sees them: started, checked now and then, and never waited for long.
 
-What a run folder holds of a tracker: the run's id there, how far each curve has come, and whose folder that is.
+`Record` is what the run folder keeps of a tracker, for the next attempt and for a copy of the folder.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from megasharp.common.signals import save_kept_from_children
 
 
 class Record(Section):
-    """The run's id in a tracker, and the last step that each curve there has.
+    """The run's id in a tracker, and the last step that was sent of each curve.
 
-    `folder` and `inode` are of the run folder that it is the record of, because a copied folder has it too.
+    `folder` and `inode` identify the run folder, because a copy of the folder contains the record too.
     """
 
     id: str
@@ -30,23 +30,23 @@ class Record(Section):
     sent: dict[str, int] = {}
 
     def is_of(self, root: Path) -> bool:
-        """Whether `root` is that folder: it lies where it lay, or is the same one, renamed or mounted elsewhere.
+        """Return whether `root` is the recorded folder: at the same path, or renamed or mounted elsewhere.
 
-        Where in doubt it is not: a run of its own has all rows, and rows in another's cannot be taken back.
+        In doubt it is not: a new run in the tracker gets all rows, but rows sent to another's run cannot be removed.
         """
         before = Path(self.folder)
         return before.samefile(root) if before.exists() else root.stat().st_ino == self.inode
 
 
 def record_path(root: Path, tracker: str) -> Path:
-    """Where the record of a tracker lies."""
+    """Return the path of a tracker's record."""
     return root / "trackers" / f"{tracker}.json"
 
 
 def forget_the_originals(root: Path, tracker: str) -> str | None:
-    """In a copied folder, remove the record, so that the copy becomes a run of its own there; returns whose it was.
+    """Remove the record from a copied folder, so that the copy becomes a run of its own; return the original's path.
 
-    What does not read as a record stays for the tracker's own process to name.
+    An unreadable record stays: the tracker's process reports it.
     """
     path = record_path(root, tracker)
     try:
@@ -59,6 +59,7 @@ def forget_the_originals(root: Path, tracker: str) -> str | None:
     return record.folder
 
 
+# Characters of a tracker's last line that are reported.
 _SHOWN = 300
 
 
@@ -67,11 +68,11 @@ class _Process:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
-    told: bool = False
+    reported: bool = False
 
     @property
     def trouble(self) -> str | None:
-        """Why it has ended before the run did, or None."""
+        """The reason why it ended with an error, or None."""
         code = self.process.poll()
         if not code:
             return None
@@ -84,38 +85,48 @@ def check_installed(trackers: Mapping[str, str], where: str) -> None:
     """Raise UserError for a tracker, by library name, whose library is not installed."""
     for name in trackers:
         found = find_spec(name)
-        # A folder of that name, as the libraries leave them, is found too.
+        # The libraries leave folders of their name, which `find_spec` finds as packages without a file.
         if found is None or found.origin is None:
             raise UserError(f"{where}: log.{name}: {name} is not installed; pip install 'megasharp[trackers]'")
 
 
 class Trackers:
-    """The processes of a run's trackers, project by library name; outputs go to `<name>.log` in `logs`."""
+    """The processes of a run's trackers, project by library name; their output goes to `<name>.log` in `logs`."""
 
-    def __init__(self, trackers: Mapping[str, str], root: Path, logs: Path, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, trackers: Mapping[str, str], root: Path, logs: Path, report: Callable[[str], None]) -> None:
+        self._report = report
         self._processes: list[_Process] = []
         for name, project in trackers.items():
             try:
                 original = forget_the_originals(root, name)
                 if original is not None:
-                    tell(f"log.{name}: this folder was copied or moved from {original}: a run of its own begins there")
-                self._processes.append(_begin(name, project, root, logs / f"{name}.log"))
+                    report(
+                        f"log.{name}: this folder was copied or moved from {original}: a run of its own begins there"
+                    )
+                log = logs / f"{name}.log"
+                # -P: a folder of the library's name, which it leaves where people work, is not the library.
+                command = [sys.executable, "-P", "-m", "megasharp.metrics.trackers.follow", name, project, str(root)]
+                with log.open("ab") as output, save_kept_from_children():
+                    # A session of its own: Ctrl-C is for the run, which then closes the tracker's standard input.
+                    process = subprocess.Popen(
+                        command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                    )
+                self._processes.append(_Process(name, process, log))
             except OSError as error:
-                tell(f"log.{name}: cannot be started ({one_line(error)}); the run goes on without it")
+                report(f"log.{name}: cannot be started ({one_line(error)}); the run goes on without it")
 
     def look(self) -> None:
-        """Tell, once, of a tracker that has ended."""
+        """Report, once, a tracker that ended with an error."""
         for one in self._processes:
-            trouble = None if one.told else one.trouble
+            trouble = None if one.reported else one.trouble
             if trouble is not None:
-                one.told = True
-                self._tell(
+                one.reported = True
+                self._report(
                     f"log.{one.name}: {trouble}; the run goes on without it, and a resumed one sends what is missing"
                 )
 
     def close(self, limit_s: float) -> None:
-        """Let them end, and wait for that at most so many seconds; they end by themselves later."""
+        """End the trackers and wait at most `limit_s` seconds for all of them; later they end by themselves."""
         for one in self._processes:
             assert one.process.stdin is not None
             one.process.stdin.close()
@@ -124,17 +135,6 @@ class Trackers:
             try:
                 one.process.wait(max(deadline - time.monotonic(), 0.0))
             except subprocess.TimeoutExpired:
-                one.told = True
-                self._tell(f"log.{one.name}: is not done sending; it goes on for a minute by itself ({one.log})")
+                one.reported = True
+                self._report(f"log.{one.name}: is not done sending; it goes on for a minute by itself ({one.log})")
         self.look()
-
-
-def _begin(name: str, project: str, root: Path, log: Path) -> _Process:
-    # -P: a folder of the library's name, which it leaves where people work, is not the library.
-    command = [sys.executable, "-P", "-m", "megasharp.metrics.trackers.follow", name, project, str(root)]
-    with log.open("ab") as output, save_kept_from_children():
-        # A session of its own: Ctrl-C is the run's, which then says that it is over.
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    return _Process(name, process, log)
