@@ -1,15 +1,11 @@
-"""A softmax policy over a few labels, for many seeds at once: sampling, its policy gradient, and optimizers.
+"""Policies over a few labels for the studies: softmax policies that are trained, and tilted ones in closed form.
 
 Plain NumPy in float64 instead of recipes and a learner: a study is thousands of updates of a handful of numbers for
-dozens of seeds, and one array operation over all seeds takes as long as one call of a hook. The tests hold the
-advantages and the optimizers against megasharp's own methods and torch's optimizers.
+dozens of seeds, and one array operation over all seeds takes as long as one call of a hook. The tests compare the
+advantages and the optimizers with megasharp's own methods and torch's optimizers.
 
 Suffixes of the studies: `_R` seeds (runs), `_T` training steps and the start before them, `_G` samples of a group,
-`_V` labels or actions.
-
-Policies of the form reference * exp(exponent) / Z over finitely many modes or trajectories, in float64.
-
-An array `x_M` holds one number per mode in its last axis; leading axes are independent cases.
+`_V` labels or actions, `_M` modes. Leading axes are independent cases.
 """
 
 from __future__ import annotations
@@ -21,35 +17,36 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Counts = NDArray[np.int64]
 
 
-def softmax(logit_RV: Array) -> Array:
+def softmax(logit_RV: Floats) -> Floats:
     """Probabilities along the last axis."""
     unnormalised_RV = np.exp(logit_RV - logit_RV.max(axis=-1, keepdims=True))
     return np.asarray(unnormalised_RV / unnormalised_RV.sum(axis=-1, keepdims=True))
 
 
-def entropy(policy_RV: Array) -> Array:
+def entropy(policy_RV: Floats) -> Floats:
     """Entropy along the last axis, in nats; 0 log 0 is 0."""
     tiny = np.finfo(np.float64).tiny
     return np.asarray(-(policy_RV * np.log(np.maximum(policy_RV, tiny))).sum(axis=-1))
 
 
-def uniforms(seeds: Sequence[int], steps: int, group_size: int) -> Array:
-    """All random numbers of a study, [R, T, G] in [0, 1): a seed draws the same ones in every setting of one size."""
+def uniforms(seeds: Sequence[int], steps: int, group_size: int) -> Floats:
+    """Draw a study's random numbers, [R, T, G] in [0, 1); a seed draws the same ones in every setting of one size."""
     return np.stack([np.random.default_rng(seed).random((steps, group_size)) for seed in seeds])
 
 
-def sample(policy_RV: Array, uniform_RG: Array) -> Integers:
-    """Actions [R, G], int64, by inversion of the cumulative distribution."""
-    # Without the last column, which rounding may leave just below 1.
+def sample(policy_RV: Floats, uniform_RG: Floats) -> Counts:
+    """Sample actions [R, G], int64, by inversion of the cumulative distribution."""
+    # The last column is left out: rounding may leave it just below 1.
     passed_RGV = uniform_RG[:, :, None] > np.cumsum(policy_RV, axis=-1)[:, None, :-1]
     return np.asarray(passed_RGV.sum(axis=-1), dtype=np.int64)
 
 
-def policy_gradient(policy_RV: Array, action_RG: Integers, weight_RG: Array) -> Array:
+def policy_gradient(policy_RV: Floats, action_RG: Counts, weight_RG: Floats) -> Floats:
     """The gradient with respect to the logits of `1/G sum_i weight_i log pi(action_i)`, [R, V]."""
     one_hot_RGV = np.eye(policy_RV.shape[-1])[action_RG]
     return np.asarray((weight_RG[:, :, None] * (one_hot_RGV - policy_RV[:, None, :])).mean(axis=1))
@@ -58,8 +55,8 @@ def policy_gradient(policy_RV: Array, action_RG: Integers, weight_RG: Array) -> 
 class Optimizer(Protocol):
     """Turns a gradient of what is to be maximised into a change of the parameters."""
 
-    def change(self, gradient: Array, parameter: Array) -> Array:
-        """What to add to `parameter`; one call per step."""
+    def change(self, gradient: Floats, parameter: Floats) -> Floats:
+        """Return the change to add to `parameter`; call it once per step."""
         ...
 
 
@@ -69,10 +66,10 @@ class Ascent:
 
     lr: float
     momentum: float = 0.0
-    buffer: Array = field(default_factory=lambda: np.zeros(()))
+    buffer: Floats = field(default_factory=lambda: np.zeros(()))
 
-    def change(self, gradient: Array, parameter: Array) -> Array:
-        """What to add to `parameter`."""
+    def change(self, gradient: Floats, parameter: Floats) -> Floats:
+        """Return the change to add to `parameter`."""
         self.buffer = self.momentum * self.buffer + gradient
         return self.lr * self.buffer
 
@@ -86,11 +83,11 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     steps: int = 0
-    first: Array = field(default_factory=lambda: np.zeros(()))
-    second: Array = field(default_factory=lambda: np.zeros(()))
+    first: Floats = field(default_factory=lambda: np.zeros(()))
+    second: Floats = field(default_factory=lambda: np.zeros(()))
 
-    def change(self, gradient: Array, parameter: Array) -> Array:
-        """What to add to `parameter`."""
+    def change(self, gradient: Floats, parameter: Floats) -> Floats:
+        """Return the change to add to `parameter`."""
         slow, slower = self.betas
         self.steps += 1
         self.first = slow * self.first + (1.0 - slow) * gradient
@@ -98,11 +95,6 @@ class Adam:
         scale = np.sqrt(self.second / (1.0 - slower**self.steps)) + self.epsilon
         direction = self.first / (1.0 - slow**self.steps) / scale
         return np.asarray(self.lr * (direction - self.weight_decay * parameter))
-
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Counts = NDArray[np.int64]
 
 
 def log_partition(reference_M: Floats, exponent_M: Floats) -> Floats:

@@ -1,6 +1,6 @@
-"""What a study is and what it finds: tables, claims of the paper beside our figures, and a picture.
+"""A study and its findings: tables, claims of the paper beside our numbers, and a picture.
 
-A study's findings on the screen and on disk: tables, claims beside the paper's figures, CSV files, one PNG.
+Findings are shown on the screen and written as CSV files and one PNG.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +26,7 @@ Cell = str | int | float
 
 
 class Outcome(StrEnum):
-    """How a claim of the paper fared here."""
+    """The verdict on a claim of the paper."""
 
     REPRODUCED = "reproduced"
     PARTLY = "partly"
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of the paper and what came out here.
+    """A claim of the paper and our result.
 
     Example: `Claim("fig 5", "GRPO keeps one mode", "1 mode", "median 1.0 modes of 20 seeds", Outcome.REPRODUCED)`.
     `ours` and `outcome` are computed from the run, never written by hand.
@@ -109,7 +109,7 @@ def write_findings(study: Study, findings: Findings, folder: Path) -> list[Path]
 
 
 def open_console() -> Console:
-    """A console on standard output: as wide as the terminal, 160 columns where it is none."""
+    """Open a console on standard output: as wide as the terminal, or 160 columns where there is none."""
     return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
@@ -117,7 +117,16 @@ def print_findings(study: Study, findings: Findings, console: Console) -> None:
     """Show settings, tables and claims."""
     console.print(f"[bold]{study.name}[/bold]: {escape(study.title)} (arXiv {study.paper})")
     console.print(findings.settings, markup=False)
-    for grid in (*map(_grid, findings.tables), _claims(findings.claims)):
+    claims = _empty_grid("claims of the paper")
+    claims.show_lines, claims.expand = True, True
+    for column, ratio in zip(_CLAIM_COLUMNS[:-1], _CLAIM_RATIOS, strict=True):
+        claims.add_column(column, overflow="fold", ratio=ratio)
+    claims.add_column(_CLAIM_COLUMNS[-1], overflow="fold", no_wrap=True)
+    for claim in findings.claims:
+        outcome = f"[{_STYLES[claim.outcome]}]{claim.outcome}[/]"
+        texts = (claim.where, claim.statement, claim.paper, claim.ours)
+        claims.add_row(*map(escape, texts), outcome)
+    for grid in (*map(_grid, findings.tables), claims):
         console.print()
         console.print(grid)
 
@@ -127,7 +136,9 @@ def _grid(table: Table) -> Grid:
     for index, column in enumerate(table.columns):
         cells = [row[index] for row in table.rows]
         if any(not isinstance(cell, str) for cell in cells):
-            grid.add_column(escape(column), justify="right", overflow="fold", width=_narrowest(column, cells))
+            # The narrowest width that breaks neither a cell nor a word of the heading.
+            width = max(map(len, (*column.split(), *map(cell_text, cells))))
+            grid.add_column(escape(column), justify="right", overflow="fold", width=width)
         else:
             grid.add_column(escape(column), overflow="fold")
     for row in table.rows:
@@ -135,33 +146,15 @@ def _grid(table: Table) -> Grid:
     return grid
 
 
-def _narrowest(heading: str, cells: Sequence[Cell]) -> int:
-    """The width that breaks neither a cell nor a word of the heading."""
-    return max(map(len, (*heading.split(), *map(cell_text, cells))))
-
-
-def _claims(claims: tuple[Claim, ...]) -> Grid:
-    grid = _empty_grid("claims of the paper")
-    grid.show_lines, grid.expand = True, True
-    for column, ratio in zip(_CLAIM_COLUMNS[:-1], _CLAIM_RATIOS, strict=True):
-        grid.add_column(column, overflow="fold", ratio=ratio)
-    grid.add_column(_CLAIM_COLUMNS[-1], overflow="fold", no_wrap=True)
-    for claim in claims:
-        outcome = f"[{_STYLES[claim.outcome]}]{claim.outcome}[/]"
-        texts = (claim.where, claim.statement, claim.paper, claim.ours)
-        grid.add_row(*map(escape, texts), outcome)
-    return grid
-
-
 def _empty_grid(title: str) -> Grid:
-    # Lines around every cell would cost a tenth of 80 columns, and a figure that does not fit is broken in two.
+    # Lines around every cell would cost a tenth of 80 columns, and a number that does not fit is broken in two.
     return Grid(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False
     )
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell on the screen: floats with three significant digits, all of those before the point (the CSV has more)."""
+    """Format a cell for the screen: floats with three significant digits or all before the point (CSV has more)."""
     if not isinstance(cell, float):
         return str(cell)
     return f"{cell:.0f}" if 1000 <= abs(cell) < 1e6 else f"{cell:.3g}"

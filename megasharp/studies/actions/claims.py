@@ -1,6 +1,7 @@
-"""What 2510.04028 says about its toy example and the theory under it, each sentence judged on this run.
+"""Claims of 2510.04028 about its toy example and the theory behind it, judged on this run, and their picture.
 
-The picture of the actions study: two stages, starts, rewards, theory, rollouts, temperature, four actions, -N.
+Each claim is a function that returns the paper's sentence, our numbers and a verdict. The picture has a panel for: the
+two stages, starts, rewards, theory, group sizes, temperatures, four actions, and -N.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from megasharp.studies.actions.experiments import (
     theorem_ratio,
 )
 from megasharp.studies.claims import clearly_above, clearly_below, clearly_rarer, outcome
-from megasharp.studies.softmax import Array
+from megasharp.studies.softmax import Floats
 from megasharp.studies.study import Claim, Outcome
 
 # The word "remains almost unchanged" is granted up to this change of probability.
@@ -52,24 +53,21 @@ TRIALS = 2000
 
 
 def judge(results: Results) -> tuple[Claim, ...]:
-    """All claims, in the paper's order."""
+    """Judge all claims, in the paper's order."""
     policies = list(_random_policies())
+    of_training = (_first_stage, _second_stage, _relative_negative, _group_sizes, _temperatures)
     return (
         _remark_2(policies),
         _theorem(policies, "fixed", "with an advantage that belongs to the action", 1.0),
         _theorem(policies, "mean", "with Algorithm 1's r - mean of the group", 1.0),
-        _first_stage(results),
-        _second_stage(results),
-        _relative_negative(results),
-        _group_sizes(results),
-        _temperatures(results),
+        *(claim(results) for claim in of_training),
         _extremes(policies),
         _middle_actions(results),
         _negative_only(results),
     )
 
 
-def _random_policies() -> Iterator[tuple[Array, Array]]:
+def _random_policies() -> Iterator[tuple[Floats, Floats]]:
     """Policies of three to five actions, uniform on the simplex, and rewards in [0, 1]; the same in every run."""
     rng = np.random.default_rng(0)
     for _ in range(TRIALS):
@@ -77,7 +75,7 @@ def _random_policies() -> Iterator[tuple[Array, Array]]:
         yield rng.dirichlet(np.ones(actions)), rng.random(actions)
 
 
-def _remark_2(policies: list[tuple[Array, Array]]) -> Claim:
+def _remark_2(policies: list[tuple[Floats, Floats]]) -> Claim:
     falls = total = 0
     for policy_V, _ in policies:
         for sampled in range(len(policy_V)):
@@ -92,8 +90,8 @@ def _remark_2(policies: list[tuple[Array, Array]]) -> Claim:
     return Claim("remark 2", statement, "for all u != v", ours, outcome(falls, total))
 
 
-def _theorem(policies: list[tuple[Array, Array]], rule: Rule, how: str, paper: float) -> Claim:
-    """The theorem's factor is `paper`; partly: proportional for every policy, with another factor for each G."""
+def _theorem(policies: list[tuple[Floats, Floats]], rule: Rule, how: str, paper: float) -> Claim:
+    """Judge whether the factor is `paper`; PARTLY where it is proportional with another factor for each G."""
     factors, rest = {}, 0.0
     for size in GROUP_SIZES:
         ratios = [theorem_ratio(rule, policy_V, reward_V, size) for policy_V, reward_V in policies[:50]]
@@ -115,7 +113,14 @@ def _first_stage(results: Results) -> Claim:
         [result.at_peak(action) - result.setting.start[action] for action in (EXPLORED, OPTIMAL, WORTHLESS)]
         for result in _cases(results)
     ]
-    holds = sum(_exploits(result) for result in _cases(results))
+    holds = 0
+    for result in _cases(results):
+        # a1 clearly rises, a3 clearly falls, and a2 does not clearly move by more than UNCHANGED.
+        start, best_R = result.setting.start, result.at_peak_R(OPTIMAL)
+        rises = clearly_above(result.peak_R, start[EXPLORED])
+        falls = clearly_below(result.at_peak_R(WORTHLESS), start[WORTHLESS])
+        moved = clearly_above(best_R, start[OPTIMAL] + UNCHANGED) or clearly_below(best_R, start[OPTIMAL] - UNCHANGED)
+        holds += rises and falls and not moved
     a1, a2, a3 = ([min(column), max(column)] for column in zip(*moves, strict=True))
     ours = (
         f"up to a1's peak a1 moves by {a1[0]:+.2f} to {a1[1]:+.2f}, a3 by {a3[0]:+.2f} to {a3[1]:+.2f}, a2 by "
@@ -123,15 +128,6 @@ def _first_stage(results: Results) -> Claim:
     )
     statement = "exploitation: pi(a1) rises, pi(a3) falls, pi(a2) hardly moves"
     return Claim("3.2, fig 1", statement, "almost unchanged", ours, outcome(holds, len(moves)))
-
-
-def _exploits(result: Result) -> bool:
-    """Up to a1's peak a1 clearly rises, a3 clearly falls, and a2 does not clearly move by more than UNCHANGED."""
-    start, best_R = result.setting.start, result.at_peak_R(OPTIMAL)
-    rises = clearly_above(result.peak_R, start[EXPLORED])
-    falls = clearly_below(result.at_peak_R(WORTHLESS), start[WORTHLESS])
-    moved = clearly_above(best_R, start[OPTIMAL] + UNCHANGED) or clearly_below(best_R, start[OPTIMAL] - UNCHANGED)
-    return rises and falls and not moved
 
 
 def _second_stage(results: Results) -> Claim:
@@ -193,13 +189,13 @@ def _temperatures(results: Results) -> Claim:
     return Claim("C.4, fig 6", statement, "enhances diversity", ours, outcome(rising, len(OPTIMIZERS)))
 
 
-def _rises(values_CR: list[Array]) -> bool:
-    """From the first to the last clearly, and clearly back nowhere in between."""
+def _rises(values_CR: list[Floats]) -> bool:
+    """Return True where the last is clearly above the first and no step in between clearly falls."""
     ends = clearly_above(values_CR[-1] - values_CR[0])
     return ends and not any(clearly_below(later_R - earlier_R) for earlier_R, later_R in pairwise(values_CR))
 
 
-def _extremes(policies: list[tuple[Array, Array]]) -> Claim:
+def _extremes(policies: list[tuple[Floats, Floats]]) -> Claim:
     best = min(float(theorem_1(p, r)[r.argmax()]) for p, r in policies)
     worst = max(float(theorem_1(p, r)[r.argmin()]) for p, r in policies)
     ours = f"lowest of the best {best:+.1e}, highest of the worst {worst:+.1e} in {len(policies):,} random policies"
@@ -255,21 +251,16 @@ ADAM_SHOWN = 300
 
 
 def draw(results: Results) -> Figure:
-    """Eight panels."""
+    """Draw eight panels, one for each subject."""
     figure = new_figure(15.5, 7.4)
-    panels = [figure.add_subplot(2, 4, index + 1) for index in range(8)]
-    for axes in panels:
+    above = (_draw_seeds, _draw_starts, _draw_rewards, _draw_expected)
+    below = (_draw_group_sizes, _draw_temperatures, _draw_four, _draw_negative_only)
+    for index, draw_panel in enumerate((*above, *below)):
+        axes = figure.add_subplot(2, 4, index + 1)
         dress(axes)
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlim(0, ADAM_SHOWN)
-    _draw_seeds(panels[0], results)
-    _draw_starts(panels[1], results)
-    _draw_rewards(panels[2], results)
-    _draw_expected(panels[3], results)
-    _draw_group_sizes(panels[4], results)
-    _draw_temperatures(panels[5], results)
-    _draw_four(panels[6], results)
-    _draw_negative_only(panels[7], results)
+        draw_panel(axes, results)
     figure.tight_layout(pad=1.4, w_pad=1.6, h_pad=2.2)
     return figure
 
@@ -281,7 +272,7 @@ def _finish(axes: Axes, title: str, subject: str, place: str) -> None:
     axes.legend(fontsize=7.5, loc=place, frameon=True, framealpha=0.9, edgecolor="none")
 
 
-def _median(results: Results, setting: Setting, action: int) -> Array:
+def _median(results: Results, setting: Setting, action: int) -> Floats:
     return np.asarray(np.median(results[setting].policy_RTV[:, :, action], axis=0))
 
 
@@ -294,7 +285,7 @@ def _draw_seeds(axes: Axes, results: Results) -> None:
 
 
 def _draw_pair(axes: Axes, results: Results, setting: Setting, colour: str, label: str) -> None:
-    """a1 solid, a2 dashed."""
+    """Draw a1 as a solid line and a2 as a dashed one."""
     axes.plot(_median(results, setting, EXPLORED), color=colour, linewidth=1.6, label=label)
     axes.plot(_median(results, setting, OPTIMAL), "--", color=colour, linewidth=1.6)
 

@@ -1,14 +1,11 @@
-"""Which settings the actions study runs, and what it keeps of each.
+"""Experiments of the actions study: 2510.04028's theory by enumeration, and its Algorithm 1 for many seeds at once.
 
-The tables of the actions study.
-
-Algorithm 1 of 2510.04028, for many seeds at once, and the expected dynamics without sampling.
-
-Lemma 1 and Theorem 1 of 2510.04028, and the same expectations by exact enumeration of all groups.
+In reading order: Lemma 1 and Theorem 1, and the same expectations by exact enumeration of all groups; Algorithm 1, and
+its expected dynamics without sampling; the settings that are run and the result of each; the tables.
 
 Theorem 1 writes the advantage as a fixed number per action. Algorithm 1 takes A = r - mean of the sampled group, which
-depends on the group. With A = r the two expectations differ by the factor 1 - 1/G: a sample is its own baseline's G-th
-part. One half at G = 2.
+depends on the group. With A = r the two expectations differ by the factor 1 - 1/G, because a sample is the G-th part
+of its own baseline. At G = 2 the factor is one half.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ import numpy as np
 
 from megasharp.studies.softmax import (
     Adam,
-    Array,
     Ascent,
     Bools,
+    Floats,
     Optimizer,
     entropy,
     policy_gradient,
@@ -35,21 +32,21 @@ from megasharp.studies.softmax import (
 )
 from megasharp.studies.study import Cell, Table
 
-# How a sampled action gets its advantage. "fixed": the action's own number, whatever else is in the group.
+# The rule for a sampled action's advantage. "fixed": the action's own number, whatever else is in the group.
 Rule = Literal["fixed", "mean", "leave one out", "mean and std", "mean, negative only"]
 RULES: tuple[Rule, ...] = ("fixed", "mean", "leave one out", "mean and std", "mean, negative only")
 STD_EPSILON = 1e-6
 
 
-def theorem_1(policy_V: Array, advantage_V: Array) -> Array:
-    """E[dz_v] / lr = pi(v) [(1 - pi(v)) A(v) - sum over u != v of pi(u) A(u)], for advantages fixed per action [V]."""
+def theorem_1(policy_V: Floats, advantage_V: Floats) -> Floats:
+    """Return E[dz_v] / lr = pi(v) [(1 - pi(v)) A(v) - sum over u != v of pi(u) A(u)], [V], for fixed advantages A."""
     mean = policy_V @ advantage_V
     others_V = mean - policy_V * advantage_V
     return np.asarray(policy_V * ((1.0 - policy_V) * advantage_V - others_V))
 
 
-def groups(policy_V: Array, group_size: int) -> tuple[Array, Array]:
-    """All multisets of `group_size` sampled actions: counts [K, V] and their multinomial probabilities [K]."""
+def groups(policy_V: Floats, group_size: int) -> tuple[Floats, Floats]:
+    """Enumerate the multisets of `group_size` sampled actions: counts [K, V], multinomial probabilities [K]."""
     actions = range(len(policy_V))
     drawn = combinations_with_replacement(actions, group_size)
     count_KV = np.array([[group.count(action) for action in actions] for group in drawn], dtype=np.float64)
@@ -57,8 +54,8 @@ def groups(policy_V: Array, group_size: int) -> tuple[Array, Array]:
     return count_KV, np.asarray(orders_K * np.prod(policy_V**count_KV, axis=-1))
 
 
-def group_advantages(rule: Rule, reward_V: Array, count_KV: Array) -> Array:
-    """The advantage [K, V] that each action has in each group; what an absent action has is never used."""
+def group_advantages(rule: Rule, reward_V: Floats, count_KV: Floats) -> Floats:
+    """Return each action's advantage in each group, [K, V]; that of an absent action is never used."""
     size = count_KV.sum(axis=-1, keepdims=True)
     centred_KV = reward_V - (count_KV @ reward_V)[:, None] / size
     match rule:
@@ -75,16 +72,16 @@ def group_advantages(rule: Rule, reward_V: Array, count_KV: Array) -> Array:
             return np.asarray(np.minimum(centred_KV, 0.0))
 
 
-def enumerated_update(rule: Rule, policy_V: Array, reward_V: Array, group_size: int) -> Array:
-    """E[g / G] of Algorithm 1 [V]: the exact mean over all groups of `1/G sum_i A_i (one_hot(a_i) - pi)`."""
+def enumerated_update(rule: Rule, policy_V: Floats, reward_V: Floats, group_size: int) -> Floats:
+    """Return Algorithm 1's E[g / G], [V]: the exact mean over groups of `1/G sum_i A_i (one_hot(a_i) - pi)`."""
     count_KV, probability_K = groups(policy_V, group_size)
     weight_KV = count_KV * group_advantages(rule, reward_V, count_KV) / group_size
     gradient_KV = weight_KV - policy_V * weight_KV.sum(axis=-1, keepdims=True)
     return np.asarray(probability_K @ gradient_KV)
 
 
-def probability_change(policy_V: Array, sampled: int) -> Array:
-    """d pi / d(lr A) [V] of one Lemma 1 update: what a small positive advantage of `sampled` does to probabilities.
+def probability_change(policy_V: Floats, sampled: int) -> Floats:
+    """Return d pi / d(lr A), [V], for one Lemma 1 update with a small positive advantage of `sampled`.
 
     Lemma 1 moves logits by one_hot - pi; to first order pi(u) moves by pi(u) (dz_u - sum pi dz).
     """
@@ -92,8 +89,8 @@ def probability_change(policy_V: Array, sampled: int) -> Array:
     return np.asarray(policy_V * (logit_V - policy_V @ logit_V))
 
 
-def theorem_ratio(rule: Rule, policy_V: Array, reward_V: Array, group_size: int) -> tuple[float, float]:
-    """The factor c that fits `enumerated_update = c * theorem_1` best, and the largest misfit over the update."""
+def theorem_ratio(rule: Rule, policy_V: Floats, reward_V: Floats, group_size: int) -> tuple[float, float]:
+    """Fit c in `enumerated_update = c * theorem_1`; return c and the largest misfit over the largest update."""
     exact_V, theorem_V = enumerated_update(rule, policy_V, reward_V, group_size), theorem_1(policy_V, reward_V)
     factor = float(exact_V @ theorem_V / (theorem_V @ theorem_V))
     return factor, float(np.abs(exact_V - factor * theorem_V).max() / np.abs(exact_V).max())
@@ -103,7 +100,7 @@ OptimizerName = Literal["Adam", "plain"]
 
 # The paper's.
 GROUP_SIZE, LR = 2, 0.1
-# The paper gives no number of steps: enough for most seeds to go through both stages.
+# The paper gives no number of steps. These let most seeds go through both stages.
 STEPS = {"Adam": 1000, "plain": 10_000}
 
 
@@ -129,8 +126,8 @@ class Setting:
         return STEPS[self.optimizer]
 
 
-def simulate(setting: Setting, seeds: Sequence[int]) -> Array:
-    """The sampling policy softmax(z / temperature) at every step, [R, T, V], the start included.
+def simulate(setting: Setting, seeds: Sequence[int]) -> Floats:
+    """Run Algorithm 1; return the sampling policy softmax(z / temperature) at every step, [R, T, V], start included.
 
     The update is the paper's at every temperature, without the factor 1 / temperature of the gradient. Logits start at
     the log of `start`. Were they to start at temperature * log(start), the sampling policy would start there and move
@@ -153,8 +150,8 @@ def simulate(setting: Setting, seeds: Sequence[int]) -> Array:
     return policy_RTV
 
 
-def expected_dynamics(setting: Setting) -> Array:
-    """The plain update without sampling, [T, V]: every step adds lr (1 - 1/G) times Theorem 1, with A = r."""
+def expected_dynamics(setting: Setting) -> Floats:
+    """Run the plain update without sampling, [T, V]: a step adds lr (1 - 1/G) times Theorem 1, with A = r."""
     assert setting.optimizer == "plain" and not setting.negative_only
     factor = setting.lr * (1.0 - 1.0 / setting.group_size)
     logit_V = np.log(setting.start)
@@ -165,8 +162,8 @@ def expected_dynamics(setting: Setting) -> Array:
     return policy_TV
 
 
-def untempered(policy_RTV: Array, temperature: float) -> Array:
-    """softmax(z) from softmax(z / temperature)."""
+def untempered(policy_RTV: Floats, temperature: float) -> Floats:
+    """Recover softmax(z) from softmax(z / temperature)."""
     tiny = np.finfo(np.float64).tiny
     return softmax(temperature * np.log(np.maximum(policy_RTV, tiny)))
 
@@ -200,8 +197,8 @@ class Result:
     """One setting. `policy_RTV` is at temperature 1, what is deployed; `entropy_RT` is the sampling policy's."""
 
     setting: Setting
-    policy_RTV: Array
-    entropy_RT: Array
+    policy_RTV: Floats
+    entropy_RT: Floats
 
     @property
     def peak(self) -> float:
@@ -209,7 +206,7 @@ class Result:
         return float(np.median(self.peak_R))
 
     @property
-    def peak_R(self) -> Array:
+    def peak_R(self) -> Floats:
         """Each seed's highest probability of a1."""
         return np.asarray(self.policy_RTV[:, :, EXPLORED].max(axis=1))
 
@@ -222,7 +219,7 @@ class Result:
         """Median of `at_peak_R`."""
         return float(np.median(self.at_peak_R(action)))
 
-    def at_peak_R(self, action: int) -> Array:
+    def at_peak_R(self, action: int) -> Floats:
         """Probability of `action` at each seed's own peak of a1."""
         return np.asarray(self.policy_RTV[np.arange(len(self.policy_RTV)), self._peak_step_R, action])
 
@@ -245,12 +242,12 @@ class Result:
 
     @property
     def optimal_wins_R(self) -> Bools:
-        """Whether the best action has more than half at the end."""
+        """True for seeds in which the best action has more than half at the end."""
         return np.asarray(self.policy_RTV[:, -1, OPTIMAL] > 0.5)
 
     @property
     def explored_turns_negative_R(self) -> Bools:
-        """Whether a1's expected advantage r(a1) - E[r] goes from positive to negative."""
+        """True for seeds in which a1's expected advantage r(a1) - E[r] goes from positive to negative."""
         advantage_RT = self.setting.rewards[EXPLORED] - self.policy_RTV @ np.array(self.setting.rewards)
         return np.asarray((advantage_RT[:, 0] > 0) & (advantage_RT[:, -1] < 0))
 
@@ -260,17 +257,17 @@ class Result:
         return float(self.policy_RTV[:, :, EXPLORED].std(axis=0).mean())
 
     @property
-    def log_deviation_R(self) -> Array:
-        """Log of each seed's own part in `spread`: mean over steps of how far its a1 is from the mean over seeds.
+    def log_deviation_R(self) -> Floats:
+        """Log of each seed's own part in `spread`: the mean over steps of its a1's distance to the mean over seeds.
 
-        The log, because a few seeds that lock a1 in for long would outweigh all others.
+        It is a log because a few seeds that keep a1 for long would outweigh all others.
         """
         path_RT = self.policy_RTV[:, :, EXPLORED]
         deviation_R = np.abs(path_RT - path_RT.mean(axis=0)).mean(axis=1)
         return np.asarray(np.log(np.maximum(deviation_R, np.finfo(np.float64).tiny)))
 
     @property
-    def mean_optimal_R(self) -> Array:
+    def mean_optimal_R(self) -> Floats:
         """The best action's probability, mean over steps: the larger, the earlier it takes over."""
         return np.asarray(self.policy_RTV[:, :, OPTIMAL].mean(axis=1))
 
@@ -280,12 +277,12 @@ class Result:
         return float(self.sampling_entropy_R.mean())
 
     @property
-    def sampling_entropy_R(self) -> Array:
+    def sampling_entropy_R(self) -> Floats:
         """Each seed's mean over steps of that entropy."""
         return np.asarray(self.entropy_RT.mean(axis=1))
 
     @property
-    def _peak_step_R(self) -> Array:
+    def _peak_step_R(self) -> Floats:
         return np.asarray(self.policy_RTV[:, :, EXPLORED].argmax(axis=1))
 
 
@@ -293,7 +290,7 @@ Results = Mapping[Setting, Result]
 
 
 def settings() -> tuple[Setting, ...]:
-    """Everything the study runs, each once."""
+    """List every setting of the study once."""
     adam = (
         *FIGURE_1,
         *(replace(setting, negative_only=True) for setting in FIGURE_1),
@@ -310,8 +307,8 @@ def run_all(seeds: Sequence[int]) -> Results:
     return {setting: measure(setting, simulate(setting, seeds)) for setting in settings()}
 
 
-def measure(setting: Setting, policy_RTV: Array) -> Result:
-    """A simulation with its probabilities at temperature 1."""
+def measure(setting: Setting, policy_RTV: Floats) -> Result:
+    """Return a simulation's result, with its probabilities at temperature 1."""
     return Result(setting, untempered(policy_RTV, setting.temperature), entropy(policy_RTV))
 
 
@@ -319,8 +316,9 @@ _STAGES = ("peak a1", "at step", "a2 there", "lowest a2", "step a2 > .5", "seeds
 
 
 def tabulate(results: Results) -> tuple[Table, ...]:
-    """All tables, in the paper's order."""
-    return (_theorem(), _figure_1(results), _group_sizes(results), _temperatures(results), _four(results))
+    """Make all tables, in the paper's order."""
+    of_training = (_figure_1, _group_sizes, _temperatures, _four)
+    return (_theorem(), *(table(results) for table in of_training))
 
 
 def _theorem() -> Table:
@@ -348,7 +346,7 @@ def _stages(result: Result) -> tuple[Cell, ...]:
 
 
 def slashed(numbers: Iterable[float]) -> str:
-    """Numbers as ".5/1/0"."""
+    """Format numbers as ".5/1/0"."""
     return "/".join(f"{number:g}".removeprefix("0") or "0" for number in numbers)
 
 

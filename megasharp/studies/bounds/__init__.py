@@ -1,7 +1,7 @@
 """Study `bounds`: the theorems of arXiv 2601.15609 on random cases, and its Appendix F on a model.
 
-`sharpening` and `coupling` hold the theorems as functions, `policy_trials` and `kernel_trials` try them on random
-cases, `gradients` measures the kernel of a model, and `study` puts the results beside the paper's words.
+`sharpening` and `coupling` hold the theorems as functions and try them on random cases, `gradients` measures the kernel
+of a model, and `study` puts the results beside the paper's words.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""How an update on one query moves another: section 3.3 and appendices E, G and H of arXiv 2601.15609, as functions.
+"""Coupling of queries, where an update on one moves another: section 3.3 and appendices E, G, H of arXiv 2601.15609.
 
 A batch has G responses to query q; `kernel_GG` holds the inner products of the gradients of their logits, `cross_G`
 those of a response to another query q' with each of them, `shift_G` >= 0 the wanted shifts |A| / beta (the sign is
 absorbed in the gradient). Leading axes are independent cases; float64. `rho` in (0, 1] is Assumption 3.2's decay.
 
-All formulas are [DERIVED]: the symbols are lost in the text we have, the proofs' words are not. Which of them hold, and
-for which kernels, is what `megasharp toy bounds` measures; these functions only say what the paper says.
-
-Random trials of Theorem 3.4 and Corollary 3.2, under the assumptions as stated and as the proof uses them.
+All formulas are [DERIVED]: the symbols are lost in the text we have, the proofs' words are not. The first half of the
+file says what the paper says. The second half tries Theorem 3.4 and Corollary 3.2 on random kernels, under the
+assumptions as stated and as the proof uses them: `megasharp toy bounds` reports which of them hold.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ class KernelBounds:
 
 
 def dual_coefficients(kernel_GG: Floats, shift_G: Floats) -> Floats:
-    """K^-1 shift. Raises numpy.linalg.LinAlgError for a singular kernel (a response sampled twice makes one)."""
+    """Return K^-1 shift. Raises numpy.linalg.LinAlgError for a singular kernel (a response sampled twice makes one)."""
     solved: Floats = np.linalg.solve(kernel_GG, shift_G[..., None]).astype(np.float64)[..., 0]
     return solved
 
 
 def logit_shift(kernel_GG: Floats, cross_G: Floats, shift_G: Floats) -> Floats:
-    """What the least-norm update that fits `shift_G` does to another logit: cross^T K^-1 shift (appendix E)."""
+    """Return the change of another logit by the least-norm update that fits `shift_G`: cross^T K^-1 shift (app. E)."""
     moved: Floats = (cross_G * dual_coefficients(kernel_GG, shift_G)).sum(-1)
     return moved
 
 
 def uniform_kernel(a: Floats, b: Floats, group: int) -> Floats:
-    """M(a, b) = (a - b) I + b 1 1^T: eigenvalues a + (G - 1) b once and a - b, G - 1 times."""
+    """Return M(a, b) = (a - b) I + b 1 1^T: eigenvalues a + (G - 1) b once and a - b, G - 1 times."""
     ones = np.ones((group, group))
     kernel: Floats = (a - b)[..., None, None] * np.eye(group) + b[..., None, None] * ones
     return kernel
 
 
 def entry_bounds(kernel_GG: Floats) -> KernelBounds:
-    """Smallest and largest diagonal and other entry. These need not bound the kernel's spectrum."""
+    """Return the extreme diagonal and other entries. They need not bound the kernel's spectrum."""
     group = kernel_GG.shape[-1]
     diagonal_G = np.diagonal(kernel_GG, axis1=-2, axis2=-1)
     others = kernel_GG[..., ~np.eye(group, dtype=bool)]
@@ -59,7 +58,7 @@ def entry_bounds(kernel_GG: Floats) -> KernelBounds:
 
 
 def spectral_bounds(kernel_GG: Floats) -> KernelBounds:
-    """Bounds of the entries that also hold as matrices: M(a_min, b_min) <= K <= M(a_max, b_max) (Loewner order).
+    """Return bounds of the entries that also hold as matrices: M(a_min, b_min) <= K <= M(a_max, b_max) (Loewner order).
 
     b is taken from the entries, a is then as tight as the order allows.
     """
@@ -124,7 +123,7 @@ REPEATS = 3
 
 
 def kernel_checks(trials: int, rng: Generator) -> list[Check]:
-    """Every check of this module. Kernels without Assumption 3.3 are drawn and left out, so trials can be fewer."""
+    """Run every check of this module. Kernels without Assumption 3.3 are drawn and left out, so trials can be fewer."""
     checks = _uniform(trials, rng)
     kernel_GG = random_kernels(trials, rng)
     for name, bounds in (("entry", entry_bounds(kernel_GG)), ("spectral", spectral_bounds(kernel_GG))):
@@ -135,7 +134,7 @@ def kernel_checks(trials: int, rng: Generator) -> list[Check]:
 
 
 def random_kernels(trials: int, rng: Generator) -> Floats:
-    """K = J J^T of gradients with a shared direction, scales that differ a little, in 128 or 512 dimensions."""
+    """Draw K = J J^T of gradients with a shared direction and slightly different scales, in 128 or 512 dimensions."""
     kernels = []
     for dimension in DIMENSIONS:
         count = trials // len(DIMENSIONS)
@@ -149,7 +148,7 @@ def random_kernels(trials: int, rng: Generator) -> Floats:
 
 
 def random_shifts(trials: int, rng: Generator) -> tuple[Floats, Bools]:
-    """|A| of GRPO at 1 to G - 1 correct samples (the size of beta cancels), and which samples are correct."""
+    """Draw |A| of GRPO at 1 to G - 1 correct samples (the size of beta cancels), and mark the correct samples."""
     correct = rng.integers(1, GROUP, (trials, 1))
     correct_G = np.arange(GROUP) < correct
     odds = np.sqrt((GROUP - correct) / correct)
@@ -157,7 +156,7 @@ def random_shifts(trials: int, rng: Generator) -> tuple[Floats, Bools]:
 
 
 def _uniform(trials: int, rng: Generator) -> list[Check]:
-    """Kernels M(a, b), for which the proof's Step 1 is exact."""
+    """Check kernels M(a, b), for which the proof's step 1 is exact."""
     a = rng.uniform(1, 10, trials)
     b = a * rng.uniform(0, 1, trials)
     rho = rng.uniform(0.1, 1, trials)
@@ -166,29 +165,21 @@ def _uniform(trials: int, rng: Generator) -> list[Check]:
     same_G = np.broadcast_to((rho * b)[:, None], shift_G.shape)
     free_G = same_G * rng.random(shift_G.shape)
     upper = unseen_upper_bound(bounds, shift_G, rho)
+    # Case 2 as the proof has it: n samples of the mode, each with a gradient of its own, all aligned by rho a.
+    seen_G = np.arange(GROUP) < REPEATS
+    cross_G = rho[:, None] * np.where(seen_G, bounds.a_min[:, None], bounds.b_min[:, None])
+    lower = seen_lower_bound(bounds, shift_G, np.broadcast_to(seen_G, shift_G.shape), rho)
+    same, free, cross = (logit_shift(kernel_GG, moved_G, shift_G) for moved_G in (same_G, free_G, cross_G))
     return [
-        at_most("Thm 3.4 case 1", "uniform kernel, all rho b", _moved(kernel_GG, same_G, shift_G), upper),
-        at_most("Thm 3.4 case 1", "uniform kernel, any in [0, rho b]", _moved(kernel_GG, free_G, shift_G), upper),
-        _seen_realisations(kernel_GG, bounds, shift_G, rho),
+        at_most("Thm 3.4 case 1", "uniform kernel, all rho b", same, upper),
+        at_most("Thm 3.4 case 1", "uniform kernel, any in [0, rho b]", free, upper),
+        at_most("Thm 3.4 case 2", f"uniform kernel, {REPEATS} distinct samples", lower, cross),
         _seen_repeats(a, b, rho, rng),
     ]
 
 
-def _moved(kernel_GG: Floats, cross_G: Floats, shift_G: Floats) -> Floats:
-    return logit_shift(kernel_GG, cross_G, shift_G)
-
-
-def _seen_realisations(kernel_GG: Floats, bounds: KernelBounds, shift_G: Floats, rho: Floats) -> Check:
-    """Case 2 as the proof has it: n samples of the mode, each with a gradient of its own, all aligned by rho a."""
-    seen_G = np.arange(GROUP) < REPEATS
-    cross_G = rho[:, None] * np.where(seen_G, bounds.a_min[:, None], bounds.b_min[:, None])
-    lower = seen_lower_bound(bounds, shift_G, np.broadcast_to(seen_G, shift_G.shape), rho)
-    statement = f"uniform kernel, {REPEATS} distinct samples"
-    return at_most("Thm 3.4 case 2", statement, lower, _moved(kernel_GG, cross_G, shift_G))
-
-
 def _seen_repeats(a: Floats, b: Floats, rho: Floats, rng: Generator) -> Check:
-    """Case 2 where one response is sampled n times: K is singular, and its pseudo-inverse gives the least-norm update.
+    """Check case 2 where one response is sampled n times: K is singular, its pseudo-inverse gives the least norm.
 
     a and b bound the distinct responses (literally, b_max >= a, which Assumption 3.3 forbids).
     """
@@ -207,7 +198,7 @@ def _seen_repeats(a: Floats, b: Floats, rho: Floats, rng: Generator) -> Check:
 
 
 def _general(name: str, kernel_GG: Floats, bounds: KernelBounds, rng: Generator) -> list[Check]:
-    """Kernels with unequal entries, bounded by `bounds`, which satisfy Assumptions 3.1 and 3.3."""
+    """Check kernels with unequal entries, bounded by `bounds`, which satisfy Assumptions 3.1 and 3.3."""
     trials = len(kernel_GG)
     rho = rng.uniform(0.1, 1, trials)
     shift_G, _ = random_shifts(trials, rng)
@@ -218,31 +209,25 @@ def _general(name: str, kernel_GG: Floats, bounds: KernelBounds, rng: Generator)
     seen_G = np.broadcast_to(np.arange(GROUP) == 0, shift_G.shape)
     lower = seen_lower_bound(bounds, shift_G, seen_G, rho)
     at_most_sum = upper / (rho * bounds.b_max)
+    free = logit_shift(kernel_GG, free_G, shift_G)
     own = rho * logit_shift(kernel_GG, kernel_GG[:, 0], shift_G)
-    return [
-        at_most("Thm 3.4 step 1", f"{name} bounds, sum of dual coefficients", dual_G.sum(-1), at_most_sum),
-        at_most("Thm 3.4 case 1", f"{name} bounds, any in [0, rho b_max]", _moved(kernel_GG, free_G, shift_G), upper),
-        at_most("Thm 3.4 case 2", f"{name} bounds, one sample", lower, own),
-        _several_seen(name, kernel_GG, bounds, shift_G, rho, rng),
-    ]
-
-
-def _several_seen(
-    name: str, kernel_GG: Floats, bounds: KernelBounds, shift_G: Floats, rho: Floats, rng: Generator
-) -> Check:
-    """n samples of the mode, with alignments anywhere between the bounds that the proof substitutes."""
-    seen_G = np.broadcast_to(np.arange(GROUP) < REPEATS, shift_G.shape)
+    # n samples of the mode, with alignments anywhere between the bounds that the proof substitutes.
+    several_G = np.broadcast_to(np.arange(GROUP) < REPEATS, shift_G.shape)
     draw_G = rng.random(shift_G.shape)
     self_G = bounds.a_min[:, None] + draw_G * (bounds.a_max - bounds.a_min)[:, None]
     other_G = bounds.b_min[:, None] + draw_G * (bounds.b_max - bounds.b_min)[:, None]
-    cross_G = rho[:, None] * np.where(seen_G, self_G, other_G)
-    lower = seen_lower_bound(bounds, shift_G, seen_G, rho)
-    statement = f"{name} bounds, {REPEATS} distinct samples"
-    return at_most("Thm 3.4 case 2", statement, lower, _moved(kernel_GG, cross_G, shift_G))
+    several = logit_shift(kernel_GG, rho[:, None] * np.where(several_G, self_G, other_G), shift_G)
+    several_lower = seen_lower_bound(bounds, shift_G, several_G, rho)
+    return [
+        at_most("Thm 3.4 step 1", f"{name} bounds, sum of dual coefficients", dual_G.sum(-1), at_most_sum),
+        at_most("Thm 3.4 case 1", f"{name} bounds, any in [0, rho b_max]", free, upper),
+        at_most("Thm 3.4 case 2", f"{name} bounds, one sample", lower, own),
+        at_most("Thm 3.4 case 2", f"{name} bounds, {REPEATS} distinct samples", several_lower, several),
+    ]
 
 
 def ratio_check(trials: int, rng: Generator) -> Check:
-    """Corollary 3.2: the ratio of the two bounds is its uniform formula, where the kernel is uniform."""
+    """Check Corollary 3.2: the ratio of the two bounds is its uniform formula, where the kernel is uniform."""
     a = rng.uniform(1, 10, trials)
     b = a * rng.uniform(0.01, 1, trials)
     shift_G, _ = random_shifts(trials, rng)

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.studies.softmax import Bools, Floats
+from megasharp.studies.softmax import Bools, Counts, Floats
 from megasharp.tasks.countdown import CountdownAnswer, make_problem, prompt_text, verify
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
 
@@ -46,7 +45,7 @@ class GradientKernel:
     """Inner products between the gradients of R responses; `gram_RR` has one matrix per reading of READINGS."""
 
     parameters: int
-    question_R: NDArray[np.int64]
+    question_R: Counts
     response_R: tuple[tuple[int, ...], ...]
     correct_R: Bools
     gram_RR: dict[str, Floats]
@@ -54,7 +53,7 @@ class GradientKernel:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """What Appendix F reports, for one reading.
+    """Appendix F's numbers for one reading.
 
     `mean`, `deviation`: inner products between responses of different questions, and `cosine` their mean cosine;
     `positive`: the share of them that is > 0; `standard_error`: of the mean, over questions (jackknife);
@@ -112,7 +111,7 @@ def _threads_for(model: Any) -> Iterator[None]:
 
 
 def _load(folder: Path) -> Any:
-    # Here, because it takes seconds and listing the studies must not.
+    # Imported here because it takes seconds, which listing the studies must not.
     from transformers import AutoModelForCausalLM
 
     try:
@@ -127,7 +126,7 @@ def _load(folder: Path) -> Any:
 def _sample(
     model: Any, tokenizer: TextTokenizer, prompts: list[tuple[int, ...]], seed: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """RESPONSES of the model's own distribution per prompt, end token included: (question, tokens)."""
+    """Sample RESPONSES per prompt from the model's own distribution: (question, tokens with the end token)."""
     responses = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -143,14 +142,10 @@ def _sample(
                 eos_token_id=list(tokenizer.stop_token_ids),
                 pad_token_id=tokenizer.pad_token_id,
             )
-            cut = [_until_stop(row, tokenizer.stop_token_ids) for row in out[:, len(prompt) :].tolist()]
-            responses += [(question, response) for response in cut]
+            for tokens in out[:, len(prompt) :].tolist():
+                ends = [place for place, token in enumerate(tokens) if token in tokenizer.stop_token_ids]
+                responses.append((question, tuple(tokens[: ends[0] + 1] if ends else tokens)))
     return responses
-
-
-def _until_stop(tokens: list[int], stops: tuple[int, ...]) -> tuple[int, ...]:
-    ends = [position for position, token in enumerate(tokens) if token in stops]
-    return tuple(tokens[: ends[0] + 1] if ends else tokens)
 
 
 def _grams(model: Any, texts: list[tuple[tuple[int, ...], tuple[int, ...]]], seed: int) -> dict[str, Floats]:
@@ -174,7 +169,7 @@ def response_value(model: Any, prompt: tuple[int, ...], response: tuple[int, ...
 
 
 def _flat(gradients: tuple[Tensor, ...], width: int, seed: int) -> Tensor:
-    """The gradient as one vector; as a count sketch (Charikar et al. 2002) where it is longer than `width`."""
+    """Flatten the gradient; to a count sketch (Charikar et al. 2002) where it is longer than `width`."""
     if sum(gradient.numel() for gradient in gradients) <= width:
         return torch.cat([gradient.flatten() for gradient in gradients])
     sketch = torch.zeros(width)
@@ -192,7 +187,7 @@ def _signed_buckets(gradients: tuple[Tensor, ...], width: int, seed: int) -> Ite
 
 
 def summarise(kernel: GradientKernel, reading: str) -> Alignment:
-    """Appendix F's figures for one reading."""
+    """Compute Appendix F's numbers for one reading."""
     gram_RR = kernel.gram_RR[reading]
     length_R = np.sqrt(np.diagonal(gram_RR))
     apart_RR = kernel.question_R[:, None] != kernel.question_R[None, :]
@@ -214,8 +209,8 @@ def summarise(kernel: GradientKernel, reading: str) -> Alignment:
     )
 
 
-def _jackknife_error(gram_RR: Floats, question_R: NDArray[np.int64]) -> float:
-    """Standard error of the mean between questions: pairs share questions, so questions are left out one by one.
+def _jackknife_error(gram_RR: Floats, question_R: Counts) -> float:
+    """Return the jackknife error of the mean between questions: pairs share questions, so each is left out once.
 
     NaN for two questions, where nothing is left between one.
     """
@@ -231,8 +226,8 @@ def _jackknife_error(gram_RR: Floats, question_R: NDArray[np.int64]) -> float:
     return float(np.sqrt((count - 1) / count * np.square(np.array(means) - np.mean(means)).sum()))
 
 
-def _dominated(gram_RR: Floats, distinct_RR: Bools, question_R: NDArray[np.int64]) -> float:
-    """Assumption 3.3's share of questions; those with one distinct response say nothing and are left out."""
+def _dominated(gram_RR: Floats, distinct_RR: Bools, question_R: Counts) -> float:
+    """Return the share of questions with Assumption 3.3, of those with more than one distinct response."""
     holds = []
     for question in np.unique(question_R):
         own_R = question_R == question
@@ -243,7 +238,7 @@ def _dominated(gram_RR: Floats, distinct_RR: Bools, question_R: NDArray[np.int64
 
 
 def repeated_share(kernel: GradientKernel) -> float:
-    """Share of questions with a response sampled twice, where the kernel is singular."""
+    """Return the share of questions with a response sampled twice, for which the kernel is singular."""
     questions = np.unique(kernel.question_R)
     repeated = 0
     for question in questions:

@@ -4,10 +4,9 @@ A query has M modes (classes of responses); an array `x_M` holds one number per 
 are independent cases. Probabilities and advantages are float64 without a unit; `correct_M` is bool; `beta` > 0 is the
 coefficient of KL(policy || reference); `count_M` says how often each mode was sampled, and its sum is the group size G.
 
-The formulas' symbols are lost in the text we have. What the text says in words is marked [PAPER], what we rebuilt from
-the proofs [DERIVED].
-
-Random trials of Theorems 3.1, 3.2, C.1 and 3.3 and of what the paper concludes from them.
+The formulas' symbols are lost in the text we have. Statements that the text makes in words are marked [PAPER], formulas
+that we rebuilt from the proofs [DERIVED]. The second half of the file tries Theorems 3.1, 3.2, C.1 and 3.3, and the
+paper's conclusions from them, on random cases.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Sharpening(StrEnum):
 
 
 def is_over_sharpened(policy_M: Floats, reference_M: Floats, correct_M: Bools) -> Bools:
-    """Definition 3.1 [PAPER] for many cases at once: whether any correct mode is less likely than in the reference."""
+    """Definition 3.1 [PAPER] for many cases at once: some correct mode is less likely than in the reference."""
     lost_M = policy_M < reference_M * (1 - ROUNDING)
     return np.asarray((lost_M & correct_M).any(-1))
 
@@ -67,8 +66,8 @@ def batch_exponent(advantage_M: Floats, count_M: Counts, beta: Floats) -> Floats
 def batch_policy(reference_M: Floats, advantage_M: Floats, count_M: Counts, beta: Floats) -> Floats:
     """Theorem 3.2 [DERIVED]: the batch-optimal policy, reference * exp(n A / (G beta)) / Z.
 
-    It is the maximiser of the linear surrogate sum_i (n_i A_i / G) policy_i - beta KL. It is not where GRPO's own
-    surrogates come to rest: see `ratio_policy`. Take it as the paper's definition.
+    It is the maximiser of the linear surrogate sum_i (n_i A_i / G) policy_i - beta KL. GRPO's own
+    surrogates do not converge to it: see `ratio_policy`. Take it as the paper's definition.
     """
     return tilt(reference_M, batch_exponent(advantage_M, count_M, beta))
 
@@ -188,7 +187,7 @@ class Cases:
 
 
 def random_cases(trials: int, rng: Generator) -> Cases:
-    """`trials` cases of 8 modes, 1 to 7 of them correct."""
+    """Draw `trials` cases of 8 modes, 1 to 7 of them correct."""
     reference_M = rng.dirichlet(np.ones(MODES), trials)
     for start, concentration in enumerate(CONCENTRATIONS):
         part = slice(start, None, len(CONCENTRATIONS))
@@ -207,7 +206,7 @@ def random_cases(trials: int, rng: Generator) -> Cases:
 
 
 def policy_checks(trials: int, rng: Generator) -> list[Check]:
-    """Every check of this module on one set of random cases."""
+    """Run every check of this module on one set of random cases."""
     cases = random_cases(trials, rng)
     return [*_optimum(cases, rng), *_batch_optimum(cases, rng), *_update(cases), *_partition(cases)]
 
@@ -230,7 +229,7 @@ def _optimum(cases: Cases, rng: Generator) -> list[Check]:
 
 
 def _beats_others(where: str, statement: str, best_M: Floats, cases: Cases, gain_M: Floats, rng: Generator) -> Check:
-    """No random policy, near or far, has a larger objective than `best_M`."""
+    """Check that no random policy, near or far, has a larger objective than `best_M`."""
     scale = 10 ** rng.uniform(-3, 0.5, (len(best_M), 1))
     rival_M = tilt(best_M, scale * rng.normal(size=best_M.shape))
     rival = objective(rival_M, cases.reference_M, gain_M, cases.beta)
@@ -254,7 +253,7 @@ def _batch_optimum(cases: Cases, rng: Generator) -> list[Check]:
 
 
 def _update(cases: Cases) -> list[Check]:
-    """Theorem C.1 for a step in function space, which it names, and for one on the logits of a softmax."""
+    """Check Theorem C.1 for a step in function space, which it names, and for one on the logits of a softmax."""
     reference_M, beta = cases.reference_M, cases.beta
     current_M = tilt(reference_M, np.sin(np.arange(MODES)) * np.ones_like(reference_M))
     target_M = batch_policy(reference_M, cases.advantage_M, cases.count_M, beta)

@@ -1,6 +1,6 @@
-"""Study `bounds`: runs the trials, measures a model's gradients, and sets both beside the paper's words.
+"""Study `bounds`: runs the trials, measures a model's gradients, and compares both with the paper's claims.
 
-The picture of study `bounds`: group size, the bound of Z, violations of Theorem 3.4, gradient alignment.
+The picture shows group size, the bound of Z, violations of Theorem 3.4, and gradient alignment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.random import Generator, default_rng
-from numpy.typing import NDArray
 
 from megasharp.config.core import SHIPPED
 from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure
@@ -22,6 +21,7 @@ from megasharp.studies.bounds.coupling import uniform_suppression_ratio
 from megasharp.studies.bounds.gradients import READINGS, Alignment, GradientKernel
 from megasharp.studies.bounds.sharpening import Sharing
 from megasharp.studies.claims import COLUMNS, Check, pooled
+from megasharp.studies.softmax import Floats
 from megasharp.studies.study import Claim, Findings, Options, Outcome, Study, Table
 
 SEEDS = 5
@@ -52,7 +52,7 @@ _ALIGNMENT_ROWS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """All that was measured; `kernel` is None where there was no model to measure."""
+    """Everything that was measured; `kernel` is None where there was no model to measure."""
 
     checks: dict[tuple[str, str], Check]
     sharing: tuple[Sharing, ...]
@@ -60,7 +60,7 @@ class Results:
     alignments: dict[str, Alignment]
 
     def check(self, where: str, statement: str) -> Check:
-        """The check of that name."""
+        """Return the check of that name."""
         return self.checks[where, statement]
 
 
@@ -74,11 +74,14 @@ def run(options: Options) -> Findings:
     kernel = gradients.measure(folder, options.seed) if folder is not None else None
     alignments = {reading: gradients.summarise(kernel, reading) for reading in READINGS} if kernel else {}
     seeds = options.seeds or SEEDS
-    results = Results(_checks(seeds, rng), _sharing(rng), kernel, alignments)
+    checks = _checks(seeds, rng)
+    sharing = tuple(sharpening.over_sharpening(group, SHARING_TRIALS, rng) for group in SHARING_GROUPS)
+    results = Results(checks, sharing, kernel, alignments)
+    judged = (_policy_claims, _kernel_claims, _gradient_claims)
     return Findings(
         settings=_settings(seeds, folder, kernel),
         tables=_tables(results),
-        claims=(*_policy_claims(results), *_kernel_claims(results), *_gradient_claims(results)),
+        claims=tuple(claim for judge in judged for claim in judge(results)),
         figure=draw(
             results.sharing, sharpening.partition_cases(SHARING_TRIALS, rng), list(results.checks.values()), kernel
         ),
@@ -96,10 +99,6 @@ def _checks(seeds: int, rng: Generator) -> dict[tuple[str, str], Check]:
     ]
     whole = [pooled(same) for same in zip(*blocks, strict=True)]
     return {(check.where, check.statement): check for check in whole}
-
-
-def _sharing(rng: Generator) -> tuple[Sharing, ...]:
-    return tuple(sharpening.over_sharpening(group, SHARING_TRIALS, rng) for group in SHARING_GROUPS)
 
 
 def _settings(seeds: int, folder: Path | None, kernel: GradientKernel | None) -> str:
@@ -133,19 +132,16 @@ def _tables(results: Results) -> tuple[Table, ...]:
         ("p", "G", "R, mode seen once", "R, mode seen G/8 times"),
         tuple((p, g, _ratio(g, p, 1), _ratio(g, p, g / 8)) for p in ACCURACIES for g in RATIO_GROUPS),
     )
-    return (checks, sharing, ratio, *_gradient_tables(results))
+    if not results.alignments:
+        return (checks, sharing, ratio)
+    rows = tuple(zip(_ALIGNMENT_ROWS, *map(astuple, results.alignments.values()), strict=True))
+    columns = ("logit of a response:", *results.alignments)
+    gradient = Table("gradients", "Appendix F: inner products of responses' gradients", columns, rows)
+    return (checks, sharing, ratio, gradient)
 
 
 def _ratio(group: int, accuracy: float, seen: float) -> float:
     return coupling.grpo_ratio(ALIGNMENT, group, accuracy, seen)
-
-
-def _gradient_tables(results: Results) -> tuple[Table, ...]:
-    if not results.alignments:
-        return ()
-    rows = tuple(zip(_ALIGNMENT_ROWS, *map(astuple, results.alignments.values()), strict=True))
-    columns = ("logit of a response:", *results.alignments)
-    return (Table("gradients", "Appendix F: inner products of responses' gradients", columns, rows),)
 
 
 def _policy_claims(results: Results) -> tuple[Claim, ...]:
@@ -179,7 +175,7 @@ def _policy_claims(results: Results) -> tuple[Claim, ...]:
 
 
 def _both(where: str, statement: str, narrow: Check, wide: Check) -> Claim:
-    """A claim that holds in the proof's reading, and is also made for what training does."""
+    """Judge a claim by the proof's reading (`narrow`) and by what training does (`wide`)."""
     outcomes = {(True, True): Outcome.REPRODUCED, (True, False): Outcome.PARTLY}
     outcome = outcomes.get((narrow.violations == 0, wide.violations == 0), Outcome.DIFFERS)
     ours = f"{narrow.statement}: {narrow.violations} violations; {wide.statement}: {wide.share:.1%} violated"
@@ -223,7 +219,7 @@ def _kernel_claims(results: Results) -> tuple[Claim, ...]:
 
 
 def _group_size_claim() -> Claim:
-    """Corollary 3.2's third bullet, with the share held fixed and with the share that GRPO's advantages give."""
+    """Judge Corollary 3.2's third bullet, with a fixed share and with the share that GRPO's advantages give."""
     group = np.array(RATIO_GROUPS, dtype=np.float64)
     share, seen, alignment = (np.full_like(group, value) for value in (0.25, 1.0, ALIGNMENT))
     fixed = _grows(list(uniform_suppression_ratio(share, alignment, group, seen)))
@@ -263,7 +259,7 @@ def _gradient_claims(results: Results) -> tuple[Claim, ...]:
 
 
 def _aligned(alignment: Alignment) -> Outcome:
-    """The paper says "strongly and consistently": its mean is four standard deviations above zero."""
+    """Judge "strongly and consistently": the paper's mean is four standard deviations above zero."""
     if alignment.mean < 3 * alignment.standard_error:
         return Outcome.DIFFERS
     return Outcome.REPRODUCED if alignment.mean > 2 * alignment.deviation else Outcome.PARTLY
@@ -298,11 +294,11 @@ _POINTS = 1500
 
 def draw(
     sharing: tuple[Sharing, ...],
-    partition: tuple[NDArray[np.float64], NDArray[np.float64]],
+    partition: tuple[Floats, Floats],
     checks: list[Check],
     kernel: GradientKernel | None,
 ) -> Figure:
-    """Four panels, 10 x 8 inches."""
+    """Draw four panels, 10 x 8 inches."""
     figure = new_figure(10.5, 8.2)
     axes = figure.subplots(2, 2)
     for panel in axes.flat:
@@ -332,7 +328,7 @@ def _group_size(axes: Axes, sharing: tuple[Sharing, ...]) -> None:
     _title(axes, "Over-sharpened queries")
 
 
-def _partition(axes: Axes, bound: NDArray[np.float64], partition: NDArray[np.float64]) -> None:
+def _partition(axes: Axes, bound: Floats, partition: Floats) -> None:
     bound, partition = bound[:_POINTS], partition[:_POINTS]
     shown = (bound > 0) & (partition < 30)
     suppressed = shown & (bound <= 1) & (partition > 1)
@@ -352,7 +348,9 @@ def _partition(axes: Axes, bound: NDArray[np.float64], partition: NDArray[np.flo
 
 
 def _violations(axes: Axes, checks: list[Check]) -> None:
-    labels = [f"{check.where.removeprefix('Thm 3.4 ')}: {_short(check.statement)}" for check in checks]
+    # A label on two lines leaves more room for the bars.
+    statements = [check.statement.replace(", ", ",\n", 1) for check in checks]
+    labels = [f"{check.where.removeprefix('Thm 3.4 ')}: {text}" for check, text in zip(checks, statements, strict=True)]
     shares = [100 * check.share for check in checks]
     rows = np.arange(len(checks))[::-1]
     axes.barh(rows, shares, color=[LOSS if share > 0 else _BLUE for share in shares], height=0.6)
@@ -362,12 +360,6 @@ def _violations(axes: Axes, checks: list[Check]) -> None:
     axes.set_xlim(0, max(5.0, 1.2 * max(shares)))
     axes.set_xlabel("% of trials that violate the bound", fontsize=9, color=MUTED)
     _title(axes, "Theorem 3.4's bounds")
-
-
-def _short(statement: str) -> str:
-    """A statement on at most two lines."""
-    head, _, tail = statement.partition(", ")
-    return f"{head},\n{tail}" if tail else head
 
 
 def _gradients(axes: Axes, kernel: GradientKernel | None) -> None:

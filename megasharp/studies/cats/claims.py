@@ -1,11 +1,12 @@
-"""What 2601.15609 says about its softmax cats, each sentence judged on this run.
+"""Claims of 2601.15609 about its softmax cats, judged on this run, and their picture.
 
-The picture of the cats study: collapse, estimators, optimizers, the held-out input, IAC and DLC.
+Each claim is a function that returns the paper's sentence, our numbers and a verdict. The picture shows the collapse,
+estimators, optimizers, the held-out input, and IAC with DLC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -46,10 +47,10 @@ from megasharp.studies.cats.training import (
     siamese_input,
 )
 from megasharp.studies.claims import clearly_above, clearly_below, clearly_rarer, outcome, settle, weigh
-from megasharp.studies.softmax import Array, softmax
+from megasharp.studies.softmax import Floats, softmax
 from megasharp.studies.study import Claim, Outcome
 
-# Most seeds: the word "collapses" is granted to a setting from here on.
+# A setting counts as collapsing from this share of seeds on.
 MOST = 0.9
 # "Either label": each wins in clearly more than this share of the runs.
 SOME = 0.1
@@ -62,7 +63,7 @@ SURVIVING = 0.9
 
 
 def judge(results: Results) -> tuple[Claim, ...]:
-    """All claims, in the paper's order."""
+    """Judge all claims, in the paper's order."""
     judges = (
         _collapses,
         _either_label,
@@ -125,17 +126,17 @@ def _group_size_delays(results: Results) -> Claim:
 
 
 def slower(one: Result, other: Result) -> bool:
-    """Whether `one` was clearly less collapsed than `other` over the whole run, seed by seed."""
+    """Return True where `one` was clearly less collapsed than `other` over the whole run, seed by seed."""
     return clearly_above(other.mean_dominance_R - one.mean_dominance_R)
 
 
 def less_dominant(one: Result, other: Result) -> bool:
-    """Whether `one` ends clearly less collapsed than `other`, seed by seed."""
+    """Return True where `one` ends clearly less collapsed than `other`, seed by seed."""
     return clearly_above(other.dominance_RT[:, -1] - one.dominance_RT[:, -1])
 
 
 def _estimators_of_figure_1(results: Results) -> list[tuple[Result, Result, Result]]:
-    """Raw, mean-shifted and normalised for every learning rate of SGD and every G."""
+    """List raw, mean-shifted and normalised for every learning rate of SGD and every G."""
     names: tuple[Estimator, Estimator, Estimator] = ("raw", "mean-shifted", "normalised")
     found = []
     for row in (row for row in OPTIMIZERS if row.optimizer == "SGD"):
@@ -182,13 +183,10 @@ def _squeezed(results: Results) -> Claim:
     return Claim("3.4, fig 2", statement, "strongly squeezed", ours, outcome(squeezed, len(found)))
 
 
-def _not_falling(values: Sequence[float]) -> bool:
-    return all(a <= b for a, b in pairwise(values))
-
-
 def _similarity(results: Results) -> Claim:
     main = [r for e in DISTINCT_ESTIMATORS for r in _sizes(results, replace(PLAIN, estimator=e))]
-    ordered = sum(_not_falling(list(result.siamese.values())) for result in main)
+    # By falling similarity: High, Mid, Low.
+    ordered = sum(all(a <= b for a, b in pairwise(result.siamese.values())) for result in main)
     at = ", ".join(f"{name} {p:.3f}" for name, p in results[PLAIN].siamese.items())
     ours = f"ordered in {ordered} of {len(main)} settings; raw, G={GROUP_SIZE}: {at}"
     return Claim(
@@ -297,26 +295,36 @@ CALIBRATION_LINES = ("none", "IAC alpha 1", "DLC mu .5", "IAC alpha 1 + DLC mu .
 
 
 def draw(results: Results, trajectory: Trajectory) -> Figure:
-    """Six panels; `trajectory` is that of PLAIN."""
+    """Draw six panels; `trajectory` is that of PLAIN."""
     figure = new_figure(13.0, 7.4)
     panels = [figure.add_subplot(2, 3, index + 1) for index in range(6)]
     for axes in panels:
         dress(axes)
     _draw_seeds(panels[0], trajectory)
-    _draw_estimators(panels[1], results)
+    for estimator, colour in zip(DISTINCT_ESTIMATORS, COLOURS[1:], strict=False):
+        _draw_mean(panels[1], results, replace(PLAIN, estimator=estimator), estimator, colour)
+    _shares(panels[1])
+    _legend(panels[1], "lower right")
+    _label(panels[1], f"estimators, G={GROUP_SIZE}, SGD", "larger correct label's share of both, mean over seeds")
     _draw_optimizers(panels[2], results)
-    _draw_siamese(panels[3], trajectory)
+    for (name, shift), colour in zip(SHIFTS.items(), COLOURS[1:], strict=False):
+        mean_T = held_out_policy(trajectory.policy_RTV, shift)[:, :, SIAMESE].mean(axis=0)
+        panels[3].plot(mean_T, color=colour, linewidth=1.8, label=f"similarity {name} (shift {shift:g})")
+    panels[3].set_yscale("log")
+    panels[3].set_xlim(0, STEPS)
+    _legend(panels[3], "upper right")
+    _label(panels[3], f"held-out Siamese input, raw, G={GROUP_SIZE}, SGD", "p(Siamese), mean over seeds")
     _draw_calibrations(panels[4], results, PLAIN, f"IAC and DLC, SGD lr {PLAIN.lr:g}")
     _draw_calibrations(panels[5], results, ADAMW, f"IAC and DLC, AdamW lr {ADAMW.lr:g}")
     figure.tight_layout(pad=1.4, w_pad=2.0, h_pad=2.2)
     return figure
 
 
-def held_out_policy(policy_RTV: Array, shift: float) -> Array:
-    """Label probabilities of the Siamese input at every step.
+def held_out_policy(policy_RTV: Floats, shift: float) -> Floats:
+    """Return the label probabilities of the Siamese input at every step.
 
-    All updates lie along the Persian features (AdamW's too, both of them being equal), so its logits are Persian's
-    times <siamese, persian> / <persian, persian>.
+    All updates are along the Persian features (also AdamW's, because both features are equal), so its logits are
+    Persian's times <siamese, persian> / <persian, persian>.
     """
     share = siamese_input(shift) @ PERSIAN_INPUT / (PERSIAN_INPUT @ PERSIAN_INPUT)
     return softmax(share * np.log(policy_RTV))
@@ -343,14 +351,6 @@ def _draw_seeds(axes: Axes, trajectory: Trajectory) -> None:
     axes.set_yticks(np.linspace(0.0, 1.0, 6))
     _legend(axes, "upper right", columns=2)
     _label(axes, f"raw rewards, G={GROUP_SIZE}, SGD", f"p(Cat) on the Persian input, {SHOWN_SEEDS} seeds at most")
-
-
-def _draw_estimators(axes: Axes, results: Results) -> None:
-    for estimator, colour in zip(DISTINCT_ESTIMATORS, COLOURS[1:], strict=False):
-        _draw_mean(axes, results, replace(PLAIN, estimator=estimator), estimator, colour)
-    _shares(axes)
-    _legend(axes, "lower right")
-    _label(axes, f"estimators, G={GROUP_SIZE}, SGD", "larger correct label's share of both, mean over seeds")
 
 
 def _draw_mean(axes: Axes, results: Results, setting: Setting, label: str, colour: str) -> None:
@@ -383,16 +383,6 @@ def _draw_optimizers(axes: Axes, results: Results) -> None:
 def _draw_steps(axes: Axes, results: Results, row: Setting, colour: str, line: str, label: str) -> None:
     steps = [min(results[replace(row, group_size=g)].median_step, STEPS) for g in GROUP_SIZES]
     axes.plot(GROUP_SIZES, steps, line, color=colour, marker="o", markersize=4, linewidth=1.6, label=label)
-
-
-def _draw_siamese(axes: Axes, trajectory: Trajectory) -> None:
-    for (name, shift), colour in zip(SHIFTS.items(), COLOURS[1:], strict=False):
-        mean_T = held_out_policy(trajectory.policy_RTV, shift)[:, :, SIAMESE].mean(axis=0)
-        axes.plot(mean_T, color=colour, linewidth=1.8, label=f"similarity {name} (shift {shift:g})")
-    axes.set_yscale("log")
-    axes.set_xlim(0, STEPS)
-    _legend(axes, "upper right")
-    _label(axes, f"held-out Siamese input, raw, G={GROUP_SIZE}, SGD", "p(Siamese), mean over seeds")
 
 
 def _draw_calibrations(axes: Axes, results: Results, base: Setting, title: str) -> None:

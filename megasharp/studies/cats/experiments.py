@@ -1,7 +1,4 @@
-"""Which settings the cats study trains, and what it keeps of each.
-
-The tables of the cats study.
-"""
+"""Experiments of the cats study: the settings that are trained, the result of each, and the tables."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from megasharp.studies.cats.training import (
     Trajectory,
     train,
 )
-from megasharp.studies.softmax import Array
+from megasharp.studies.softmax import Floats
 from megasharp.studies.study import Cell, Table
 
 GROUP_SIZES = (2, 4, 8, 16, 32)
@@ -78,10 +75,10 @@ class Result:
     held-out input after training, by similarity.
     """
 
-    collapse_step_R: Array
-    dominance_RT: Array
-    cat_wins_R: Array
-    siamese_R: Mapping[str, Array]
+    collapse_step_R: Floats
+    dominance_RT: Floats
+    cat_wins_R: Floats
+    siamese_R: Mapping[str, Floats]
 
     @property
     def siamese(self) -> Mapping[str, float]:
@@ -89,12 +86,12 @@ class Result:
         return {name: float(p_R.mean()) for name, p_R in self.siamese_R.items()}
 
     @property
-    def mean_dominance_R(self) -> Array:
+    def mean_dominance_R(self) -> Floats:
         """Mean over the steps: how early and how far a seed collapsed, in one number."""
         return np.asarray(self.dominance_RT.mean(axis=1))
 
     @property
-    def late_rise_R(self) -> Array:
+    def late_rise_R(self) -> Floats:
         """Change of dominance over the second half of the steps."""
         return np.asarray(self.dominance_RT[:, -1] - self.dominance_RT[:, self.dominance_RT.shape[1] // 2])
 
@@ -123,24 +120,24 @@ Results = Mapping[Setting, Result]
 
 
 def calibrated(base: Setting, calibration: Setting) -> Setting:
-    """`base`'s estimator and optimizer with `calibration`'s IAC and DLC."""
+    """Combine `base`'s estimator and optimizer with `calibration`'s IAC and DLC."""
     return replace(calibration, estimator=base.estimator, optimizer=base.optimizer, lr=base.lr)
 
 
 def long_setting(setting: Setting) -> Setting:
-    """The same, trained for ten times as long."""
+    """Return the same setting, trained for ten times as long."""
     return replace(setting, steps=LONG_STEPS)
 
 
 def rows() -> Iterator[Setting]:
-    """Estimators under every optimizer; RF++-baseline under the first only, where it is seen to be `normalised`."""
+    """List estimators under every optimizer; RF++-baseline under the first only, where it equals `normalised`."""
     for optimizer in OPTIMIZERS:
         for estimator in ESTIMATORS if optimizer is PLAIN else DISTINCT_ESTIMATORS:
             yield replace(optimizer, estimator=estimator)
 
 
 def settings() -> Iterator[Setting]:
-    """Everything the study trains."""
+    """List every setting of the study; some come twice."""
     for row in rows():
         yield from (replace(row, group_size=group_size) for group_size in GROUP_SIZES)
     for estimator in ESTIMATORS:
@@ -156,7 +153,7 @@ def run_all(seeds: Sequence[int]) -> Results:
 
 
 def measure(trajectory: Trajectory) -> Result:
-    """What is kept of a training."""
+    """Return the result of a training."""
     correct_RTV = trajectory.policy_RTV[:, :, list(CORRECT)]
     larger_RT = correct_RTV.max(axis=-1)
     past_RT = larger_RT > COLLAPSED
@@ -174,7 +171,7 @@ _BY_GROUP_SIZE = ("estimator", "optimizer", "lr", *(f"G={g}" for g in GROUP_SIZE
 
 
 def tabulate(results: Results) -> tuple[Table, ...]:
-    """All tables, in the order of the paper's section and appendices."""
+    """Make all tables, in the order of the paper's section and appendices."""
     return (
         _by_group_size(
             "collapse_steps",
@@ -183,14 +180,12 @@ def tabulate(results: Results) -> tuple[Table, ...]:
             lambda r: steps_cell(r.median_step),
         ),
         _by_group_size("dominance", "larger correct label's share at the end", results, lambda r: r.dominance),
-        _long(results),
-        _siamese(results),
-        _calibration(results),
+        *(table(results) for table in (_long, _siamese, _calibration)),
     )
 
 
 def steps_cell(step: float) -> Cell:
-    """A step, or "none"."""
+    """Return the step, or "none" for an infinite one."""
     return int(step) if np.isfinite(step) else "none"
 
 

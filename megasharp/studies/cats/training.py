@@ -1,11 +1,10 @@
-"""Train the cats classifier on the Persian input, all seeds at once: one setting in, its trajectories out.
+"""The classifier of 2601.15609 section 3.4 and its training on the Persian input, all seeds at once.
 
-The world of 2601.15609 section 3.4: four labels, inputs with fixed features, a reward, group advantages.
-
-The paper's feature vectors are lost in its text. It says: Persian and Siamese align with the Cat superclass and differ
-in subclass dimensions; dimension 1 is Persian's, dimension 3 Siamese's; similarity moves mass from 1 to 3. Ours are the
-simplest that fit (the coordinates are superclass cat, Persian, Dog, Siamese). Labels have no features here: a linear
-classifier has a row of weights for each. That the paper's labels enter through their features cannot be excluded.
+There are four labels, inputs with fixed features, a reward, and group advantages. The paper's feature vectors are lost
+in its text. It says: Persian and Siamese align with the Cat superclass and differ in subclass dimensions; dimension 1
+is Persian's, dimension 3 Siamese's; similarity moves mass from 1 to 3. Ours are the simplest that fit (the coordinates
+are superclass cat, Persian, Dog, Siamese). Labels have no features here: a linear classifier has a row of weights for
+each. That the paper's labels enter through their features cannot be excluded.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import numpy as np
 
 from megasharp.studies.softmax import (
     Adam,
-    Array,
     Ascent,
-    Integers,
+    Counts,
+    Floats,
     Optimizer,
     policy_gradient,
     sample,
@@ -45,18 +44,18 @@ DISTINCT_ESTIMATORS = ESTIMATORS[:-1]
 IACForm = Literal["normalized", "literal"]
 
 
-def siamese_input(shift: float) -> Array:
-    """Features of the held-out Siamese input; `shift` 0 would make it Persian's, 1 as far from it as can be."""
+def siamese_input(shift: float) -> Floats:
+    """Return the features of the held-out Siamese input; `shift` 0 makes it Persian's, 1 as different as possible."""
     return np.array([1.0, 1.0 - shift, 0.0, shift])
 
 
-def rewards(label_RG: Integers) -> Array:
-    """1 for a correct label of a Persian input, the superclass or the subclass; else 0."""
+def rewards(label_RG: Counts) -> Floats:
+    """Return 1 for a correct label of a Persian input, the superclass or the subclass; else 0."""
     return np.isin(label_RG, CORRECT).astype(np.float64)
 
 
-def advantages(estimator: Estimator, reward_RG: Array) -> Array:
-    """Group advantages along the last axis.
+def advantages(estimator: Estimator, reward_RG: Floats) -> Floats:
+    """Return group advantages along the last axis.
 
     raw: r. mean-shifted: r - mean. normalised: (r - mean) / (std + 1e-6), unbiased std (GRPO). RLOO: each reward less
     the mean of the others. RF++-baseline: r - mean, whitened over the batch; a step here is one group, so that it is
@@ -77,8 +76,8 @@ def advantages(estimator: Estimator, reward_RG: Array) -> Array:
             return np.asarray(centred_RG / np.sqrt(reward_RG.var(axis=-1, ddof=1, keepdims=True) + VARIANCE_EPSILON))
 
 
-def calibrated(advantage_RG: Array, reward_RG: Array, alpha: float, form: IACForm) -> Array:
-    """IAC: the advantages of correct samples times (1 - share of correct)^alpha, or literally (number wrong)^alpha.
+def calibrated(advantage_RG: Floats, reward_RG: Floats, alpha: float, form: IACForm) -> Floats:
+    """Apply IAC: advantages of correct samples times (1 - share of correct)^alpha, or literally (number wrong)^alpha.
 
     The paper's formula is lost; which of the two forms it has is derived from its words (normalized) or from a third
     party's notes (literal). alpha = 0 changes nothing.
@@ -119,16 +118,16 @@ class Setting:
 class Trajectory:
     """`policy_RTV`: the label probabilities of the Persian input, start included; `weight_RDV`: the trained weights."""
 
-    policy_RTV: Array
-    weight_RDV: Array
+    policy_RTV: Floats
+    weight_RDV: Floats
 
-    def held_out(self, shift: float) -> Array:
-        """Label probabilities [R, V] of the Siamese input after training."""
+    def held_out(self, shift: float) -> Floats:
+        """Return the label probabilities [R, V] of the Siamese input after training."""
         return softmax(siamese_input(shift) @ self.weight_RDV)
 
 
 def train(setting: Setting, seeds: Sequence[int]) -> Trajectory:
-    """Policy-gradient ascent from uniform probabilities (weights 0), on policy, one group of the Persian input a step.
+    """Train by on-policy gradient ascent from weights 0, with one group of the Persian input per step.
 
     DLC samples from softmax(z - mu * z_memory); the memory is the same classifier, one cross-entropy step per step.
     """
@@ -142,7 +141,10 @@ def train(setting: Setting, seeds: Sequence[int]) -> Trajectory:
         memory_logit_RV = PERSIAN_INPUT @ memory_RDV
         sampler_RV = softmax(PERSIAN_INPUT @ weight_RDV - setting.mu * memory_logit_RV)
         label_RG = sample(sampler_RV, uniform_RTG[:, step])
-        weight_RG = _advantages(setting, rewards(label_RG))
+        reward_RG = rewards(label_RG)
+        weight_RG = advantages(setting.estimator, reward_RG)
+        if setting.alpha is not None:
+            weight_RG = calibrated(weight_RG, reward_RG, setting.alpha, setting.iac_form)
         if setting.importance_cap is not None:
             ratio_RG = np.take_along_axis(policy_RV / sampler_RV, label_RG, axis=-1)
             weight_RG = weight_RG * np.minimum(ratio_RG, setting.importance_cap)
@@ -165,13 +167,6 @@ def _optimizer(setting: Setting) -> Optimizer:
             return Adam(setting.lr, WEIGHT_DECAY)
 
 
-def _advantages(setting: Setting, reward_RG: Array) -> Array:
-    advantage_RG = advantages(setting.estimator, reward_RG)
-    if setting.alpha is None:
-        return advantage_RG
-    return calibrated(advantage_RG, reward_RG, setting.alpha, setting.iac_form)
-
-
-def _outer(gradient_RV: Array) -> Array:
-    """The gradient of the weights: the logits are linear in the features."""
+def _outer(gradient_RV: Floats) -> Floats:
+    """Return the gradient of the weights: the logits are linear in the features."""
     return np.asarray(PERSIAN_INPUT[:, None] * gradient_RV[:, None, :])

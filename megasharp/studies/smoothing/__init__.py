@@ -1,7 +1,7 @@
 """Study `smoothing`: the theory of arXiv 2511.19942 (differential smoothing) on random problems.
 
-`policies` holds the optimal policies and measures as functions, `trials` tries lemmas and propositions on random cases,
-`theorem` Theorem B.10, and `study` puts the results beside the paper's words.
+`policies` holds the optimal policies and measures as functions, `theorem` tries Theorem B.10, the lemmas and the
+propositions on random cases, and `study` puts the results beside the paper's words.
 """
 
 from __future__ import annotations

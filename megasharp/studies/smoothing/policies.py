@@ -1,9 +1,9 @@
-"""Optimal policies of arXiv 2511.19942 over finitely many trajectories, and what the paper measures on them.
+"""Optimal policies of arXiv 2511.19942 over finitely many trajectories, and the paper's measures of them.
 
 An array `x_N` holds one number per trajectory in its last axis; leading axes are independent cases; float64.
 `base_N` > 0 is the base policy, `correct_N` says which trajectories solve the problem, `beta` > 0 weighs
 KL(policy || base), `gamma` >= 0 the paper's log-prob terms. The formulas' symbols are lost in the text we have:
-[PAPER] marks what its words say, [DERIVED] what we rebuilt from its proofs.
+[PAPER] marks statements that it makes in words, [DERIVED] formulas that we rebuilt from its proofs.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Theorem B.10 of arXiv 2511.19942: does smoothing dominate the entropy bonus at the same distance from the base?
+"""Random trials of arXiv 2511.19942: its Theorem B.10, then its lemmas and propositions.
 
-For a bonus policy with divergence D from the base, the theorem promises parameters (beta' > 0, gamma' >= 0) of equation
-3 with no larger divergence, no less correctness and no larger normalised variance. Its proof takes gamma' / beta' =
-gamma / beta and equal correctness. Then both policies agree on the correct trajectories, smoothing keeps the base's
-proportions on the incorrect ones, and by Jensen no f-divergence can be larger. But the beta' this asks for is positive
-only where sum_I base^(1 - gamma / beta) < e^(1 / beta) sum_I base (`matching_rate`): roughly, where the bonus
+Theorem B.10 says that smoothing dominates the entropy bonus at the same distance from the base. For a bonus policy with
+divergence D from the base, it promises parameters (beta' > 0, gamma' >= 0) of equation 3 with no larger divergence, no
+less correctness and no larger normalised variance. Its proof takes gamma' / beta' = gamma / beta and equal correctness.
+Then both policies agree on the correct trajectories, smoothing keeps the base's proportions on the incorrect ones, and
+by Jensen no f-divergence can be larger. But the beta' this asks for is positive only where
+sum_I base^(1 - gamma / beta) < e^(1 / beta) sum_I base (`matching_rate`): roughly, where the bonus
 gamma * (-log base) of incorrect trajectories stays below the reward 1. Elsewhere `can_dominate` says whether any
 (beta', gamma') keeps the promise.
-
-Random trials of 2511.19942's lemmas and propositions, and of what it concludes from them.
 """
 
 from __future__ import annotations
@@ -20,19 +19,10 @@ from itertools import product
 import numpy as np
 from numpy.random import Generator
 
-from megasharp.studies.claims import (
-    Check,
-    at_most,
-    never,
-)
+from megasharp.studies.claims import Check, at_most, never
 from megasharp.studies.smoothing import policies as p
 from megasharp.studies.smoothing.policies import DIVERGENCES
-from megasharp.studies.softmax import (
-    Bools,
-    Floats,
-    kl,
-    tilt,
-)
+from megasharp.studies.softmax import Bools, Floats, kl, tilt
 
 # Allowed relative excess of a divergence in `can_dominate`, so that rounding cannot make a counter-example.
 SLACK = 1e-9
@@ -53,7 +43,7 @@ class Comparison:
 
 
 def compare(cases: Cases) -> Comparison:
-    """Theorem B.10 on every case, at the tightest budget: the bonus policy's own divergence."""
+    """Try Theorem B.10 on every case, at the tightest budget: the bonus policy's own divergence."""
     base_N, correct_N = cases.base_N, cases.correct_N
     bonus_N = p.entropy_policy(base_N, cases.reward_N, cases.beta, cases.gamma)
     rate = p.matching_rate(base_N, correct_N, cases.beta, cases.gamma)
@@ -66,7 +56,7 @@ def compare(cases: Cases) -> Comparison:
 
 
 def _proof_checks(cases: Cases, bonus_N: Floats, rate: Floats, exists: Bools) -> tuple[Check, ...]:
-    """The proof's choice, where it exists, against what it promises."""
+    """Check the proof's choice, where it exists, against its promises."""
     base_N, correct_N, bonus_N = cases.base_N[exists], cases.correct_N[exists], bonus_N[exists]
     right = p.correctness(bonus_N, correct_N)
     beta = 1 / rate[exists]
@@ -90,7 +80,7 @@ def _proof_checks(cases: Cases, bonus_N: Floats, rate: Floats, exists: Bools) ->
 
 
 def can_dominate(base_N: Floats, correct_N: Bools, bonus_N: Floats, ratio: Floats) -> dict[str, Bools]:
-    """Per divergence, whether any beta' > 0 and gamma' >= 0 does what the theorem promises.
+    """Return per divergence whether any beta' > 0 and gamma' >= 0 keeps the theorem's promise.
 
     `ratio` = gamma / beta < 1 of the bonus policy; the correct trajectories must not be all equally likely. The
     closure beta' -> infinity is included, in the theorem's favour. It is enough to look at gamma' / beta' =
@@ -104,14 +94,14 @@ def can_dominate(base_N: Floats, correct_N: Bools, bonus_N: Floats, ratio: Float
 
 
 def least_correctness(base_N: Floats, correct_N: Bools, ratio: Floats) -> Floats:
-    """Smoothing's correctness for beta' -> infinity at gamma' / beta' = `ratio`; any beta' > 0 has more."""
+    """Return smoothing's correctness for beta' -> infinity at gamma' / beta' = `ratio`; any beta' > 0 has more."""
     inside = np.where(correct_N, base_N ** (1 - ratio[..., None]), 0.0).sum(-1)
     least: Floats = inside / (inside + (base_N * ~correct_N).sum(-1))
     return least
 
 
 def _least(name: str, base_N: Floats, correct_N: Bools, exponent: Floats, lowest: Floats) -> Floats:
-    """The least divergence among smoothing's policies of that exponent with at least `lowest` correctness.
+    """Return the least divergence among smoothing's policies of that exponent with correctness >= `lowest`.
 
     At given proportions every divergence is convex in the correctness c, with its minimum at the odds
     (base odds) * factor; the least is at that minimum or, where that is out of reach, at `lowest`.
@@ -199,7 +189,7 @@ class Cases:
 
 
 def random_cases(trials: int, rng: Generator) -> Cases:
-    """`trials` base policies over 24 trajectories, 2 to 12 of them correct; log-normal, from flat to steep."""
+    """Draw `trials` base policies over 24 trajectories, 2 to 12 of them correct; log-normal, from flat to steep."""
     steepness = rng.uniform(*SPREAD, (trials, 1))
     base_N = tilt(np.ones((trials, TRAJECTORIES)), steepness * rng.normal(size=(trials, TRAJECTORIES)))
     correct_N = np.arange(TRAJECTORIES) < rng.integers(2, MOST_CORRECT + 1, (trials, 1))
@@ -208,7 +198,7 @@ def random_cases(trials: int, rng: Generator) -> Cases:
 
 
 def trial_checks(trials: int, rng: Generator) -> list[Check]:
-    """Every check of this module on one set of random cases."""
+    """Run every check of this module on one set of random cases."""
     cases = random_cases(trials, rng)
     return [*_lemmas(cases, rng), *_propositions(cases), *_both_sides(cases), *_on_policy(cases, rng)]
 
@@ -218,23 +208,19 @@ def _lemmas(cases: Cases, rng: Generator) -> list[Check]:
     reward_N, none = rng.normal(size=base_N.shape), np.zeros_like(gamma)
     entropy_N = p.entropy_reward(base_N, cases.reward_N, gamma)
     smoothed_N = p.smoothed_reward(base_N, correct_N, gamma, none)
+    # Lemma B.5's policy as the lemma writes it, part by part (`smoothed_policy` tilts by the reward).
+    exponent_N = (1 - gamma / beta)[..., None]
+    weight_N = np.where(correct_N, base_N**exponent_N * np.exp(1 / beta[..., None]), base_N)
+    by_parts_N = weight_N / weight_N.sum(-1, keepdims=True)
     return [
         _beats_others("Lemma B.1", p.vanilla_policy(base_N, reward_N, beta), base_N, reward_N, beta, rng),
         _beats_others("Lemma B.4", p.entropy_policy(base_N, cases.reward_N, beta, gamma), base_N, entropy_N, beta, rng),
-        _beats_others("Lemma B.5", _by_parts(cases), base_N, smoothed_N, beta, rng),
+        _beats_others("Lemma B.5", by_parts_N, base_N, smoothed_N, beta, rng),
     ]
 
 
-def _by_parts(cases: Cases) -> Floats:
-    """Lemma B.5's policy as the lemma writes it, part by part (`smoothed_policy` tilts by the reward)."""
-    exponent_N = (1 - cases.gamma / cases.beta)[..., None]
-    weight_N = np.where(cases.correct_N, cases.base_N**exponent_N * np.exp(1 / cases.beta[..., None]), cases.base_N)
-    policy_N: Floats = weight_N / weight_N.sum(-1, keepdims=True)
-    return policy_N
-
-
 def _beats_others(where: str, best_N: Floats, base_N: Floats, reward_N: Floats, beta: Floats, rng: Generator) -> Check:
-    """No random policy, near or far, has a larger E[reward] - beta KL(policy || base) than `best_N`."""
+    """Check that no random policy, near or far, has a larger E[reward] - beta KL(policy || base) than `best_N`."""
     rival_N = tilt(best_N, 10 ** rng.uniform(-3, 0.5, (len(best_N), 1)) * rng.normal(size=best_N.shape))
     value = (rival_N * reward_N).sum(-1) - beta * kl(rival_N, base_N)
     best = (best_N * reward_N).sum(-1) - beta * kl(best_N, base_N)
@@ -260,7 +246,7 @@ def _propositions(cases: Cases) -> list[Check]:
 
 
 def _both_sides(cases: Cases) -> list[Check]:
-    """Equation 4 against equation 3: with the same parameters, and at the same correctness."""
+    """Check equation 4 against equation 3: with the same parameters, and at the same correctness."""
     base_N, correct_N, beta, gamma = cases.base_N, cases.correct_N, cases.beta, cases.gamma
     one_N = p.smoothed_policy(base_N, correct_N, beta, gamma, np.zeros_like(gamma))
     two_N = p.smoothed_policy(base_N, correct_N, beta, gamma, cases.negative)
@@ -283,7 +269,7 @@ def _both_sides(cases: Cases) -> list[Check]:
 
 
 def _on_policy(cases: Cases, rng: Generator) -> list[Check]:
-    """Appendix B.3: log policy in place of log base."""
+    """Check Appendix B.3: log policy in place of log base."""
     base_N, correct_N, beta, gamma, negative = (
         cases.base_N, cases.correct_N, cases.beta, cases.gamma, cases.negative
     )  # fmt: skip
@@ -299,8 +285,9 @@ def _on_policy(cases: Cases, rng: Generator) -> list[Check]:
     off = np.abs(p.compose(base_N, correct_N, p.correctness(best_N, correct_N), exponent, other) - best_N).sum(-1)
     one_N = p.on_policy_optimum(base_N, correct_N, beta, gamma, np.zeros_like(gamma))
     guess_N = p.smoothed_policy(base_N, correct_N, beta + gamma, gamma, np.zeros_like(gamma))
+    rounding = SAME * (1 + np.abs(uniform))
     return [
-        at_most("eq 19", "bonus on all: beta' = beta + gamma", np.abs(uniform - rewritten), _rounding(uniform)),
+        at_most("eq 19", "bonus on all: beta' = beta + gamma", np.abs(uniform - rewritten), rounding),
         at_most("(ours)", "the solved policy maximises the two-sided objective", value, best),
         at_most("eq 19", "two-sided: some beta' and gammas give the same policy", off, np.full_like(off, SAME)),
         never("eq 19", "two-sided: that beta' is positive", rate <= 0),
@@ -313,14 +300,9 @@ def _on_policy(cases: Cases, rng: Generator) -> list[Check]:
     ]
 
 
-def _rounding(value: Floats) -> Floats:
-    allowed: Floats = SAME * (1 + np.abs(value))
-    return allowed
-
-
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """One correct trajectory: how often it gains over all data sets, exactly, and what Proposition B.2 says."""
+    """One correct trajectory: its exact probability of gaining over all data sets, and Proposition B.2's formula."""
 
     base: float
     counted: float
@@ -328,7 +310,7 @@ class Enumeration:
 
 
 def enumerate_improvement(rng: Generator, correct: int) -> tuple[list[Enumeration], float]:
-    """All data sets of SAMPLES from ENUMERATED trajectories, the first `correct` of them correct, weighted exactly.
+    """Enumerate all data sets of SAMPLES from ENUMERATED trajectories, `correct` of them correct, with exact weights.
 
     Also returns the probability that the correct normalised variance rises (selection bias at work).
     """

@@ -1,10 +1,7 @@
-"""What 2510.14807 says in sections 3 and 4 about one state's distribution, each sentence judged on this run.
+"""Claims of 2510.14807 (sections 3 and 4) about one state's distribution: measured, judged, tabulated and drawn.
 
-Everything the squeeze study measures, in one record.
-
-The tables of the squeeze study.
-
-The picture of the squeeze study: one update, many, Proposition 3, and two shapes of one entropy.
+`measure` collects all results in one record. Each claim is a function that returns the paper's sentence, our numbers
+and a verdict. The picture shows one update, many updates, Proposition 3, and two shapes of one entropy.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from matplotlib.figure import Figure
 
 from megasharp.reporting.style import COLOURS, INK, MUTED, dress, new_figure
 from megasharp.studies.claims import clearly_above
-from megasharp.studies.softmax import Array, entropy
+from megasharp.studies.softmax import Floats, entropy
 from megasharp.studies.squeeze.dynamics import (
     VOCABULARY,
     LemmaTrials,
@@ -47,20 +44,20 @@ DRAWS = 2000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """What `measure` found, distributions by name, and Proposition 3 by formula and by simulation.
+    """Results of `measure`: distributions by name, and Proposition 3 by formula and by simulation.
 
-    `penalised`: [T, V] by rank. `sampled`: [T, R, V] by advantage. `distinct`: both figures by top probability and K.
+    `penalised`: [T, V] by rank. `sampled`: [T, R, V] by advantage. `distinct`: both numbers by top probability and K.
     """
 
     lemma: LemmaTrials
-    penalised: Mapping[int, Array]
-    sampled: Mapping[float, Array]
+    penalised: Mapping[int, Floats]
+    sampled: Mapping[float, Floats]
     distinct: Mapping[tuple[float, int], tuple[float, float]]
-    shapes: Mapping[str, Array]
+    shapes: Mapping[str, Floats]
 
 
 def measure(seeds: Sequence[int]) -> Measured:
-    """Run it all; `seeds` are those of the on-policy simulations, the first also that of the random trials."""
+    """Measure everything; `seeds` are those of the on-policy simulations, the first also that of the random trials."""
     counted = {}
     for top in TOPS:
         for samples in BUDGETS:
@@ -84,7 +81,7 @@ CLOSE_TO_ONE = 0.01
 
 
 def claims(measured: Measured) -> tuple[Claim, ...]:
-    """All claims, in the paper's order."""
+    """Judge all claims, in the paper's order."""
     judged = (_both_concentrate, _lemma, _absorbs, _alternatives, _formula, _limit, _regardless, _shapes, _by_rank)
     return tuple(judge(measured) for judge in judged)
 
@@ -170,7 +167,7 @@ def _shapes(measured: Measured) -> Claim:
     return Claim("fig 4c", "equal entropy, sharply different distributions", "drawn, no figures", ours, _if(holds))
 
 
-def _top3(p_V: Array) -> float:
+def _top3(p_V: Floats) -> float:
     return float(sorted(p_V)[-1] + sorted(p_V)[-2] + sorted(p_V)[-3])
 
 
@@ -187,18 +184,17 @@ GROUP = 16
 
 
 def tables(measured: Measured) -> tuple[Table, ...]:
-    """All tables."""
-    return (_penalised(measured), _sampled(measured), _distinct(measured), _shapes_table(measured.shapes))
+    """Make all tables."""
+    return tuple(table(measured) for table in (_penalised, _sampled, _distinct, _shapes_table))
 
 
 def _penalised(measured: Measured) -> Table:
-    rows = [(rank, *_ends(p_TV, float(entropy(p_TV[-1])))) for rank, p_TV in measured.penalised.items()]
+    rows: list[tuple[Cell, ...]] = []
+    for rank, p_TV in measured.penalised.items():
+        start_V, end_V = p_TV[0], p_TV[-1]
+        rows.append((rank, float(start_V.max()), float(end_V.max()), float(entropy(end_V)), distinct(end_V, GROUP)))
     columns = ("penalised rank", "rank 1: start", "rank 1: end", "entropy: end", f"distinct of {GROUP}: end")
     return Table("penalised", "one rank penalised again and again", columns, tuple(rows))
-
-
-def _ends(p_TV: Array, last_entropy: float) -> tuple[Cell, ...]:
-    return float(p_TV[0].max()), float(p_TV[-1].max()), last_entropy, distinct(p_TV[-1], GROUP)
 
 
 def _sampled(measured: Measured) -> Table:
@@ -230,9 +226,9 @@ def _distinct(measured: Measured) -> Table:
     return Table("distinct", "expected distinct tokens by p_1, an even tail", ("p_1", *heads), tuple(rows))
 
 
-def _shapes_table(shapes: Mapping[str, Array]) -> Table:
+def _shapes_table(measured: Measured) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for name, p_V in shapes.items():
+    for name, p_V in measured.shapes.items():
         rows.append((name, float(entropy(p_V)), float(p_V.max()), *budgets(p_V, SHAPE_BUDGETS)))
     columns = ("shape", "entropy", "rank 1", *(f"K={samples}" for samples in SHAPE_BUDGETS))
     return Table("shapes", "two distributions of one entropy: expected distinct tokens of K", columns, tuple(rows))
@@ -243,17 +239,15 @@ ONE_UPDATE_RANK = 3
 
 
 def draw(measured: Measured) -> Figure:
-    """Six panels."""
+    """Draw six panels."""
     figure = new_figure(13.0, 7.4)
     panels = [figure.add_subplot(2, 3, index + 1) for index in range(6)]
     for axes in panels:
         dress(axes)
     _draw_one_update(panels[0])
-    _draw_penalised(panels[1], measured.penalised)
-    _draw_sampled(panels[2], measured.sampled)
-    _draw_distinct(panels[3], measured)
-    _draw_shapes(panels[4], measured.shapes)
-    _draw_budgets(panels[5], measured.shapes)
+    of_measured = (_draw_penalised, _draw_sampled, _draw_distinct, _draw_shapes, _draw_budgets)
+    for axes, draw_panel in zip(panels[1:], of_measured, strict=True):
+        draw_panel(axes, measured)
     figure.tight_layout(pad=1.4, w_pad=2.2, h_pad=2.4)
     return figure
 
@@ -279,15 +273,15 @@ def _draw_one_update(axes: Axes) -> None:
     )
 
 
-def _draw_penalised(axes: Axes, penalised: Mapping[int, Array]) -> None:
-    for (rank, p_TV), colour in zip(penalised.items(), COLOURS[1:], strict=False):
+def _draw_penalised(axes: Axes, measured: Measured) -> None:
+    for (rank, p_TV), colour in zip(measured.penalised.items(), COLOURS[1:], strict=False):
         axes.plot(p_TV.max(axis=-1), color=colour, linewidth=1.8, label=f"rank {rank}")
     axes.set_ylim(0.0, 1.05)
     _label(axes, "the same rank penalised at every step", "probability of rank 1", "step", "center right")
 
 
-def _draw_sampled(axes: Axes, sampled: Mapping[float, Array]) -> None:
-    for (advantage, p_TRV), colour in zip(sampled.items(), COLOURS[1:], strict=False):
+def _draw_sampled(axes: Axes, measured: Measured) -> None:
+    for (advantage, p_TRV), colour in zip(measured.sampled.items(), COLOURS[1:], strict=False):
         name = "all right" if advantage > 0 else "all wrong"
         axes.plot(p_TRV.max(axis=-1).mean(axis=-1), color=colour, linewidth=1.8, label=f"{name}: rank 1")
         first_T = p_TRV[..., 0].mean(axis=-1)
@@ -312,7 +306,8 @@ def _draw_distinct(axes: Axes, measured: Measured) -> None:
     _label(axes, "Proposition 3", "expected distinct tokens; dots simulated", "1 - p of rank 1", "lower left")
 
 
-def _draw_shapes(axes: Axes, shapes: Mapping[str, Array]) -> None:
+def _draw_shapes(axes: Axes, measured: Measured) -> None:
+    shapes = measured.shapes
     ranks = np.arange(1, SHOWN_RANKS + 1)
     for offset, (name, p_V), colour in zip((-0.2, 0.2), shapes.items(), COLOURS[1:], strict=False):
         axes.bar(ranks + offset, p_V[:SHOWN_RANKS], width=0.4, color=colour, label=f"{name}, rank 1 = {p_V.max():.2f}")
@@ -322,8 +317,8 @@ def _draw_shapes(axes: Axes, shapes: Mapping[str, Array]) -> None:
     _label(axes, "one entropy, ln 3", f"probability; first {SHOWN_RANKS} of {size} candidates", "rank", "upper right")
 
 
-def _draw_budgets(axes: Axes, shapes: Mapping[str, Array]) -> None:
-    for (name, p_V), colour in zip(shapes.items(), COLOURS[1:], strict=False):
+def _draw_budgets(axes: Axes, measured: Measured) -> None:
+    for (name, p_V), colour in zip(measured.shapes.items(), COLOURS[1:], strict=False):
         axes.plot(SHAPE_BUDGETS, budgets(p_V, SHAPE_BUDGETS), color=colour, marker="o", markersize=4, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -1,13 +1,12 @@
-"""One state's next-token distribution under policy-gradient updates: Lemma 2 by autograd, and what repetition does.
+"""One state's next-token distribution: distinct samples of it, Lemma 2 by autograd, and repeated updates.
 
 A softmax over V candidates with free logits; an update on a sampled token y with advantage A moves the logits by
 `lr * A * (e_y - p)`, the gradient of `A * gamma` at gamma = 1. The start is Zipf-like: p_v proportional to
 (v + 1)^-1.5, so that candidate 0 is rank 1. Suffixes as in `megasharp.studies.softmax`.
 
-Two next-token distributions of one entropy (2510.14807 figure 4c), and Proposition 3 on distributions.
-
-The figure's own numbers are not in the paper's text. Ours: a plateau, three equally probable candidates and no others,
-and a peak, one dominant candidate over an even tail, its height solved for the same entropy.
+Proposition 3 is applied to two distributions of one entropy, as in 2510.14807 figure 4c. The figure's own numbers are
+not in the paper's text. Ours: a plateau, three equally probable candidates and no others, and a peak, one dominant
+candidate over an even tail, its height solved for the same entropy.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ import torch
 from torch import Tensor
 
 from megasharp.ops.segment import expected_distinct
-from megasharp.studies.softmax import Array, sample, softmax, uniforms
+from megasharp.studies.softmax import Floats, sample, softmax, uniforms
 
 PLATEAU = 3
 
 
-def plateau() -> Array:
-    """Three candidates with a third each, [V]; entropy ln 3."""
+def plateau() -> Floats:
+    """Return three candidates with a third each, [V]; entropy ln 3."""
     return np.concatenate([np.full(PLATEAU, 1.0 / PLATEAU), np.zeros(VOCABULARY - PLATEAU)])
 
 
-def peak(entropy: float = math.log(PLATEAU)) -> Array:
-    """One candidate above an even tail of all others, with the given entropy in nats (at most ln V), [V]."""
+def peak(entropy: float = math.log(PLATEAU)) -> Floats:
+    """Return one candidate above an even tail of the others, with the given entropy in nats (at most ln V), [V]."""
     low, high = 1.0 / VOCABULARY, 1.0
     for _ in range(200):
         middle = (low + high) / 2.0
@@ -41,8 +40,8 @@ def peak(entropy: float = math.log(PLATEAU)) -> Array:
     return with_top(low)
 
 
-def with_top(top: float) -> Array:
-    """A distribution whose rank 1 has `top`, all others the same share of the rest, [V]."""
+def with_top(top: float) -> Floats:
+    """Return a distribution whose rank 1 has `top` and whose others share the rest evenly, [V]."""
     return np.concatenate([[top], np.full(VOCABULARY - 1, (1.0 - top) / (VOCABULARY - 1))])
 
 
@@ -52,18 +51,18 @@ def _entropy_of_top(top: float) -> float:
     return -top * math.log(top) - spread
 
 
-def distinct(p_V: Array, samples: int) -> float:
-    """Proposition 3 by `megasharp.ops.segment`."""
+def distinct(p_V: Floats, samples: int) -> float:
+    """Return the expected number of distinct tokens among `samples` (Proposition 3), by `megasharp.ops.segment`."""
     return float(expected_distinct(torch.from_numpy(p_V).log(), samples))
 
 
-def drawn_distinct(p_V: Array, samples: int, draws: int, seed: int) -> float:
+def drawn_distinct(p_V: Floats, samples: int, draws: int, seed: int) -> float:
     """The same by simulation: the mean number of distinct tokens over `draws` sets of `samples` tokens."""
     counts_DV = np.random.default_rng(seed).multinomial(samples, p_V / p_V.sum(), size=draws)
     return float((counts_DV > 0).sum(axis=-1).mean())
 
 
-def budgets(p_V: Array, samples: Sequence[int]) -> list[float]:
+def budgets(p_V: Floats, samples: Sequence[int]) -> list[float]:
     """`distinct` for several numbers of samples."""
     return [distinct(p_V, k) for k in samples]
 
@@ -89,13 +88,13 @@ class LemmaTrials:
     losing: float
 
 
-def start_logits() -> Array:
-    """Log-probs of the Zipf-like start, up to a constant."""
+def start_logits() -> Floats:
+    """Return log-probs of the Zipf-like start, up to a constant."""
     return np.asarray(-EXPONENT * np.log(np.arange(VOCABULARY) + 1.0))
 
 
 def penalty_gradient(logit_SV: Tensor, token_S: Tensor) -> Tensor:
-    """By autograd: the gradient with respect to the logits of -p_y, along which a negative advantage moves them."""
+    """Return by autograd the gradient of -p_y with respect to the logits: a negative advantage moves along it."""
     logit_SV = logit_SV.detach().requires_grad_()
     penalised_S = torch.softmax(logit_SV, dim=-1).gather(-1, token_S[:, None])
     (gradient_SV,) = torch.autograd.grad(-penalised_S.sum(), logit_SV)
@@ -103,13 +102,13 @@ def penalty_gradient(logit_SV: Tensor, token_S: Tensor) -> Tensor:
 
 
 def probability_change(logit_SV: Tensor, change_SV: Tensor) -> Tensor:
-    """First-order change of the probabilities when the logits move along `change_SV`: p_v (dz_v - sum_u p_u dz_u)."""
+    """Return the first-order change of probabilities along `change_SV`: p_v (dz_v - sum_u p_u dz_u)."""
     p_SV = torch.softmax(logit_SV, dim=-1)
     return p_SV * (change_SV - (p_SV * change_SV).sum(dim=-1, keepdim=True))
 
 
 def lemma_trials(seed: int, trials: int = 2000) -> LemmaTrials:
-    """Lemma 2 on random distributions of several sharpnesses, a random token penalised in each."""
+    """Try Lemma 2 on random distributions of several sharpnesses, with a random token penalised in each."""
     rng = np.random.default_rng(seed)
     scale_S1 = rng.uniform(0.5, 4.0, size=(trials, 1))
     logit_SV = torch.from_numpy(scale_S1 * rng.normal(size=(trials, VOCABULARY)))
@@ -133,8 +132,8 @@ def _share(hits: Tensor) -> float:
     return float(hits.double().mean())
 
 
-def repeated_penalty(rank: int) -> Array:
-    """Penalise whoever holds this rank (1 is the most probable), again and again: the distributions [T, V]."""
+def repeated_penalty(rank: int) -> Floats:
+    """Penalise the token that holds this rank (1 is the most probable) at every step; return the policies [T, V]."""
     logit_V = start_logits()
     policies = [softmax(logit_V)]
     for _ in range(REPEATED_STEPS):
@@ -144,11 +143,11 @@ def repeated_penalty(rank: int) -> Array:
     return np.stack(policies)
 
 
-def on_policy(advantage: float, seeds: Sequence[int]) -> Array:
-    """Update on one sampled token a step, always with the same advantage: the distributions [T, R, V].
+def on_policy(advantage: float, seeds: Sequence[int]) -> Floats:
+    """Update on one sampled token per step, always with the same advantage; return the policies [T, R, V].
 
-    Every token is equally right (or wrong): the expected update, sum_y p_y (e_y - p), is zero, and what happens comes
-    from the sampling alone.
+    Every token is equally right (or wrong), so the expected update, sum_y p_y (e_y - p), is zero: all change comes from
+    sampling.
     """
     uniform_RTG = uniforms(seeds, SAMPLED_STEPS, 1)
     logit_RV = np.tile(start_logits(), (len(seeds), 1))

@@ -1,4 +1,4 @@
-"""`megasharp toy tree`: three actions in a row, six rewarded sequences; who keeps all six, and at what accuracy.
+"""`megasharp toy tree`: three actions in a row, six rewarded sequences; methods that keep all six, and their accuracy.
 
 2510.14807 section 4.3, figure 5: GRPO, GRPO with an entropy bonus, and CaSP on a tabular tree-structured MDP. Next to
 the paper's three results stand sweeps of what the paper leaves open.
@@ -20,7 +20,6 @@ from megasharp.studies.tree.experiments import (
     SEEDS,
     STEPS,
     TOPN,
-    Results,
     at_rate,
     run_all,
 )
@@ -40,13 +39,9 @@ def run(options: Options) -> Findings:
     """Train every setting for `options.seeds` seeds (20 by default)."""
     seeds = range(options.seed, options.seed + (options.seeds or SEEDS))
     results = run_all(seeds)
-    settings = f"{len(seeds)} seeds. {SETTINGS} ({_other_rates(results)})."
+    medians = ", ".join(f"{results.sgd[at_rate(GRPO, lr)].median_modes:g} at lr {lr:g}" for lr in RATES)
+    settings = f"{len(seeds)} seeds. {SETTINGS} (at others its median is {medians})."
     return Findings(settings, tables(results), claims(results), draw(results))
-
-
-def _other_rates(results: Results) -> str:
-    medians = (f"{results.sgd[at_rate(GRPO, lr)].median_modes:g} at lr {lr:g}" for lr in RATES)
-    return f"at others its median is {', '.join(medians)}"
 
 
 STUDY = Study("tree", "2510.14807", "a tree with six right answers: GRPO, an entropy bonus, CaSP", run)

@@ -1,13 +1,12 @@
-"""What 2510.14807 says about its tree (section 4.3, figure 5), each sentence judged on this run.
+"""Claims of 2510.14807 about its tree (section 4.3, figure 5), judged on this run, with tables and a picture.
 
-The tables of the tree study.
-
-The picture of the tree study: each seed's policy under three methods, and both coefficients swept.
+Each claim is a function that returns the paper's sentence, our numbers and a verdict. The picture shows each seed's
+policy under three methods, and both coefficients swept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 
 from megasharp.reporting.style import COLOURS, GRID, INK, MUTED, dress, new_figure
 from megasharp.studies.claims import clearly_above, clearly_below, clearly_rarer, standard_error
-from megasharp.studies.softmax import Array
+from megasharp.studies.softmax import Floats
 from megasharp.studies.study import Cell, Claim, Outcome, Table
 from megasharp.studies.tree.experiments import (
     ACTIONS,
@@ -44,7 +43,7 @@ PAPER_ENTROPY_ACCURACY = 0.48
 # Accuracies are means over seeds of shares of 1,000 draws; the paper prints two digits of one run.
 TOLERANCE = 0.05
 PERFECT = 0.995
-# From here on "accuracy degrades" is not what happened.
+# From this accuracy on it has not degraded.
 INTACT = 0.99
 # "Nearly all seeds".
 MOST = 0.95
@@ -53,7 +52,7 @@ NEARLY_ALL = 0.95
 
 
 def claims(results: Results) -> tuple[Claim, ...]:
-    """All claims, in the paper's order."""
+    """Judge all claims, in the paper's order."""
     judged = (_grpo_modes, _grpo_root, _entropy, _casp, _entropy_cannot, _not_all_actions, _penalty)
     return tuple(judge(results) for judge in judged)
 
@@ -112,8 +111,8 @@ def _all_modes(result: Result, exact: bool, roughly: bool) -> Outcome:
     return Outcome.REPRODUCED if exact else Outcome.PARTLY
 
 
-def _score(result: Result) -> Array:
-    """Per seed: share of the modes that were found, times accuracy."""
+def _score(result: Result) -> Floats:
+    """Return per seed the share of the modes that were found, times accuracy."""
     return np.asarray(result.modes_R / ALL_MODES * result.accuracy_R)
 
 
@@ -164,13 +163,14 @@ _PAPER = {"GRPO": "1 mode", "GRPO + entropy": "6 modes, .48", "CaSP": "6 modes, 
 
 
 def tables(results: Results) -> tuple[Table, ...]:
-    """All tables: the paper's three methods, then what was varied."""
+    """Make all tables: the paper's three methods, then the variations."""
     sgd = results.sgd
+    methods = (((name, _PAPER[name]), sgd[setting]) for name, setting in MAIN.items())
     betas = (((beta,), sgd[at_entropy(beta)]) for beta in BETAS)
     strengths = (((n, alpha), sgd[casp(n, alpha)]) for n in TOPNS for alpha in ALPHAS)
     variants = (((name,), sgd[setting]) for name, setting in VARIANTS.items())
     return (
-        _table("methods", "2510.14807 figure 5", ("method", "paper"), _methods(sgd)),
+        _table("methods", "2510.14807 figure 5", ("method", "paper"), methods),
         _table("entropy", "entropy bonus, by coefficient", ("beta",), betas),
         _table("casp", "CaSP, by N and alpha (lambda 1.1, no gate)", ("N", "alpha"), strengths),
         _table("variants", "CaSP, other variants", ("variant",), variants),
@@ -180,24 +180,12 @@ def tables(results: Results) -> tuple[Table, ...]:
 
 
 def _table(name: str, title: str, keys: tuple[str, ...], rows: Iterable[tuple[tuple[Cell, ...], Result]]) -> Table:
-    return Table(name, title, (*keys, *_COLUMNS), tuple((*key, *_cells(result)) for key, result in rows))
-
-
-def _cells(result: Result) -> tuple[Cell, ...]:
-    modes_R = result.modes_R
-    single, accuracy_R = int((modes_R == 1).sum()), result.accuracy_R
-    return (
-        result.median_modes,
-        float(modes_R.mean()),
-        single,
-        result.seeds_with_all,
-        result.accuracy,
-        float(accuracy_R.min()),
-    )
-
-
-def _methods(sgd: Mapping[Setting, Result]) -> Iterable[tuple[tuple[Cell, ...], Result]]:
-    return (((name, _PAPER[name]), sgd[setting]) for name, setting in MAIN.items())
+    lines: list[tuple[Cell, ...]] = []
+    for key, result in rows:
+        modes = (result.median_modes, float(result.modes_R.mean()), int((result.modes_R == 1).sum()))
+        accuracy = (result.accuracy, float(result.accuracy_R.min()))
+        lines.append((*key, *modes, result.seeds_with_all, *accuracy))
+    return Table(name, title, (*keys, *_COLUMNS), tuple(lines))
 
 
 def _rates(results: Results) -> Iterable[tuple[tuple[Cell, ...], Result]]:
@@ -223,7 +211,7 @@ _MODE_COLOURS = (COLOURS[1], "#7fb2dd", COLOURS[2], "#e9b184", COLOURS[3], COLOU
 
 
 def draw(results: Results) -> Figure:
-    """Above: what each seed's policy gives to each mode. Below: modes and accuracy against beta and alpha."""
+    """Draw each seed's probability of each mode above, and modes and accuracy over beta and alpha below."""
     figure = new_figure(13.0, 7.8)
     panels = [figure.add_subplot(2, 3, index + 1) for index in range(6)]
     for axes, (name, setting) in zip(panels, MAIN.items(), strict=False):
@@ -278,13 +266,10 @@ def _draw_entropy(axes: Axes, sgd: Mapping[Setting, Result]) -> None:
 def _draw_casp(axes: Axes, sgd: Mapping[Setting, Result], what: str) -> None:
     dress(axes)
     for topn, colour in zip(TOPNS, COLOURS[1:], strict=False):
-        axes.plot(ALPHAS, _values(sgd, topn, what), color=colour, marker="o", markersize=4, label=f"N = {topn}")
+        found = [sgd[casp(topn, alpha)] for alpha in ALPHAS]
+        values = [float(result.modes_R.mean()) if what == "modes" else result.accuracy for result in found]
+        axes.plot(ALPHAS, values, color=colour, marker="o", markersize=4, label=f"N = {topn}")
     axes.set_ylim(*((0.0, 6.5) if what == "modes" else (0.0, 1.08)))
     axes.set_xlabel("alpha", fontsize=8, color=MUTED)
     axes.legend(fontsize=8, loc="upper left" if what == "modes" else "lower left", frameon=False)
     _title(axes, f"CaSP, {what} by alpha and N", "mean over seeds; lambda 1.1, no gate")
-
-
-def _values(sgd: Mapping[Setting, Result], topn: int, what: str) -> Sequence[float]:
-    found = [sgd[casp(topn, alpha)] for alpha in ALPHAS]
-    return [float(r.modes_R.mean()) if what == "modes" else r.accuracy for r in found]

@@ -1,6 +1,11 @@
-"""Which policies the tree study trains, and what it keeps of each.
+"""Experiments of the tree study: the tree of 2510.14807 figure 5, and policies that GRPO, a bonus or CaSP train on it.
 
-Train tabular policies of the tree, all seeds and all settings at once: GRPO, an entropy bonus, CaSP.
+In reading order: the tree; training, all seeds and all settings at once; the settings and the result of each.
+
+The tree has three actions in a row out of A, B, C, D; six of the 64 sequences are rewarded. The policy is a table of
+logits, one row per decision state: the root, then the 4 states after one action, then the 16 after two. Suffixes beside
+those of `megasharp.studies.softmax`: `_D` decision states (21), `_L` the actions of a sequence (3), `_64` all sequences
+in alphabetical order.
 
 Plain NumPy: the sweep is hundreds of policies of 84 numbers each, for thousands of steps. The gradients are written out
 (with one update per batch of rollouts the ratio is 1 and no clip is active); the tests take them by autograd, from the
@@ -12,12 +17,6 @@ objectives as 2510.14807 prints them and from the hooks of `casp`, `clip` and `e
     gate      w = 1 where the entropy is above the q-quantile of the response's (all where q = 0)
 
 each averaged over the 3 G actions of a group.
-
-The tree of 2510.14807 figure 5: three actions in a row out of A, B, C, D; six of the 64 sequences are rewarded.
-
-The policy is a table of logits, one row per decision state: the root, then the 4 states after one action, then the 16
-after two. Suffixes beside those of `megasharp.studies.softmax`: `_D` decision states (21), `_L` the actions of a
-sequence (3), `_64` all sequences in alphabetical order.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from megasharp.studies.softmax import Adam, Array, Ascent, Integers, Optimizer, entropy, softmax, uniforms
+from megasharp.studies.softmax import Adam, Ascent, Bools, Counts, Floats, Optimizer, entropy, softmax, uniforms
 
 ACTIONS = "ABCD"
 HORIZON = 3
@@ -39,7 +37,7 @@ STATES = 21
 
 
 def sequence_index(sequence: str) -> int:
-    """A sequence's place among all 64 in alphabetical order: `sequence_index("BDC") == 30`."""
+    """Return a sequence's place among all 64 in alphabetical order: `sequence_index("BDC") == 30`."""
     return sum(ACTIONS.index(action) * 4 ** (HORIZON - 1 - level) for level, action in enumerate(sequence))
 
 
@@ -47,12 +45,12 @@ MODE_INDEX = np.array([sequence_index(mode) for mode in MODES])
 REWARD_64 = np.isin(np.arange(64), MODE_INDEX).astype(np.float64)
 
 
-def descend(policy_RDV: Array, uniform_RGL: Array) -> tuple[Integers, Integers, Integers]:
+def descend(policy_RDV: Floats, uniform_RGL: Floats) -> tuple[Counts, Counts, Counts]:
     """Sample sequences by inversion: the states met and the actions taken [R, G, L], and the sequences' indices [R, G].
 
     `policy_RDV` holds probabilities, `uniform_RGL` one number in [0, 1) per action.
     """
-    # Without the last column, which rounding may leave just below 1.
+    # The last column is left out: rounding may leave it just below 1.
     cumulative_RDV = np.cumsum(policy_RDV, axis=-1)[..., :-1]
     run_R1 = np.arange(len(policy_RDV))[:, None]
     prefix_RG = np.zeros(uniform_RGL.shape[:2], dtype=np.int64)
@@ -65,8 +63,8 @@ def descend(policy_RDV: Array, uniform_RGL: Array) -> tuple[Integers, Integers, 
     return np.stack(states, axis=-1), np.stack(actions, axis=-1), prefix_RG
 
 
-def sequence_probability(policy_RDV: Array) -> Array:
-    """The exact probability of every sequence, [R, 64]."""
+def sequence_probability(policy_RDV: Floats) -> Floats:
+    """Return the exact probability of every sequence, [R, 64]."""
     first_RA, second_RAB, third_RABC = policy_RDV[:, 0], policy_RDV[:, 1:5], policy_RDV[:, 5:].reshape(-1, 4, 4, 4)
     joint_RABC = first_RA[:, :, None, None] * second_RAB[..., None] * third_RABC
     return np.asarray(joint_RABC.reshape(-1, 64))
@@ -92,21 +90,21 @@ class Setting:
 class Batch:
     """One group of rollouts per run: states, actions [R, G, L] and the sequences' advantages [R, G]."""
 
-    state_RGL: Integers
-    action_RGL: Integers
-    advantage_RG: Array
+    state_RGL: Counts
+    action_RGL: Counts
+    advantage_RG: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """The settings of all runs side by side, each [R]."""
 
-    lr_R: Array
-    beta_R: Array
-    alpha_R: Array
-    topn_R: Array
-    quantile_R: Array
-    lambda_R: Array
+    lr_R: Floats
+    beta_R: Floats
+    alpha_R: Floats
+    topn_R: Floats
+    quantile_R: Floats
+    lambda_R: Floats
 
 
 def train(
@@ -115,7 +113,7 @@ def train(
     steps: int,
     group_size: int,
     optimizer: Optimizer,
-) -> Array:
+) -> Floats:
     """Train every setting with every seed from uniform policies; returns the policies [settings * seeds, D, V].
 
     A seed draws the same random numbers in every setting. `optimizer` has a learning rate of 1, which each setting's
@@ -134,28 +132,28 @@ def train(
 
 
 def tabulate(settings: Sequence[Setting], seeds: int) -> Columns:
-    """Each setting's values, repeated for every seed."""
+    """Lay out each setting's values, repeated for every seed."""
 
-    def column(name: str) -> Array:
+    def column(name: str) -> Floats:
         return np.repeat([float(getattr(setting, name)) for setting in settings], seeds)
 
     return Columns(*(column(name) for name in ("lr", "beta", "alpha", "topn", "quantile", "lambda_top1")))
 
 
-def collect(policy_RDV: Array, uniform_RGL: Array) -> Batch:
-    """One group per run, with GRPO's advantages."""
+def collect(policy_RDV: Floats, uniform_RGL: Floats) -> Batch:
+    """Sample one group per run, with GRPO's advantages."""
     state_RGL, action_RGL, sequence_RG = descend(policy_RDV, uniform_RGL)
     return Batch(state_RGL, action_RGL, group_advantages(REWARD_64[sequence_RG]))
 
 
-def group_advantages(reward_RG: Array) -> Array:
-    """(r - mean) / (std + 1e-6), unbiased std; zero in a group of equal rewards."""
+def group_advantages(reward_RG: Floats) -> Floats:
+    """Return (r - mean) / (std + 1e-6), unbiased std; zero in a group of equal rewards."""
     centred_RG = reward_RG - reward_RG.mean(axis=-1, keepdims=True)
     return np.asarray(centred_RG / (reward_RG.std(axis=-1, ddof=1, keepdims=True) + STD_EPSILON))
 
 
-def gradient(policy_RDV: Array, batch: Batch, columns: Columns) -> Array:
-    """The gradient of the objective (which is maximised) with respect to the logits, [R, D, V]."""
+def gradient(policy_RDV: Floats, batch: Batch, columns: Columns) -> Floats:
+    """Return the gradient of the objective, which is maximised, with respect to the logits, [R, D, V]."""
     rank_RDV = ranks(policy_RDV)
     entropy_RD = entropy(policy_RDV)
     weight_RGL, spread_RGL = _weights(batch, rank_RDV, entropy_RD, columns)
@@ -165,15 +163,18 @@ def gradient(policy_RDV: Array, batch: Batch, columns: Columns) -> Array:
     visits_RD = _total(state_RGL, np.ones_like(weight_RGL), entropy_RD.shape)
     candidate_RDV = (rank_RDV < columns.topn_R[:, None, None]) / columns.topn_R[:, None, None]
     target_RDV = sampled_RDV + spread_RD[..., None] * candidate_RDV
-    # The pull of -p has the weight of all that is pulled up: sampled actions and candidates.
+    # -p is weighted by all that is pulled up: sampled actions and candidates.
     pulled_RDV = target_RDV - target_RDV.sum(axis=-1, keepdims=True) * policy_RDV
     bonus_RD = columns.beta_R[:, None] * visits_RD
-    total_RDV = pulled_RDV + bonus_RD[..., None] * _entropy_gradient(policy_RDV, entropy_RD)
+    # dH/dz_v = -p_v (log p_v + H).
+    log_RDV = np.log(np.maximum(policy_RDV, np.finfo(np.float64).tiny))
+    entropy_gradient_RDV = -policy_RDV * (log_RDV + entropy_RD[..., None])
+    total_RDV = pulled_RDV + bonus_RD[..., None] * entropy_gradient_RDV
     return np.asarray(total_RDV / (batch.advantage_RG.shape[1] * HORIZON))
 
 
-def _weights(batch: Batch, rank_RDV: Integers, entropy_RD: Array, columns: Columns) -> tuple[Array, Array]:
-    """Per action: the weight of its update, and how much of that goes to the candidates; both [R, G, L]."""
+def _weights(batch: Batch, rank_RDV: Counts, entropy_RD: Floats, columns: Columns) -> tuple[Floats, Floats]:
+    """Return per action the weight of its update, and the part of it that goes to the candidates; both [R, G, L]."""
     run_R11 = np.arange(len(rank_RDV))[:, None, None]
     advantage_RGL = np.broadcast_to(batch.advantage_RG[..., None], batch.state_RGL.shape)
     gate_RGL = gate(entropy_RD[run_R11, batch.state_RGL], columns.quantile_R)
@@ -184,8 +185,8 @@ def _weights(batch: Batch, rank_RDV: Integers, entropy_RD: Array, columns: Colum
     return weight_RGL, spread_RGL
 
 
-def ranks(policy_RDV: Array) -> Integers:
-    """Each action's rank by probability, 0 for the most probable; of equal ones the earlier is ahead."""
+def ranks(policy_RDV: Floats) -> Counts:
+    """Return each action's rank by probability, 0 for the most probable; of equal ones the earlier is ahead."""
     rank_RDV = np.zeros(policy_RDV.shape, dtype=np.int64)
     actions_V = np.arange(policy_RDV.shape[-1])
     for action in actions_V:
@@ -194,8 +195,8 @@ def ranks(policy_RDV: Array) -> Integers:
     return np.asarray(rank_RDV, dtype=np.int64)
 
 
-def gate(entropy_RGL: Array, quantile_R: Array) -> NDArray[np.bool_]:
-    """Whose entropy is above the q-quantile (linear interpolation) of the response's; with q = 0, all."""
+def gate(entropy_RGL: Floats, quantile_R: Floats) -> Bools:
+    """Select entropies above the response's q-quantile (linear interpolation); all of them with q = 0."""
     ordered_RGL = np.sort(entropy_RGL, axis=-1)
     place_R = quantile_R * (HORIZON - 1)
     below_R = np.minimum(place_R.astype(np.int64), HORIZON - 2)
@@ -206,13 +207,7 @@ def gate(entropy_RGL: Array, quantile_R: Array) -> NDArray[np.bool_]:
     return np.asarray((entropy_RGL > threshold_RG[..., None]) | (quantile_R == 0.0)[:, None, None])
 
 
-def _entropy_gradient(policy_RDV: Array, entropy_RD: Array) -> Array:
-    """dH/dz_v = -p_v (log p_v + H)."""
-    log_RDV = np.log(np.maximum(policy_RDV, np.finfo(np.float64).tiny))
-    return np.asarray(-policy_RDV * (log_RDV + entropy_RD[..., None]))
-
-
-def _total(cell: Integers, value: Array, shape: tuple[int, ...]) -> Array:
+def _total(cell: Counts, value: Floats, shape: tuple[int, ...]) -> Floats:
     """Sum `value` over equal `cell`s, which are flat indices into an array of `shape`."""
     total = np.bincount(cell.ravel(), weights=value.ravel(), minlength=int(np.prod(shape)))
     return np.asarray(total, dtype=np.float64).reshape(shape)
@@ -254,12 +249,12 @@ ADAM_RATES = (0.03, 0.3)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """Per seed: exact probability of each mode [R, 6] and of each first action [R, 4]; what 1,000 draws showed [R]."""
+    """Per seed: exact probability of each mode [R, 6] and of each first action [R, 4]; results of 1,000 draws [R]."""
 
-    mode_probability_RM: Array
-    root_RA: Array
-    modes_R: Array
-    accuracy_R: Array
+    mode_probability_RM: Floats
+    root_RA: Floats
+    modes_R: Floats
+    accuracy_R: Floats
 
     @property
     def median_modes(self) -> float:
@@ -273,7 +268,7 @@ class Result:
 
     @property
     def seeds_with_all(self) -> int:
-        """How many seeds showed all six modes."""
+        """Number of seeds whose draws showed all six modes."""
         return int((self.modes_R == len(MODES)).sum())
 
 
@@ -286,17 +281,17 @@ class Results:
 
 
 def at_entropy(beta: float) -> Setting:
-    """GRPO with another entropy coefficient."""
+    """Return GRPO with another entropy coefficient."""
     return replace(GRPO, beta=beta)
 
 
 def casp(topn: int, alpha: float) -> Setting:
-    """CaSP at another strength."""
+    """Return CaSP with another N and alpha."""
     return replace(CASP, topn=topn, alpha=alpha)
 
 
 def at_rate(setting: Setting, lr: float) -> Setting:
-    """The same at another learning rate."""
+    """Return the setting at another learning rate."""
     return replace(setting, lr=lr)
 
 
@@ -315,15 +310,15 @@ def run_all(seeds: Sequence[int]) -> Results:
     return Results(_judged(list(dict.fromkeys(settings)), seeds, sgd_policy), _judged(adam, seeds, adam_policy))
 
 
-def _judged(settings: Sequence[Setting], seeds: Sequence[int], policy_RDV: Array) -> dict[Setting, Result]:
+def _judged(settings: Sequence[Setting], seeds: Sequence[int], policy_RDV: Floats) -> dict[Setting, Result]:
     parts = policy_RDV.reshape(len(settings), len(seeds), *policy_RDV.shape[1:])
     return {setting: judge(part, seeds) for setting, part in zip(settings, parts, strict=True)}
 
 
-def judge(policy_RDV: Array, seeds: Sequence[int]) -> Result:
+def judge(policy_RDV: Floats, seeds: Sequence[int]) -> Result:
     """Draw 1,000 sequences from each policy; `seeds` are those of the runs."""
     probability_R64 = sequence_probability(policy_RDV)
-    # Another stream than that of the training, which starts from the seed itself.
+    # Not the stream of the training, which starts from the seed itself.
     counts_R64 = np.stack(
         [
             np.random.default_rng((seed, 1)).multinomial(DRAWS, probability_64 / probability_64.sum())

@@ -26,13 +26,13 @@ from megasharp.studies.actions.experiments import (
     theorem_1,
     theorem_ratio,
 )
-from megasharp.studies.softmax import Array, policy_gradient, softmax
+from megasharp.studies.softmax import Floats, policy_gradient, softmax
 from megasharp.studies.study import Findings, Outcome, write_findings
 
 POLICY_V, REWARD_V = np.array([0.6, 0.05, 0.35]), np.array([0.5, 1.0, 0.0])
 
 
-def advantages(rule: Rule, reward_G: Array) -> Array:
+def advantages(rule: Rule, reward_G: Floats) -> Floats:
     """Straight from the words, for one group."""
     size = len(reward_G)
     match rule:
@@ -85,7 +85,7 @@ def test_normalised_pairs_forget_how_large_rewards_are() -> None:
     np.testing.assert_allclose(enumerated_update("mean and std", POLICY_V, REWARD_V, 2), expected_V, rtol=1e-5)
 
 
-def negative_only_pairs(policy_V: Array, reward_V: Array) -> Array:
+def negative_only_pairs(policy_V: Floats, reward_V: Floats) -> Floats:
     """G = 2: of a pair with rewards r < r', drawn with probability 2 pi pi', only the worse counts, with (r - r')/2."""
     total_V = np.zeros(len(policy_V))
     for worse, better in itertools.permutations(range(len(policy_V)), 2):
