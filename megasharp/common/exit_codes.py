@@ -11,6 +11,8 @@ from collections.abc import Callable
 from megasharp.common import signals
 from megasharp.common.errors import RankDied, StageTimeout, TrainingStopped, UserError
 
+# Takes a line for the user: `typer.echo`, `note`, or a test's `list.append`.
+Say = Callable[[str], None]
 _USUAL = gc.get_threshold()
 _SELDOM = 200_000
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import Say
 from megasharp.common.files import completed
 from megasharp.config.core import find
 from megasharp.evals.suites import load_suite
@@ -82,9 +83,6 @@ class OverlapIndex:
                 counts[number] += 1
                 first.setdefault(number, run.removeprefix("="))
         return [Overlap(*self._problems[number], counts[number], first[number]) for number in sorted(counts)]
-
-
-Say = Callable[[str], None]
 
 
 def decontaminate(name: str, path: Path | None, suites: Sequence[str], n: int, out: Path | None, say: Say) -> bool:

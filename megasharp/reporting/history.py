@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from megasharp.checkpoint.run_folder import AttemptRecord, read_attempts, stored_config
+from megasharp.checkpoint.run_folder import CONFIG_FILE, AttemptRecord, read_attempts, stored_config
 from megasharp.common.control import BestFigure, with_evaluation
 from megasharp.common.errors import UserError
 from megasharp.config.core import Tree
@@ -128,6 +128,12 @@ class RunHistory:
         return sorted(found.items())
 
     @property
+    def written(self) -> float:
+        """When its last row was written, or its configuration where there is none, in seconds since 1970."""
+        times = [row.get("time") or 0.0 for row in self.rows]
+        return max(times, default=(self.folder / CONFIG_FILE).stat().st_mtime)
+
+    @property
     def state(self) -> str:
         """In a few words: running, finished, or how the last attempt ended."""
         last = list(self.attempts.values())[-1] if self.attempts else None
@@ -156,6 +162,33 @@ def read_run(folder: Path, now: Callable[[], float] = time.time) -> RunHistory:
         alive=is_alive(folder),
         now=now(),
     )
+
+
+def find_run(name: str, runs: Path) -> Path:
+    """Return the folder of a run that is given by its path, or by its name in `runs`. Raises UserError without one."""
+    for folder in (Path(name), runs / name):
+        if (folder / CONFIG_FILE).is_file():
+            return folder
+    raise UserError(f"no run {name!r}: neither {name} nor {runs / name} holds a {CONFIG_FILE}; see megasharp runs list")
+
+
+def find_runs(folder: Path) -> list[RunHistory]:
+    """Read every run directly below `folder`, the latest first; folders that do not read as runs are left out."""
+    found = []
+    for path in folder.glob(f"*/{CONFIG_FILE}"):
+        try:
+            found.append(read_run(path.parent))
+        except UserError:
+            continue
+    return sorted(found, key=lambda run: run.written, reverse=True)
+
+
+def by_label(histories: Sequence[RunHistory], command: str) -> dict[str, RunHistory]:
+    """Key runs by their names, or by their folders where two have the same. Raises UserError for one named twice."""
+    if len({run.folder.resolve() for run in histories}) < len(histories):
+        raise UserError(f"{command}: the same run is named twice")
+    same = len({run.name for run in histories}) < len(histories)
+    return {str(run.folder) if same else run.name: run for run in histories}
 
 
 def _with_rows(attempts: dict[int, AttemptRecord | None], rows: Sequence[Row]) -> dict[int, AttemptRecord | None]:

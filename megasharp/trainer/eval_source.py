@@ -26,7 +26,7 @@ from megasharp.convert.hf_folder import HFReader
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.probe import FOLDER, Scorer, probe, read_responses, sample_responses, step_file, write_responses
 from megasharp.evals.suites import Suite, load_suite
-from megasharp.reporting.runs_command import find_run
+from megasharp.reporting.history import find_run
 from megasharp.rollout.sglang.client.fleet import Fleet
 from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.rollout.sglang.client.launch import FleetSettings, launch

@@ -8,13 +8,14 @@ again what is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from megasharp.common import signals
 from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import Say
 from megasharp.common.files import held
 from megasharp.common.signals import SaveAsked, TimeIsUp, interruptible, save_heard
 from megasharp.config.core import validate
@@ -35,7 +36,6 @@ from megasharp.trainer.eval_source import CHECKPOINT, Measured, engines_of, meas
 from megasharp.trainer.resolve.sampling_model import engine_of, hf_folder
 from megasharp.trainer.reward_judge import Judging, check_judging
 
-Say = Callable[[str], None]
 # How much of a digest tells two evaluations apart.
 _DIGEST = 16
 
@@ -295,9 +295,7 @@ def _engine(folder: Path, asked: Asked, logs: Path) -> Iterator[Engine]:
         yield fleet
 
 
-def compare_results(
-    source: Path | None, before: Path, after: Path, k: str | None, problems: bool, say: Callable[[str], None]
-) -> None:
+def compare_results(source: Path | None, before: Path, after: Path, k: str | None, problems: bool, say: Say) -> None:
     """Say how the second result differs from the first; with `problems`, which ones it gains and loses.
 
     Raises UserError in one line for files that are no results, or of other problems.

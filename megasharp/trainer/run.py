@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from megasharp.cluster.slurm.gpus import open_telemetry
 from megasharp.common import signals
 from megasharp.common.control import Control
 from megasharp.common.errors import RankDied, RunFailed, TrainingStopped, UserError
+from megasharp.common.exit_codes import Say
 from megasharp.common.files import write_text
 from megasharp.common.random_state import compute_deterministically, generator_states, seed_generators
 from megasharp.common.records import Group
@@ -52,8 +53,6 @@ from megasharp.trainer.resolve.resolved_run import ResolvedRun
 from megasharp.trainer.resume import check_inputs, check_resume, inputs_of
 from megasharp.trainer.reward_judge import Judging, judged_tasks
 from megasharp.trainer.watchdog_setup import make_watchdog
-
-Say = Callable[[str], None]
 
 _TRACKERS_END_S = 30.0
 

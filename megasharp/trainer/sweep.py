@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from megasharp.checkpoint.run_folder import CONFIG_FILE, stored_config
 from megasharp.cluster.slurm.job import Job, render_array, submit_array
 from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import Say
 from megasharp.common.files import held, write_text
 from megasharp.config.core import dump_tree, find, validate
 from megasharp.config.run_config import RunConfig, run_of
@@ -21,8 +22,6 @@ from megasharp.trainer.resolve.recipes import build_recipes, resolved
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import check_resume
 from megasharp.trainer.submit import Asked, make_job
-
-Say = Callable[[str], None]
 
 _FINISHED, _RUNNING, _TO_DO = "finished", "running", "to do"
 _RETRIES = 2

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "reporting" / "repor
 
 from page_runs import EVIL, make_run, result
 
+from megasharp.cli.report import write_report
 from megasharp.evals.result_files import save
-from megasharp.reporting.report_command import write_report
 
 pytestmark = pytest.mark.long("examples")
 
@@ -69,7 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: webdriver.Chrome, runs: Path) -> webdriver.Chrome:
     logs(browser)
-    browser.get(write_report(["a", "b"], runs, None).as_uri())
+    browser.get(write_report([runs / "a", runs / "b"], None).as_uri())
     return browser
 
 

@@ -24,9 +24,12 @@ PROCESSES = {
         ("cli.main", "cli.__main__"),
         ("torch", "pydantic", "numpy", "yaml", "megasharp.trainer", "megasharp.config"),
     ),
-    "train --retries": (("trainer.retries", "common.supervisor"), ("torch", "numpy", "matplotlib", "megatron", "ray")),
+    "train --retries": (
+        ("common.supervisor", "common.watchdog", "config.core"),
+        ("torch", "numpy", "matplotlib", "megatron", "ray"),
+    ),
     "runs show, list and compare": (
-        ("reporting.runs_command", "reporting.show"),
+        ("reporting.history", "reporting.show"),
         ("torch", "numpy", "matplotlib", "megatron", "ray", "sglang"),
     ),
     "plan and train --dry-run": (

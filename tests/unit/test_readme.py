@@ -14,8 +14,8 @@ from cases import each_case
 from rich.console import Console
 
 from megasharp.algos import METHODS
+from megasharp.cli.methods import describe_method, markdown_table, print_methods
 from megasharp.common.errors import UserError
-from megasharp.reporting.methods_command import describe_method, markdown_table, print_methods
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"

@@ -287,12 +287,16 @@ def test_the_run_ends_with_its_supervisor(tmp_path: Path) -> None:
     assert psutil.wait_procs([child], timeout=SOON_S)[1] == []
 
 
-def test_it_imports_nothing_that_takes_long() -> None:
+def test_it_imports_nothing_that_takes_long(tmp_path: Path) -> None:
+    """The child is `false` here."""
     code = (
-        "import sys, megasharp.trainer.retries; print(*({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy'}))"
+        "import sys\nfrom pathlib import Path\nfrom megasharp.cli.train import train_again\n"
+        "sys.executable = 'false'\nPath('run.yaml').write_text('steps: 1')\n"
+        "print(train_again(Path('run.yaml'), [], Path('runs'), False, [], 0))\n"
+        "print(*({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy'}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["1", ""]
 
 
 def test_a_signal_that_comes_while_another_is_passed_on(tmp_path: Path) -> None:

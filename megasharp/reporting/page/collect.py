@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from megasharp.evals.result import EvalResult
-from megasharp.reporting.history import RunHistory, goodput
+from megasharp.evals.result_files import load_result
+from megasharp.reporting.history import RunHistory, by_label, goodput, read_run
 from megasharp.reporting.number_text import duration
 from megasharp.reporting.page.evaluations import (
     choose_models,
@@ -22,6 +24,15 @@ from megasharp.reporting.page.responses import read_rollouts
 from megasharp.reporting.show import collapse, differences, warnings
 
 _TELEMETRY = "gpu/utilisation"
+
+
+def read_page(folders: Sequence[Path], *, live: bool, evals: Sequence[Path] = ()) -> Page:
+    """Return the page of the runs in `folders`, and of the JSON files `evals` that `megasharp eval` wrote.
+
+    Raises UserError for damaged files, and for a run that is named twice.
+    """
+    beside = [load_result(path) for path in evals]
+    return collect(by_label([read_run(folder) for folder in folders], "report"), live=live, beside=beside)
 
 
 def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence[EvalResult] = ()) -> Page:

@@ -9,13 +9,13 @@ import pytest
 from cases import each_case
 from pydantic import BaseModel
 
+from megasharp.cli.quickstart import write_quickstart
 from megasharp.common.errors import UserError
 from megasharp.config import core
 from megasharp.config.core import PATH_KEYS, PRESETS, SHIPPED, find, included, read_tree
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.evals.groups import load_group
 from megasharp.evals.suites import load_suite
-from megasharp.trainer.quickstart import write_quickstart
 
 RUN = "name: r\nsteps: 1\nmodel: {path: m}\ndata: {task: countdown, path: d.jsonl}\n"
 

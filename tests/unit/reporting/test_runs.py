@@ -14,11 +14,11 @@ from run_folders import Folder, steps
 from waiting import HANG_S
 
 from megasharp.checkpoint.run_folder import AttemptRecord
+from megasharp.cli.runs import compare_runs, list_runs
 from megasharp.common.control import BestFigure, ControlState, LengthChange, LengthState, Reset, ResetState
 from megasharp.common.errors import UserError
-from megasharp.reporting.history import goodput, read_run
+from megasharp.reporting.history import find_run, goodput, read_run
 from megasharp.reporting.number_text import duration, size
-from megasharp.reporting.runs_command import compare, find_run, show, show_list
 from megasharp.reporting.show import differences, numbered, screen, shared_steps, sparkline, warnings
 
 
@@ -275,10 +275,13 @@ def test_no_word_of_a_run_is_read_as_markup(tmp_path: Path) -> None:
         odd.rows([*steps(1, 3), {"step": 3, f"eval/{WORDS}/pass@1": 0.1}]).attempt(1, failed)
     console = Console(width=600)
     for print_it, words in (
-        (lambda: show("one", tmp_path, console), ["  {} ", "{} (exit 1)", "{} pass@1", "stopped: {}"]),
-        (lambda: show_list(tmp_path, console), ["one {}", "stopped: {}"]),
         (
-            lambda: compare(["one", "other"], tmp_path, None, console),
+            lambda: console.print(screen(read_run(find_run("one", tmp_path)))),
+            ["  {} ", "{} (exit 1)", "{} pass@1", "stopped: {}"],
+        ),
+        (lambda: list_runs(tmp_path, console), ["one {}", "stopped: {}"]),
+        (
+            lambda: compare_runs(["one", "other"], tmp_path, None, console),
             ["one {}", "eval/{}/pass@1", "3 of 13, stopped: {}"],
         ),
     ):
@@ -313,7 +316,7 @@ def test_runs_are_compared_by_keys_equal_steps_and_ends(tmp_path: Path) -> None:
     assert differences([read_run(first.root), read_run(second.root)]) == {"policy.optimizer.lr": ["0.1", "0.2"]}
     console = Console(width=150)
     with console.capture() as captured:
-        picture = compare(["a", "b"], tmp_path, None, console)
+        picture = compare_runs(["a", "b"], tmp_path, None, console)
     page = captured.get()
     lines = [line.split() for line in page.splitlines()]
     assert ["policy.optimizer.lr", "0.1", "0.2"] in lines
@@ -333,13 +336,13 @@ def test_runs_of_one_name_have_columns_of_their_own_and_the_picture_lies_beside_
     monkeypatch.chdir(tmp_path / "here")
     console = Console(width=400)
     with console.capture() as captured:
-        picture = compare(["../x/tiny", "../y/tiny"], Path("runs"), None, console)
+        picture = compare_runs(["../x/tiny", "../y/tiny"], Path("runs"), None, console)
     headed = [line.split()[-2:] for line in captured.get().splitlines() if line.startswith(("key", "cost", "reward"))]
     assert headed == [["../x/tiny", "../y/tiny"]] * 3
     assert picture == tmp_path / "x" / "compare.png" and picture.exists()
     assert not any((tmp_path / "here").iterdir())
     with pytest.raises(UserError, match="named twice"):
-        compare(["../x/tiny", str(first.root)], Path("runs"), None, console)
+        compare_runs(["../x/tiny", str(first.root)], Path("runs"), None, console)
 
 
 def test_tables_in_a_list_are_compared_key_by_key() -> None:
@@ -367,21 +370,28 @@ def test_runs_are_found_by_path_and_by_name_and_listed(tmp_path: Path) -> None:
         find_run("c", tmp_path)
     console = Console(width=150)
     with console.capture() as captured:
-        show_list(tmp_path, console)
-        show("a", tmp_path, console)
+        list_runs(tmp_path, console)
+        console.print(screen(read_run(find_run("a", tmp_path))))
     page = captured.get()
     assert "5 of 9" in page and "6 of 9" in page and "thesis" not in page
     for names, message in ((["a"], "at least two"), (["a", str(first.root)], "named twice")):
         with pytest.raises(UserError, match=message):
-            compare(names, tmp_path, None, console)
+            compare_runs(names, tmp_path, None, console)
 
 
-def test_a_screen_waits_for_no_torch_and_no_matplotlib() -> None:
+@pytest.mark.parametrize("command", ("show a", "list ."))
+def test_a_screen_waits_for_no_torch_and_no_matplotlib(tmp_path: Path, command: str) -> None:
+    two_runs(tmp_path)
     script = (
-        "import sys, megasharp.reporting.runs_command; print({'torch', 'matplotlib', 'numpy'} & sys.modules.keys())"
+        "import sys\nfrom megasharp.cli.main import app\n"
+        f"app({['runs', *command.split()]!r}, standalone_mode=False)\n"
+        "print({'torch', 'matplotlib', 'numpy'} & sys.modules.keys())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=HANG_S)
-    assert done.stdout.strip() == "set()"
+    (tmp_path / "runs").symlink_to(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=HANG_S
+    )
+    assert done.stdout.splitlines()[-1] == "set()" and len(done.stdout.splitlines()) > 2
 
 
 def test_a_long_reason_does_not_fill_the_screen(run: Folder) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from megasharp.cli.data import list_sets, show_set
 from megasharp.cli.main import app
 from megasharp.common.errors import UserError
 from megasharp.evals.contamination import decontaminate
-from megasharp.tasks.data_command import list_sets, show_set
 from megasharp.tasks.prompts import TEMPLATES
 from megasharp.tasks.sets import SETS
 from megasharp.tasks.sets.load import load_set

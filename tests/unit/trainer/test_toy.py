@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from megasharp.cli.toy import run_study
 from megasharp.common.errors import UserError
 from megasharp.studies import STUDIES
-from megasharp.studies.command import run_study
 from megasharp.studies.study import Options
 
 

@@ -13,12 +13,11 @@ import torch
 from cases import each_case
 from standin_nvml import StandinNvml
 
+from megasharp.cli.doctor import examine_all_nodes, examine_node
 from megasharp.cluster.slurm import doctor
 from megasharp.cluster.slurm.all_reduce import measure
 from megasharp.cluster.slurm.doctor import Finding, Patient, Place, examine, report
 from megasharp.common.errors import UserError
-from megasharp.trainer import doctor as build
-from megasharp.trainer.doctor import doctor_on_all_nodes
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -105,8 +104,8 @@ def test_what_a_run_wants_of_a_node_is_looked_for(
 ) -> None:
     """Without `cluster.gpus_per_node` too: `train` refuses such a run where there is no GPU."""
     asked: list[Patient] = []
-    monkeypatch.setattr(build, "examine", lambda patient: asked.append(patient) or ())
-    build.doctor(REPOSITORY / "examples" / "quickstart" / "run.yaml", keys, tmp_path, print)
+    monkeypatch.setattr(doctor, "examine", lambda patient: asked.append(patient) or ())
+    examine_node(REPOSITORY / "examples" / "quickstart" / "run.yaml", keys, tmp_path, print)
     assert [patient.gpus_per_node for patient in asked] == [wanted]
 
 
@@ -143,7 +142,7 @@ def test_transformer_engine_is_missed_where_the_run_insists(tmp_path: Path) -> N
 def test_nodes_are_those_of_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(UserError, match="doctor --nodes looks at the nodes of a Slurm job"):
-        doctor_on_all_nodes(None, [], tmp_path)
+        examine_all_nodes(None, [], tmp_path)
 
 
 def test_runs_below_a_file_are_refused_where_nodes_are_to_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -152,4 +151,4 @@ def test_runs_below_a_file_are_refused_where_nodes_are_to_meet(monkeypatch: pyte
     monkeypatch.setenv("SLURM_JOB_NODELIST", "a")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(UserError, match=r"--runs .*scontrol/runs cannot be made .*; give a folder that all nodes see"):
-        doctor_on_all_nodes(None, [], tmp_path / "scontrol" / "runs")
+        examine_all_nodes(None, [], tmp_path / "scontrol" / "runs")

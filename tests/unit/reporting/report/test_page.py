@@ -18,15 +18,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cases import each_case
 from page_runs import EVIL, make_run, result
 
+from megasharp.cli.report import write_report
 from megasharp.common.errors import UserError
 from megasharp.evals.result_files import save
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page import responses
+from megasharp.reporting.page.collect import read_page
 from megasharp.reporting.page.evaluations import SHARES, share_bin
 from megasharp.reporting.page.metrics import words
 from megasharp.reporting.page.records import Page, ranges, spread_out, thinned
 from megasharp.reporting.page.serve import as_html, as_json
-from megasharp.reporting.report_command import read_page, write_report
 
 
 @pytest.fixture
@@ -281,21 +282,19 @@ def test_tables_of_older_versions_are_shown_without_shading(tmp_path: Path) -> N
 
 
 def test_mistakes_are_told_in_one_line(runs: Path) -> None:
-    with pytest.raises(UserError, match="no run 'c'"):
-        write_report(["c"], runs, None)
     with pytest.raises(UserError, match="report: the same run is named twice"):
-        write_report(["a", "a"], runs, None)
+        write_report([runs / "a", runs / "a"], None)
     with pytest.raises(UserError, match=r"--out .*: this is a folder"):
-        write_report(["a"], runs, runs)
+        write_report([runs / "a"], runs)
     (runs / "a" / "rollouts" / "step_000002.parquet").write_text("torn")
     with pytest.raises(UserError, match=r"step_000002.parquet: cannot read .* remove it"):
-        write_report(["a"], runs, None)
+        write_report([runs / "a"], None)
 
 
 def test_where_the_page_is_written(runs: Path) -> None:
-    assert write_report(["a"], runs, None) == runs / "a" / "report.html"
-    assert write_report(["a", "b"], runs, None) == runs / "report.html"
-    assert write_report(["a"], runs, runs / "deep" / "page.html").stat().st_size < 400_000
+    assert write_report([runs / "a"], None) == runs / "a" / "report.html"
+    assert write_report([runs / "a", runs / "b"], None) == runs / "report.html"
+    assert write_report([runs / "a"], runs / "deep" / "page.html").stat().st_size < 400_000
 
 
 def test_an_evaluation_that_cannot_be_read_is_told_on_the_page(runs: Path) -> None:

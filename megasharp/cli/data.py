@@ -1,28 +1,69 @@
-"""`megasharp data list` and `show`: the table of data sets, and a look at one."""
+"""`megasharp data`: the table of data sets, a look at one, and what training shares with evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, Annotated
 
-from megasharp.config.core import find
-from megasharp.tasks.judge import TaskItem
-from megasharp.tasks.prompts import TEMPLATES, template_named
-from megasharp.tasks.sets import SETS
-from megasharp.tasks.sets.data_set import DataSet
-from megasharp.tasks.sets.load import Loaded, load_set, set_named
-from megasharp.tasks.stream import prompt_of
-from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
+import typer
 
-Say = Callable[[str], None]
+from megasharp.common.exit_codes import Say
+
+if TYPE_CHECKING:
+    from megasharp.tasks.judge import TaskItem
+    from megasharp.tasks.sets.data_set import DataSet
+    from megasharp.tasks.sets.load import Loaded
+    from megasharp.tasks.tokenizer import TextTokenizer
+
+data_app = typer.Typer(no_args_is_help=True, help="Look at data sets, and at what training shares with evaluation.")
 # Tests of programs may be megabytes.
 _SHOWN = 400
+# Tokenizing a whole set takes minutes; a median does not need it.
+_MEASURED = 1000
+
+
+@data_app.command("list")
+def list_command() -> None:
+    """The data sets that runs and suites may name, and the prompt templates."""
+    list_sets(typer.echo)
+
+
+@data_app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="A data set's name.")],
+    path: Annotated[Path | None, typer.Option(help="Its rows: a file or folder; without it, the hub's.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Another prompt template.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many problems to print.")] = 3,
+    model: Annotated[Path | None, typer.Option(help="A model's folder: its chat template and tokenizer.")] = None,
+) -> None:
+    """How many problems a data set has, how long they are, and the first ones as a model reads them."""
+    show_set(name, path, prompt, limit, model, typer.echo)
+
+
+@data_app.command("decontaminate")
+def decontaminate(
+    train: Annotated[str, typer.Argument(help="The name of the data set that is trained on.")],
+    against: Annotated[str, typer.Option(help="Suites that are evaluated, comma-separated.")],
+    path: Annotated[Path | None, typer.Option(help="The set's rows: a file or folder; without it, the hub's.")] = None,
+    n: Annotated[int, typer.Option(min=1, help="Words in a row that make an overlap; 13 as in GPT-3.")] = 13,
+    out: Annotated[Path | None, typer.Option(help="Write the rows without overlap: .jsonl, or a folder.")] = None,
+) -> None:
+    """Say which training problems overlap with which evaluated ones. Exit code 1: some do, and no --out was given."""
+    from megasharp.evals.contamination import decontaminate as run
+
+    suites = [name.strip() for name in against.split(",") if name.strip()]
+    if run(train, path, suites, n, out, typer.echo) and out is None:
+        raise typer.Exit(1)
 
 
 def list_sets(say: Say) -> None:
     """Say each data set in two lines, and each prompt template in one."""
+    from megasharp.tasks.prompts import TEMPLATES
+    from megasharp.tasks.sets import SETS
+
     say(
         "Data sets: name, problems, where on the hub; then task, prompt, what the schema is known from, licence, papers"
     )
@@ -47,6 +88,12 @@ def show_set(name: str, path: Path | None, prompt: str | None, limit: int, model
     With the folder of a `model`, its chat template writes the prompts and its tokenizer measures them; else messages
     are shown as they are and lengths are in characters. Raises UserError as `load_set` does.
     """
+    from megasharp.config.core import find
+    from megasharp.tasks.prompts import template_named
+    from megasharp.tasks.sets.load import load_set, set_named
+    from megasharp.tasks.stream import prompt_of
+    from megasharp.tasks.tokenizer import load_tokenizer
+
     chosen = set_named(name)
     loaded = load_set(name, find(str(path)) if path else None, prompt)
     tokenizer = load_tokenizer(model) if model else None
@@ -59,7 +106,9 @@ def show_set(name: str, path: Path | None, prompt: str | None, limit: int, model
 
 
 def _facts(chosen: DataSet, loaded: Loaded, tokenizer: TextTokenizer | None, prompt: str) -> Iterator[str]:
-    measured = loaded.items if tokenizer is None else loaded.items[:1000]
+    from megasharp.tasks.stream import prompt_of
+
+    measured = loaded.items if tokenizer is None else loaded.items[:_MEASURED]
     lengths = [len(tokenizer.encode(prompt_of(item, tokenizer)) if tokenizer else item.text) for item in measured]
     unit = "characters" if tokenizer is None else f"tokens (the first {len(measured)})"
     yield f"{chosen.name}: {chosen.about}; task {chosen.task}; {loaded.items[0].source}"
@@ -77,7 +126,7 @@ def _as_messages(item: TaskItem) -> str:
 
 
 def _answer(item: TaskItem) -> str:
-    """What the verifier compares with, shortened."""
+    """Return what the verifier compares with, shortened."""
     assert is_dataclass(item.answer)
     parts = [f"{each.name}={getattr(item.answer, each.name)!r}" for each in fields(item.answer)]
     return ", ".join(part if len(part) <= _SHOWN else f"{part[:_SHOWN]}... ({len(part)} characters)" for part in parts)

@@ -4,31 +4,59 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import typer
 
-from megasharp.algos import METHODS
-from megasharp.algos.base import Method, MethodParams, overridden_hooks
 from megasharp.common.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from megasharp.algos.base import Method
+
+
+def methods(
+    name: Annotated[str, typer.Argument(help="A method's name; without one, all are listed.")] = "",
+    markdown: Annotated[bool, typer.Option(help="Print the table of docs/methods.md.")] = False,
+) -> None:
+    """List the methods that a recipe may name, or show one of them."""
+    from rich.console import Console
+
+    if markdown:
+        typer.echo(markdown_table(), nl=False)
+    elif name:
+        typer.echo(describe_method(name))
+    else:
+        print_methods(Console())
 
 
 def print_methods(console: Console) -> None:
-    """One row per method, readable in 80 columns."""
+    """Print one row per method, readable in 80 columns."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from megasharp.algos import METHODS
+
     grid = Table(show_lines=True)
     for column in ("method, paper", "what it does; hooks it fills, + what it brings; status", "defaults"):
         grid.add_column(column, overflow="fold", no_wrap=column == "method, paper")
     for name, method in METHODS.items():
-        middle = f"{escape(_what(method))}\n[bold]{escape(_changes(method))}[/]\n[dim]{escape(method.status)}[/]"
+        changes = escape(", ".join(_parts(method)))
+        middle = f"{escape(_summary(method))}\n[bold]{changes}[/]\n[dim]{escape(method.status)}[/]"
         grid.add_row(f"[bold]{name}[/]\n{method.paper}", middle, escape("\n".join(_defaults(method))))
     console.print(grid)
     console.print("megasharp methods NAME shows a method's formula; configs/algo/NAME.yaml is a preset to include.")
 
 
 def describe_method(name: str) -> str:
-    """A method's own page: its module's docstring, its parameters and their meaning. Raises UserError if unknown."""
+    """Return a method's own page: its module's docstring, its parameters and their meaning.
+
+    Raises UserError for an unknown name.
+    """
+    from megasharp.algos import METHODS
+    from megasharp.algos.base import MethodParams
+
     if name not in METHODS:
         raise UserError(f"methods: no method is called {name!r}; known are: {', '.join(METHODS)}")
     method = METHODS[name]
@@ -36,7 +64,7 @@ def describe_method(name: str) -> str:
     meaning = inspect.getdoc(method.Params) if method.Params is not MethodParams else None
     facts = (
         f"paper       {method.paper}; {method.status}",
-        f"hooks       {_changes(method)}",
+        f"hooks       {', '.join(_parts(method))}",
         f"parameters  {', '.join(_defaults(method)) or 'none'}",
         *([f"            {meaning}"] if meaning else []),
     )
@@ -44,25 +72,26 @@ def describe_method(name: str) -> str:
 
 
 def markdown_table() -> str:
-    """Print the table of docs/methods.md."""
+    """Return the table of docs/methods.md."""
+    from megasharp.algos import METHODS
+
     rows = ["| name in `recipe.methods` | what | changes | paper | status |", "|---|---|---|---|---|"]
     for name, method in METHODS.items():
         changes = ", ".join(f"`{part}`" for part in _parts(method))
-        rows.append(f"| `{name}` | {_what(method)} | {changes} | {method.paper} | {method.status} |")
+        rows.append(f"| `{name}` | {_summary(method)} | {changes} | {method.paper} | {method.status} |")
     return "\n".join(rows) + "\n"
 
 
-def _what(method: type[Method[Any]]) -> str:
+def _summary(method: type[Method[Any]]) -> str:
     return (inspect.getdoc(method) or "").split("\n")[0].rstrip(".")
 
 
 def _parts(method: type[Method[Any]]) -> list[str]:
+    """Name the hooks that a method fills, and the methods that it brings."""
+    from megasharp.algos.base import overridden_hooks
+
     sampler = ["sampling"] if method(method.Params()).needs().memory else []
     return [*overridden_hooks(method), *sampler, *(f"+ {name}" for name in method.brings)]
-
-
-def _changes(method: type[Method[Any]]) -> str:
-    return ", ".join(_parts(method))
 
 
 def _defaults(method: type[Method[Any]]) -> list[str]:

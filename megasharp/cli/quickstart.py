@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.config.core import SHIPPED
+from megasharp.common.exit_codes import Say
 
 QUICKSTART = "examples/quickstart"
 _FOLDERS = ("base", "memory", "data")
 _RUN = "run.yaml"
 
 
-def write_quickstart(out: Path, say: Callable[[str], None]) -> None:
+def quickstart(
+    out: Annotated[Path, typer.Option(help="The folder that gets them; a new or an empty one.")] = Path("quickstart"),
+) -> None:
+    """Write a first run: a run file, a tiny model and its data, and say the command that trains it in minutes."""
+    write_quickstart(out, typer.echo)
+
+
+def write_quickstart(out: Path, say: Say) -> None:
     """Write run.yaml, base/, memory/ and data/ into the folder `out`, and say the command that trains.
 
     The run file names the model and the data beside it, so that the folder can be moved before the first run.
@@ -23,6 +32,8 @@ def write_quickstart(out: Path, say: Callable[[str], None]) -> None:
     Raises:
         UserError: `out` is not empty, or cannot be written.
     """
+    from megasharp.config.core import SHIPPED
+
     source = SHIPPED / QUICKSTART
     if not (source / _RUN).is_file():
         raise UserError(f"this installation of megasharp has no quickstart in {source}: install it again")

@@ -1,0 +1,97 @@
+"""`megasharp doctor`: examine this node, or all nodes of a Slurm job, for what a run expects."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from megasharp.cli.options import Overrides, RunsFolder
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.exit_codes import Say
+
+if TYPE_CHECKING:
+    from megasharp.cluster.slurm.doctor import Patient, Place
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="The run's YAML file: what it expects of a node.")] = None,
+    overrides: Overrides = None,
+    nodes: Annotated[bool, typer.Option(help="Examine every node of this Slurm job, and the links between.")] = False,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """Look at GPUs, versions, disk, ports and links before a run. Exit code 1: something must be mended first."""
+    if nodes:
+        raise typer.Exit(examine_all_nodes(config, overrides or [], runs))
+    if not examine_node(config, overrides or [], runs, typer.echo):
+        raise typer.Exit(1)
+
+
+def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: Say) -> bool:
+    """Examine this node, also as one of several of `examine_all_nodes`; return whether no check failed."""
+    from megasharp.cluster.slurm.doctor import Patient, Place, examine, report
+    from megasharp.config.core import SHIPPED
+
+    meeting, place = os.environ.get("MEGASHARP_MEETING"), Place()
+    if meeting is not None:
+        names = tuple(os.environ["MEGASHARP_NODES"].split(","))
+        place = Place(Path(meeting), int(os.environ["SLURM_NODEID"]), names)
+    # The tested versions are in the repository and in the wheel; without them none are compared.
+    tested = SHIPPED / "constraints.txt"
+    constraints = tested.read_text(encoding="utf-8") if tested.is_file() else ""
+    if file is None:
+        return report(examine(Patient(constraints=constraints, place=place)), say)
+    return report(examine(_patient_of_run(file, overrides, runs, constraints, place)), say)
+
+
+def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraints: str, place: Place) -> Patient:
+    """Return what a run file expects of a node; the size of a checkpoint is its plan's."""
+    from megasharp.cluster.slurm.doctor import Patient
+    from megasharp.config.core import find
+    from megasharp.config.run_config import load_run
+    from megasharp.planner.suggest import make_plan
+    from megasharp.trainer.plan import Options, ask
+    from megasharp.trainer.resolve.devices import device_of, gpus_needed
+    from megasharp.trainer.resolve.engine_settings import engine_python
+
+    config = load_run(file, overrides)
+    folders = [config.model.path, *([config.data.path] if config.data.path else [])]
+    if config.rollout.engine == "sglang":
+        folders.append(str(engine_python(config)))
+    # Where the file leaves the number of GPUs to the machine, the run needs these at least.
+    gpus = 0 if device_of(config) == "cpu" else config.cluster.gpus_per_node or gpus_needed(config)
+    return Patient(
+        gpus_per_node=gpus,
+        folders=tuple(str(find(folder)) for folder in folders),
+        run=runs / config.name,
+        checkpoint=make_plan(ask(config, str(file), Options()).request).checkpoint.size,
+        constraints=constraints,
+        transformer_engine=config.policy.transformer_engine if config.policy.fp8 is None else True,
+        place=place,
+    )
+
+
+def examine_all_nodes(file: Path | None, overrides: Sequence[str], runs: Path) -> int:
+    """Examine every node of this Slurm job; return the exit code. Raises UserError outside of a job."""
+    from megasharp.cluster.slurm.doctor import across, node_names
+
+    listed = os.environ.get("SLURM_JOB_NODELIST")
+    if listed is None:
+        raise UserError("doctor --nodes looks at the nodes of a Slurm job: run it inside one (salloc, or submit)")
+    names = node_names(subprocess.check_output(["scontrol", "show", "hostnames", listed], text=True))
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--runs {runs} cannot be made ({one_line(error)}); give a folder that all nodes see") from None
+    arguments = [str(file), *overrides] if file is not None else []
+    command = [sys.executable, "-P", "-m", "megasharp.cli", "doctor", *arguments, "--runs", str(runs)]
+    # In the runs' folder, because all nodes have to see that one.
+    with tempfile.TemporaryDirectory(prefix=".megasharp-doctor-", dir=runs.absolute()) as meeting:
+        variables = {"MEGASHARP_MEETING": meeting, "MEGASHARP_NODES": ",".join(names)}
+        return subprocess.run(across(names, command), env={**os.environ, **variables}, check=False).returncode

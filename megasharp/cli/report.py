@@ -1,0 +1,72 @@
+"""`megasharp report`: the page of runs as a file, or served while they train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megasharp.cli.options import RunNames, RunsFolder
+from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import Say, collect_as_usual
+
+FILE = "report.html"
+PORT = 8042
+
+
+def report(
+    names: RunNames,
+    out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the run's folder.")] = None,
+    evals: Annotated[
+        list[Path] | None, typer.Option(metavar="JSON", help="A file that `megasharp eval` wrote; repeatable.")
+    ] = None,
+    serve: Annotated[bool, typer.Option(help="Serve the page on 127.0.0.1 instead; it refreshes.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="With --serve: 8042, or this one; 0 is any free port.")
+    ] = None,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """Draw runs as one HTML file: curves, pass@k, candidates, responses, time. It needs no network."""
+    if port is not None and not serve:
+        raise UserError("--port is of a page that is served; add --serve, or leave it out")
+    if out is not None and serve:
+        raise UserError("--out is of a page that is written, and --serve writes none; leave one of them out")
+    from megasharp.reporting.history import find_run
+
+    collect_as_usual()
+    folders = [find_run(name, runs) for name in names]
+    if serve:
+        serve_report(folders, PORT if port is None else port, typer.echo, evals or [])
+    else:
+        typer.echo(f"report: {write_report(folders, out, evals or [])}")
+
+
+def write_report(folders: Sequence[Path], out: Path | None, evals: Sequence[Path] = ()) -> Path:
+    """Write the page of the runs in `folders`; return its path: in the run's folder, of several beside the first's.
+
+    Raises UserError for damaged files, or a page that cannot be written.
+    """
+    from megasharp.common.files import write_text
+    from megasharp.reporting.page.collect import read_page
+    from megasharp.reporting.page.serve import as_html
+
+    path = out or (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / FILE
+    if path.is_dir():
+        raise UserError(f"--out {path}: this is a folder; give the name of a file, such as {path / FILE}")
+    write_text(path, as_html(read_page(folders, live=False, evals=evals)))
+    return path
+
+
+def serve_report(folders: Sequence[Path], port: int, say: Say, evals: Sequence[Path] = ()) -> None:
+    """Serve the page until Ctrl-C. Raises UserError for a damaged run, or a port that is taken."""
+    from megasharp.reporting.page.collect import read_page
+    from megasharp.reporting.page.serve import HOST, LivePage, open_server
+
+    page = LivePage(folders, lambda: read_page(folders, live=True, evals=evals), evals)
+    # A damaged run is refused here, before a browser asks.
+    page.newest()
+    with open_server(page, port) as server:
+        say(f"http://{HOST}:{server.server_address[1]}/  (this machine only; Ctrl-C ends it)")
+        server.serve_forever(poll_interval=0.2)

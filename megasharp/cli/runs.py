@@ -1,0 +1,95 @@
+"""`megasharp runs`: one run on a screen, several side by side, a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from megasharp.cli.options import RunsFolder
+from megasharp.common.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+runs_app = typer.Typer(no_args_is_help=True, help="Look at runs: where one stands, several side by side, a list.")
+
+
+@runs_app.command("show")
+def show(
+    run: Annotated[str, typer.Argument(help="A run's folder, or its name.")],
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """One run on one screen: progress, goodput, restarts, checkpoints, resets, trends, warnings."""
+    from rich.console import Console
+
+    from megasharp.reporting.history import find_run, read_run
+    from megasharp.reporting.show import screen
+
+    Console().print(screen(read_run(find_run(run, runs))))
+
+
+@runs_app.command("compare")
+def compare(
+    names: Annotated[list[str], typer.Argument(help="Two runs or more, by folder or name.")],
+    runs: RunsFolder = Path("runs"),
+    picture: Annotated[
+        Path | None, typer.Option(help="The PNG of their curves; compare.png beside the first run.")
+    ] = None,
+) -> None:
+    """Several runs: keys that differ, figures at equal steps and at the end, curves in one picture."""
+    from rich.console import Console
+
+    typer.echo(f"picture: {compare_runs(names, runs, picture, Console())}")
+
+
+@runs_app.command("list")
+def list_command(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds run folders.")] = Path("runs"),
+) -> None:
+    """The runs in a folder, the latest first."""
+    from rich.console import Console
+
+    list_runs(folder, Console())
+
+
+def compare_runs(names: Sequence[str], runs: Path, picture: Path | None, console: Console) -> Path:
+    """Print several runs side by side; return the picture's path, `compare.png` beside the first folder unless given.
+
+    Raises UserError for less than two runs, one that does not exist, or one that is named twice.
+    """
+    from megasharp.reporting.curves import plot_runs
+    from megasharp.reporting.history import by_label, find_run, read_run
+    from megasharp.reporting.show import figures, page
+
+    if len(names) < 2:
+        raise UserError("compare needs at least two runs")
+    histories = by_label([read_run(find_run(name, runs)) for name in names], "compare")
+    console.print(page(histories))
+    shown = list(histories.values())
+    curves = {name: {label: run.series(name) for label, run in histories.items()} for name in figures(shown)}
+    return plot_runs(curves, picture or shown[0].folder.resolve().parent / "compare.png")
+
+
+def list_runs(folder: Path, console: Console) -> None:
+    """Print the runs in a folder, a line each, the one that was written last first. Raises UserError for no folder."""
+    from rich.text import Text
+
+    from megasharp.reporting.history import find_runs
+    from megasharp.reporting.number_text import Columns, moment
+
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the one that holds run folders")
+    found = find_runs(folder)
+    if not found:
+        console.print(Text(f"no runs in {folder}"))
+        return
+    table = Columns("run", "state", "step", "reward", "attempts", "last written", style="dim")
+    for run in found:
+        rewards = run.series("reward/mean")
+        reward = f"{rewards[-1][1]:.3f}" if rewards else "-"
+        of = "" if run.steps is None else f" of {run.steps}"
+        table.add_row(run.name, run.state, f"{run.last_step}{of}", reward, str(len(run.attempts)), moment(run.written))
+    console.print(table)

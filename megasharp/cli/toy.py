@@ -1,0 +1,57 @@
+"""`megasharp toy`: pick a study, run it, show and write what it finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from megasharp.common.errors import UserError
+from megasharp.common.exit_codes import collect_as_usual
+
+if TYPE_CHECKING:
+    from megasharp.studies.study import Options
+
+
+def toy(
+    name: Annotated[str, typer.Argument(help="A study's name; without one, all are listed.")] = "",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; each study has its own default.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    model: Annotated[Path | None, typer.Option(help="A Hugging Face folder, for studies that measure one.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder that gets NAME/ with the CSV files and the picture.")] = Path(
+        "toys"
+    ),
+) -> None:
+    """Run one of the papers' small studies; prints tables, writes CSV files and a picture."""
+    from megasharp.studies import STUDIES
+    from megasharp.studies.study import Options
+
+    collect_as_usual()
+    if not name:
+        width = max((len(study) for study in STUDIES), default=0)
+        typer.echo("\n".join(f"{s.name:{width}}  {s.title} (arXiv {s.paper})" for s in STUDIES.values()))
+        return
+    for path in run_study(name, Options(seeds, seed, model), out):
+        typer.echo(f"wrote {path}")
+
+
+def run_study(name: str, options: Options, out: Path) -> list[Path]:
+    """Run the study called `name` and write its files into `out`/`name`.
+
+    Raises UserError for an unknown name, for a model given to a study that measures none, or for one that is missing.
+    """
+    from megasharp.studies import STUDIES
+    from megasharp.studies.study import open_console, print_findings, write_findings
+
+    if name not in STUDIES:
+        raise UserError(f"toy: no study is called {name!r}; there are: {', '.join(STUDIES)}")
+    study, model = STUDIES[name], options.model
+    if model is not None and not study.takes_model:
+        takers = ", ".join(other.name for other in STUDIES.values() if other.takes_model)
+        raise UserError(f"--model {model}: toy {name} measures no model; leave --model out (it is for {takers})")
+    if model is not None and not model.is_dir():
+        raise UserError(f"--model {model}: no such folder; give a Hugging Face checkpoint folder")
+    findings = study.run(options)
+    print_findings(study, findings, open_console())
+    return write_findings(study, findings, out / name)

@@ -1,0 +1,83 @@
+"""`megasharp train`: start or resume a run, show it dry, or start it again after failures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megasharp.cli.options import Overrides, RunFile, RunsFolder
+from megasharp.common.exit_codes import collect_as_usual, note
+
+
+def train(
+    config: RunFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option(help="Continue the run of this name, or start it.")] = False,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="With --resume: a key of the run that may change; repeatable."),
+    ] = None,
+    retries: Annotated[int, typer.Option(min=0, help="Start again so often after failures, with --resume.")] = 0,
+    dry_run: Annotated[bool, typer.Option(help="Print the resolved config and the layout; start nothing.")] = False,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """Train: RLVR from a model's folder, as the run's YAML file says."""
+    if retries and not dry_run:
+        raise typer.Exit(train_again(config, overrides or [], runs, resume, allow_change or [], retries))
+    from megasharp.config.core import dump_yaml
+    from megasharp.config.run_config import load_run
+    from megasharp.trainer.resolve.devices import leave_gpus_alone
+    from megasharp.trainer.resolve.resolved_run import check
+    from megasharp.trainer.resolve.summary import describe
+
+    run = load_run(config, overrides or [])
+    leave_gpus_alone(run)
+    checked = check(run, str(config))
+    if dry_run:
+        typer.echo(dump_yaml(checked.config) + "\n" + describe(checked))
+        return
+    # After the dry run's end, because these import Megatron.
+    from megasharp.metrics.clock import process_began
+    from megasharp.trainer.run import train as run_training
+
+    typer.echo(describe(checked))
+    collect_as_usual()
+    folder = run_training(
+        checked,
+        runs / checked.config.name,
+        resume=resume,
+        allowed=allow_change or [],
+        say=typer.echo,
+        began=process_began(),
+    )
+    typer.echo(f"run folder: {folder}")
+
+
+def train_again(
+    config: Path, overrides: Sequence[str], runs: Path, resume: bool, allowed: Sequence[str], retries: int
+) -> int:
+    """Train in a child process, with up to `retries` restarts; return the last attempt's exit code.
+
+    This process stays as long as the run does, so it imports neither torch nor numpy.
+    """
+    from megasharp.common.supervisor import Supervisor
+    from megasharp.common.watchdog import STAGE_TIMEOUT_S
+    from megasharp.config.core import apply_overrides, find, read_tree
+
+    tree = apply_overrides(read_tree(find(str(config))), overrides)
+    safe = ["-P"] if sys.flags.safe_path else []
+    command = [
+        *(sys.executable, *safe, "-m", "megasharp.cli", "train", str(config), *overrides, "--runs", str(runs)),
+        *(part for key in allowed for part in ("--allow-change", key)),
+        *(["--resume"] if resume else []),
+    ]
+    guard = tree.get("guard")
+    limit = guard.get("stage_timeout_s", STAGE_TIMEOUT_S) if isinstance(guard, dict) else STAGE_TIMEOUT_S
+    # The file is not validated here: the child refuses a limit that is no number, and a run without a name.
+    limit_s = limit if isinstance(limit, int | float) else None
+    again = () if resume else ("--resume",)
+    return Supervisor(command, runs / str(tree.get("name")), note, again, stopped_limit_s=limit_s).run(retries)
