@@ -1,5 +1,5 @@
 """Tensor maths on logits and on runs of tokens: log-prob, entropy, top-N, and reductions per sequence.
 
-The room is pure: it takes tensors and, where the vocabulary is split over ranks, a process group or None. It
-knows no model, no method and no configuration.
+Pure functions: they take tensors and, where the vocabulary is split over ranks, a process group or None. They know no
+model, no method and no configuration.
 """

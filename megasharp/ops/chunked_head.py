@@ -1,16 +1,16 @@
-"""The head from hidden states, some tokens at a time: never a whole sequence's logits (`ops/head` has the formulas).
+"""The head from hidden states, some tokens at a time, and the float32 matrix product that serves it on a CPU.
 
-Forward computes a chunk's logits, reads them once and forgets them; parts of all chunks are joined over the group
-together, so a group costs what it costs with logits. Backward computes each chunk's logits again, overwrites them with
-their gradient, and multiplies that into the gradients of hidden states and weight: one matrix product of the output
-layer more than with logits. They cannot come from forward already, because the loss's gradients by log-probs, entropy
-and candidates are known only after it.
+`chunked_token_head` never has a whole sequence's logits (`ops/head` has the formulas). Forward computes a chunk's
+logits, reads them once and drops them; the parts of all chunks are joined over the group together, so the collectives
+are those of the head with logits. Backward computes each chunk's logits again, overwrites them with their gradient, and
+multiplies that into the gradients of hidden states and weight: one matrix product of the output layer more than with
+logits. Forward cannot make them, because the loss's gradients by log-probs, entropy and candidates are known only after
+it.
 
-The float32 matrix product of a CPU without gradient, by the faster of torch's two libraries.
-
-torch sends float32 products to MKL. On one core of an AVX-512 EPYC MKL reaches 89 GFLOP/s and oneDNN 219 (5,000 x 128
-by 128 x 512), on two 156 and 365, with the same float32 accuracy. Other dtypes reach oneDNN anyway.
-oneDNN's product is reached through an operator without autograd, so it serves where gradients are made by hand.
+`choose_linear` and `product` take the faster of torch's two CPU libraries, for this and for every other layer. torch
+sends float32 products to MKL. On one core of an AVX-512 EPYC MKL reaches 89 GFLOP/s and oneDNN 219 (5,000 x 128 by
+128 x 512), on two 156 and 365, with the same float32 accuracy. Other dtypes reach oneDNN anyway. oneDNN's product is
+reached through an operator without autograd, so it serves where gradients are made by hand.
 """
 
 from __future__ import annotations
@@ -37,56 +37,14 @@ from megasharp.ops.head import (
 )
 from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart, Softmax, TargetCheck, join_over_group
 
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-
-@cache
-def _onednn() -> Callable[..., Tensor] | None:
-    """The operator, where this build of torch has it and it computes what it should."""
-    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if operator is None or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return None
-    x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
-    try:
-        agrees = torch.equal(operator(x, weight, None, "none", [], ""), F.linear(x, weight))
-    except (RuntimeError, TypeError):
-        return None
-    return operator if agrees else None
-
-
-def choose_linear(dtype: torch.dtype, device: torch.device) -> Linear:
-    """`F.linear`, or oneDNN's for float32 on the CPU: rows [..., in], weight [out, in], bias [out] or None."""
-    operator = _onednn() if dtype == torch.float32 and device.type == "cpu" else None
-    if operator is None:
-        return F.linear
-
-    def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return operator(rows, weight, bias, "none", [], "")
-
-    return linear
-
-
-def product(a: Tensor, b: Tensor) -> Tensor | None:
-    """`a @ b` for a float32 CPU [..., k] and [k, n], or None where torch's own product should be used.
-
-    No gradient flows through it; the caller must not need one.
-    """
-    operator = _onednn()
-    if operator is None or b.dim() != 2 or a.dim() < 2:
-        return None
-    if not (a.dtype == b.dtype == torch.float32 and a.device.type == b.device.type == "cpu"):
-        return None
-    return operator(a, b.t(), None, "none", [], "") if a.numel() and b.numel() else None
-
-
-# Of a vocabulary of 152k in bfloat16 they are 311 MB of logits.
+# With a vocabulary of 152k in bfloat16, 311 MB of logits.
 CHUNK_TOKENS = 1024
-# Rows of the weight whose gradient by a chunk is there at a time, before it is added.
+# Rows of the weight whose gradient is in memory at a time where it has another dtype than the sum.
 _BLOCK_ROWS = 16_384
 
 
 class _ChunkedContext(FunctionCtx):
-    """What forward leaves for backward."""
+    """The attributes that forward leaves for backward."""
 
     request: Request
     kernels: Kernels
@@ -110,17 +68,17 @@ def chunked_token_head(
     kernels: Kernels = "auto",
     weight_grad_VpH: Tensor | None = None,
 ) -> HeadOutput:
-    """`token_head` of the logits hidden @ weight^T, computed `chunk_tokens` tokens at a time.
+    """Compute `token_head` of the logits hidden @ weight^T, `chunk_tokens` tokens at a time.
 
-    `hidden_TH`: [T, H]; `weight_VpH`: [Vp, H], the rows of the output layer that belong to `shard`, of the same dtype.
-    Everything else, errors included, is `token_head`'s, whose logits would have that dtype too.
+    `hidden_TH`: [T, H]; `weight_VpH`: [Vp, H], the rows of the output layer that belong to `shard`, of the same dtype,
+    which the logits have too. All else is `token_head`'s.
 
     The gradient by the hidden states is that of this shard's columns: with a group, THE CALLER SUMS IT OVER THE GROUP
     (Megatron's `gather_from_sequence_parallel_region` or `copy_to_tensor_model_parallel_region` before the call does).
     The gradient by the weight is this rank's own; a frozen weight costs nothing. Chunks are added up in
     `weight_grad_VpH`, a float32 buffer of the weight's size that the caller holds (Megatron's `main_grad`): backward
-    adds to what is in it, and autograd is given zeros. Without it, in a buffer of backward's own where there are
-    several chunks, which is rounded to the weight's dtype once. What else the weight is used for (a tied embedding)
+    adds to what is in it, and returns zeros to autograd. Without it, several chunks are added up in a buffer of
+    backward's own, which is rounded to the weight's dtype once. What else the weight is used for (a tied embedding)
     adds to either by autograd's own sum.
 
     Raises ValueError as `token_head` does, for `chunk_tokens` below 1, and for a `weight_grad_VpH` that is not float32
@@ -130,7 +88,8 @@ def chunked_token_head(
     check_request(request)
     if chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be at least 1, got {chunk_tokens}")
-    if weight_grad_VpH is not None and not _holds_sums(weight_grad_VpH, weight_VpH):
+    buffer = weight_grad_VpH
+    if buffer is not None and (buffer.dtype, buffer.shape) != (_sum_dtype(weight_VpH), weight_VpH.shape):
         raise ValueError(f"weight_grad_VpH must be float32 of shape {tuple(weight_VpH.shape)}")
     assert hidden_TH.shape[1] == weight_VpH.shape[1] and target_T.shape == hidden_TH.shape[:1], "[T, H], [Vp, H], [T]"
     assert 0 <= shard.valid <= weight_VpH.shape[0], "a shard has no more vocabulary than rows"
@@ -219,24 +178,20 @@ class _WeightGradient:
                 self._sum[rows].add_(gradient_CVp[:, rows].t() @ hidden_CH)
 
     def total(self) -> Tensor:
-        """What autograd is given: zeros where the caller has the sum already."""
+        """Return the gradient for autograd: zeros where the caller has the sum already."""
         if self._into is not None:
             return torch.zeros_like(self._weight)
         assert self._sum is not None
         return self._sum.to(self._weight.dtype)
 
 
-def _holds_sums(buffer_VpH: Tensor, weight_VpH: Tensor) -> bool:
-    return buffer_VpH.dtype == _sum_dtype(weight_VpH) and buffer_VpH.shape == weight_VpH.shape
-
-
 def _sum_dtype(weight_VpH: Tensor) -> torch.dtype:
-    """In bfloat16 a sum of many chunks would lose what a chunk adds."""
+    # In bfloat16 a sum of many chunks would lose what a chunk adds.
     return torch.promote_types(weight_VpH.dtype, torch.float32)
 
 
 def _chunks(tokens: int, chunk_tokens: int) -> Sequence[tuple[int, int]]:
-    """Begin and end of each chunk; without tokens one chunk of none."""
+    """List the begin and end of each chunk; without tokens one chunk of none."""
     starts = range(0, max(tokens, 1), chunk_tokens)
     return [(start, min(start + chunk_tokens, tokens)) for start in starts]
 
@@ -247,7 +202,7 @@ def _logits(hidden_CH: Tensor, weight_VpH: Tensor, request: Request, kernels: Ke
 
 
 def _side_by_side(parts: Sequence[ShardPart]) -> ShardPart:
-    """The parts of chunks of tokens as that of all tokens."""
+    """Join the parts of chunks of tokens as that of all tokens."""
     if len(parts) == 1:
         return parts[0]
 
@@ -263,3 +218,48 @@ def _side_by_side(parts: Sequence[ShardPart]) -> ShardPart:
         topn_logit_TN=joined(part.topn_logit_TN for part in parts),
         topn_id_TN=joined(part.topn_id_TN for part in parts),
     )
+
+
+_Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+@cache
+def _onednn() -> Callable[..., Tensor] | None:
+    """Return the operator, where this build of torch has it and it computes the right product."""
+    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if operator is None or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return None
+    x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
+    try:
+        agrees = torch.equal(operator(x, weight, None, "none", [], ""), F.linear(x, weight))
+    except (RuntimeError, TypeError):
+        return None
+    return operator if agrees else None
+
+
+def choose_linear(dtype: torch.dtype, device: torch.device) -> _Linear:
+    """Choose `F.linear`, or oneDNN's for float32 on the CPU, where no gradient flows through it.
+
+    The function takes rows [..., in], weight [out, in] and bias [out] or None, and returns [..., out].
+    """
+    operator = _onednn() if dtype == torch.float32 and device.type == "cpu" else None
+    if operator is None:
+        return F.linear
+
+    def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return operator(rows, weight, bias, "none", [], "")
+
+    return linear
+
+
+def product(a: Tensor, b: Tensor) -> Tensor | None:
+    """Return `a @ b` for float32 [..., k] and [k, n] on a CPU, or None where torch's own product should be used.
+
+    No gradient flows through it; the caller must not need one.
+    """
+    operator = _onednn()
+    if operator is None or b.dim() != 2 or a.dim() < 2:
+        return None
+    if not (a.dtype == b.dtype == torch.float32 and a.device.type == b.device.type == "cpu"):
+        return None
+    return operator(a, b.t(), None, "none", [], "") if a.numel() and b.numel() else None

@@ -1,16 +1,8 @@
-"""Reductions over the tokens of each sequence of a packed batch, and the way back from sequences to tokens.
+"""Reductions of a packed batch: per sequence, over a token's distribution, and of a device's sums to metrics.
 
-`seq_T` (int64) names the sequence, from 0 to `num_segments - 1`, that each token belongs to; tokens of one
-sequence need not be neighbours. Everything is differentiable with respect to the floating-point inputs.
-
-How many different next tokens K independent rollouts can be expected to draw (2510.14807 Proposition 3).
-
-    E |{y_1, ..., y_K}| = sum_v 1 - (1 - p_v)^K
-
-It needs the whole next-token distribution: a sum over the vocabulary, so that partial sums over shards of it add up.
-Nothing here carries a gradient.
-
-Sums on a device to metrics on the host, all in one copy: each of its own would wait until the device is idle.
+The `segment_...` functions reduce over the tokens of each sequence and spread a sequence's value over its tokens.
+`seq_T` (int64) names the sequence, from 0 to `num_segments - 1`, that each token belongs to; tokens of one sequence
+need not be neighbours. They are differentiable with respect to the floating-point inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +16,7 @@ from megasharp.common.records import Mean
 
 
 def segment_sum(x_T: Tensor, seq_T: Tensor, num_segments: int) -> Tensor:
-    """Sum of `x_T` per segment: shape [num_segments], dtype of `x_T`; a segment without tokens gives 0.
+    """Sum `x_T` per segment: shape [num_segments], dtype of `x_T`; a segment without tokens gives 0.
 
     Example: `segment_sum([1., 2., 4.], [0, 0, 2], 3) == [3., 0., 4.]`.
     Raises IndexError or RuntimeError (from torch) where `seq_T` names a segment that does not exist.
@@ -33,7 +25,7 @@ def segment_sum(x_T: Tensor, seq_T: Tensor, num_segments: int) -> Tensor:
 
 
 def segment_mean(x_T: Tensor, seq_T: Tensor, num_segments: int, weight_T: Tensor | None = None) -> Tensor:
-    """Mean of `x_T` per segment, weighted by the non-negative `weight_T` if given (a 0/1 mask, for instance).
+    """Average `x_T` per segment, weighted by the non-negative `weight_T` if given (a 0/1 mask, for instance).
 
     Shape [num_segments], dtype of `x_T`. A segment without tokens, or with weights that are all 0, gives 0
     and passes no gradient. Example: `segment_mean([1., 2., 4.], [0, 0, 2], 3) == [1.5, 0., 4.]`.
@@ -45,15 +37,16 @@ def segment_mean(x_T: Tensor, seq_T: Tensor, num_segments: int, weight_T: Tensor
 
 
 def segment_broadcast(x_S: Tensor, seq_T: Tensor) -> Tensor:
-    """Each token's own segment's value, `x_S[seq_T]`: shape [T], dtype of `x_S`.
+    """Give each token its segment's value, `x_S[seq_T]`: shape [T], dtype of `x_S`.
 
     Example: `segment_broadcast([3., 0., 4.], [0, 0, 2]) == [3., 3., 4.]`.
+    Raises IndexError or RuntimeError (from torch) where `seq_T` names a segment that does not exist.
     """
     return x_S.index_select(0, seq_T)
 
 
 def segment_quantile(x_T: Tensor, seq_T: Tensor, num_segments: int, q: float, mask_T: Tensor | None = None) -> Tensor:
-    """The q-quantile of each segment's values, interpolated linearly as `torch.quantile` does.
+    """Return the q-quantile of each segment's values, interpolated linearly as `torch.quantile` does.
 
     Shape [num_segments], dtype of `x_T`, `q` in [0, 1]. Tokens where `mask_T` is 0 do not count; a segment without
     others gives 0. Example: `segment_quantile([1., 4., 2., 9.], [0, 0, 0, 2], 3, 0.75) == [3., 0., 9.]`.
@@ -74,25 +67,25 @@ def segment_quantile(x_T: Tensor, seq_T: Tensor, num_segments: int, q: float, ma
 
 
 def expected_distinct(logp_V: Tensor, samples: int) -> Tensor:
-    """The expected number of distinct tokens among `samples` independent draws; over the last dimension of `logp_V`.
+    """Return the expected number of distinct tokens among K = `samples` independent draws; without gradient.
 
-    `logp_V` holds normalised log-probs, natural, any leading shape, any floating dtype (kept); -inf is allowed. A shard
-    of the vocabulary gives that shard's part of the sum. Between 1 and min(samples, V) for a whole distribution.
+    sum_v 1 - (1 - p_v)^K (2510.14807 Proposition 3), over the last dimension of `logp_V`: normalised log-probs,
+    natural, any leading shape, any floating dtype (kept); -inf is allowed. A shard of the vocabulary gives that shard's
+    part of the sum. Between 1 and min(samples, V) for a whole distribution.
 
     Example: a fair coin thrown twice shows `2 * (1 - 0.5**2) == 1.5` sides.
     """
-    return _seen(logp_V.detach(), samples).sum(dim=-1)
-
-
-def _seen(logp: Tensor, samples: int) -> Tensor:
-    """1 - (1 - p)^samples: the probability that a token appears at all. Exact for tiny p and for p near 1."""
+    logp_V = logp_V.detach()
     # log(1 - p) loses all digits of a tiny p in the one form and of a p near 1 in the other.
-    log_absent = torch.where(logp < -0.5, torch.log1p(-logp.exp()), torch.log(-torch.expm1(logp)))
-    return -torch.expm1(samples * log_absent)
+    log_absent_V = torch.where(logp_V < -0.5, torch.log1p(-logp_V.exp()), torch.log(-torch.expm1(logp_V)))
+    seen_V = -torch.expm1(samples * log_absent_V)
+    return seen_V.sum(dim=-1)
 
 
 def means(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Mean]:
-    """From pairs (total, weight) of scalars on one device, of any dtypes; exact for integers below 2^53.
+    """Read pairs (total, weight) back as metrics: scalars on one device, of any dtypes; exact for integers below 2^53.
+
+    All in one copy, since each copy from a GPU waits until the device is idle.
 
     Example: `means({"a": (torch.tensor(3.0), torch.tensor(2))}) == {"a": Mean(3.0, 2.0)}`.
     """

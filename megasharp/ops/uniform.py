@@ -1,4 +1,7 @@
-"""Uniform numbers without generator state: a hash of (seed, position), so they depend on nothing else in a batch."""
+"""Uniform random numbers without a generator's state: each is a hash of (seed, position), whatever else is in a batch.
+
+Engine and learner draw by the same hash. SGLang's processes import this file, so it needs torch alone.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,23 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def seeds_to_int64(seeds: Sequence[int], device: torch.device | None = None) -> Tensor:
-    """Python integers of any size as int64, modulo 2^64."""
-    wrapped = [((seed + (1 << 63)) % (1 << 64)) - (1 << 63) for seed in seeds]
-    return torch.tensor(wrapped, dtype=torch.int64, device=device)
+    """Return Python integers of any size as int64 [len(seeds)], modulo 2^64."""
+    return torch.tensor([_wrapped(seed) for seed in seeds], dtype=torch.int64, device=device)
 
 
 def uniforms(seeds: Tensor, positions: Tensor | int) -> Tensor:
-    """float64 in [0, 1), multiples of 2^-52, of the inputs' shape: splitmix64 (Steele et al. 2014).
+    """Return float64 in [0, 1), multiples of 2^-52, of the inputs' shape, by splitmix64 (Steele et al. 2014).
 
-    `seeds` int64, `positions` int64 of the same shape or one number. The seed is mixed once before the position
-    enters, so that seeds and positions do not trade off.
+    `seeds` int64, `positions` int64 of the same shape or one number.
     """
+    # The seed is mixed before the position enters: in a sum, a larger seed and a larger position would be the same.
     offset = (positions + 1) * _GOLDEN if isinstance(positions, Tensor) else _wrapped((positions + 1) * _GOLDEN)
     mixed = _splitmix64(_splitmix64(seeds) + offset)
     return _shift(mixed, 12).to(torch.float64) * 2.0**-52
 
 
 def _wrapped(value: int) -> int:
-    """The int64 with the same bits modulo 2^64."""
+    """Return the number of int64's range that is equal modulo 2^64."""
     return ((value + (1 << 63)) % (1 << 64)) - (1 << 63)
 
 
@@ -42,5 +44,5 @@ def _splitmix64(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64 (torch's own keeps the sign)."""
+    """Shift int64 right and fill with zeros (torch's own shift keeps the sign)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,6 +1,6 @@
-"""What the policy says about each token: log-prob, entropy, top-N, from vocabulary-parallel logits.
+"""Log-prob, entropy and top-N of each token from vocabulary-parallel logits, as one autograd function.
 
-One autograd function with one dense pass backward. With z the logits of a token, T the temperature, p =
+Backward is one dense pass. With z the logits of a token, T the temperature, p =
 softmax(z / T) and H = -sum_v p_v log p_v:
 
     d log p_t / d z_v = (1[v = t] - p_v) / T            d H / d z_v = -p_v (log p_v + H) / T
@@ -53,7 +53,7 @@ Outputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | No
 
 
 class _HeadContext(FunctionCtx):
-    """What forward leaves for backward."""
+    """The attributes that forward leaves for backward."""
 
     request: Request
     arithmetic: Arithmetic
@@ -74,7 +74,7 @@ def token_head(
     overwrite_logits: bool = False,
     kernels: Kernels = "auto",
 ) -> HeadOutput:
-    """Log-prob of each target under softmax(logits / temperature) and, where asked for, entropy and top-N.
+    """Compute the log-prob of each target under softmax(logits / temperature) and, if asked, entropy and top-N.
 
     `logits_TVp`: [T, Vp] float32, bfloat16, float16 or float64, any strides; padding columns have no
     effect and get a gradient of exactly 0. `target_T`: int64 [T] global ids, the same on every rank of the
@@ -85,8 +85,8 @@ def token_head(
     communication. A group costs two all-reduces forward, and one all-gather more with `topn`. No second derivatives.
 
     With `overwrite_logits` backward writes the gradient over the logits, so it needs no second buffer of their size.
-    The caller promises that nothing reads them afterwards. What autograd saved of them elsewhere is told (torch
-    raises its error of tensors modified in place), and so is a second backward; a detached alias is not.
+    The caller promises that nothing reads them afterwards. Where autograd saved them elsewhere, torch raises its error
+    of tensors modified in place; a second backward raises RuntimeError; a detached alias goes unnoticed.
 
     `kernels`: "auto" is Triton for what it can read of logits on CUDA (not float64, `topn` <= 8, rows contiguous) and
     torch otherwise; "triton" insists on it, as tests do under its interpreter.
@@ -122,7 +122,7 @@ def check_request(request: Request) -> None:
 
 
 def choose(logits_TVp: Tensor, topn: int, kernels: Kernels) -> Arithmetic:
-    """The arithmetic for these logits. Raises ValueError where Triton was insisted on and cannot read them."""
+    """Choose the arithmetic for these logits. Raises ValueError where "triton" was asked for and cannot read them."""
     if kernels == "torch" or (kernels == "auto" and not logits_TVp.is_cuda):
         return REFERENCE
     from megasharp.ops.head.kernel_launch import TRITON, why_not
@@ -142,14 +142,14 @@ def refuse_second_derivative() -> None:
 
 
 def constants(output: HeadOutput, request: Request) -> list[Tensor]:
-    """The outputs that carry no gradient."""
+    """List the outputs that carry no gradient."""
     entropy_T = None if request.entropy_gradient else output.entropy_T
     found = [output.topn_id_TN, output.is_top1_T, output.normaliser_T, entropy_T]
     return [x for x in found if x is not None]
 
 
 def in_order(output: HeadOutput) -> Outputs:
-    """The fields as an autograd function returns them."""
+    """Return the fields as a tuple, which an autograd function must return."""
     return (
         output.logp_T,
         output.entropy_T,

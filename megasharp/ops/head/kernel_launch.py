@@ -1,4 +1,4 @@
-"""The two passes over a shard's logits as Triton kernels: what they can read, how they are cut up, with which tiles.
+"""The two passes over a shard's logits as Triton kernels: their limits, their launch and the sizes of their tiles.
 
 Imported only where the kernels are used. On a CPU they run under Triton's interpreter (TRITON_INTERPRET=1 before the
 first import of triton), which is how they are tested there.
@@ -18,15 +18,14 @@ from megasharp.ops.head.records import Arithmetic, Incoming, Request, ShardPart,
 
 MOST_CANDIDATES = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Columns are int32 in the kernels, tiles beyond the last one included.
-# Splits of a row, each rounded up to tiles, end below 2**31.
+# Columns are int32 in the kernels. Splits of a row are rounded up to tiles, and so end below 2**31.
 _MOST_COLUMNS = 2**30
 _LOG2E = 1.0 / math.log(2.0)
 
 
 @dataclass(slots=True)
 class Tuning:
-    """Columns a tile and warps a program, forward and backward, and how many programs are to be there at least.
+    """Columns a tile and warps a program, forward and backward, and the least number of programs of a launch.
 
     Not measured on a GPU yet; chosen by counting. At full memory speed a Hopper multiprocessor has about 15
     instructions for each bfloat16 logit it reads; the forward kernel's machine code has 12, the search for candidates
@@ -46,7 +45,7 @@ TUNING = Tuning()
 
 
 def why_not(logits_TVp: Tensor, topn: int) -> str | None:
-    """Why the kernels cannot read these logits; None where they can."""
+    """Return the reason why the kernels cannot read these logits; None where they can."""
     if logits_TVp.dtype not in _DTYPES:
         return f"the kernels read float32, bfloat16 and float16, not {logits_TVp.dtype}"
     if topn > MOST_CANDIDATES:
@@ -61,7 +60,7 @@ def why_not(logits_TVp: Tensor, topn: int) -> str | None:
 
 
 def part(logits_TVp: Tensor, target_T: Tensor, request: Request) -> ShardPart:
-    """The shard's sums and candidates (`records.ShardPart`) in one read."""
+    """Compute the shard's sums and candidates (`ShardPart`) in one read."""
     tokens, topn, shard = logits_TVp.shape[0], request.topn, request.shard
     vec = 16 // logits_TVp.element_size()
     splits, span = _split(tokens, shard.valid, TUNING.forward_block)
@@ -103,7 +102,7 @@ def part(logits_TVp: Tensor, target_T: Tensor, request: Request) -> ShardPart:
 def gradient(
     out_TVp: Tensor, logits_TVp: Tensor, target_T: Tensor, softmax: Softmax, incoming: Incoming, request: Request
 ) -> None:
-    """The gradient by the logits, into `out_TVp`, which may be the logits themselves, in one pass."""
+    """Write the loss's gradient by the logits into `out_TVp`, which may be the logits themselves, in one pass."""
     tokens, width = logits_TVp.shape
     if not tokens or not width:
         return
@@ -148,7 +147,7 @@ TRITON = Arithmetic(part, gradient)
 
 
 def _split(tokens: int, columns: int, block: int) -> tuple[int, int]:
-    """Into how many programs a row is cut, and how many columns, whole tiles, each has.
+    """Return the number of programs that share a row, and the columns, whole tiles, that each has.
 
     Rows are the grid's first dimension, which holds 2^31 - 1; splits the second, which holds 65,535 and never gets
     there: there are more only where rows are few.
@@ -160,7 +159,7 @@ def _split(tokens: int, columns: int, block: int) -> tuple[int, int]:
 
 
 def _pointer(tensor: Tensor | None, unused: Tensor) -> Tensor:
-    """A kernel's argument must be some tensor, also where its code is left out."""
+    """Return the tensor or a stand-in: a kernel's argument must be some tensor, even where its code is left out."""
     return unused if tensor is None else tensor
 
 
@@ -173,7 +172,7 @@ def _joined(
     id_STN: Tensor | None,
     request: Request,
 ) -> ShardPart:
-    """The splits of a shard as one, by the arithmetic that joins shards."""
+    """Join the splits of a shard's rows, by the arithmetic that joins shards."""
     if len(peak_ST) == 1:
         weighted_T = None if weighted_ST is None else weighted_ST[0]
         logit_TN, id_TN = (None, None) if logit_STN is None or id_STN is None else (logit_STN[0], id_STN[0])
@@ -189,6 +188,6 @@ def _joined(
 
 
 def _side_by_side(x_STN: Tensor) -> Tensor:
-    """[T, splits * N]."""
+    """Return the candidates of all splits of a token in one row: [T, splits * N]."""
     splits, tokens, candidates = x_STN.shape
     return x_STN.transpose(0, 1).reshape(tokens, splits * candidates)

@@ -32,20 +32,20 @@ _MOST = tl.constexpr(2**63 - 1)
 
 @triton.jit
 def _ordered(x):
-    """float32 as int32 of the same order; the two zeros are one. It is its own inverse but for that."""
+    """Turn float32 into int32 of the same order; the two zeros become one."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _unordered(key):
-    """`_ordered` undone."""
+    """Undo `_ordered`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _candidates_of(row_ptr, columns, end):
-    """Candidates of the row's columns; those beyond `end` are below all."""
+    """Return the candidates of the row's columns; those beyond `end` are below all."""
     logits = tl.load(row_ptr + columns, mask=columns < end, other=0.0).to(tl.float32)
     candidates = (_ordered(logits).to(tl.int64) << 32) | (columns ^ _LAST_COLUMN).to(tl.int64)
     return tl.where(columns < end, candidates, _LEAST)
@@ -79,7 +79,7 @@ def _add_candidates(row_ptr, group_peaks, at, end, best, least, GROUPS: tl.const
 @triton.jit
 def _absorb(x, row_ptr, at, end, peak, total, weighted, best, least, scale,
             TOPN: tl.constexpr, ENTROPY: tl.constexpr, GROUPS: tl.constexpr, VEC: tl.constexpr):  # fmt: skip
-    """One tile more. `x` is float32, -inf beyond `end`; what is not a number passes into the sums."""
+    """Add a tile to the row's state. `x` is float32, -inf beyond `end`; NaN passes into the sums."""
     group_peaks = tl.max(x, axis=1)
     tile_peak = tl.max(group_peaks, axis=0)
     if tile_peak > peak:
@@ -102,7 +102,7 @@ def _absorb(x, row_ptr, at, end, peak, total, weighted, best, least, scale,
 
 @triton.jit
 def _store_candidates(best, slots, start, logit_ptr, id_ptr, TOPN: tl.constexpr):
-    """Best first. A slot that no column filled is -inf with no id."""
+    """Store the candidates, best first. A slot that no column filled is -inf with `_NO_ID`."""
     left = tl.where(slots < TOPN, best, _LEAST)
     for n in tl.static_range(TOPN):
         top = tl.max(left, axis=0)
@@ -184,7 +184,7 @@ def forward_kernel(
 @triton.jit
 def _add_sparse(dz, columns, at, target, target_grad, ids, id_ptr, grad_ptr, grad_stride, start, inverse,
                 LOGP: tl.constexpr, TOPN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The target's and the candidates' own terms, in the few tiles that have them."""
+    """Add the target's and the candidates' own terms, in the few tiles that have them."""
     if LOGP:  # noqa: SIM102
         # The outer condition is decided when it is compiled, the inner one for each tile.
         if (target >= at) & (target < at + BLOCK):
@@ -199,7 +199,7 @@ def _add_sparse(dz, columns, at, target, target_grad, ids, id_ptr, grad_ptr, gra
 
 @triton.jit
 def _dense(z, peak, log2_sum, constant, slope, scale, ENTROPY: tl.constexpr):
-    """p (constant + slope log2 p)."""
+    """Return p (constant + slope log2 p), the part of the gradient that every column has."""
     log2_p = (z.to(tl.float32) - peak) * scale - log2_sum
     if ENTROPY:
         return tl.exp2(log2_p) * (constant + slope * tl.maximum(log2_p, _VANISHED))

@@ -1,8 +1,8 @@
-"""What the head is asked, what it answers, and what its parts hand each other.
+"""The head's records, and the arithmetic that joins the parts of a vocabulary over the ranks that share it.
 
-From every shard's part to the whole vocabulary's: two all-reduces, and one all-gather for the candidates.
-
-The parts of one shard's splits are joined by the same arithmetic (`joined`).
+`Request` goes in and `HeadOutput` comes out. In between, one read of a shard's logits leaves a `ShardPart`, a few
+numbers a token. `join_over_group` makes the whole vocabulary's outputs of all ranks' parts: two all-reduces, and one
+all-gather for the candidates. `rescaled` and `best` also join the splits of one shard (`kernel_launch`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class HeadOutput:
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
-    """Which part of the vocabulary this rank's logits cover.
+    """The part of the vocabulary that this rank's logits cover.
 
-    `start`: global id of column 0. `valid`: how many columns, counted from the first, are vocabulary; those
+    `start`: global id of column 0. `valid`: the number of columns, counted from the first, that are vocabulary; those
     after are padding. `group`: the ranks that share the vocabulary, None when this rank holds all of it. `vocabulary`:
-    the size of the whole, for all ranks of the group or for none; where it is None, a GPU waits to have it read back.
+    the size of the whole, set on all ranks of the group or on none; where it is None, every call asks the group for it
+    and waits for the GPU.
 
     Example, 10 tokens padded to 12 over two ranks: `VocabShard(0, 6, group)` and `VocabShard(6, 4, group)`.
     """
@@ -53,7 +54,7 @@ class VocabShard:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to compute, for which shard."""
+    """The shard, and the outputs wanted of it (see `token_head`)."""
 
     shard: VocabShard
     temperature: float
@@ -83,7 +84,7 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Softmax:
-    """What backward needs of the whole vocabulary: log p = (z - max) / temperature - log_sum."""
+    """The whole vocabulary's statistics for backward: log p = (z - max) / temperature - log_sum."""
 
     max_T: Tensor
     log_sum_T: Tensor
@@ -91,7 +92,7 @@ class Softmax:
     topn_id_TN: Tensor | None
 
     def rows(self, begin: int, end: int) -> Softmax:
-        """Those of the tokens from `begin` up to `end`."""
+        """Return those of the tokens from `begin` up to `end`."""
         entropy_T, topn_id_TN = (None if x is None else x[begin:end] for x in (self.entropy_T, self.topn_id_TN))
         return Softmax(self.max_T[begin:end], self.log_sum_T[begin:end], entropy_T, topn_id_TN)
 
@@ -105,7 +106,7 @@ class Incoming:
     topn_TN: Tensor | None
 
     def rows(self, begin: int, end: int) -> Incoming:
-        """Those of the tokens from `begin` up to `end`."""
+        """Return those of the tokens from `begin` up to `end`."""
         return Incoming(*(None if g is None else g[begin:end] for g in (self.logp_T, self.entropy_T, self.topn_TN)))
 
 
@@ -126,7 +127,7 @@ class Arithmetic:
 
 
 def statistics_dtype(logits: Tensor) -> torch.dtype:
-    """The dtype of everything that is computed of these logits."""
+    """Return the dtype of everything that is computed of these logits."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
@@ -135,7 +136,7 @@ VANISHED = -1.0e4
 
 
 class TargetCheck:
-    """Whether all targets are in the vocabulary, found while the device works on.
+    """The check that all targets are in the vocabulary, made while the device works on.
 
     Reading a result off a GPU waits for all that was launched before it, so the check is launched first and read last.
     """
@@ -175,9 +176,10 @@ class Joined:
 
 
 def join_over_group(part: ShardPart, target_T: Tensor, check: TargetCheck, request: Request) -> Joined:
-    """Every rank's part, of the same tokens, as the whole vocabulary's outputs; equal on all ranks of the group.
+    """Make the whole vocabulary's outputs of every rank's part; equal on all ranks of the group.
 
-    Raises ValueError, on all ranks alike, for a target or a `topn` beyond the vocabulary.
+    All ranks have the same tokens, `target_T` int64 [T] global ids. Raises ValueError, on all ranks alike, for a target
+    or a `topn` beyond the vocabulary.
     """
     shard, temperature = request.shard, request.temperature
     max_T, vocabulary = _global_max(part.max_T, shard)
@@ -196,7 +198,7 @@ def join_over_group(part: ShardPart, target_T: Tensor, check: TargetCheck, reque
 
 
 def _global_max(max_T: Tensor, shard: VocabShard) -> tuple[Tensor, int]:
-    """Each token's largest logit over the vocabulary, and the size of the vocabulary, in one all-reduce."""
+    """Return each token's largest logit over the vocabulary, and the vocabulary's size, by one all-reduce."""
     # A shard of padding alone begins behind the last id.
     end = shard.start + shard.valid if shard.valid else 0
     if shard.group is None:
@@ -214,12 +216,9 @@ def _global_max(max_T: Tensor, shard: VocabShard) -> tuple[Tensor, int]:
 
 
 def _sums(part: ShardPart, max_T: Tensor, id_T: Tensor, request: Request) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The target's log-prob, the log of the sum of exponentials, and the entropy, in one all-reduce.
-
-    The maximum is subtracted before the temperature divides: the difference of two large logits is exact,
-    their quotients are not.
-    """
+    """Return the target's log-prob, the log of the sum of exponentials, and the entropy, by one all-reduce."""
     group = request.shard.group
+    # Subtracted before it is divided: the difference of two large logits is exact, their quotients are not.
     target_T = (part.target_T - max_T) / request.temperature
     sum_T, weighted_T = part.sum_T, part.weighted_T
     # No tokens on one rank means none on any rank of the group, so all of them skip together.
@@ -236,12 +235,15 @@ def _sums(part: ShardPart, max_T: Tensor, id_T: Tensor, request: Request) -> tup
 
 
 def owned(id_T: Tensor, shard: VocabShard) -> Tensor:
-    """Which of these global ids are the shard's own."""
+    """Mark the global ids that are the shard's own: bool, of the same shape."""
     return (id_T >= shard.start) & (id_T < shard.start + shard.valid)
 
 
 def rescaled(part: ShardPart, max_T: Tensor, temperature: float) -> tuple[Tensor, Tensor | None]:
-    """The part's sums as they are with a larger maximum: exp(z - max) = exp(z - own) exp(own - max)."""
+    """Return the part's two sums relative to a larger maximum: exp(z - max) = exp(z - own) exp(own - max).
+
+    `max_T` broadcasts against the part's fields; `weighted_T` is None where the part has none.
+    """
     shift_T = ((part.max_T - max_T) / temperature).clamp(min=VANISHED)
     factor_T = shift_T.exp()
     weighted_T = None if part.weighted_T is None else (part.weighted_T + part.sum_T * shift_T) * factor_T
@@ -249,33 +251,25 @@ def rescaled(part: ShardPart, max_T: Tensor, temperature: float) -> tuple[Tensor
 
 
 def _candidates(part: ShardPart, topn: int, group: dist.ProcessGroup | None, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Raw logits and global ids of the vocabulary's `topn` best tokens, best first, ties to the lowest id."""
+    """Return raw logits and global ids of the vocabulary's `topn` best tokens, by one all-gather."""
     assert part.topn_logit_TN is not None and part.topn_id_TN is not None
     logit_TN, id_TN = part.topn_logit_TN, part.topn_id_TN
     if group is not None:
-        logit_TN, id_TN = best(*_gather(logit_TN, id_TN, topn, group), topn)
+        # float64 holds both exactly, so one collective does. A shard of fewer columns than `topn` is filled up.
+        missing = (0, topn - logit_TN.shape[1])
+        logits = torch.nn.functional.pad(logit_TN.double(), missing, value=-math.inf)
+        packed = torch.stack([logits, torch.nn.functional.pad(id_TN.double(), missing, value=NO_ID)])
+        parts = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
+        if packed.numel():
+            dist.all_gather(parts, packed, group)
+        logit_TK, id_TK = torch.cat(parts, dim=2)
+        logit_TN, id_TN = best(logit_TK, id_TK.long(), topn)
     # Where logits are no numbers a candidate may be missing; its id must still be one.
     return logit_TN, id_TN.clamp(max=vocabulary - 1)
 
 
 def best(logit_TK: Tensor, id_TK: Tensor, topn: int) -> tuple[Tensor, Tensor]:
-    """The first `topn` of K candidates: largest logit first, ties to the lowest id."""
+    """Return the first `topn` of K candidates: largest logit first, ties to the lowest id; ids are int64."""
     id_TK, by_id_TK = id_TK.sort(dim=1)
     logit_TK, by_logit_TK = logit_TK.gather(1, by_id_TK).sort(dim=1, descending=True, stable=True)
     return logit_TK[:, :topn], id_TK.gather(1, by_logit_TK)[:, :topn]
-
-
-def _gather(logit_TN: Tensor, id_TN: Tensor, topn: int, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """The candidates of all ranks side by side, [T, topn * ranks], in one all-gather."""
-    missing = topn - logit_TN.shape[1]
-    packed = torch.stack(
-        [
-            torch.nn.functional.pad(logit_TN.double(), (0, missing), value=-math.inf),
-            torch.nn.functional.pad(id_TN.double(), (0, missing), value=NO_ID),
-        ]
-    )
-    parts = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
-    if packed.numel():
-        dist.all_gather(parts, packed, group)
-    logit_TK, id_TK = torch.cat(parts, dim=2)
-    return logit_TK, id_TK.long()

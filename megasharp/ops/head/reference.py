@@ -20,10 +20,14 @@ from megasharp.ops.head.records import (
 
 
 def part(logits_TVp: Tensor, target_T: Tensor, request: Request) -> ShardPart:
-    """The shard's sums and candidates (`records.ShardPart`), with two temporaries of the logits' size at most."""
+    """Compute the shard's sums and candidates (`ShardPart`), with two temporaries of the logits' size at most."""
     shard, dtype = request.shard, statistics_dtype(logits_TVp)
     if not shard.valid:
-        return _without_vocabulary(target_T, dtype, request)
+        zero_T = torch.zeros(target_T.shape, dtype=dtype, device=target_T.device)
+        none_TN = zero_T[:, None][:, :0]
+        candidates = (none_TN, none_TN.long()) if request.topn else (None, None)
+        lowest_T = torch.full_like(zero_T, -math.inf)
+        return ShardPart(lowest_T, zero_T, zero_T if request.entropy else None, zero_T, *candidates)
     max_T = logits_TVp[:, : shard.valid].amax(1).to(dtype)
     column_T1, owned_T1 = _local_columns(target_T[:, None], shard, logits_TVp.shape[1])
     own_T = logits_TVp.gather(1, column_T1).masked_fill(~owned_T1, 0)[:, 0].to(dtype)
@@ -40,23 +44,10 @@ def part(logits_TVp: Tensor, target_T: Tensor, request: Request) -> ShardPart:
     return ShardPart(max_T, sum_T, weighted_T, own_T, logit_TN, column_TN + shard.start)
 
 
-def _without_vocabulary(target_T: Tensor, dtype: torch.dtype, request: Request) -> ShardPart:
-    zero_T = torch.zeros(target_T.shape, dtype=dtype, device=target_T.device)
-    none_TN = zero_T[:, None][:, :0]
-    return ShardPart(
-        torch.full_like(zero_T, -math.inf),
-        zero_T,
-        zero_T if request.entropy else None,
-        zero_T,
-        none_TN if request.topn else None,
-        none_TN.long() if request.topn else None,
-    )
-
-
 def gradient(
     out_TVp: Tensor, logits_TVp: Tensor, target_T: Tensor, softmax: Softmax, incoming: Incoming, request: Request
 ) -> None:
-    """The gradient by the logits, into `out_TVp`.
+    """Write the loss's gradient by the logits into `out_TVp`, which may be the logits themselves.
 
     Temporaries of their size: a float32 one where `out_TVp` has another dtype, and one for the gradient of the entropy.
     """
@@ -79,7 +70,7 @@ REFERENCE = Arithmetic(part, gradient)
 
 
 def _present(value: Tensor | None, gradient: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """The pair, when the output exists and the loss used it; else nothing."""
+    """Return the pair where the output exists and the loss used it, else nothing."""
     return [] if value is None or gradient is None else [(value, gradient)]
 
 
@@ -91,7 +82,7 @@ def _dense_gradient(
     entropy_term: tuple[Tensor, Tensor] | None,
     request: Request,
 ) -> None:
-    """Into `gradient_TVp`: -p_v * (sum of log-prob gradients + g_H (log p_v + H)) / temperature; 0 in padding."""
+    """Write -p_v * (sum of log-prob gradients + g_H (log p_v + H)) / temperature, and 0 in padding."""
     valid = request.shard.valid
     gradient_TVp[:, valid:] = 0
     logp_TV = torch.sub(logits_TVp[:, :valid], softmax.max_T[:, None], out=gradient_TVp[:, :valid])
@@ -113,14 +104,14 @@ def _divide(x_TV: Tensor, temperature: float) -> None:
 
 
 def _local_columns(ids_TN: Tensor, shard: VocabShard, columns: int) -> tuple[Tensor, Tensor]:
-    """This rank's column of each global id (any column for another rank's ids), and which are its own."""
+    """Return this rank's column of each global id (any column for another rank's ids), and a mask of its own."""
     local_TN = ids_TN - shard.start
     owned_TN = (local_TN >= 0) & (local_TN < shard.valid)
     return local_TN.clamp(0, columns - 1), owned_TN
 
 
 def _top_of_shard(logits_TV: Tensor, topn: int) -> tuple[Tensor, Tensor]:
-    """The best min(topn, V) logits and their columns, best first, ties to the lowest column.
+    """Return the best min(topn, V) logits and their columns, best first, ties to the lowest column.
 
     `topk` leaves the order of equal logits open, and with it which of several equal ones are left out; the
     rows where that matters, and only those, are sorted.
