@@ -1,10 +1,8 @@
 """Core attention on packed rows, brought into Megatron through the layer spec.
 
-Megatron's own DotProductAttention refuses packed sequences. This one applies the rotary embedding at the rows' own
-positions, with grouped queries. A layer may have a window: then a query sees only that many positions, its own
-included. `attend` says by which of two ways the rest is computed.
-
-Rotary position embedding at given positions, with transformers' own frequency rules (llama3, yarn, ... scaling).
+Megatron's own DotProductAttention refuses packed sequences. `PackedAttention` applies the rotary embedding at the rows'
+own positions, with grouped queries. A layer may have a window: then a query sees only that many positions, its own
+included. `attend` chooses between the two ways to compute the rest, flash attention and padded blocks.
 """
 
 from __future__ import annotations
@@ -15,28 +13,30 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from megasharp.learner import flash_varlen
-from megasharp.learner.block_plan import (
-    AttentionPlan,
-    Block,
-)
 from megasharp.learner.context_parallel import all_rows
 from megasharp.learner.packed import PackedRows
 
 
 def rotary_tables(inverse_frequency: Tensor, scaling: float, positions_P: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32 [P, head_dim / 2], of each position; both halves of a head share the frequencies."""
+    """Return cos and sin, float32 [P, head_dim / 2], of each position; both halves of a head share the frequencies.
+
+    `inverse_frequency` [head_dim / 2] and `scaling` are transformers' own rules for the model (llama3, yarn, ...).
+    """
     angles = torch.outer(positions_P.to(torch.float32), inverse_frequency.to(positions_P.device))
     return angles.cos() * scaling, angles.sin() * scaling
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotation to [P, heads, head_dim]; `cos`, `sin` are [P, head_dim / 2]."""
+    """Rotate [P, heads, head_dim] by position (RoPE, arXiv 2104.09864); `cos`, `sin` are [P, head_dim / 2].
+
+    The dtype of `x` stays. Differentiable by `x` alone.
+    """
     rotated: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
     return rotated
 
 
 class _RotationContext(FunctionCtx):
-    """What backward needs."""
+    """The attributes that forward leaves for backward."""
 
     saved_tensors: tuple[Tensor, Tensor]
 
@@ -68,7 +68,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PackedAttention(torch.nn.Module):
     """Causal attention of [P, heads, head_dim] queries over [P, groups, head_dim] keys and values.
 
-    `layer_number` counts from 1 over the whole model; `windows` is the architecture's.
+    `layer_number` counts from 1 over the whole model; `windows` is the architecture's. The other arguments are those
+    that Megatron gives every core attention.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class PackedAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedRows | None = None,
     ) -> Tensor:
-        """Returns [P, heads * head_dim]. The mask arguments are Megatron's and are not used: the rows' plan rules."""
+        """Return [P, heads * head_dim]. Megatron's mask arguments are not used: the rows' plan rules."""
         rows = packed_seq_params
         assert rows is not None and rows.cos_PF is not None and rows.sin_PF is not None
         query, key = rotate(query, rows.cos_PF, rows.sin_PF), rotate(key, rows.cos_PF, rows.sin_PF)
@@ -105,37 +106,34 @@ class PackedAttention(torch.nn.Module):
 def attend(
     query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, window: int | None, scale: float | None
 ) -> Tensor:
-    """[P, heads * head_dim], by the kernels for variable lengths where they can, else block by block.
+    """Return [P, heads * head_dim], by the kernels for variable lengths where they can, else block by block.
 
-    Blocks are torch's scaled-dot-product attention on similar runs, padded (see `blocks`): on CPUs, and in float32.
+    Queries [P, heads, head_dim], keys and values [P, groups, head_dim], rotated already; `scale` None is
+    head_dim^-0.5. Blocks are torch's scaled-dot-product attention on similar runs, padded (see `block_plan`): on CPUs,
+    and in float32.
     """
     if flash_varlen.supports(query):
         plan = rows.varlen_plan(window)
         return flash_varlen.varlen_attention(query, key, value, plan, scale, rows.exchange).flatten(1)
     if rows.exchange is not None:
         key, value = all_rows(key, rows.exchange), all_rows(value, rows.exchange)
-    return _in_blocks(query, key, value, rows.plan(window), scale)
-
-
-def _in_blocks(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float | None) -> Tensor:
-    outputs = [_block(query, key, value, block, scale) for block in plan.blocks]
+    plan = rows.plan(window)
+    outputs = []
+    for block in plan.blocks:
+        out = F.scaled_dot_product_attention(
+            _gather(query, block.query_BQ, 1),
+            _gather(key, block.key_BK, query.shape[1] // key.shape[1]),
+            _gather(value, block.key_BK, query.shape[1] // value.shape[1]),
+            attn_mask=None if block.mask_BQK is None else block.mask_BQK[:, None],
+            is_causal=block.mask_BQK is None,
+            scale=scale,
+        )
+        # [B, heads, Q, head_dim], padding included, to rows.
+        outputs.append(out.transpose(1, 2).reshape(block.query_BQ.numel(), -1))
     return torch.cat(outputs).index_select(0, plan.restore_P)
 
 
-def _block(query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float | None) -> Tensor:
-    """One block, padded: [B * Q, heads * head_dim]."""
-    out = F.scaled_dot_product_attention(
-        _gather(query, block.query_BQ, 1),
-        _gather(key, block.key_BK, query.shape[1] // key.shape[1]),
-        _gather(value, block.key_BK, query.shape[1] // value.shape[1]),
-        attn_mask=None if block.mask_BQK is None else block.mask_BQK[:, None],
-        is_causal=block.mask_BQK is None,
-        scale=scale,
-    )
-    return out.transpose(1, 2).reshape(block.query_BQ.numel(), -1)
-
-
 def _gather(x: Tensor, rows_BL: Tensor, repeat: int) -> Tensor:
-    """[P, h, d] -> [B, h * repeat, L, d]: each key head serves `repeat` neighbouring query heads."""
+    """Gather [P, h, d] -> [B, h * repeat, L, d]: each key head serves `repeat` neighbouring query heads."""
     gathered = x.index_select(0, rows_BL.reshape(-1)).view(*rows_BL.shape, *x.shape[1:])
     return gathered.repeat_interleave(repeat, dim=2).transpose(1, 2) if repeat > 1 else gathered.transpose(1, 2)

@@ -1,12 +1,8 @@
-"""Which rows attend to which: packed runs as blocks of similar ones, padded inside a block only.
+"""The plan of attention: packed runs as blocks of similar ones, padded inside a block only.
 
-Runs that continue a shared prompt see the prompt's keys too. In a layer with a window a query sees only so many
-positions back; there runs are cut into pieces of at most a window, so that cost and memory grow with length x window.
-
-Stretches of packed runs that attend together: which rows are the queries, and which keys come before them.
-
-A run that continues a shared prompt sees the prompt's rows too (`types.Segments`); in a layer with a window a query
-sees only so many positions, its own included.
+A run that continues a shared prompt sees the prompt's rows too (`records.Segments`). In a layer with a window a query
+sees only so many positions, its own included; there runs are cut into spans of at most a window, so that cost and
+memory grow with length x window. `Spans` also serve the plans of flash attention (`flash_varlen`).
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from megasharp.learner.context_parallel import ContextCut
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Parts of runs. `start`: the packed row of the first query, `length`: queries, `before`: rows seen before it.
+    """Parts of runs. `start`: the packed row of the first query. `length`: queries. `before`: rows seen before it.
 
     Of those, the nearest are rows of the span's own run, from row `run_start` on; the further ones end the prefix,
     whose last row is `prefix_end` - 1. All int64, shape [spans].
@@ -36,50 +32,48 @@ class Spans:
     prefix_end: Tensor
 
     def select(self, chosen: Tensor) -> Spans:
-        """Those that an index or a mask picks."""
+        """Return those that an index or a mask picks."""
         return Spans(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def seen(self, span: Tensor, offset: Tensor) -> Tensor:
-        """The packed rows that lie `offset` positions from the first query of each `span`; negative is before it."""
+        """Return the packed rows `offset` positions from the first query of each `span`; negative is before it."""
         row = self.start[span] + offset
         missing = self.run_start[span] - row
         return torch.where(missing > 0, self.prefix_end[span] - missing, row)
 
     def within(self, bounds: Iterable[tuple[int, int]], window: int | None) -> Spans:
-        """What of the spans lies between rows `first` (included) and `end` of each of the bounds, in their order."""
-        return joined([self._between(first, end, window) for first, end in bounds])
-
-    def _between(self, first: int, end: int, window: int | None) -> Spans:
-        start = self.start.clamp(min=first)
-        before = self.before + (start - self.start)
-        cut = Spans(
-            start=start,
-            length=(self.start + self.length).clamp(max=end) - start,
-            before=before if window is None else before.clamp(max=window - 1),
-            run_start=self.run_start,
-            prefix_end=self.prefix_end,
-        )
-        return cut.select(cut.length > 0)
-
-
-def joined(parts: list[Spans]) -> Spans:
-    """All of them as one record, in order."""
-    return Spans(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Spans)))
+        """Cut the spans to the queries from row `first` to before row `end` of each of the bounds, in their order."""
+        parts = []
+        for first, end in bounds:
+            start = self.start.clamp(min=first)
+            before = self.before + (start - self.start)
+            cut = Spans(
+                start=start,
+                length=(self.start + self.length).clamp(max=end) - start,
+                before=before if window is None else before.clamp(max=window - 1),
+                run_start=self.run_start,
+                prefix_end=self.prefix_end,
+            )
+            parts.append(cut.select(cut.length > 0))
+        return Spans(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Spans)))
 
 
 def prefix_length(segments: Segments) -> Tensor:
-    """Rows of each run's prefix; 0 for a run without."""
+    """Return the rows of each run's prefix, int64; 0 for a run without."""
     lengths = segments.length[segments.prefix.clamp(min=0)]
     return torch.where(segments.prefix >= 0, lengths, 0)
 
 
 def longest_context(segments: Segments) -> int:
-    """The most positions that any row stands behind, itself included."""
+    """Return the most positions that any row can see, its own included."""
     return int((segments.length + prefix_length(segments)).max())
 
 
 def spans_of(segments: Segments, window: int | None, step: int | None = None) -> Spans:
-    """Every run, whole or cut from its start into spans of `step` rows, the last one shorter."""
+    """Return every run, whole or cut from its start into spans of `step` rows, the last one shorter.
+
+    `window`: positions that a query of the layer sees, its own included; None sees all.
+    """
     counts = torch.ones_like(segments.length) if step is None else -(-segments.length // step)
     run = torch.repeat_interleave(counts)
     skipped = (torch.arange(run.numel()) - (counts.cumsum(0) - counts)[run]) * (step or 0)
@@ -111,7 +105,7 @@ class Block:
 class AttentionPlan:
     """Blocks that hold every packed row as a query once.
 
-    `restore_P`: for each packed row, where its output lies in the blocks' concatenated padded outputs.
+    `restore_P`: int64, the place of each packed row's output in the blocks' concatenated padded outputs.
     """
 
     blocks: list[Block]
@@ -119,18 +113,19 @@ class AttentionPlan:
 
 
 def full_plan(segments: Segments, num_rows: int) -> AttentionPlan:
-    """Every query sees all positions before it."""
-    return _plan((_block(segments, runs) for runs in _similar_runs(segments)), num_rows)
+    """Plan causal attention where every query sees all positions before it."""
+    kind = _octave(segments.length) * 2 + (segments.prefix >= 0)
+    return _plan((_run_block(segments, runs) for runs in _alike(kind)), num_rows)
 
 
 def windowed_plan(segments: Segments, num_rows: int, window: int) -> AttentionPlan:
-    """Every query sees `window` positions, its own included (arXiv 2310.06825, section 2)."""
+    """Plan attention where a query sees `window` positions, its own included (arXiv 2310.06825, section 2)."""
     spans = spans_of(segments, window, step=window)
     return _plan((_windowed_block(spans.select(similar), window) for similar in _similar_spans(spans)), num_rows)
 
 
 def cut_plan(segments: Segments, window: int | None, cut: ContextCut) -> AttentionPlan:
-    """Of the queries that a context-parallel rank holds: they are its own rows, and keys those of all ranks joined."""
+    """Plan the queries that a context-parallel rank holds, by numbers of its own rows; keys are all ranks' joined."""
     reach = longest_context(segments) if window is None else window
     spans = spans_of(segments, window, step=window).within(cut.bounds, window)
     local_P, places_P = torch.zeros(cut.rows, dtype=torch.int64), cut.places()
@@ -144,7 +139,7 @@ def cut_plan(segments: Segments, window: int | None, cut: ContextCut) -> Attenti
 
 
 def _plan(blocks: Iterable[tuple[Block, Tensor]], num_rows: int) -> AttentionPlan:
-    """From blocks and which of their queries are real."""
+    """Join blocks, each with the mask of its real queries, to a plan."""
     kept: list[Block] = []
     restore_P = torch.full((num_rows,), -1, dtype=torch.int64)
     offset = 0
@@ -157,27 +152,25 @@ def _plan(blocks: Iterable[tuple[Block, Tensor]], num_rows: int) -> AttentionPla
     return AttentionPlan(kept, restore_P)
 
 
-def _similar_runs(segments: Segments) -> list[Tensor]:
-    """Indices of runs, grouped by having a prefix and by the next power of two of their length.
-
-    Bounding the spread of lengths inside a block bounds its padding to less than half.
-    """
-    kind = _octave(segments.length) * 2 + (segments.prefix >= 0)
+def _alike(kind: Tensor) -> list[Tensor]:
+    """Group indices by kind."""
     return [torch.nonzero(kind == value)[:, 0] for value in torch.unique(kind)]
 
 
 def _octave(lengths: Tensor) -> Tensor:
+    """Return the exponent of the next power of two: grouped by it, a block is padded to less than twice its rows."""
     return torch.ceil(torch.log2(lengths.clamp(min=1).to(torch.float64))).to(torch.int64)
 
 
 def _grid(start_B: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [B, longest] counted from each start, and which of them are real; padding points at row 0."""
+    """Return rows [B, longest] counted from each start, and a mask of the real ones; padding points at row 0."""
     steps = torch.arange(int(length_B.max()) if length_B.numel() else 0)
     valid = steps[None] < length_B[:, None]
     return torch.where(valid, start_B[:, None] + steps[None], 0), valid
 
 
-def _block(segments: Segments, runs: Tensor) -> tuple[Block, Tensor]:
+def _run_block(segments: Segments, runs: Tensor) -> tuple[Block, Tensor]:
+    """Make a block of whole runs, all with a prefix or all without; their keys are the prefix's, then their own."""
     query_BQ, valid_BQ = _grid(segments.start[runs], segments.length[runs])
     prefix_B = segments.prefix[runs]
     if int(prefix_B[0]) < 0:
@@ -191,13 +184,12 @@ def _block(segments: Segments, runs: Tensor) -> tuple[Block, Tensor]:
 
 
 def _similar_spans(spans: Spans) -> list[Tensor]:
-    """Indices of spans, grouped by the next powers of two of their queries and of what they see before them."""
-    kind = _octave(spans.length) * 64 + _octave(spans.before)
-    return [torch.nonzero(kind == value)[:, 0] for value in torch.unique(kind)]
+    """Group indices of spans by the next powers of two of their queries and of the rows that they see before them."""
+    return _alike(_octave(spans.length) * 64 + _octave(spans.before))
 
 
 def _windowed_block(spans: Spans, window: int) -> tuple[Block, Tensor]:
-    """Keys are the rows before each span, aligned at their end, then the span's own."""
+    """Make a block of spans; keys are the rows before each span, aligned at their end, then the span's own."""
     query_BQ, valid_BQ = _grid(spans.start, spans.length)
     queries, reach = query_BQ.shape[1], int(spans.before.max())
     offset_K = torch.arange(-reach, 0)
