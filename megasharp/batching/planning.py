@@ -226,7 +226,7 @@ class Capacity:
         return max(tokens / self.tokens, flops / self.flops)
 
     def holds(self, tokens: float, flops: float) -> bool:
-        """Say if this much may be together."""
+        """Return whether this much may be together."""
         return tokens <= self.tokens and flops <= self.flops
 
 

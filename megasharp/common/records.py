@@ -440,3 +440,8 @@ def as_dtype(name: str) -> torch.dtype:
         "float16": torch.float16,
         "float64": torch.float64,
     }[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a torch dtype in a config, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")

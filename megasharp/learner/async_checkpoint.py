@@ -59,7 +59,7 @@ class ShardWriting:
 
     @property
     def done(self) -> bool:
-        """Say if this rank's thread has ended: its files are written, or could not be."""
+        """Return whether this rank's files are written, or could not be."""
         return self._thread is None or not self._thread.is_alive()
 
     def finish(self) -> dict[str, FileHash]:

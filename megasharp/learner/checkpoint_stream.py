@@ -1,17 +1,15 @@
-"""A torch_dist checkpoint read one parameter at a time, under whatever layout it was written.
+"""Read and write a model's torch_dist checkpoint one parameter at a time, under whatever layout.
 
-Opening it checks the files' lengths and every stored tensor's name, shape and dtype; tensors of an optimizer, which a
-run's checkpoint holds beside the weights, are passed over.
+`cut` says how the checkpoint is cut. Megatron stores parameters of all layers as one tensor with the layer in front,
+and a gated MLP's gate and up rows as two pieces. The stored tensors are the same for every TP x PP; only the boundaries
+of their pieces differ.
 
-How a model's torch_dist checkpoint is cut: which part of which parameter lies where in which stored tensor.
+`StreamedCheckpoint` reads. Opening it checks the files' lengths and every stored tensor's name, shape and dtype;
+tensors of an optimizer, which a run's checkpoint holds beside the weights, are passed over.
 
-Megatron stores parameters of all layers as one tensor with the layer in front, and a gated MLP's gate and up rows as
-two pieces. The stored tensors are the same for every TP x PP; only the boundaries of their pieces differ.
-
-A torch_dist checkpoint written one parameter at a time; Megatron reads it as one of its own.
-
-Megatron's `dist_checkpointing.save` wants all tensors of a rank at once. Its files are those of
-torch.distributed.checkpoint, whose writer asks a planner for each tensor when its turn comes.
+`write_streamed` writes what Megatron reads as a checkpoint of its own. Megatron's `dist_checkpointing.save` wants all
+tensors of a rank at once. But its files are those of torch.distributed.checkpoint, whose writer asks a planner for each
+tensor when its turn comes.
 """
 
 from __future__ import annotations
@@ -51,9 +49,9 @@ from megasharp.learner.sharded_state import METADATA
 class Piece:
     """One run of a parameter's rows (`axis` 0) or columns (1), whole in every other dimension.
 
-    `parameter` is the Megatron name with its global layer number, `first` where the piece begins in it and `shape` its
-    size. In the checkpoint it lies at `offset` of the stored tensor `key`, which has the shape `whole`; a stored tensor
-    may have dimensions before the parameter's own (the layer).
+    `parameter` is the Megatron name with its global layer number. The piece begins at `first` in it and has the size
+    `shape`. In the checkpoint it is at `offset` of the stored tensor `key`, which has the shape `whole` and may have
+    dimensions before the parameter's own (the layer).
     """
 
     parameter: str
@@ -70,11 +68,11 @@ class Piece:
         return (1,) * (len(self.whole) - len(self.shape)) + self.shape
 
     def of(self, parameter: Tensor) -> Tensor:
-        """This piece of the whole parameter: a view."""
+        """Return this piece of the whole parameter: a view."""
         return parameter.narrow(self.axis, self.first, self.shape[self.axis])
 
     def split(self, axis: int, count: int) -> Iterator[Piece]:
-        """The same in `count` runs along `axis`; the last is shorter where they are not equal."""
+        """Split it into `count` runs along `axis`; the last is shorter where they are not equal."""
         assert axis == self.axis or self.first == 0, "a piece is a run along one dimension"
         step = -(-self.shape[axis] // count)
         leading = len(self.whole) - len(self.shape)
@@ -90,7 +88,7 @@ class Piece:
 class Cut:
     """A whole checkpoint: pieces by parameter, in the model's order, and the objects stored beside tensors.
 
-    The objects are what Megatron's linear layers keep for FP8; a load asks for them though they hold nothing.
+    The objects are those that Megatron's linear layers keep for FP8; a load asks for them though they hold nothing.
     """
 
     pieces: dict[str, list[Piece]]
@@ -98,7 +96,7 @@ class Cut:
 
 
 def cut(model: GPTModel, tp: int = 1) -> Cut:
-    """What the checkpoint of this whole model holds, with the boundaries that `tp` tensor-parallel ranks would write.
+    """Cut the checkpoint of this whole model, at the boundaries that `tp` tensor-parallel ranks would write.
 
     `model` has one stage and one tensor-parallel rank; its parameters may be on the meta device.
     """
@@ -109,15 +107,13 @@ def cut(model: GPTModel, tp: int = 1) -> Cut:
         if isinstance(entry, ShardedObject):
             objects.append(entry)
         else:
-            axis = _split_dimension(parameters[name])
-            whole = _pieces(name, entry)
-            pieces[name] = list(whole if axis is None else (run for piece in whole for run in piece.split(axis, tp)))
+            parameter, whole = parameters[name], _pieces(name, entry)
+            if getattr(parameter, "tensor_model_parallel", False):
+                axis = int(parameter.partition_dim)  # type: ignore[attr-defined]
+                pieces[name] = [run for piece in whole for run in piece.split(axis, tp)]
+            else:
+                pieces[name] = list(whole)
     return Cut(pieces, objects)
-
-
-def _split_dimension(parameter: torch.nn.Parameter) -> int | None:
-    split = getattr(parameter, "tensor_model_parallel", False)
-    return int(parameter.partition_dim) if split else None  # type: ignore[attr-defined]
 
 
 def _pieces(name: str, entry: ShardedTensor | ShardedTensorFactory) -> Iterator[Piece]:
@@ -136,23 +132,29 @@ _OPTIMIZER = ("optimizer.", "chained_")
 class StreamedCheckpoint:
     """The weights in `folder`, which must hold exactly the parameters of `cut`.
 
-    Raises UserError, naming tensor and file: files that are missing or cut short; a tensor that is missing, extra,
-    misshapen, not complete or not floating point.
+    Raises UserError, naming tensor and file, where files are missing or truncated, and where a tensor is missing,
+    extra, misshapen, not complete or not floating point.
     """
 
     def __init__(self, folder: Path, cut: Cut) -> None:
         self._folder, self._cut = folder, cut
         self._reader = FileSystemReader(folder)
-        self._metadata = self._read_metadata()
+        try:
+            self._metadata: Metadata = self._reader.read_metadata()
+            assert self._metadata.storage_data, "it lists no files"
+        except Exception as error:  # unpickling damaged bytes raises anything
+            raise UserError(
+                f"{folder / _CONTENTS}: not a torch_dist checkpoint's table of contents: {one_line(error)}"
+            ) from error
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         self._check()
 
     def dtype(self, name: str) -> torch.dtype:
-        """What the parameter is stored in; its pieces agree."""
+        """Return the dtype that the parameter is stored in; its pieces agree."""
         return self._stored(self._cut.pieces[name][0].key).properties.dtype
 
     def parameter(self, name: str) -> Tensor:
-        """The whole parameter in its stored dtype, in memory of its own.
+        """Read the whole parameter in its stored dtype, into memory of its own.
 
         Raises:
             UserError: the file cannot be read.
@@ -175,18 +177,6 @@ class StreamedCheckpoint:
                 f"{', '.join(files)}: tensor {piece.parameter} cannot be read: {one_line(error)}"
             ) from error
 
-    def _read_metadata(self) -> Metadata:
-        path = self._folder / _CONTENTS
-        try:
-            metadata = self._reader.read_metadata()
-            assert metadata.storage_data, "it lists no files"
-        except Exception as error:  # unpickling damaged bytes raises anything
-            raise UserError(f"{path}: not a torch_dist checkpoint's table of contents: {one_line(error)}") from error
-        return metadata
-
-    def _keys(self) -> dict[str, Piece]:
-        return {piece.key: piece for pieces in self._cut.pieces.values() for piece in pieces}
-
     def _stored(self, key: str) -> TensorStorageMetadata:
         found = self._metadata.state_dict_metadata[key]
         assert isinstance(found, TensorStorageMetadata)
@@ -196,7 +186,7 @@ class StreamedCheckpoint:
         return self._folder / str(self._metadata.storage_data[index].relative_path)
 
     def _check(self) -> None:
-        keys = self._keys()
+        keys = {piece.key: piece for pieces in self._cut.pieces.values() for piece in pieces}
         for key, piece in keys.items():
             self._check_stored(key, piece)
         for key, found in self._metadata.state_dict_metadata.items():
@@ -206,70 +196,68 @@ class StreamedCheckpoint:
                     f"{self._folder / _CONTENTS}: extra tensor {key}, which the model of its config.json has not"
                 )
         for index, info in self._metadata.storage_data.items():
-            if index.fqn in keys:
-                self._check_file(index, info.offset + info.length)
+            if index.fqn not in keys:
+                continue
+            path, end = self._file(index), info.offset + info.length
+            if not path.is_file():
+                raise UserError(f"{path} does not exist, but tensor {index.fqn} is in it: copy the whole folder")
+            if path.stat().st_size < end:
+                raise UserError(f"{path} is truncated: tensor {index.fqn} ends at byte {end} of {path.stat().st_size}")
 
     def _check_stored(self, key: str, piece: Piece) -> None:
         found = self._metadata.state_dict_metadata.get(key)
         if not isinstance(found, TensorStorageMetadata):
             raise UserError(f"{self._folder / _CONTENTS}: tensor {key} is missing: the model of its config.json has it")
         where = f"{self._folder / _CONTENTS}: tensor {key}"
-        if not _fits(tuple(found.size), piece):
+        stored = tuple(found.size)
+        # A vocabulary may have been padded for more ranks than now; these two have no layer in front.
+        padded = (
+            len(piece.whole) == len(piece.shape)
+            and piece.parameter.endswith(("word_embeddings.weight", "output_layer.weight"))
+            and stored[1:] == piece.whole[1:]
+            and stored[0] > piece.whole[0]
+        )
+        if stored != piece.whole and not padded:
             asked = f"the model of its config.json asks for {piece.whole}"
-            raise UserError(f"{where} has shape {tuple(found.size)}, but {asked}")
+            raise UserError(f"{where} has shape {stored}, but {asked}")
         if not found.properties.dtype.is_floating_point:
             raise UserError(f"{where} has dtype {found.properties.dtype}: expected a floating point one")
         if sum(chunk.sizes.numel() for chunk in found.chunks) < found.size.numel():
             raise UserError(f"{where} is not complete: parts of it are in no file")
 
-    def _check_file(self, index: MetadataIndex, end: int) -> None:
-        path = self._file(index)
-        if not path.is_file():
-            raise UserError(f"{path} does not exist, but tensor {index.fqn} is in it: copy the whole folder")
-        if path.stat().st_size < end:
-            raise UserError(f"{path} is truncated: tensor {index.fqn} ends at byte {end} of {path.stat().st_size}")
-
-
-def _fits(stored: tuple[int, ...], piece: Piece) -> bool:
-    """Equal shapes; a vocabulary may have been padded for more ranks than now."""
-    leading = len(piece.whole) - len(piece.shape)
-    padded = leading == 0 and piece.parameter.endswith(("word_embeddings.weight", "output_layer.weight"))
-    same = stored == piece.whole
-    return same or (padded and stored[1:] == piece.whole[1:] and stored[0] > piece.whole[0])
-
 
 class _ReadPlanner(DefaultLoadPlanner):
-    """Puts what torch's reader finds into one tensor."""
+    """Puts into one tensor the parts that torch's reader finds."""
 
     def __init__(self, target: Tensor) -> None:
         super().__init__()
         self._target = target
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """The part of the target that an item fills."""
+        """Return the part of the target that an item fills."""
         part = self._target
         for axis, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             part = part.narrow(axis, start, length)
         return part
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Nothing is left to do: `tensor` is the target's memory."""
+        """Do nothing: `tensor` is the target's memory."""
 
 
-# Given a parameter's name, its whole value.
+# Of a parameter's name, its whole value.
 Values = Callable[[str], Tensor]
-# Which of the checkpoint's files a parameter goes to.
-FileOf = Callable[[str], int]
+# Of a parameter's name, its pipeline stage.
+StageOf = Callable[[str], int]
 
 _MAX_FILE_BYTES = 5 * 1024**3
 _Place = tuple[str, tuple[int, ...]]
 
 
-def write_streamed(folder: Path, cut: Cut, dtype: torch.dtype, value: Values, stage: FileOf) -> None:
+def write_streamed(folder: Path, cut: Cut, dtype: torch.dtype, value: Values, stage: StageOf) -> None:
     """Write a checkpoint of `cut` into the existing empty folder.
 
-    `value` is asked for each parameter once, in the order of `cut`; each `stage` gets files of its own.
-    Raises what the disk raises.
+    `value` is asked for each parameter once, in the order of `cut`, and rounded to `dtype`; each `stage` gets files of
+    its own. Raises what torch's writer raises, such as OSError.
     """
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     writer.set_up_storage_writer(is_coordinator=True)
@@ -282,8 +270,8 @@ def write_streamed(folder: Path, cut: Cut, dtype: torch.dtype, value: Values, st
     writer.finish(metadata, results)
 
 
-def _files(cut: Cut, dtype: torch.dtype, stage: FileOf) -> Iterator[list[WriteItem]]:
-    """Items by file: the objects first, then each stage's tensors in runs of bounded size."""
+def _files(cut: Cut, dtype: torch.dtype, stage: StageOf) -> Iterator[list[WriteItem]]:
+    """Yield each file's items: the objects first, then each stage's tensors in runs of bounded size."""
     items = [WriteItem(MetadataIndex(each.unique_key), WriteItemType.BYTE_IO) for each in cut.objects]
     present, size = 0, 0
     for name, pieces in cut.pieces.items():
@@ -292,15 +280,13 @@ def _files(cut: Cut, dtype: torch.dtype, stage: FileOf) -> Iterator[list[WriteIt
             yield items
             items, size = [], 0
         present = stage(name)
-        items += [_item(piece, dtype) for piece in pieces]
+        for piece in pieces:
+            offset, whole = torch.Size(piece.offset), torch.Size(piece.whole)
+            chunk = ChunkStorageMetadata(offset, torch.Size(piece.stored_shape))
+            data = TensorWriteData(chunk, TensorProperties(dtype=dtype), whole)
+            items.append(WriteItem(MetadataIndex(piece.key, offset), WriteItemType.SHARD, tensor_data=data))
         size += nbytes
     yield items
-
-
-def _item(piece: Piece, dtype: torch.dtype) -> WriteItem:
-    offset, shape = torch.Size(piece.offset), torch.Size(piece.stored_shape)
-    data = TensorWriteData(ChunkStorageMetadata(offset, shape), TensorProperties(dtype=dtype), torch.Size(piece.whole))
-    return WriteItem(MetadataIndex(piece.key, offset), WriteItemType.SHARD, tensor_data=data)
 
 
 class _WritePlanner(DefaultSavePlanner):
@@ -317,23 +303,18 @@ class _WritePlanner(DefaultSavePlanner):
         self._present: tuple[str, Tensor] | None = None
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """What torch's writer calls for each item, in the plan's order."""
+        """Return an item's data; torch's writer calls this for each, in the plan's order."""
         index = write_item.index
         if write_item.type == WriteItemType.BYTE_IO:
-            return _serialized(self._objects[index.fqn])
+            data = io.BytesIO()
+            # In a list, as Megatron's own strategy stores an object.
+            torch.save([self._objects[index.fqn].data], data)
+            return data
         assert index.offset is not None
         piece = self._pieces[index.fqn, tuple(index.offset)]
-        return piece.of(self._parameter(piece.parameter)).reshape(piece.stored_shape)
-
-    def _parameter(self, name: str) -> Tensor:
+        name = piece.parameter
         if self._present is None or self._present[0] != name:
+            # Dropped before the next one is made: only one is in memory.
             self._present = None
             self._present = name, self._value(name).to(self._dtype)
-        return self._present[1]
-
-
-def _serialized(entry: ShardedObject) -> io.BytesIO:
-    """As Megatron's own strategy stores an object: in a list."""
-    data = io.BytesIO()
-    torch.save([entry.data], data)
-    return data
+        return piece.of(self._present[1]).reshape(piece.stored_shape)

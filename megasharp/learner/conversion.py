@@ -1,4 +1,4 @@
-"""Hugging Face folder <-> Megatron checkpoint folder, one tensor in memory at a time.
+"""Convert a Hugging Face folder to a Megatron checkpoint folder and back, one tensor in memory at a time.
 
 A Megatron folder holds `policy/` (torch_dist shards, loadable at any TP x PP) and `hf/` (config and tokenizer files),
 so it can be turned back without anything else. A run's checkpoints have the same two parts.
@@ -16,7 +16,7 @@ from torch import Tensor
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.common.files import completed_folder, folder_errors
-from megasharp.common.records import as_dtype
+from megasharp.common.records import as_dtype, dtype_name
 from megasharp.convert.architecture import Architecture, check_arguments
 from megasharp.convert.hf_folder import HFReader, hf_tensors, megatron_tensor, read_config
 from megasharp.convert.hf_write import MAX_SHARD_BYTES, carry_over, fill_hf_folder, set_dtype
@@ -48,7 +48,7 @@ _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
 def hf_to_megatron(source: Path, target: Path, *, tp: int = 1, pp: int = 1, dtype: str | None = None) -> None:
-    """Convert; `target` must not exist and appears only when complete.
+    """Convert a Hugging Face folder; `target` must not exist and appears only when complete.
 
     `tp` and `pp` only say where pieces of tensors begin and which file they are in: a load at that layout reads no byte
     that it does not need. `dtype` rounds the weights; without it they must have the one that config.json names.
@@ -73,10 +73,10 @@ def hf_to_megatron(source: Path, target: Path, *, tp: int = 1, pp: int = 1, dtyp
             (folder / "policy").mkdir()
             (folder / "hf").mkdir()
             carry_over(source, folder / "hf")
-            set_dtype(folder / "hf" / CONFIG_FILE, _name(written))
+            set_dtype(folder / "hf" / CONFIG_FILE, dtype_name(written))
             write_streamed(folder / "policy", pieces, written, value, _stage_of(arch, pp))
             read = {reader.dtype(name) for name in reader.names()}
-            write_record(folder, "hf-to-megatron", source, arch, hashed.digests, _names(read), _name(written))
+            write_record(folder, "hf-to-megatron", source, arch, hashed.digests, _names(read), dtype_name(written))
         _note_not_finite(hashed.digests, reader.file, target)
 
 
@@ -89,8 +89,7 @@ def megatron_to_hf(
 
     Raises:
         UserError: the source is damaged, its config.json is not the one of its weights, or these have several dtypes
-            and none is asked for; the target exists, or the
-            disk is full.
+            and none is asked for; the target exists, or the disk is full.
     """
     if dtype is not None:
         _asked(dtype)
@@ -108,9 +107,9 @@ def megatron_to_hf(
 
 
 def megatron_to_peft(source: Path, target: Path) -> None:
-    """The adapters of a run's checkpoint as a PEFT folder; `target` must not exist and appears only when complete.
+    """Write a run's adapters as a PEFT folder; `target` must not exist and appears only when complete.
 
-    The folder names the run's base model as its own, if PEFT can load that; a note says so where it cannot.
+    The folder names the run's base model, which must be a Hugging Face folder; otherwise a note says what to set.
 
     Raises:
         UserError: the source is damaged or has no adapters, the target exists, or the disk is full.
@@ -118,7 +117,13 @@ def megatron_to_peft(source: Path, target: Path) -> None:
     weights = MegatronWeights(source)
     if weights.lora is None:
         raise UserError(f"{source / 'policy'}: has no adapters, all weights were trained: use megatron-to-hf")
-    base, digests = _peft_base(source / "policy", target / ADAPTER_CONFIG), Digests()
+    base, key = recorded_base(source / "policy"), f"set base_model_name_or_path in {target / ADAPTER_CONFIG}"
+    if base is None:
+        note(f"{source} has no record of its base model: {key}")
+    elif model_folder(Path(base)).is_megatron:
+        note(f"the run's base model {base} is a Megatron folder: convert it (megatron-to-hf), then {key}")
+        base = None
+    digests = Digests()
     with completed_folder(target) as folder, folder_errors(target):
         tensors = fill_peft_folder(folder, weights.lora, base, weights.adapters())
         for name, tensor in tensors.items():
@@ -127,23 +132,12 @@ def megatron_to_peft(source: Path, target: Path) -> None:
         write_record(folder, "megatron-to-peft", source, weights.architecture, digests, dtype, dtype)
 
 
-def _peft_base(policy: Path, config: Path) -> str | None:
-    """The Hugging Face folder that a run's adapters belong to; a note where there is none."""
-    base, key = recorded_base(policy), f"set base_model_name_or_path in {config}"
-    if base is None:
-        note(f"{policy.parent} has no record of its base model: {key}")
-    elif model_folder(Path(base)).is_megatron:
-        note(f"the run's base model {base} is a Megatron folder: convert it (megatron-to-hf), then {key}")
-        return None
-    return base
-
-
 class MegatronWeights:
     """The weights of a Megatron folder or a run's checkpoint, as Hugging Face tensors, adapters merged into them.
 
     Opening checks the model's arguments and every stored tensor, and reads no weights; where no arguments are recorded,
-    a note says so, unless it was `noted`. `lora` are its adapters if it has any. `digests` fills as the tensors are
-    read.
+    a note says so, unless it was `noted` before. `lora`: the settings of its adapters if it has any. `digests` fills as
+    the tensors are read.
 
     Raises:
         UserError: the folder is not one, or is damaged.
@@ -166,18 +160,20 @@ class MegatronWeights:
         self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1, self.lora)
         self._stored = StreamedCheckpoint(folder / "policy", self._pieces)
         self.digests = Digests()
-        self._expected = _written_digests(folder)
+        # What a conversion wrote, by its own record; a run's checkpoint has none.
+        record = read_record(folder)
+        self._expected: dict[str, str] = {} if record is None else {**record.tensors, **record.rounded}
 
     def dtypes(self) -> dict[str, str]:
-        """The dtypes that weights are stored in, each with the first parameter that is; adapters do not count."""
+        """Return the dtypes that weights are stored in, each with its first parameter; adapters do not count."""
         found: dict[str, str] = {}
         for parameter in self._pieces.pieces:
             if not is_adapter(parameter):
-                found.setdefault(_name(self._stored.dtype(parameter)), parameter)
+                found.setdefault(dtype_name(self._stored.dtype(parameter)), parameter)
         return found
 
     def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor once, in the model's order, rounded to `dtype` where it is given.
+        """Yield every tensor once by its Hugging Face name, in the model's order, rounded to `dtype` if given.
 
         Raises:
             UserError: a file cannot be read, or a tensor is not what the conversion wrote.
@@ -189,11 +185,12 @@ class MegatronWeights:
             for name, tensor in hf_tensors(self.family, self.architecture, parameter, [value]):
                 written = tensor.dtype if dtype is None else as_dtype(dtype)
                 self.digests.add(name, tensor, written)
-                self._check(name)
+                if self._expected.get(name, self.digests.read[name]) != self.digests.read[name]:
+                    raise UserError(f"{self.folder / 'policy'}: tensor {name} is damaged: it is not what was converted")
                 yield name, tensor.to(written)
 
     def adapters(self) -> Iterator[Projection]:
-        """Every adapted projection, in the model's order; none where all weights were trained.
+        """Yield every adapted projection (name, A, B), in the model's order; none where all weights were trained.
 
         Raises:
             UserError: a file cannot be read.
@@ -217,33 +214,23 @@ class MegatronWeights:
             return value
         return merged(value, *self._adapter(parameter), rows_of(target, self.architecture), self.lora.scale)
 
-    def _check(self, name: str) -> None:
-        if self._expected.get(name, self.digests.read[name]) != self.digests.read[name]:
-            raise UserError(f"{self.folder / 'policy'}: tensor {name} is damaged: it is not what was converted")
-
-
-def _written_digests(folder: Path) -> dict[str, str]:
-    """What a conversion wrote, by its own record; nothing for a run's checkpoint."""
-    record = read_record(folder)
-    return {} if record is None else {**record.tensors, **record.rounded}
-
 
 class _HashingReader:
-    """Remembers the SHA-256 of every tensor that is read through it, to be written in that dtype."""
+    """Keeps the SHA-256 of every tensor that is read through it, as it is and as written in another dtype."""
 
     def __init__(self, reader: HFReader, written: torch.dtype) -> None:
         self._reader, self._written = reader, written
         self.digests = Digests()
 
     def tensor(self, name: str) -> Tensor:
-        """The whole tensor, as the reader gives it."""
+        """Return the whole tensor, as the reader gives it."""
         tensor = self._reader.tensor(name)
         self.digests.add(name, tensor, self._written)
         return tensor
 
 
 def _note_not_finite(digests: Digests, file: Callable[[str], Path], target: Path) -> None:
-    """A copy is exact, so values that are no numbers are kept; training from them is what is refused."""
+    """Print a note where values are not finite: a copy keeps them, but training refuses to start from them."""
     if digests.not_finite:
         first, *more = digests.not_finite
         tensors = f"tensor {first}" + (f" and {len(more)} more" if more else "")
@@ -254,11 +241,11 @@ def _note_not_finite(digests: Digests, file: Callable[[str], Path], target: Path
 def _check_dtypes(reader: HFReader) -> None:
     named = reader.architecture.dtype
     for name in reader.names():
-        found = _name(reader.dtype(name))
+        found = dtype_name(reader.dtype(name))
         if found != named:
             config = reader.folder / CONFIG_FILE
             raise UserError(
-                f"{reader.file(name)}: tensor {name} has dtype {found}, but {config} names {named}: mend dtype there, "
+                f"{reader.file(name)}: tensor {name} has dtype {found}, but {config} names {named}: fix dtype there, "
                 "or have all weights rounded with --dtype"
             )
 
@@ -271,7 +258,7 @@ def _cut(arch: Architecture, folder: Path, dtype: torch.dtype, tp: int, lora: Lo
 
 
 def _stage_of(arch: Architecture, pp: int) -> Callable[[str], int]:
-    """Which pipeline stage of `pp` holds a parameter."""
+    """Return the function from a parameter's name to its pipeline stage of `pp`."""
 
     def stage(name: str) -> int:
         layer = _LAYER.match(name)
@@ -288,9 +275,5 @@ def _asked(dtype: str) -> str:
     return dtype
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _names(dtypes: set[torch.dtype]) -> str:
-    return ", ".join(sorted(map(_name, dtypes)))
+    return ", ".join(sorted(map(dtype_name, dtypes)))

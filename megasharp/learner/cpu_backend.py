@@ -1,14 +1,12 @@
-"""Unmodified Megatron-core on a machine without CUDA, over gloo.
+"""Unmodified Megatron-core on a machine without CUDA, over gloo, and Adam where no fused one is installed.
 
 Megatron writes `device="cuda"`, `torch.cuda.current_device()` and compares tensor type strings with `torch.cuda.*`.
-Inside `on_cpu()` and `beside_cuda()` those calls are routed to the CPU; outside of them torch is as it was. What is
-routed, and why it is enough, was found by running megatron-core 0.16 and 0.19 at TP, PP, SP and DP above one.
-
-Adam for machines without fused optimizers, in the convention that Megatron's checkpoints expect.
+Inside `on_cpu()` and `beside_cuda()` those calls are routed to the CPU; outside of them torch is as it was. The routes
+were found by running megatron-core 0.16 and 0.19 at TP, PP, SP and DP above one.
 
 The fused optimizers (Transformer Engine's, NVIDIA apex's) keep the step count in the parameter group; torch's keeps it
 beside the moments of each parameter. Megatron's fallback for torch's Adam saves its state but cannot load it
-(`KeyError: 'step'` in 0.16). With the count in the group, as the fused ones have it, Megatron's own load path is right.
+(`KeyError: 'step'` in 0.16). `Adam` keeps the count in the group, so Megatron's own load path is right.
 """
 
 from __future__ import annotations
@@ -49,14 +47,14 @@ class Adam(torch.optim.Optimizer):
         adam_w_mode: bool = True,
         capturable: bool = False,
     ) -> None:
-        # Megatron 0.19 passes it to every Adam; it asks for CUDA graphs, which this one knows nothing of.
+        # Megatron 0.19 passes it to every Adam; it asks for CUDA graphs, which this one does not support.
         assert not capturable
         self.adam_w_mode = adam_w_mode
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient, in place; return what `closure` returns."""
         loss = closure() if closure is not None else None
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
@@ -82,7 +80,7 @@ class Adam(torch.optim.Optimizer):
         moments: list[Tensor],
         squares: list[Tensor],
     ) -> None:
-        """The update itself; the group's step count is that of this step."""
+        """Update parameters and moments in place; the group's step count is already that of this step."""
         beta1, beta2 = group["betas"]
         lr, step = group["lr"], group["step"]
         if params[0].is_cuda:
@@ -129,7 +127,7 @@ class Adam(torch.optim.Optimizer):
 
 
 def use_where_nothing_is_fused() -> None:
-    """Make Megatron's optimizers use this Adam when neither Transformer Engine nor apex is installed."""
+    """Make Megatron's optimizers use `Adam` where neither Transformer Engine nor apex is installed."""
     import megatron.core.optimizer as optimizers
     import megatron.core.optimizer.distrib_optimizer as distributed
 
@@ -218,16 +216,17 @@ _tensor_type = torch.Tensor.type
 
 
 def _matmul(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The faster float32 product where no gradient is recorded.
+    """Multiply by the faster float32 product where no gradient is recorded.
 
-    Megatron's linear layers multiply inside autograd functions of their own, forward and backward, so that is there.
+    Megatron's linear layers multiply inside autograd functions of their own, forward and backward: nothing is recorded
+    there.
     """
     faster = None if torch.is_grad_enabled() else product(self, other)
     return _tensor_matmul(self, other) if faster is None else faster
 
 
 def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """`Tensor.type()` with CUDA's names: the optimizers pick fp32 and bf16 parameters by comparing them."""
+    """Stand in for `Tensor.type()` with CUDA's names, by which the optimizers pick fp32 and bf16 parameters."""
     if dtype is None:
         # A function mode looks `type` up again by name, so the name may have come through here already.
         name = str(_tensor_type(self))
@@ -278,7 +277,7 @@ _active = threading.local()
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """Route CUDA to the CPU while the block runs; may be nested. Refused where CUDA is present."""
+    """Route CUDA to the CPU while the block runs; may be nested. Raises RuntimeError where CUDA is available."""
     if torch.cuda.is_available():
         raise RuntimeError("on_cpu() is for machines without CUDA; here CUDA is available")
     with beside_cuda():
@@ -287,7 +286,7 @@ def on_cpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside_cuda() -> Iterator[None]:
-    """The same wherever there is CUDA too: its GPUs are not touched, which may be another program's."""
+    """Do as `on_cpu`, on a machine with GPUs too: they are not touched, since another program may use them."""
     if getattr(_active, "on", False):
         yield
         return

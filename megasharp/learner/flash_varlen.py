@@ -1,8 +1,8 @@
-"""Attention of packed rows by torch's variable-length flash attention: CUDA, bfloat16 or float16, no mask anywhere.
+"""Attention of packed rows by torch's variable-length flash attention: CUDA, bfloat16 or float16, without masks.
 
 Rows stay as they are packed. The keys of each stretch of queries are gathered, a shared prompt's before a response's
 own, and a query sees all of them up to its own position: the causal mask is aligned at the end of the keys
-(arXiv 2307.08691, section 3.1 and the library's `flash_attn_varlen_func`). Grouped queries are the kernel's matter:
+(arXiv 2307.08691, section 3.1 and the library's `flash_attn_varlen_func`). The kernel serves grouped queries itself:
 keys and values are not repeated for their query heads.
 
 Backward gathers again instead of keeping the gathered keys and values for every layer, and sums the gradients of a
@@ -38,7 +38,7 @@ class VarlenPlan:
 
     `query_starts`, `key_starts`: int32 [S + 1], where each begins and the last ends. `most_queries`, `most_keys`: of
     one stretch. `key_rows`: int64 [K] the row of each key; None where the keys are all rows in their order.
-    `all_rows`: how many rows there are to gather keys from. `window`: positions that a query sees, its own included;
+    `all_rows`: the number of rows that keys are gathered from. `window`: positions that a query sees, its own included;
     None sees all.
     """
 
@@ -52,16 +52,16 @@ class VarlenPlan:
 
 
 def supports(query: Tensor) -> bool:
-    """Whether the kernels can take such queries [P, heads, head_dim]."""
+    """Return whether the kernels can take such queries [P, heads, head_dim]."""
     size = query.shape[-1]
     small = query.dtype in (torch.bfloat16, torch.float16)
     return query.is_cuda and small and size <= _LARGEST_HEAD and size % _HEAD_MULTIPLE == 0
 
 
 def varlen_plan(spans: Spans, num_rows: int, window: int | None, places_P: Tensor | None = None) -> VarlenPlan:
-    """Of spans that cover `num_rows` rows of queries in order; built on the CPU, once per micro-batch and window.
+    """Plan spans that cover `num_rows` rows of queries in order; built on the CPU, once per micro-batch and window.
 
-    `places_P` says where each packed row lies among the keys, if not at its own number.
+    `places_P` (int64) is the place of each packed row among the keys, if not its own number.
     """
     keys = spans.before + spans.length
     assert int(spans.length.sum()) == num_rows, "every packed row belongs to exactly one span"
@@ -88,16 +88,17 @@ def _starts(lengths: Tensor) -> Tensor:
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None, exchange: Exchange | None = None
 ) -> Tensor:
-    """[P, heads, head_dim] of queries and [P, groups, head_dim] of keys and values; `plan` is on their device.
+    """Attend with [P, heads, head_dim] of queries to [P, groups, head_dim] of keys and values; like queries out.
 
-    With an `exchange` these are the rows of one rank, and the keys of `plan` those of all.
+    `plan` is on their device; `scale` None is head_dim^-0.5. With an `exchange` these are the rows of one rank, and the
+    keys of `plan` those of all. No second derivatives.
     """
     out: Tensor = _VarlenAttention.apply(query, key, value, plan, scale, exchange)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Context(FunctionCtx):
-    """What backward needs."""
+    """The attributes that forward leaves for backward."""
 
     saved_tensors: tuple[Tensor, ...]
     plan: VarlenPlan
@@ -141,7 +142,7 @@ def _gathered(x: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Tensor:
 
 
 def _summed(gradient: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Tensor:
-    """From gathered rows back to a rank's rows, each the sum of its copies' gradients, on all ranks."""
+    """Sum the gradients of gathered rows back into a rank's rows, over a row's copies on all ranks."""
     if plan.key_rows is None:
         return gradient
     exact = torch.promote_types(gradient.dtype, torch.float32)
@@ -153,7 +154,7 @@ def _summed(gradient: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Te
 def flash_forward(
     query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None
 ) -> tuple[Tensor, ...]:
-    """The output [P, heads, head_dim], and what `flash_backward` wants to be given again."""
+    """Return the output [P, heads, head_dim] and three statistics, which `flash_backward` takes."""
     forward: Callable[..., tuple[Tensor, ...]] = torch.ops.aten._flash_attention_forward
     out, log_sum, state, unused, _ = forward(
         query, key, value, *_lengths(plan), 0.0, plan.window is None, False, scale=scale, **_window(plan)
@@ -171,7 +172,7 @@ def flash_backward(
     plan: VarlenPlan,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, gathered keys and gathered values."""
+    """Return the gradients of query, gathered keys and gathered values, of their shapes and dtypes."""
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.ops.aten._flash_attention_backward
     log_sum, state, unused = statistics
     return backward(
@@ -185,5 +186,5 @@ def _lengths(plan: VarlenPlan) -> tuple[Tensor, Tensor, int, int]:
 
 
 def _window(plan: VarlenPlan) -> dict[str, int]:
-    """Positions to the left and right of a query that it sees too; -1 is no limit."""
+    """Return the kernel's window: positions seen to the left and right of a query; -1 is no limit."""
     return {"window_size_left": -1 if plan.window is None else plan.window - 1, "window_size_right": 0}

@@ -1,9 +1,9 @@
-"""Micro-batches through Megatron's pipeline schedules, with our head and loss at the last stage.
+"""Run micro-batches through Megatron's pipeline schedules, with our head and loss at the last stage.
 
-Seconds of an update's parts on this rank: forward and backward passes, gradients over ranks, the optimizer.
-
-Megatron's schedules start and stop timers that a model's configuration brings. On a GPU the parts are marked by events
-in its stream, so that nothing waits for it until the figures are taken.
+`Passes` runs forward passes with or without backward. `StageTimers` measures an update's parts on this rank: forward
+and backward passes, gradients over ranks, the optimizer. Megatron's schedules start and stop timers that a model's
+configuration brings. On a GPU the parts are marked by events in its stream, so that nothing waits for it until the
+seconds are read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from megasharp.ops.chunked_head import CHUNK_TOKENS
 from megasharp.ops.head import HeadOutput
 from megasharp.ops.segment import expected_distinct
 
-# Megatron's names of what is told here; it has more of them.
+# The timers of Megatron's that are kept, and their names here; it has more of them.
 _STAGES = {"forward-compute": "forward", "backward-compute": "backward", "all-grads-sync": "gradient_sync"}
 
 
@@ -51,7 +51,7 @@ class _Mark(Protocol):
     """A moment of this rank's device."""
 
     def until(self, later: _Mark) -> float:
-        """Seconds from here to `later`; both have come."""
+        """Return the seconds from here to `later`; both have passed."""
         ...
 
 
@@ -62,7 +62,7 @@ class _Now:
         self.at = time.perf_counter()
 
     def until(self, later: _Mark) -> float:
-        """Seconds between."""
+        """Return the seconds between."""
         assert isinstance(later, _Now)
         return later.at - self.at
 
@@ -75,13 +75,13 @@ class _InStream:
         self._event.record()
 
     def until(self, later: _Mark) -> float:
-        """Seconds between."""
+        """Return the seconds between; the GPU must be done with both."""
         assert isinstance(later, _InStream)
         return float(self._event.elapsed_time(later._event)) / 1e3
 
 
 class StageTimers:
-    """What Megatron calls `timers`, for one learner."""
+    """The object that Megatron calls `timers`, for one learner."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -89,30 +89,30 @@ class StageTimers:
         self._timers: dict[str, _Timer] = {}
 
     def __call__(self, name: str, log_level: int = 0) -> _Timer:
-        """Megatron's timer of that name."""
+        """Return Megatron's timer of that name."""
         return self._timers.setdefault(name, _Timer(self, _STAGES.get(name)))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """The body's seconds count for the stage `name`."""
+        """Count the body's seconds for the stage `name`."""
         began = self.mark()
         yield
         self.add(name, began)
 
     def mark(self) -> _Mark:
-        """Now, on this rank's device."""
+        """Mark now, on this rank's device."""
         return _InStream() if self._device.type == "cuda" else _Now()
 
     def add(self, name: str, began: _Mark) -> None:
-        """The stage `name` ran from `began` until now."""
+        """Count the time from `began` until now for the stage `name`."""
         self._marks[name].append((began, self.mark()))
 
     def reset(self) -> None:
-        """Forget what was measured: passes before an update are none of its parts."""
+        """Forget the times so far: passes before an update are none of its parts."""
         self._marks.clear()
 
     def take(self) -> dict[str, float]:
-        """Seconds by stage since the last time; on a GPU it waits until all of it is done."""
+        """Return seconds by stage since the last call; on a GPU it waits until all of it is done."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         found = {name: sum(began.until(ended) for began, ended in marks) for name, marks in self._marks.items()}
@@ -121,7 +121,7 @@ class StageTimers:
 
 
 class _Timer:
-    """One start and stop after the other; of a stage that is not told of, nothing is kept."""
+    """A timer as Megatron calls it, one start and stop after the other; without a stage it keeps nothing."""
 
     def __init__(self, timers: StageTimers, stage: str | None) -> None:
         self._timers = timers
@@ -129,12 +129,12 @@ class _Timer:
         self._began: _Mark | None = None
 
     def start(self, barrier: bool = False) -> None:
-        """Ranks do not wait for each other, whatever `barrier` says: that would be another step than is trained."""
+        """Begin. Ranks do not wait for each other, whatever `barrier` says: that would change what is measured."""
         if self._stage is not None:
             self._began = self._timers.mark()
 
     def stop(self, barrier: bool = False) -> None:
-        """The end of what `start` began."""
+        """End what `start` began."""
         if self._stage is not None:
             assert self._began is not None, f"{self._stage} was not started"
             self._timers.add(self._stage, self._began)
@@ -142,7 +142,7 @@ class _Timer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroResult:
-    """What one micro-batch leaves behind on the last stage.
+    """The results of one micro-batch on the last stage.
 
     Annotation passes keep `logp_T` and `entropy_T` (float32, no gradient); update passes keep `loss` and `metrics`.
     """
@@ -157,12 +157,16 @@ class MicroResult:
 _ANNOTATION = HeadRequest(entropy=True, entropy_gradient=False, topn=0)
 
 
-# From a micro-batch and the head's outputs to (loss, what is kept).
+# From a micro-batch and the head's outputs to the loss (a scalar) and the results that are kept.
 Finish = Callable[[MicroBatch, HeadOutput], tuple[Tensor, MicroResult]]
 
 
 class Passes:
-    """Runs forward passes, with or without backward, of a rank's model chunks."""
+    """Runs forward passes, with or without backward, of a rank's model chunks.
+
+    All ranks of a model must make the same calls with equally many micro-batches. `frequencies`: the rotary embedding's
+    inverse frequencies and scaling, on the rank's device.
+    """
 
     def __init__(
         self, chunks: Sequence[torch.nn.Module], frequencies: tuple[Tensor, float], head: HeadSettings
@@ -175,12 +179,15 @@ class Passes:
         self._run = get_forward_backward_func()
 
     def annotate(self, micro_batches: Sequence[MicroBatch]) -> list[MicroResult]:
-        """Log-probs and entropies without gradient; empty except on the last stage."""
+        """Compute log-probs and entropies without gradient; empty except on the last stage."""
         with torch.no_grad():
             return self._schedule(micro_batches, _keep_logp, _ANNOTATION, forward_only=True)
 
     def update(self, micro_batches: Sequence[MicroBatch], finish: Finish, request: HeadRequest) -> list[MicroResult]:
-        """Forward and backward; gradients are summed into the model's buffers and reduced over ranks."""
+        """Run forward and backward; gradients are summed into the model's buffers and reduced over ranks.
+
+        `finish` makes each micro-batch's loss. The results are empty except on the last stage.
+        """
         return self._schedule(micro_batches, finish, request, forward_only=False)
 
     def _schedule(
@@ -205,7 +212,7 @@ class Passes:
         device = self._frequencies[0].device
         micro, share = moved(planned, device), moved(rank_share(planned, *context_place()), device)
         cos, sin = rotary_tables(*self._frequencies, share.positions_L)
-        # How rows attend is planned by the CPU, which need not ask the GPU for lengths then.
+        # From segments on the CPU, so that planning attention need not wait for the GPU to send lengths.
         rows = packed_rows(planned.segments, cos, sin, share.cut, context_exchange())
         output = model(share.tokens_L[None], share.positions_L[None], None, packed_seq_params=rows)
         return output, partial(self._loss, finish, request, micro, share, model)
@@ -226,17 +233,14 @@ class Passes:
             gated_T = gated(token_inputs(micro, head), request.gate)
             branching = self._branching(micro, share, own, gated_T, request.distinct_samples)
             result = dataclasses.replace(result, metrics={**result.metrics, **branching})
-        # Megatron adds token counts up; ours are in the loss already, and the learner ignores these.
+        # Megatron adds token counts up; denominators are in the loss already, and the learner ignores these.
         return loss, torch.tensor(0, dtype=torch.int), result
 
     @torch.no_grad()
     def _branching(
         self, micro: MicroBatch, share: RankShare, own: HeadResult, gated_T: Tensor, samples: int
     ) -> Metrics:
-        """Share of gated positions, and the expected number of distinct next tokens there (2510.14807 Prop. 3).
-
-        Of its own tokens every context-parallel rank has the logits: their numbers are added up.
-        """
+        """Measure the share of gated positions and the expected distinct next tokens there (2510.14807 Prop. 3)."""
         normaliser = own.output.normaliser_T
         rows = share.own(gated_T).nonzero()[:, 0]
         total = normaliser.new_zeros(())
@@ -244,6 +248,7 @@ class Passes:
             logits_RV = own.logits(part)[:, : own.shard.valid].to(normaliser.dtype)
             logp_RV = logits_RV / self._head.temperature - normaliser[part, None]
             total += expected_distinct(logp_RV, samples).sum()
+        # A tensor-parallel rank has its part of the vocabulary, a context-parallel rank the logits of its own tokens.
         for group in (own.shard.group, context_group()):
             if group is not None:
                 dist.all_reduce(total, group=group)
@@ -260,7 +265,7 @@ def _keep_logp(micro: MicroBatch, head: HeadOutput) -> tuple[Tensor, MicroResult
 
 
 def token_inputs(micro: MicroBatch, head: HeadOutput) -> TokenInputs:
-    """The micro-batch's inputs with what the head computed filled in."""
+    """Return the micro-batch's inputs with the head's outputs filled in."""
     return dataclasses.replace(
         micro.inputs,
         logp_T=head.logp_T,

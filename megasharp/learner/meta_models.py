@@ -1,9 +1,7 @@
-"""GPTModels without memory: what their parameters are called, their shapes, and how their checkpoint is cut.
+"""Megatron's GPTModels without memory, for the names and shapes of their parameters.
 
-The real Megatron model of a large layout, built without memory and without its other ranks.
-
-Weights are on torch's meta device and the process group is torch's fake one, at the full world size: what Megatron
-itself refuses or shapes is found on one machine, in seconds.
+Weights are on torch's meta device. Of a large layout any rank's model can be built in one process, in seconds: the
+process group is then torch's fake one, at the full world size. So Megatron itself shapes the model, or refuses it.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from megasharp.learner.parallel import Place, destroy, initialize
 
 @contextlib.contextmanager
 def megatron_groups(layout: ParallelLayout, *, gloo: bool = True) -> Iterator[Place]:
-    """Megatron's groups over an initialised torch.distributed, on the CPU with or without a GPU beside it."""
+    """Make Megatron's groups over an initialised torch.distributed, on the CPU with or without a GPU beside it."""
     with beside_cuda():
         place = initialize(layout, seed=0, gloo=gloo)
         try:
@@ -38,7 +36,7 @@ def megatron_groups(layout: ParallelLayout, *, gloo: bool = True) -> Iterator[Pl
 
 @contextlib.contextmanager
 def alone() -> Iterator[Place]:
-    """Megatron's groups for this one process."""
+    """Make Megatron's groups for this one process."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         with megatron_groups(ParallelLayout()) as place:
@@ -54,7 +52,7 @@ def blank_chunks(
     lora: LoraSettings | None = None,
     layout: ParallelLayout | None = None,
 ) -> list[GPTModel]:
-    """A rank's part of the model on the meta device, with its adapters if it has any; call inside `megatron_groups`."""
+    """Build a rank's part of the model on the meta device, with `lora`'s adapters; call inside `megatron_groups`."""
     config = transformer_config(arch, layout or ParallelLayout(), dtype, "none", {})
     # Megatron's other way names the GPU itself, and so would not stay on the meta device.
     config.use_cpu_initialization = True
@@ -63,7 +61,7 @@ def blank_chunks(
 
 
 def blank_model(arch: Architecture, place: Place, dtype: torch.dtype, lora: LoraSettings | None = None) -> GPTModel:
-    """The whole model on the meta device; call inside `alone()`."""
+    """Build the whole model on the meta device; call inside `alone()`."""
     (model,) = blank_chunks(arch, place, dtype, lora)
     return model
 
@@ -71,16 +69,16 @@ def blank_model(arch: Architecture, place: Place, dtype: torch.dtype, lora: Lora
 def stage_parameters(
     networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraSettings | None = None
 ) -> list[list[int]]:
-    """Parameters on the first rank of each pipeline stage, per network. `lora`: adapters of the first.
+    """Count the parameters on the first rank of each pipeline stage, per network. `lora`: adapters of the first.
 
     Call where no process group is initialised. Raises whatever Megatron raises for a layout that it cannot build.
     """
     width = layout.world // layout.pp
-    counts = [_on_rank(networks, layout, lora, stage * width) for stage in range(layout.pp)]
+    counts = [_count_on_rank(networks, layout, lora, stage * width) for stage in range(layout.pp)]
     return [list(of_network) for of_network in zip(*counts, strict=True)]
 
 
-def _on_rank(
+def _count_on_rank(
     networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraSettings | None, rank: int
 ) -> list[int]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)

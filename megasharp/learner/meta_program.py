@@ -1,9 +1,9 @@
-"""The program that counts a layout's parameters: a process of its own, because torch's fake group is global state.
+"""Count a layout's parameters in a process of its own, because torch's fake group is global state.
 
     python -m megasharp.learner.meta_program
 
-imports Megatron while its caller still reads a run file, then reads pickled (networks, layout, adapters or None) from
-standard input and prints, per network, the parameters on the first rank of each pipeline stage, as JSON.
+reads pickled (networks, layout, adapters or None) from standard input and prints, per network, the parameters on the
+first rank of each pipeline stage, as JSON. It imports Megatron first, while its caller still reads a run file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def main() -> None:
-    """Answer one question."""
+    """Read one layout and print its counts."""
     # Megatron decorates its fused functions at import, and torch's compiler takes longer to import than Megatron.
     # Nothing is computed here.
     torch.compile = _uncompiled  # type: ignore[assignment]

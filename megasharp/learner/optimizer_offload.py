@@ -1,22 +1,19 @@
 """Megatron's distributed optimizer with its state in host memory (`policy.optimizer_offload`).
 
-What Megatron saves, loads and reduces stays its own; methods that expect gradients beside
-main weights are replaced. Its own `optimizer_cpu_offload` steps on the CPU with copies of its own.
+`StreamedAdam` keeps moments and main weights in host memory and brings them to the GPU piece by piece in each step. A
+step reads and writes 12 bytes a parameter over the bus, both ways at once: while one piece is updated, the next one is
+on its way in and the one before on its way out. Adam itself runs on the GPU, by the same kernels as without offload, so
+results are equal bit by bit. Adam on the CPU (Megatron's `optimizer_cpu_offload`) would move 6 bytes instead, but read
+and write 28 in the host's memory, on cores that jobs rarely have; and its results would differ in their bits.
 
-Adam whose moments, and main weights, lie in host memory and come to the GPU piece by piece in each step.
+There is one copy of each number, and checkpoints read and write that one. Implementations that keep several are known
+for continuing from the wrong one after a resume.
 
-A step reads and writes 12 bytes a parameter over the bus, both ways at once: while one piece is updated, the next one
-is on its way in and the one before on its way out. Adam itself runs on the GPU, by the kernels that it has without
-this, so that results are the same to the bit. On the CPU it would move 6 bytes instead, but read and write 28 in the
-host's memory, on cores that jobs rarely have; and its bits would be others.
+`HeldOnHost` is Megatron's optimizer around it. Saving, loading and reducing stay Megatron's; methods that expect
+gradients beside main weights are replaced.
 
-There is one copy of each number, and it is what checkpoints read and write: implementations that keep several are
-known for continuing from the wrong one after a resume.
-
-Host memory whose pages are locked, so that a GPU copies to and from it by itself, at exactly the size asked for.
-
-torch's own allocator of such memory rounds each size up to a power of two, which can take almost twice as much. Here
-ordinary memory is registered with the driver instead.
+`PageLocked` is host memory that a GPU copies to and from by itself. torch's own allocator of such memory rounds each
+size up to a power of two, which can take almost twice as much, so ordinary memory is registered with the driver.
 """
 
 from __future__ import annotations
@@ -43,7 +40,8 @@ class PageLocked:
     """`memory`: `size` zeros of `dtype` on the host. Its pages are locked as long as this lives, if `device` is a GPU.
 
     Raises:
-        UserError: the driver will not lock that much; `asker` is what asked for it, `instead` what can be done.
+        UserError: the host has not so much memory, or the driver will not lock it. The message names the key `asker`
+            and the remedy `instead`.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device, asker: str, instead: str) -> None:
@@ -71,7 +69,7 @@ def _unlock(runtime: object, memory: Tensor) -> None:
 
 
 KEY = "policy.optimizer_offload"
-# Elements of a piece, and how many pieces are on the GPU at once: one comes, one is updated, one goes.
+# Elements of a piece, and the number of pieces on the GPU at once: one comes, one is updated, one goes.
 PIECE, SLOTS = 8 * 2**20, 3
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 # Parameters begin, and are cut, at multiples of it: kernels then read many elements at once.
@@ -80,7 +78,7 @@ _ALIGNED = 64
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Elements `first` to `last` of a parameter (its number), which lie from `offset` on in their piece."""
+    """Elements `first` to `last` (excluded) of a parameter (its number), from `offset` on in their piece."""
 
     parameter: int
     first: int
@@ -99,9 +97,10 @@ class Piece:
 
 
 def cut(groups: Sequence[Sequence[int]], size: int) -> tuple[list[int], int, list[Piece]]:
-    """Where parameters of these numbers of elements begin in flat memory, its size, and its pieces.
+    """Lay parameters out in flat memory: return the start of each, the memory's size, and its pieces.
 
-    `size` of a piece is a multiple of 64.
+    `groups` has each parameter's number of elements, by group; a piece has parts of one group alone. `size`, elements
+    of a piece, is a multiple of 64.
     """
     starts: list[int] = []
     pieces: list[Piece] = []
@@ -141,7 +140,7 @@ class StreamedAdam(Adam):
         piece: int | None = None,
     ) -> None:
         super().__init__([torch.empty(0)], adam_w_mode=adam_w_mode)
-        # Views into other tensors are among them, which torch refuses to be given.
+        # Not through the constructor: views into other tensors are among them, which torch refuses there.
         self.param_groups = groups
         self._device = device
         self._parameters: list[Tensor] = [p for group in groups for p in group["params"]]
@@ -159,7 +158,7 @@ class StreamedAdam(Adam):
         self.restore_state()
 
     def restore_state(self) -> None:
-        """Have all moments in their memory: copied there if others took their place, zero where there are none."""
+        """Put all moments into their host memory: copied if others took their place, zero where there are none."""
         for p, start in zip(self._parameters, self._starts, strict=True):
             state = self.state[p]
             for name, flat in zip(_MOMENTS, self._moments, strict=True):
@@ -171,7 +170,7 @@ class StreamedAdam(Adam):
                 state[name] = place
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's own, which would move the moments to where the gradients are."""
+        """Load moments and settings of groups; torch's own would move the moments to the gradients' device."""
         for group, found in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.pop("step", None)
             group.update({name: value for name, value in found.items() if name != "params"})
@@ -197,34 +196,26 @@ class StreamedAdam(Adam):
         for number, piece in enumerate(self._pieces):
             slot = number % SLOTS
             rows = slots[slot][:, : piece.size]
+            span = slice(piece.start, piece.start + piece.size)
+            # A row of the slot and its host memory; there are no main weights where parameters are the model's own.
+            flats = zip(rows, (self._mains, *self._moments), strict=True)
+            held = [(row, flat[span]) for row, flat in flats if len(flat)]
             left = free[slot]
             if left is not None:
                 incoming.wait_event(left)
             with torch.cuda.stream(incoming):
-                self._fetch(rows, piece)
+                for row, memory in held:
+                    row.copy_(memory, non_blocking=True)
             current.wait_event(incoming.record_event())
             self._update_piece(rows, piece)
             outgoing.wait_event(current.record_event())
             with torch.cuda.stream(outgoing):
-                self._give_back(rows, piece)
+                for row, memory in held:
+                    memory.copy_(row, non_blocking=True)
             free[slot] = outgoing.record_event()
         # A checkpoint may read the host's memory next.
         outgoing.synchronize()
         return loss
-
-    def _held(self, piece: Piece) -> list[Tensor]:
-        """The host's memory of a piece; no main weights where the parameters are the model's own."""
-        return [flat[piece.start : piece.start + piece.size] for flat in (self._mains, *self._moments)]
-
-    def _fetch(self, rows: Tensor, piece: Piece) -> None:
-        for row, held in zip(rows, self._held(piece), strict=True):
-            if held.numel():
-                row.copy_(held, non_blocking=True)
-
-    def _give_back(self, rows: Tensor, piece: Piece) -> None:
-        for row, held in zip(rows, self._held(piece), strict=True):
-            if held.numel():
-                held.copy_(row, non_blocking=True)
 
     def _update_piece(self, rows: Tensor, piece: Piece) -> None:
         places = [slice(part.offset, part.offset + part.last - part.first) for part in piece.parts]
@@ -256,7 +247,7 @@ class HeldOnHost(DistributedOptimizer):  # type: ignore[misc]
             main.decoupled_grad = parameter.main_grad.view(-1)[span.start : span.end]
 
     def get_main_grads_for_grad_norm(self) -> list[Tensor]:
-        """Of parameters that no other rank counts, as Megatron's own, in the same order."""
+        """Return the gradients of parameters that no other rank counts, as Megatron's own, in the same order."""
         group = getattr(self, "tp_group", None)
         return [
             p.decoupled_grad
@@ -265,15 +256,15 @@ class HeldOnHost(DistributedOptimizer):  # type: ignore[misc]
         ]
 
     def get_grads_for_grad_norm(self, grad_norm_group: str | None = None) -> list[Tensor]:
-        """The same by its name in Megatron 0.19; groups of their own are multi-token prediction's, which is refused."""
+        """Do the same by its name in Megatron 0.19; only multi-token prediction, which is refused, has norm groups."""
         return self.get_main_grads_for_grad_norm() if grad_norm_group is None else []
 
     def _copy_main_params_to_model_params(self) -> None:
-        """Nothing: the step has written the weights while their copies were on the GPU."""
+        """Do nothing: the step has written the weights while their copies were on the GPU."""
 
 
 def hold_on_host(part: DistributedOptimizer, device: torch.device) -> None:
-    """Move the state of an optimizer that has not stepped yet to host memory. Raises UserError where it cannot be."""
+    """Move the state of an optimizer that has not stepped yet to host memory. Raises UserError as `PageLocked` does."""
     if part.is_stub_optimizer:
         return
     mains, weights = chain(*part.shard_fp32_from_float16_groups), chain(*part.shard_float16_groups)
@@ -287,9 +278,9 @@ def hold_on_host(part: DistributedOptimizer, device: torch.device) -> None:
 
 @contextmanager
 def without_gradients(chunks: Sequence[DistributedDataParallel]) -> Iterator[None]:
-    """No memory for gradients while the block runs; they are zero after it.
+    """Free the memory of gradients while the block runs; they are zero after it.
 
-    Megatron makes main weights on the GPU, which are as large: so building takes no more than training does.
+    Megatron makes main weights on the GPU, as large as gradients: so building takes no more memory than training.
     """
     storages = [buffer.grad_data.untyped_storage() for chunk in chunks for buffer in chunk.buffers]
     sizes = [storage.size() for storage in storages]

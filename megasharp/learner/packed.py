@@ -1,9 +1,7 @@
-"""A packed micro-batch as Megatron's layers carry it.
+"""A packed micro-batch as Megatron's layers carry it, and the move of records to a device.
 
-Rows are packed without padding (THD). How they attend is planned on the CPU and sent to their device once per
-micro-batch and window, for every layer of that window: by `blocks` or by `varlen`.
-
-Records to another device, with every tensor inside them.
+Rows are packed without padding (THD). Their attention is planned on the CPU and sent to their device once per
+micro-batch and window, for every layer of that window: by `block_plan` or by `flash_varlen`.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ _Record = TypeVar("_Record")
 
 
 def moved(record: _Record, device: torch.device) -> _Record:
-    """The dataclass record with its tensors, and those of records inside it, on `device`; itself on the CPU.
+    """Return the dataclass record with its tensors, and those of records inside it, on `device`; itself on the CPU.
 
-    What is on the CPU is page-locked first, so that the copy does not wait for what the GPU is doing.
+    Tensors on the CPU are page-locked first, so that their copies do not wait for the GPU's work.
     """
     if device.type == "cpu":
         return record
@@ -48,8 +46,8 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     """Megatron's packed-sequence record plus what our core attention needs.
 
     `segments`: the rows' runs. `cos_PF`, `sin_PF`: rotary tables at the rows' positions, F = head_dim / 2 frequencies.
-    With context parallel the tables, as all else in the layers, are of this rank's rows only; `cut` says which of the
-    `segments`' rows these are, and by `exchange` attention gets the other ranks' keys.
+    With context parallel the tables, as all else in the layers, are of this rank's rows only; `cut` numbers these among
+    the `segments`' rows, and by `exchange` attention gets the other ranks' keys.
     """
 
     segments: Segments | None = None
@@ -61,7 +59,10 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
     _varlen_plans: dict[int | None, VarlenPlan] = field(default_factory=dict, init=False, repr=False)
 
     def plan(self, window: int | None) -> AttentionPlan:
-        """Blocks of a layer where a query sees `window` positions, its own included; None sees all."""
+        """Return the blocks of a layer where a query sees `window` positions, its own included; None sees all.
+
+        Made once, on the rows' device.
+        """
         segments, rows, window, device = self._planned(window)
         if window not in self._plans:
             if self.cut is not None:
@@ -72,7 +73,7 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
         return self._plans[window]
 
     def varlen_plan(self, window: int | None) -> VarlenPlan:
-        """The same for kernels that take stretches of queries and of keys."""
+        """Return the same for kernels that take stretches of queries and of keys."""
         segments, rows, window, device = self._planned(window)
         if window not in self._varlen_plans:
             spans = spans_of(segments, window)
@@ -84,7 +85,7 @@ class PackedRows(PackedSeqParams):  # type: ignore[misc]
         return self._varlen_plans[window]
 
     def _planned(self, window: int | None) -> tuple[Segments, int, int | None, torch.device]:
-        """What a plan is made of: runs, number of rows, the window where it hides something, the rows' device."""
+        """Return a plan's arguments: runs, number of rows, the window where it hides something, the rows' device."""
         assert self.segments is not None and self.cos_PF is not None
         hides = window is not None and window < longest_context(self.segments)
         return self.segments, self.cos_PF.shape[0], window if hides else None, self.cos_PF.device
@@ -97,7 +98,7 @@ def packed_rows(
     cut: ContextCut | None = None,
     exchange: Exchange | None = None,
 ) -> PackedRows:
-    """The record of P packed rows; `segments` are on the CPU, all else on the rotary tables' device.
+    """Make the record of P packed rows; `segments` are on the CPU, all else on the rotary tables' device.
 
     With a `cut` the tables are those of the rows that this rank holds of them.
     """

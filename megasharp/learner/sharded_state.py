@@ -1,4 +1,8 @@
-"""Weights, moments and schedule through Megatron's distributed checkpointing: saved once, loaded under any layout."""
+"""Save and load weights, moments and schedule by Megatron's distributed checkpointing, under any layout.
+
+Stored tensors are named by global layers and have whole parameters' shapes, so TP, PP and DP may change between save
+and load. Every function here is collective: all ranks must call it.
+"""
 
 from __future__ import annotations
 
@@ -19,42 +23,38 @@ from megasharp.learner.optimizer import parts
 if TYPE_CHECKING:
     from megasharp.learner.async_checkpoint import ShardWriting
 
-# Every optimizer tensor has its parameter's shape, so TP, PP and DP may change between save and load.
+# Every optimizer tensor has its parameter's shape, whatever the layout.
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 _EXTRA_STATE = "_extra_state"
-# What a group of parameters is, and settings by which Megatron 0.19 finds a stored group, too.
+# The keys that say what a group of parameters is, and settings by which Megatron 0.19 finds a stored group, too.
 _KINDS_OF_GROUP = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
 _SETTINGS_OF_GROUP = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 def _sharded_model(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> dict[str, Any]:
-    """Every chunk's part. What lies on disk is named by global layers, and so knows nothing of chunks."""
-    return {
-        str(number): _without_extra_state(chunk.sharded_state_dict(metadata=metadata))
-        for number, chunk in enumerate(chunks)
-    }
+    """Return every chunk's part, equal for both layer specs: an empty object for each linear map's extra state.
 
-
-def _without_extra_state(state: dict[str, Any]) -> dict[str, Any]:
-    """The same for both layer specs: an empty object for each linear map, as Megatron's own maps write.
-
-    Transformer Engine's modules, norms too, would write what delayed scaling to FP8 remembers, which none of the
-    recipes of `policy.fp8` has.
+    That is what Megatron's own maps write. Transformer Engine's modules, norms too, would write the history of delayed
+    scaling to FP8, which none of the recipes of `policy.fp8` has.
     """
-    kept = {}
-    for name, entry in state.items():
-        if isinstance(entry, ShardedObject) and name.endswith(_EXTRA_STATE):
-            if ".linear_" not in name and "output_layer." not in name:
-                continue
-            entry.data = None
-        kept[name] = entry
-    return kept
+    parts = {}
+    for number, chunk in enumerate(chunks):
+        kept = parts[str(number)] = {}
+        for name, entry in chunk.sharded_state_dict(metadata=metadata).items():
+            if isinstance(entry, ShardedObject) and name.endswith(_EXTRA_STATE):
+                if ".linear_" not in name and "output_layer." not in name:
+                    continue
+                entry.data = None
+            kept[name] = entry
+    return parts
 
 
-def _fill(chunks: Sequence[GPTModel], loaded: dict[str, Any]) -> None:
+def _fill(chunks: Sequence[GPTModel], loaded: dict[str, Any], *, but_adapters: bool = False) -> None:
     for number, chunk in enumerate(chunks):
         found = chunk.load_state_dict(loaded[str(number)], strict=False)
         missing = [name for name in found.missing_keys if not name.endswith(_EXTRA_STATE)]
+        if but_adapters:
+            missing = [name for name in missing if not is_adapter(name)]
         assert not found.unexpected_keys and not missing, found
 
 
@@ -76,7 +76,7 @@ def save_state(
     *,
     copy: bool,
 ) -> ShardWriting:
-    """Begin to write into the existing empty folder; all ranks must call it. `copy`: training goes on meanwhile."""
+    """Begin to write into the existing empty folder. With `copy` training may go on at once, else after `finish`."""
     for part in parts(optimizer):
         # Megatron cannot save moments that do not exist yet, before the first step or after a reset.
         part.init_state_fn(part.optimizer, part.config)
@@ -88,30 +88,26 @@ def save_state(
 
 
 def save_model(folder: Path, chunks: Sequence[GPTModel], *, copy: bool) -> ShardWriting:
-    """Begin to write weights alone into the existing empty folder; all ranks must call it."""
+    """Begin to write weights alone into the existing empty folder; `copy` as in `save_state`."""
     from megasharp.learner.async_checkpoint import ShardWriting
 
     return ShardWriting({"model": _sharded_model(chunks, dict(METADATA))}, folder, METADATA, copy=copy)
 
 
 def load_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
-    """Read weights alone, resharding to the present layout; all ranks must call it."""
+    """Read weights alone, resharding to the present layout. Raises many kinds of errors for damaged shards."""
     state = {"model": _sharded_model(chunks, dict(METADATA))}
     _fill(chunks, dist_checkpointing.load(state, str(folder))["model"])
 
 
 def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
-    """Read the weights of a folder without adapters, as `load_model`; those of `chunks` keep their values."""
+    """Read the weights of a folder without adapters, as `load_model`; adapters of `chunks` keep their values."""
     sharded = _sharded_model(chunks, dict(METADATA))
     stored = {
         number: {name: entry for name, entry in part.items() if not is_adapter(name)}
         for number, part in sharded.items()
     }
-    loaded = dist_checkpointing.load({"model": stored}, str(folder))["model"]
-    for number, chunk in enumerate(chunks):
-        found = chunk.load_state_dict(loaded[str(number)], strict=False)
-        missing = [name for name in found.missing_keys if not name.endswith(_EXTRA_STATE)]
-        assert not found.unexpected_keys and all(map(is_adapter, missing)), found
+    _fill(chunks, dist_checkpointing.load({"model": stored}, str(folder))["model"], but_adapters=True)
 
 
 def load_state(
@@ -120,7 +116,7 @@ def load_state(
     optimizer: MegatronOptimizer,
     scheduler: OptimizerParamScheduler,
 ) -> None:
-    """Read what `save_state` wrote, resharding to the present layout; all ranks must call it.
+    """Read what `save_state` wrote, resharding to the present layout.
 
     Moments and counts of steps come from the file; learning rate, betas, epsilon and weight decay stay the optimizer's
     own.
@@ -131,16 +127,13 @@ def load_state(
         {name: value for name, value in group.items() if name not in ("params", "step")}
         for group in optimizer.param_groups
     ]
-    _know_by_present_settings(state["optimizer"]["optimizer"]["param_groups"], optimizer.param_groups)
+    # From version 0.19 on Megatron also tells groups apart by settings, which a run may have changed: the stored groups
+    # take the present ones.
+    by_kind = {tuple(group.get(key) for key in _KINDS_OF_GROUP): group for group in optimizer.param_groups}
+    for group in state["optimizer"]["optimizer"]["param_groups"]:
+        now = by_kind.get(tuple(group.get(key) for key in _KINDS_OF_GROUP), {})
+        group.update({key: now[key] for key in _SETTINGS_OF_GROUP if key in now and key in group})
     optimizer.load_state_dict(state["optimizer"])
     for group, values in zip(optimizer.param_groups, own, strict=True):
         group.update(values)
     scheduler.load_state_dict(state["scheduler"])
-
-
-def _know_by_present_settings(stored: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]]) -> None:
-    """From version 0.19 on Megatron also tells groups of parameters apart by settings, which a run may have changed."""
-    by_kind = {tuple(group.get(key) for key in _KINDS_OF_GROUP): group for group in present}
-    for group in stored:
-        now = by_kind.get(tuple(group.get(key) for key in _KINDS_OF_GROUP), {})
-        group.update({key: now[key] for key in _SETTINGS_OF_GROUP if key in now and key in group})

@@ -1,13 +1,9 @@
-"""`megasharp convert verify`: whether two folders, of Hugging Face or of Megatron, hold the same model.
+"""Compare two folders, of Hugging Face or of Megatron, for `megasharp convert verify`: do they hold the same model?
 
-First the arguments, then every tensor's name, shape, dtype and bytes, then what both models make of the same random
-tokens: a Hugging Face folder by transformers, a Megatron folder by megasharp's model and Megatron's own loader. Equal
-logits say that the mapping is right, which equal bytes alone do not. Weights of two dtypes are compared in the narrower
-one; outputs that are no numbers in both models are left out, and counted.
-
-Two models' outputs side by side, compared where both are numbers.
-
-What each part of a model makes of given tokens, by transformers and by Megatron, for comparing the two.
+First the arguments, then every tensor's name, shape, dtype and bytes, then the outputs of both models on the same
+random tokens, part by part: a Hugging Face folder by transformers, a Megatron folder by megasharp's model and
+Megatron's own loader. Equal logits say that the mapping is right, which equal bytes alone do not. Weights of two dtypes
+are compared in the narrower one; outputs that are not finite in either model are left out, and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.common.records import ParallelLayout, Segments, as_dtype
+from megasharp.common.records import ParallelLayout, Segments, as_dtype, dtype_name
 from megasharp.convert.architecture import Architecture, differences, model_arguments
 from megasharp.convert.compare_tensors import Comparison, Described, to_round
 from megasharp.convert.hf_folder import HFReader
@@ -42,11 +38,10 @@ from megasharp.learner.sharded_state import load_model
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """How far two outputs of one part are apart where both are finite.
+    """The difference of two outputs of one part, where both are finite.
 
     `largest` is absolute, `relative` to the largest of A's values there; both are 0 where no value is finite in both.
-    `compared` of `total` values are; `same_places` is whether those that are not finite in A are not in B, and the
-    other way round.
+    `compared` of `total` values are; `same_places` is True where the same values are not finite in A and in B.
     """
 
     largest: float
@@ -57,7 +52,7 @@ class OutputDifference:
 
 
 def output_difference(mine: Tensor, theirs: Tensor) -> OutputDifference:
-    """Of two float32 outputs of one shape, which is any."""
+    """Compare two float32 outputs of one shape, which is any."""
     is_mine, is_theirs = mine.isfinite(), theirs.isfinite()
     both = is_mine & is_theirs
     a, b = mine.where(both, 0), theirs.where(both, 0)
@@ -72,13 +67,13 @@ def output_difference(mine: Tensor, theirs: Tensor) -> OutputDifference:
 
 
 EMBEDDING, FINAL_NORM, LOGITS = "embedding", "final norm", "logits"
-# Output of each part by its name, in the order in which they run: float32 [P, hidden], and [P, vocab] of the logits,
-# P being all tokens of all sequences.
+# Output of each part by its name, in the order in which they run: float32 [P, hidden], and [P, vocab] of the logits.
+# P is the number of tokens of all sequences.
 LayerOutputs = dict[str, Tensor]
 
 
 def layer_name(number: int) -> str:
-    """What the decoder layer `number` (from 0, as in the weights' names) is called."""
+    """Return the name of the decoder layer `number` (from 0, as in the weights' names)."""
     return f"layer {number}"
 
 
@@ -102,7 +97,9 @@ class _Tap:
 def transformers_outputs(
     folder: Path, sequences: Sequence[Tensor], dtype: torch.dtype, rounded: torch.dtype | None = None
 ) -> LayerOutputs:
-    """By transformers' own model of a Hugging Face folder, one sequence at a time; `rounded` rounds its weights first.
+    """Compute the outputs of transformers' own model of a Hugging Face folder, one sequence at a time.
+
+    `sequences`: int64 token ids; `dtype` of the computation; `rounded` rounds the weights first.
 
     Raises:
         UserError: transformers cannot load the folder.
@@ -133,10 +130,10 @@ def megatron_outputs(
     dtype: torch.dtype,
     rounded: torch.dtype | None = None,
 ) -> LayerOutputs:
-    """By megasharp's model, filled by Megatron's own loader from the torch_dist folder `weights`.
+    """Compute the outputs of megasharp's model, filled by Megatron's own loader from the torch_dist folder `weights`.
 
-    The sequences are packed into one row, as in training; adapters stay beside the frozen weights. `rounded` rounds all
-    of them first.
+    The sequences are packed, as in training; adapters stay beside the frozen weights. All else as in
+    `transformers_outputs`.
 
     Raises:
         UserError: Megatron cannot load the folder.
@@ -157,9 +154,12 @@ def megatron_outputs(
             tap.on(layer, layer_name(number))
         tap.on(model.decoder.final_layernorm, FINAL_NORM)
         tap.on(model.output_layer, LOGITS)
-        tokens_P, positions_P = torch.cat(list(sequences)), _positions(sequences)
+        tokens_P = torch.cat(list(sequences))
+        positions_P = torch.cat([torch.arange(tokens.numel()) for tokens in sequences])
         cos, sin = rotary_tables(*rotary_frequencies(arch), positions_P)
-        rows = packed_rows(_runs(sequences), cos, sin)
+        length = torch.tensor([tokens.numel() for tokens in sequences])
+        runs = Segments(start=length.cumsum(0) - length, length=length, prefix=torch.full_like(length, -1))
+        rows = packed_rows(runs, cos, sin)
         model.eval()(tokens_P[None], positions_P[None], None, packed_seq_params=rows)
     return tap.outputs
 
@@ -168,15 +168,6 @@ def _round(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
     if dtype is not None:
         for parameter in model.parameters():
             parameter.copy_(parameter.to(dtype))
-
-
-def _positions(sequences: Sequence[Tensor]) -> Tensor:
-    return torch.cat([torch.arange(tokens.numel()) for tokens in sequences])
-
-
-def _runs(sequences: Sequence[Tensor]) -> Segments:
-    length = torch.tensor([tokens.numel() for tokens in sequences])
-    return Segments(start=length.cumsum(0) - length, length=length, prefix=torch.full_like(length, -1))
 
 
 # Largest difference of an output, relative to the largest value of that output. Both sides hold the same weights; what
@@ -200,7 +191,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found, as lines to print.
+    """The result, as lines to print.
 
     "rounded": the folders hold one model in two dtypes, one's weights are the other's rounded.
     """
@@ -210,12 +201,12 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether both are the same model, bit for bit."""
+        """Return whether both are the same model, bit by bit."""
         return self.outcome == "equal"
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with."""
+        """Return the command's exit code."""
         return EXIT_CODES[self.outcome]
 
 
@@ -231,16 +222,16 @@ class _Side:
     tensors: Mapping[str, Described]
 
     def heading(self) -> str:
-        """What it is, on a line."""
+        """Describe the folder on a line."""
         adapted = ", adapters merged" if self.adapters else ""
         return f"{self.folder} ({self.kind}, {' and '.join(sorted(self.dtypes()))}{adapted})"
 
     def dtypes(self) -> set[str]:
-        """What its tensors are stored in."""
+        """Return the names of its tensors' dtypes."""
         return {tensor.dtype for tensor in self.tensors.values()}
 
     def outputs(self, sequences: Sequence[Tensor], dtype: torch.dtype, rounded: torch.dtype | None) -> LayerOutputs:
-        """What its model makes of the sequences, with its weights rounded first where that is asked for."""
+        """Compute its model's outputs, with the weights rounded first if asked."""
         if self.kind == "Megatron":
             return megatron_outputs(self.folder / "policy", self.architecture, sequences, dtype, rounded)
         return transformers_outputs(self.folder, sequences, dtype, rounded)
@@ -255,9 +246,15 @@ def verify(one: Path, other: Path, probe: Probe | None) -> Verification:
     if probe is not None and (probe.dtype not in DTYPES or probe.tokens < 2):
         raise UserError(f"--dtype {probe.dtype} --tokens {probe.tokens}: expected one of {', '.join(DTYPES)}, and 2 up")
     sides = _side(one), _side(other)
-    arguments = _compare_arguments(*sides)
+    unequal = differences(*(model_arguments(side.architecture) for side in sides))
+    arguments = [f"argument {key}: {mine} in A, {theirs} in B" for key, mine, theirs in unequal]
     tensors = Comparison(sides[0].tensors, sides[1].tensors, _alike_after_rounding(*sides))
-    outputs = _outputs(sides, tensors, probe)
+    if probe is None:
+        outputs = Verification("equal", ("logits: not compared",))
+    elif not tensors.same_shapes():
+        outputs = Verification("equal", ("logits: not compared, the models have other shapes",))
+    else:
+        outputs = _compare_outputs(sides, tensors, probe)
     different = bool(arguments or tensors.different()) or not outputs.equal
     outcome: Outcome = "different" if different else "rounded" if tensors.rounded else "equal"
     last = f"equal after rounding to {tensors.rounded_to()}" if outcome == "rounded" else outcome
@@ -287,19 +284,11 @@ def _hf_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _described(read: Callable[[], Iterator[tuple[str, Tensor]]]) -> dict[str, Described]:
-    return {
-        name: Described(tuple(t.shape), str(t.dtype).removeprefix("torch."), tensor_sha256(t), is_finite(t))
-        for name, t in read()
-    }
-
-
-def _compare_arguments(one: _Side, other: _Side) -> list[str]:
-    found = differences(model_arguments(one.architecture), model_arguments(other.architecture))
-    return [f"argument {key}: {mine} in A, {theirs} in B" for key, mine, theirs in found]
+    return {name: Described(tuple(t.shape), dtype_name(t.dtype), tensor_sha256(t), is_finite(t)) for name, t in read()}
 
 
 def _alike_after_rounding(one: _Side, other: _Side) -> dict[str, str]:
-    """The tensors that only their dtypes tell apart, with the dtype that one side's were rounded to."""
+    """Find the tensors that differ by their dtypes alone, with the dtype that one side's were rounded to."""
     found: dict[str, str] = {}
     for wide, narrow in ((one, other), (other, one)):
         wanted = to_round(wide.tensors, narrow.tensors)
@@ -310,39 +299,38 @@ def _alike_after_rounding(one: _Side, other: _Side) -> dict[str, str]:
     return found
 
 
-def _outputs(sides: tuple[_Side, _Side], tensors: Comparison, probe: Probe | None) -> Verification:
-    if probe is None:
-        return Verification("equal", ("logits: not compared",))
-    if not tensors.same_shapes():
-        return Verification("equal", ("logits: not compared, the models have other shapes",))
-    return _compare_outputs(sides, tensors, probe)
-
-
 def _compare_outputs(sides: tuple[_Side, _Side], tensors: Comparison, probe: Probe) -> Verification:
-    """The parts in the order in which they run: the first that differs, and the logits."""
-    sequences, rounded = _sequences(sides[0].architecture.vocab, probe), set(tensors.rounded.values())
+    """Compare the parts in the order in which they run: report the first that differs, and the logits."""
+    generator = torch.Generator().manual_seed(probe.seed)
+    # Two sequences, of different lengths, so that the packed rows have more than one run.
+    lengths, vocab = (probe.tokens, probe.tokens // 2), sides[0].architecture.vocab
+    sequences = [torch.randint(0, vocab, (length,), generator=generator) for length in lengths]
+    rounded = set(tensors.rounded.values())
     weights = as_dtype(next(iter(rounded))) if len(rounded) == 1 else None
-    # One model is let go before the other is loaded.
+    # One model is freed before the other is loaded.
     mine, theirs = (side.outputs(sequences, as_dtype(probe.dtype), weights) for side in sides)
-    tolerance = _tolerance(sides, probe)
+    dtypes = {probe.dtype}
+    if any(side.adapters for side in sides):
+        # Merged adapters were rounded to the weights' dtype, those beside the weights were not.
+        dtypes |= sides[0].dtypes() | sides[1].dtypes()
+    tolerance = max(TOLERANCES.get(dtype, 0.0) for dtype in dtypes)
     found = {name: output_difference(mine[name], theirs[name]) for name in mine}
     # What a NaN or an infinity reaches depends on the kernels: one attends to masked tokens with a weight of 0, which
     # makes NaN of NaN, the other never sees them.
     any_place = tensors.share_values_that_are_no_numbers()
-    first = next((name for name, it in found.items() if not _passes(it, tolerance, any_place)), None)
-    tokens = ", ".join(str(sequence.numel()) for sequence in sequences)
-    heading = f"logits of random sequences of {tokens} tokens in {probe.dtype}"
-    lines = [f"{heading}: {_logits_found(found[LOGITS], tolerance)}"]
+    failed = (name for name, it in found.items() if it.relative > tolerance or not (it.same_places or any_place))
+    first = next(failed, None)
+    tokens = ", ".join(map(str, lengths))
+    lines = [f"logits of random sequences of {tokens} tokens in {probe.dtype}: {_describe(found[LOGITS], tolerance)}"]
     if first is not None:
-        lines.append(f"first difference by layer: {first}, {_what(found[first], any_place)}")
+        fault = f"{found[first].relative:.3g} of its largest value"
+        if not found[first].same_places and not any_place:
+            fault = "NaN or infinite values in one model where the other has numbers"
+        lines.append(f"first difference by layer: {first}, {fault}")
     return Verification("equal" if first is None else "different", tuple(lines))
 
 
-def _passes(found: OutputDifference, tolerance: float, any_place: bool) -> bool:
-    return found.relative <= tolerance and (found.same_places or any_place)
-
-
-def _logits_found(found: OutputDifference, tolerance: float) -> str:
+def _describe(found: OutputDifference, tolerance: float) -> str:
     if not found.compared:
         return "not compared, none is finite in both models"
     numbers = (
@@ -352,24 +340,3 @@ def _logits_found(found: OutputDifference, tolerance: float) -> str:
     if not left_out:
         return numbers
     return f"{numbers}; {left_out} of {found.total} are NaN or infinite and were not compared"
-
-
-def _what(found: OutputDifference, any_place: bool) -> str:
-    if not found.same_places and not any_place:
-        return "NaN or infinite values in one model where the other has numbers"
-    return f"{found.relative:.3g} of its largest value"
-
-
-def _tolerance(sides: tuple[_Side, _Side], probe: Probe) -> float:
-    """Of the computation's dtype; merged adapters were rounded to the weights' dtype, those beside them were not."""
-    dtypes = {probe.dtype}
-    if any(side.adapters for side in sides):
-        dtypes |= sides[0].dtypes() | sides[1].dtypes()
-    return max(TOLERANCES.get(dtype, 0.0) for dtype in dtypes)
-
-
-def _sequences(vocab: int, probe: Probe) -> list[Tensor]:
-    """Two, of different lengths, so that a packed row has more than one run."""
-    generator = torch.Generator().manual_seed(probe.seed)
-    lengths = (probe.tokens, probe.tokens // 2)
-    return [torch.randint(0, vocab, (length,), generator=generator) for length in lengths]

@@ -1,8 +1,7 @@
-"""Weights in from a Hugging Face folder, and out as Hugging Face tensors, under any TP x PP.
+"""Fill a learner with its first weights and hand its weights out as Hugging Face tensors, under any TP x PP.
 
-A learner's first weights, under any layout: from a Hugging Face folder, from Megatron's shards, or drawn.
-
-The first two give every parameter or raise, and refuse weights that are not finite in the learner's dtype.
+First weights come from a Hugging Face folder or from Megatron's shards, or are drawn. The two folders give every
+parameter or raise, and refuse weights that are not finite in the learner's dtype.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
+from megasharp.common.records import dtype_name
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
 from megasharp.convert.hf_folder import HFReader, TensorView, hf_tensors, hf_views, megatron_tensor, read_config
@@ -35,7 +35,7 @@ _LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
 def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters of this rank's chunks by their names in the local layer spec, with global layer numbers."""
+    """Yield the parameters of this rank's chunks by their names in the local layer spec, with global layer numbers."""
     for chunk in chunks:
         numbers = {str(i): layer.layer_number - 1 for i, layer in enumerate(chunk.decoder.layers)}
         for own, parameter in chunk.named_parameters():
@@ -62,10 +62,10 @@ def export_stage(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield this stage's weights as whole Hugging Face tensors, on the ranks where `place.exports`, or `everywhere`.
 
-    Adapters are merged into the weights that leave; those of the model stay.
+    Adapters are merged into the weights that leave; the model's own stay as they are.
 
     Every rank of the data-parallel rank 0 must iterate to the end, because shards are gathered; others yield nothing.
-    Everywhere, all ranks must and do, and may get the parameters' own memory.
+    With `everywhere` all ranks must iterate and all yield, and tensors may be the parameters' own memory.
     """
     if not place.first_copy and not everywhere:
         return
@@ -77,7 +77,11 @@ def export_stage(
         if parameter in adapted:
             value = adapted[parameter].merged_weight()
         else:
-            value = parameter.detach() if everywhere else _apart(parameter)
+            value = parameter.detach()
+            if not everywhere and not parameter.is_cuda:
+                # In memory of its own: the receiver may make a NumPy array of it, and torch then never again empties
+                # its storage, which offloading does to parameters.
+                value = value.clone()
         shards = _gather_shards(value, parameter, group)
         if place.exports or everywhere:
             yield from hf_tensors(family, arch, name, shards)
@@ -86,9 +90,9 @@ def export_stage(
 def weight_views(
     chunks: Sequence[GPTModel], family: Family, arch: Architecture, place: Place
 ) -> list[TensorView] | None:
-    """This rank's weights as parts of Hugging Face tensors in the parameters' own memory.
+    """Return this rank's weights as parts of Hugging Face tensors, in the parameters' own memory.
 
-    None where they do not lie there: adapters are merged into what leaves.
+    None with adapters, which must be merged into weights that leave.
     """
     part = Shard(place.tp, parallel_state.get_tensor_model_parallel_world_size())
     views: list[TensorView] = []
@@ -99,17 +103,8 @@ def weight_views(
     return views
 
 
-def _apart(parameter: torch.nn.Parameter) -> Tensor:
-    """The parameter's value, on a CPU in memory of its own.
-
-    Whoever gets it may make a NumPy array of it, and torch then never again lets its storage be emptied, which
-    offloading does to parameters.
-    """
-    return parameter.detach() if parameter.is_cuda else parameter.detach().clone()
-
-
 def _gather_shards(value: Tensor, parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> list[Tensor]:
-    """All tensor-parallel parts in rank order; just this one where the parameter is replicated."""
+    """Gather all tensor-parallel parts in rank order; just this one where the parameter is replicated."""
     if dist.get_world_size(group) == 1 or not getattr(parameter, "tensor_model_parallel", False):
         return [value]
     shards = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
@@ -123,7 +118,7 @@ _WHY = "no loss would be a number"
 
 
 class FirstWeights(Protocol):
-    """A source of weights, and the model that they are of."""
+    """A source of weights, with the model's family and architecture."""
 
     family: Family
     architecture: Architecture
@@ -139,10 +134,10 @@ class FirstWeights(Protocol):
 
 @contextmanager
 def first_weights(folder: str | Path, drawn: bool = False) -> Iterator[FirstWeights]:
-    """The weights of a folder of either kind; or `drawn` for the model that it describes, which takes no reading.
+    """Open the weights of a folder of either kind; with `drawn`, new ones for the model that the folder describes.
 
     Raises:
-        UserError: it is none, or is damaged.
+        UserError: it is no model's folder, or is damaged.
     """
     model = model_folder(Path(folder))
     if drawn:
@@ -173,21 +168,22 @@ class _HuggingFace:
         self.family, self.architecture = reader.family, reader.architecture
 
     def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
-        """One tensor at a time."""
+        """Fill one tensor at a time."""
         load_hf(chunks, self._reader, self.family, self.architecture, place)
         not_finite = _first_not_finite(chunks)
-        if not_finite is not None:
-            raise UserError(self._fault(*not_finite))
-
-    def _fault(self, parameter: str, dtype: torch.dtype) -> str:
+        if not_finite is None:
+            return
+        parameter, dtype = not_finite
         rule, layer = self.family.rule_for(self.architecture, parameter)
         names = [name.format(layer=layer) for name in rule.hf]
         # Where all are finite as they are stored, it is the learner's dtype that is too short.
         name = next((name for name in names if not is_finite(self._reader.tensor(name))), None)
         if name is not None:
-            return f"{self._reader.file(name)}: tensor {name} holds NaN or infinite values: {_WHY}"
+            raise UserError(f"{self._reader.file(name)}: tensor {name} holds NaN or infinite values: {_WHY}")
         where = f"{self._reader.file(names[0])}: tensor {' or '.join(names)}"
-        return f"{where} holds values that are too large for {_name(dtype)}: set model.dtype to a wider one"
+        raise UserError(
+            f"{where} holds values that are too large for {dtype_name(dtype)}: set model.dtype to a wider one"
+        )
 
 
 class _Shards:
@@ -199,7 +195,7 @@ class _Shards:
         _, self.family, self.architecture = read_config(model.description)
 
     def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
-        """All at once, through Megatron's distributed checkpointing."""
+        """Fill all at once, by Megatron's distributed checkpointing."""
         try:
             load_base(self._folder, chunks)
         # What torch and Megatron raise for damaged shards has no common kind.
@@ -208,12 +204,12 @@ class _Shards:
         not_finite = _first_not_finite(chunks)
         if not_finite is not None:
             name, dtype = not_finite
-            values = f"values that are NaN, infinite or too large for {_name(dtype)}"
+            values = f"values that are NaN, infinite or too large for {dtype_name(dtype)}"
             raise UserError(f"{self._folder}: tensor {name} holds {values}: {_WHY}")
 
 
 class _Drawn:
-    """Matrices with a standard deviation of 0.02, norms of 1, biases of 0: what a model has before it has learnt.
+    """The weights of an untrained model: matrices with a standard deviation of 0.02, norms of 1, biases of 0.
 
     For benchmarks: ranks draw on their own devices, each its own numbers, so that the model depends on the layout.
     """
@@ -223,7 +219,7 @@ class _Drawn:
 
     @torch.no_grad()
     def fill(self, chunks: Sequence[GPTModel], place: Place) -> None:
-        """In place; adapters keep their values."""
+        """Draw in place; adapters keep their values."""
         for name, parameter in global_parameters(chunks):
             if is_adapter(name):
                 continue
@@ -234,12 +230,8 @@ class _Drawn:
 
 
 def _first_not_finite(chunks: Sequence[GPTModel]) -> tuple[str, torch.dtype] | None:
-    """The first parameter of this rank, by its global name, that is not a number throughout."""
+    """Return the global name and dtype of this rank's first parameter that is not finite throughout."""
     for name, parameter in global_parameters(chunks):
         if not is_adapter(name) and not is_finite(parameter.detach()):
             return name, parameter.dtype
     return None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
