@@ -113,8 +113,8 @@ def attend(
     and in float32.
     """
     if flash_varlen.supports(query):
-        plan = rows.varlen_plan(window)
-        return flash_varlen.varlen_attention(query, key, value, plan, scale, rows.exchange).flatten(1)
+        varlen = rows.varlen_plan(window)
+        return flash_varlen.varlen_attention(query, key, value, varlen, scale, rows.exchange).flatten(1)
     if rows.exchange is not None:
         key, value = all_rows(key, rows.exchange), all_rows(value, rows.exchange)
     plan = rows.plan(window)

@@ -109,7 +109,7 @@ def cut(model: GPTModel, tp: int = 1) -> Cut:
         else:
             parameter, whole = parameters[name], _pieces(name, entry)
             if getattr(parameter, "tensor_model_parallel", False):
-                axis = int(parameter.partition_dim)  # type: ignore[attr-defined]
+                axis = int(parameter.partition_dim)
                 pieces[name] = [run for piece in whole for run in piece.split(axis, tp)]
             else:
                 pieces[name] = list(whole)

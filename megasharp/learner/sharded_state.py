@@ -37,16 +37,17 @@ def _sharded_model(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> dict
     That is what Megatron's own maps write. Transformer Engine's modules, norms too, would write the history of delayed
     scaling to FP8, which none of the recipes of `policy.fp8` has.
     """
-    parts = {}
+    state: dict[str, Any] = {}
     for number, chunk in enumerate(chunks):
-        kept = parts[str(number)] = {}
+        kept: dict[str, Any] = {}
         for name, entry in chunk.sharded_state_dict(metadata=metadata).items():
             if isinstance(entry, ShardedObject) and name.endswith(_EXTRA_STATE):
                 if ".linear_" not in name and "output_layer." not in name:
                     continue
                 entry.data = None
             kept[name] = entry
-    return parts
+        state[str(number)] = kept
+    return state
 
 
 def _fill(chunks: Sequence[GPTModel], loaded: dict[str, Any], *, but_adapters: bool = False) -> None:
