@@ -1,21 +1,17 @@
 """Weights to engines anywhere by broadcast: gloo on CPUs, NCCL on GPUs, one source per pipeline stage.
 
+`Broadcast` is the driver's half. `join`, `send` and `leave` run in every rank of the learner, through `Ranks.call`: a
+stage's source posts to the engines what comes and sends it at the same time, while its peers help it gather. The source
+keeps its groups between pushes, until the fleet changes.
+
 Groups are formed, and stages sent, one after another in the order of the stages: two sources that sent at the same time
-could each wait for an engine that waits for the other. Groups live until the fleet changes.
+could each wait for an engine that waits for the other. A group (`SenderGroup`) joins one rank of the learner with the
+ranks of engines, outside the learner's own group. Engines form theirs with SGLang's init_weights_update_group; here the
+same is done over torch.distributed alone.
 
-When an engine fails in a push, it is found and given up, all groups are left, and the push begins anew without it. An
-engine that hangs in a collective may hold others there that are behind it; they are asked in the order of their ranks,
-so that the first that does not answer is the one at fault, and its end frees the others.
-
-A broadcast as the learner's ranks carry it out: the source of a pipeline stage sends, its peers help it gather.
-
-The functions run in every rank, through `Ranks.call`. The source posts to the engines what comes, and sends it at the
-same time; it keeps its groups between pushes.
-
-A process group that joins one rank of the learner with the ranks of engines, outside the learner's own group.
-
-Engines make theirs with SGLang's init_weights_update_group: rank 0 keeps a store at an address, all meet there. This
-is the same over torch.distributed alone. Where a rank's default group is, and whether it has one, does not matter.
+When an engine fails in a push, it is found and given up, all groups are left, and the push restarts without it. An
+engine that hangs in a collective may hold others there that are behind it. Engines are asked in the order of their
+ranks, so the first that does not answer is the one at fault, and its end frees the others.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
@@ -58,6 +54,11 @@ from megasharp.weight_sync.receivers import Receivers
 # Time for a group to form, and for an engine to come out of a broadcast that failed.
 _JOIN_S = 60.0
 SETTLE_S = 20.0
+# Who fails first is not always the one at fault: a broken connection is noticed on both its ends.
+_GRACE_S = 3.0
+_LISTEN = 128
+# The groups that this rank is in, by their names.
+_groups: dict[str, SenderGroup] = {}
 
 
 class Broadcast:
@@ -84,7 +85,7 @@ class Broadcast:
     def deliver(
         self, version: int, memory_version: int | None, source: WeightSource, memory: WeightSource | None
     ) -> None:
-        """Push everything; begins anew without the engines that fail. Raises RunFailed when none is left."""
+        """Push everything; restarts without the engines that fail. Raises RunFailed when none is left."""
         parts = ranked(source, memory)
         digests = Digests(self._config.verify)
         try:
@@ -104,7 +105,7 @@ class Broadcast:
             raise
 
     def _attempt(self, stamp: Stamp, parts: list[tuple[str, RankedSource]], digests: Digests) -> bool:
-        """Whether every engine alive got everything; otherwise at least one of them is lost now."""
+        """Return True where every engine alive got everything; otherwise at least one of them is lost now."""
         policy = parts[0][1]
         for sent in self._carry_out(stamp, parts):
             if not sent.good:
@@ -114,32 +115,29 @@ class Broadcast:
         return True
 
     def _carry_out(self, stamp: Stamp, parts: list[tuple[str, RankedSource]]) -> Iterator[Sent]:
-        """Form the groups where they are not those of the engines alive, then send; the outcomes, one by one."""
+        """Form the groups where they are not those of the engines alive, then send; yields the outcomes one by one."""
         policy = parts[0][1]
         engines = tuple((member.process.index, member.process.api) for member in self._receivers.alive())
         if not self._groups or self._groups[0].engines != engines:
             self._leave(policy)
             for stage in sorted({stage for stage in policy.call(stage_of) if stage is not None}):
-                plan = self._plan(stage, engines)
+                plan = GroupPlan(
+                    stage=stage,
+                    # A name is free again only in a new process.
+                    name=f"megasharp-{stage}-{secrets.token_hex(4)}",
+                    backend=self._backend,
+                    host=self._host,
+                    engines=engines,
+                    tp=self._receivers.tp,
+                    join_s=min(_JOIN_S, self._config.limit_s),
+                    limit_s=self._config.limit_s,
+                )
                 self._groups.append(plan)
                 yield only(policy.call(join, plan))
         for prefix, part in parts:
             how = SendPlan(stamp, prefix, self._dtype, self._config.bucket_mb, self._config.verify)
             for plan in self._groups:
                 yield only(part.call(send, plan, how))
-
-    def _plan(self, stage: int, engines: tuple[tuple[int, EngineApi], ...]) -> GroupPlan:
-        return GroupPlan(
-            stage=stage,
-            # A name is free again only in a new process.
-            name=f"megasharp-{stage}-{secrets.token_hex(4)}",
-            backend=self._backend,
-            host=self._host,
-            engines=engines,
-            tp=self._receivers.tp,
-            join_s=min(_JOIN_S, self._config.limit_s),
-            limit_s=self._config.limit_s,
-        )
 
     def _leave(self, policy: RankedSource) -> None:
         """Leave all groups, the engines' side as far as they still answer."""
@@ -164,22 +162,22 @@ class Broadcast:
         for plan in groups:
             policy.call(leave, plan.name)
         for member in self._receivers.alive():
-            self._have_leave(member, groups, sent)
+            try:
+                for plan in groups:
+                    member.process.api.leave_group(plan.name, SETTLE_S)
+            except EngineFailed as error:
+                # One that does not answer is stuck in a collective.
+                failure = sent.failures.get(member.process.index)
+                self._lose(member, failure.reason if failure else str(error))
         # The fleet's watch may have found who is dead before.
         if {number for number, _ in groups[0].engines} <= {m.process.index for m in self._receivers.alive()}:
             self._lose_who_failed_alone(sent)
 
-    def _have_leave(self, member: Member, groups: list[GroupPlan], sent: Sent) -> None:
-        """One that does not answer is stuck in a collective."""
-        try:
-            for plan in groups:
-                member.process.api.leave_group(plan.name, SETTLE_S)
-        except EngineFailed as error:
-            failure = sent.failures.get(member.process.index)
-            self._lose(member, failure.reason if failure else str(error))
-
     def _lose_who_failed_alone(self, sent: Sent) -> None:
-        """Nobody is gone or stuck, so whoever failed did so for reasons of its own."""
+        """Give up engines that refused, else slow ones: nobody is gone or stuck, so they failed on their own.
+
+        Raises RunFailed where no engine failed.
+        """
         for kind in ("refused", "slow"):
             at_fault = {number: failure for number, failure in sent.failures.items() if failure.kind == kind}
             for member in self._receivers.alive() if at_fault else []:
@@ -191,66 +189,6 @@ class Broadcast:
 
     def _lose(self, member: Member, reason: str) -> None:
         self._receivers.lose(member, f"broadcast of weights: {reason}")
-
-
-_LISTEN = 128
-
-
-class Meeting:
-    """A store that listens at one address only; `port` is where."""
-
-    def __init__(self, host: str, world: int, limit_s: float) -> None:
-        listener = socket.create_server((host, 0), backlog=_LISTEN)
-        self.port: int = listener.getsockname()[1]
-        # torch's own listening would be on every interface of the machine.
-        self.store = TCPStore(
-            host,
-            self.port,
-            world,
-            is_master=True,
-            timeout=timedelta(seconds=limit_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=listener.detach(),
-        )
-
-
-class SenderGroup:
-    """Rank 0 of a group whose other ranks are engines'; blocks until all have joined.
-
-    Raises RuntimeError where they do not within the time limit.
-    """
-
-    def __init__(self, meeting: Meeting, name: str, world: int, backend: str, limit_s: float) -> None:
-        self._meeting = meeting
-        group, _ = c10d._new_process_group_helper(
-            world,
-            0,
-            [],
-            c10d.Backend(backend),
-            PrefixStore(name, meeting.store),
-            group_name=c10d.GroupName(name),
-            timeout=timedelta(seconds=limit_s),
-        )
-        assert isinstance(group, dist.ProcessGroup)
-        c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
-        self._group = group
-
-    def broadcast(self, tensor: Tensor) -> dist.Work:
-        """Begin to send a tensor to all other ranks; it must not change until the work is done."""
-        work: dist.Work = dist.broadcast(tensor, src=0, group=self._group, async_op=True)
-        return work
-
-    def close(self) -> None:
-        """Leave the group, whatever is still under way in it."""
-        with contextlib.suppress(RuntimeError):
-            self._group.abort()
-        with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group(self._group)
-
-
-# Who fails first is not always the one at fault: a broken connection is noticed on both its ends.
-_GRACE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +219,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class SendPlan:
-    """How one stage of one network is sent; `prefix` goes before every name."""
+    """Instructions to send one stage of one network; `prefix` goes before every name."""
 
     stamp: Stamp
     prefix: str
@@ -292,7 +230,7 @@ class SendPlan:
 
 @dataclass(slots=True)
 class Sent:
-    """What came of it at the source: engines' failures by number, or one of its own, and digests by tensor."""
+    """Outcome at the source: engines' failures by number, or one of its own (`own`), and digests by tensor."""
 
     failures: dict[int, Failure] = field(default_factory=dict)
     own: str | None = None
@@ -300,11 +238,8 @@ class Sent:
 
     @property
     def good(self) -> bool:
-        """Whether every engine did its part."""
+        """True where every engine did its part."""
         return not self.failures and self.own is None
-
-
-_groups: dict[str, SenderGroup] = {}
 
 
 def join(part: RankPart, plan: GroupPlan) -> Sent | None:
@@ -362,7 +297,8 @@ def _send_bucket(group: GroupPlan, stamp: Stamp, bucket: Bucket, sent: Sent) -> 
     if sent.failures:
         return
     posts = Posts(group.engines, lambda _, api: api.receive_broadcast(entries, group.name, group.limit_s))
-    flat = _in_a_row([tensor for _, tensor in bucket])
+    # The bytes one after another without gaps, uint8, as SGLang's flattened buckets have them.
+    flat = torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for _, tensor in bucket])
     work = _groups[group.name].broadcast(flat)
     sent.failures = posts.failures(group.limit_s, _GRACE_S)
     if not sent.failures:
@@ -370,6 +306,54 @@ def _send_bucket(group: GroupPlan, stamp: Stamp, bucket: Bucket, sent: Sent) -> 
         work.wait()
 
 
-def _in_a_row(tensors: Sequence[Tensor]) -> Tensor:
-    """Their bytes one after another, uint8, as SGLang's flattened buckets have them: without gaps."""
-    return torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
+class Meeting:
+    """A store that listens at `port` of one address only; the group's ranks meet there."""
+
+    def __init__(self, host: str, world: int, limit_s: float) -> None:
+        listener = socket.create_server((host, 0), backlog=_LISTEN)
+        self.port: int = listener.getsockname()[1]
+        # torch's own listening would be on every interface of the machine.
+        self.store = TCPStore(
+            host,
+            self.port,
+            world,
+            is_master=True,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+        )
+
+
+class SenderGroup:
+    """Rank 0 of a group whose other ranks are engines'; blocks until all have joined.
+
+    Raises RuntimeError where they do not within the time limit.
+    """
+
+    def __init__(self, meeting: Meeting, name: str, world: int, backend: str, limit_s: float) -> None:
+        self._meeting = meeting
+        group, _ = c10d._new_process_group_helper(
+            world,
+            0,
+            [],
+            c10d.Backend(backend),
+            PrefixStore(name, meeting.store),
+            group_name=c10d.GroupName(name),
+            timeout=timedelta(seconds=limit_s),
+        )
+        assert isinstance(group, dist.ProcessGroup)
+        c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
+        self._group = group
+
+    def broadcast(self, tensor: Tensor) -> dist.Work:
+        """Begin to send a tensor to all other ranks; it must not change until the work is done."""
+        work: dist.Work = dist.broadcast(tensor, src=0, group=self._group, async_op=True)
+        return work
+
+    def close(self) -> None:
+        """Leave the group, whatever is still under way in it."""
+        with contextlib.suppress(RuntimeError):
+            self._group.abort()
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group(self._group)

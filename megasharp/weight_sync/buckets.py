@@ -1,12 +1,12 @@
 """The stream of a push: tensors of policy and memory network, in the engines' dtype, cut into buckets.
 
-The flat memory that a rank's buckets go through, lent to engines once.
+The protocols at the top are all that a push asks of a learner whose ranks send for themselves; no learner is imported.
+Then come the functions that a stream passes through, the checksums that both sides compare, and `BucketMemory`: the
+flat memory that a rank's buckets go through when engines read it in place (`ipc`).
 
-New memory costs more than what is copied into it: on a CPU the kernel clears every page first, which took 1.4 of the
-1.8 seconds of a push of 1 GB. So a CPU's memory is kept for the process's life; a GPU's only for a push, after which
-engines need the room.
-
-What a push asks of a learner whose ranks send for themselves; imports no learner.
+That memory is reused, because new memory costs more than what is copied into it: on a CPU the kernel clears every page
+first, which took 1.4 of the 1.8 seconds of a push of 1 GB. A CPU's memory is kept for the process's life, a GPU's only
+for a push, because engines need the room afterwards.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class RankPart(Protocol):
 
 @runtime_checkable
 class LendingPart(RankPart, Protocol):
-    """A part whose weights others on the machine can read where they lie."""
+    """A part whose weights other processes on the machine can read in place."""
 
     @property
     def weights_stay(self) -> bool:
-        """Whether the weights' memory stays where it is between pushes, as far as is known."""
+        """True where the weights' memory stays where it is between pushes, as far as is known."""
         ...
 
     def weights_state(self) -> Hashable:
@@ -68,7 +68,7 @@ class LendingPart(RankPart, Protocol):
         ...
 
     def weight_views(self) -> list[TensorView] | None:
-        """All that this rank holds of the whole model, in the parameters' memory; None where it does not lie there."""
+        """This rank's part of the model as views of the parameters' memory; None where it has no such views."""
         ...
 
 
@@ -121,7 +121,7 @@ class Digests:
 
 
 def joined(source: WeightSource, memory: WeightSource | None) -> NamedTensors:
-    """All weights of a push: the policy's under their names, then the memory network's under `MEMORY_PREFIX`.
+    """Chain all weights of a push: the policy's under their names, then the memory network's under `MEMORY_PREFIX`.
 
     The memory's export starts with the first tensor asked for: not before the policy's has ended.
     """
@@ -137,13 +137,13 @@ def prefixed(tensors: NamedTensors, prefix: str) -> Iterator[tuple[str, Tensor]]
 
 
 def in_dtype(tensors: NamedTensors, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Floating-point tensors in `dtype`, the engines' own: half the bytes, perhaps, and checksums can be compared."""
+    """Cast floating-point tensors to `dtype`, the engines' own: fewer bytes to send, and checksums can be compared."""
     for name, tensor in tensors:
         yield name, tensor.detach().to(dtype) if tensor.is_floating_point() else tensor.detach()
 
 
 def buckets(tensors: Iterable[tuple[str, Tensor]], limit_mb: int) -> Iterator[Bucket]:
-    """The tensors in order, in lists of at most `limit_mb` MiB; a larger tensor is a list of its own."""
+    """Cut the tensors, in order, into lists of at most `limit_mb` MiB; a larger tensor is a list of its own."""
     bucket: Bucket = []
     size = 0
     for name, tensor in tensors:
@@ -163,7 +163,7 @@ def on_cpu(tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
 
 
 def difference(sent: dict[str, str], ranks: Sequence[dict[str, str]]) -> str | None:
-    """What is wrong with the checksums that an engine's ranks answered, naming the tensor; None where nothing is.
+    """Return the first fault in the checksums that an engine's ranks answered, naming the tensor; None without one.
 
     A tied model's spare copy of its embedding is sent, but not held.
     """
@@ -191,12 +191,14 @@ class BucketMemory:
         self._told: set[int] = set()
 
     def begin_push(self) -> None:
-        """From now on every engine is told anew where the memory is: it may be another than at the last push."""
+        """Tell every engine again where the memory is: it may have moved since the last push."""
         self._told.clear()
 
     def filled(self, bucket: Bucket, dtype: torch.dtype) -> tuple[tuple[Entry, ...], Tensor]:
-        """The bucket's tensors in the memory, in `dtype` where they are floats; and where each lies."""
-        entries = laid_out([(name, _like(tensor, dtype)) for name, tensor in bucket])
+        """Copy the bucket into the memory, floats in `dtype`; returns where each tensor is, and the uint8 [bytes]."""
+        # On the meta device: shapes and dtypes as they are sent, without memory.
+        alike = ((name, t.to("meta", dtype) if t.is_floating_point() else t.to("meta")) for name, t in bucket)
+        entries = laid_out(list(alike))
         flat = self.room(entries)
         targets = [tensor for _, tensor in unflattened(entries, flat)]
         torch._foreach_copy_(targets, [tensor.detach() for _, tensor in bucket])
@@ -214,7 +216,7 @@ class BucketMemory:
         return self._flat[:size]
 
     def lent(self, seat: int) -> Memory:
-        """What the engine's rank at this seat is told of the memory: a handle once a push, and when it is another."""
+        """Describe the memory to the engine's rank at this seat: with a handle once a push, and when it has moved."""
         handles = None if seat in self._told else (handle_of(self._flat.untyped_storage()),)
         self._told.add(seat)
         return Memory(self._lender, self._generation, self._lasting, handles)
@@ -232,8 +234,3 @@ def bucket_memory(device: torch.device, least: int) -> Iterator[BucketMemory]:
         _kept[device] = memory
     memory.begin_push()
     yield memory
-
-
-def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor without memory, of the shape and dtype that are sent."""
-    return torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="meta")

@@ -1,6 +1,8 @@
-"""Weights to engines that see the same folder: all buckets become files of one checkpoint, which they load whole.
+"""Weights to engines through files that the driver writes.
 
-Weights to engines on this machine through memory: each bucket is one file in /dev/shm that all of them read.
+`SharedMemory` is for engines on this machine: each bucket is one file in /dev/shm that all of them read, and that is
+then removed. `Disk` is for engines that see the same folder: all buckets become files of one checkpoint, which they
+load whole.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def _write(path: Path, bucket: Bucket) -> None:
         # Copies: the format refuses tensors that share memory, as tied weights do.
         save_file({name: tensor.clone() for name, tensor in bucket}, path)
     except Exception as error:
-        raise UserError(f"{path}: cannot write weights ({one_line(error)}); free space or mend the folder") from error
+        raise UserError(f"{path}: cannot write weights ({one_line(error)}); free space or fix the folder") from error
 
 
 class SharedMemory:

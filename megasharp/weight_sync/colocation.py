@@ -1,8 +1,6 @@
-"""Which engines' ranks sit on which learner rank's device, and telling each of them something of its own.
+"""Learner and engines on the same devices: whose turn it is, who is beside whom, and calls to each engine.
 
-One call to several engines at the same time, made by a rank that goes on with its own part meanwhile.
-
-Who has the devices that learner and engines share: one order, the same on a CPU and on GPUs.
+`Colocated` hands the devices over in one order, the same on a CPU and on GPUs:
 
     start      engines started, then asleep; learner built
     HANDOVER   learner on, engines have room for weights: the push goes here
@@ -12,6 +10,9 @@ Who has the devices that learner and engines share: one order, the same on a CPU
 
 So at no time do the learner's gradients and moments meet the engines' cache. A phase is entered when it is needed and
 not before; engines never go from TRAINING to SAMPLING without a push, because sleep loses their weights.
+
+`Posts` calls several engines at the same time from a rank that goes on with its own part meanwhile. `SharePlan` says
+which engines' ranks are on which learner rank's device, and `tell` sends each of them a text of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, EngineS
 
 
 class Phase(StrEnum):
-    """Who has what."""
+    """A phase of a step; the module's docstring has their order."""
 
     TRAINING = "training"
     HANDOVER = "handover"
@@ -177,7 +178,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class SharePlan:
-    """How one network is shared; `prefix` goes before every name.
+    """Instructions to share one network; `prefix` goes before every name.
 
     Rank `t` of engine number `n` is on the device of learner rank `beside[n][t]`, or, without a table, of
     `(n * tp + t) % world`: in order. The ranks of all of `engines`, counted through, are the seats.
@@ -193,15 +194,17 @@ class SharePlan:
 
     def seats(self, rank: int, world: int) -> list[int]:
         """The seats that are on this learner rank's device."""
-        return [seat for seat in range(self.tp * len(self.engines)) if self._rank_beside(seat, world) == rank]
-
-    def _rank_beside(self, seat: int, world: int) -> int:
-        # By the engine's number: places of those that are alive change when one is lost.
-        number, place = self.engines[seat // self.tp][0], seat % self.tp
-        return self.beside[number][place] if self.beside else (number * self.tp + place) % world
+        found = []
+        for seat in range(self.tp * len(self.engines)):
+            # By the engine's number: places of those that are alive change when one is lost.
+            number, place = self.engines[seat // self.tp][0], seat % self.tp
+            beside = self.beside[number][place] if self.beside else (number * self.tp + place) % world
+            if beside == rank:
+                found.append(seat)
+        return found
 
     def engine_at(self, seat: int) -> EngineApi:
-        """Whose rank sits there."""
+        """The engine whose rank has this seat."""
         return self.engines[seat // self.tp][1]
 
 
@@ -231,7 +234,7 @@ def tell(plan: SharePlan, texts: Mapping[int, Texts], numbers: Collection[int]) 
 
 
 def from_first(value: _Value) -> _Value:
-    """Rank 0's value, on every rank; all wait for it."""
+    """Return rank 0's value on every rank; all wait for it."""
     if dist.get_world_size() == 1:
         return value
     box = [value]
@@ -240,7 +243,7 @@ def from_first(value: _Value) -> _Value:
 
 
 def on_all(value: bool) -> bool:
-    """Whether it is so on every rank."""
+    """Return True where `value` is true on every rank; all wait for it."""
     found: list[bool] = [value] * dist.get_world_size()
     if len(found) > 1:
         dist.all_gather_object(found, value)

@@ -1,6 +1,6 @@
 """The two ends of a weight sync: the learner that yields weights, and the engine that takes them.
 
-Weights handed over inside one process: the engine copies what the learner yields.
+`InProcessSync` joins them inside one process: the engine copies what the learner yields.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
 """Weights to engines on the learner's own devices, through handles of its memory: nothing is copied between devices.
 
-On several nodes too: a handle is made and opened on one device, only its text travels. Not measured on a GPU; on a CPU
-the handles are of files in /dev/shm.
+A handle is made and opened on one device and only its text travels, so this works on several nodes too. On a CPU
+handles are of files in /dev/shm. Not measured on a GPU.
 
-Weights through memory that the learner's ranks lend: where they lie, or in buckets.
+`SharedHandles` is the driver's half; `share` runs in every rank of the learner and tries two ways:
 
-Engines for which the weights do not lie right (`Lender` says when they do) get buckets. All ranks hold each
-bucket at the same time, whole, on their devices: those of its pipeline stage have gathered it, the others get it from
-the stage's source. Each lends it to the ranks of engines on its device; rank 0 posts what they are told.
-Not measured on a GPU.
-
-Weights lent where they lie: engines beside the learner's ranks copy them out of the parameters' own memory.
-
-That is one copy, and nothing is gathered, converted or put in a row. It is possible where each engine's rank needs only
-what the rank on its device holds: the learner's own tensor parallelism, or none, and no stages and adapters. Engines
-are told where everything lies once, get handles when the memory has moved, and are told to copy otherwise.
+- In place (`Lender`): engines copy the weights out of the parameters' own memory. That is one copy, and nothing is
+  gathered, converted or flattened. It is possible where each engine's rank needs only what the learner's rank on its
+  device holds: with the learner's own tensor parallelism or none, without stages and adapters. Engines are told once
+  where everything is, get handles again when the memory has moved, and are otherwise only told to copy.
+- In buckets, for all other engines. All ranks hold each bucket at the same time, whole, on their devices: those of its
+  pipeline stage have gathered it, the others get it from the stage's source. Each shares it with the ranks of engines
+  on its device; rank 0 posts what they are told.
 """
 
 from __future__ import annotations
@@ -145,7 +142,7 @@ def _share_buckets(part: RankPart, plan: SharePlan, numbers: tuple[int, ...], se
 def _held(
     part: RankPart, plan: SharePlan, stage: int, sources: dict[int, int], room: BucketMemory
 ) -> Iterator[tuple[tuple[Entry, ...], Tensor]]:
-    """Each bucket of a stage, on every rank at the same time."""
+    """Yield each bucket of a stage, on every rank at the same time, as entries and uint8 [bytes]."""
     own = part.place.pp == stage
     gathered = prefixed(part.export_weights(everywhere=True), plan.prefix) if own else ()
     cut: Iterator[Bucket] = buckets(gathered, plan.config.bucket_mb)
@@ -168,7 +165,7 @@ def _held(
 
 
 class Lender:
-    """What one rank's part of a network lends, and what it has told whom."""
+    """One rank's part of a network, shared in place, with a record of what each engine's rank was told."""
 
     def __init__(self) -> None:
         self._name = secrets.token_hex(8)
@@ -178,11 +175,11 @@ class Lender:
         self._pieces: tuple[Piece, ...] = ()
         self._layout = ""
         self._told: dict[tuple[EngineApi, int], tuple[int, str]] = {}
-        # Engines that need what is not here, which stays so.
+        # Set once an engine needed what is not here: that does not change during a run.
         self.in_vain = False
 
     def look(self, part: LendingPart, prefix: str) -> bool:
-        """See where the weights are now; whether they can be lent."""
+        """Find where the weights are now; returns True where they can be shared in place."""
         if self.in_vain:
             return False
         if part.weights_state() != self._state:
@@ -195,7 +192,7 @@ class Lender:
         return True
 
     def loan(self, part: LendingPart, plan: SharePlan, seat: int, whole: bool) -> Loan:
-        """What the engine's rank at this seat is told: with `whole` everything, else what it does not know yet."""
+        """Describe the weights to the engine's rank at this seat: all, or without `whole` what it does not know yet."""
         key, news = (plan.engine_at(seat), seat % plan.tp), (self._generation, self._layout)
         told = self._told.get(key)
         self._told[key] = news

@@ -1,4 +1,4 @@
-"""Weights from the learner to a fleet of engines, whichever way they travel."""
+"""A push of weights from the learner to a fleet of engines, by the transport that was chosen."""
 
 from __future__ import annotations
 

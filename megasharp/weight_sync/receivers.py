@@ -21,7 +21,7 @@ from megasharp.weight_sync.buckets import Digests, difference
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """An engine did as it was told, and what came of it is wrong."""
+    """An engine did what it was asked, and the result is wrong."""
 
     message: str
 
@@ -51,9 +51,9 @@ class Receivers:
         return alive
 
     def each(self, what: str, action: Action) -> None:
-        """Every engine alive does `action` at the same time; one that fails is lost.
+        """Have every engine alive do `action` at the same time; one that fails is lost.
 
-        Raises UserError when none is left, with what each said.
+        Raises RunFailed when none is left, with what each said.
         """
         taking = self.alive()
         with ThreadPoolExecutor(len(taking)) as pool:
@@ -81,13 +81,13 @@ class Receivers:
         self.each("begin of the weight update", lambda api: api.begin_update(self._control_s))
 
     def end(self, stamp: Stamp) -> None:
-        """All weights of the push have come: check that, call them by their version, close the weight update."""
+        """Have engines check that all weights have come, label them with their version, and close the weight update."""
         closing = Header(stamp).to_json()
         self.each("close of the version", lambda api: api.announce(closing, self.tp, self._limit_s, stamp.version))
         self.each("end of the weight update", lambda api: api.end_update(self._limit_s))
 
     def compare(self, digests: Digests) -> None:
-        """Every engine holds what was sent, as far as its digests were taken."""
+        """Check that every engine holds what was sent, as far as digests were taken; one that does not is lost."""
 
         def held(api: EngineApi) -> Wrong | Refused | None:
             answer = api.checksums(self._limit_s)
@@ -100,7 +100,7 @@ class Receivers:
             self.each("comparison of checksums", held)
 
     def go_on(self) -> None:
-        """Sample again. What is cached was computed with the old weights: forgotten, unless in place.
+        """Sample again. Caches were computed with the old weights: they are emptied, unless requests went on in place.
 
         Engines that sleep have forgotten already, and go on when they wake.
         """
@@ -120,7 +120,7 @@ class Receivers:
 
 
 def _attempt(member: Member, action: Action) -> str | None:
-    """What went wrong, or None."""
+    """Return what went wrong, or None."""
     try:
         answer = action(member.process.api)
     except EngineFailed as error:
