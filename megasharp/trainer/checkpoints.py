@@ -1,6 +1,7 @@
-"""What a run saves, and how it comes back: all learners' shards, and what describes their models beside them.
+"""Saves a run and restores it: all learners' shards, the files that describe their models, and the driver's state.
 
-A checkpoint is a Megatron folder of the policy; `memory/` in it is one of the memory network.
+A checkpoint is a Megatron folder of the policy; `memory/` in it is one of the memory network. `Checkpoints` writes and
+reads one, `Saver` gathers what a running run's holds.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.rollout_store import read_unfinished, write_unfinished
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
+from megasharp.common.control import Control
 from megasharp.common.files import FileHash, write_text
-from megasharp.common.random_state import GeneratorStates, restore_generators
+from megasharp.common.random_state import GeneratorStates, generator_states, restore_generators
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_write import carry_over, write_hf_folder
 from megasharp.learner.rank_random_state import RANK_FILES, load_rank_generators, save_rank_generators
 from megasharp.learner.ranks.all_ranks import RanksLearner
+from megasharp.metrics.clock import StageClock
 from megasharp.rollout.in_flight import Unfinished
+from megasharp.tasks.stream import PromptStream
+from megasharp.trainer.engine_setup import Collector, VersionedSync
 from megasharp.trainer.factories import Learners
 from megasharp.trainer.resolve.models import MEMORY_PART
 from megasharp.trainer.resolve.resolved_run import MemoryFolder, ResolvedRun
 from megasharp.trainer.resume import check_recorded
+from megasharp.trainer.step_log import StepLog
 
 # The part of a checkpoint that holds the reference's weights, once a reset has made them others than the run's first.
 REFERENCE = "reference"
@@ -32,7 +39,7 @@ _POLICY, _HF, _DRIVER = "policy", "hf", "driver.json"
 
 @dataclass(frozen=True, slots=True)
 class DriverState:
-    """What is saved of this process: its random number generators, and the prompts that no step has trained on."""
+    """This process's part of a checkpoint: its random generators, and the prompts that no step has trained on."""
 
     generators: GeneratorStates
     unfinished: Sequence[Unfinished]
@@ -50,16 +57,16 @@ class Checkpoints:
 
     @property
     def start(self) -> RunState:
-        """Where the run goes on; its beginning where there is no checkpoint."""
+        """The state that the run continues from; its beginning where there is no checkpoint."""
         return self._found[1] if self._found else RunState(reference=str(self._checked.model.path))
 
     @property
     def exists(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """True where there is a checkpoint to continue from."""
         return self._found is not None
 
     def load(self, learners: Learners) -> None:
-        """Fill the learners from the checkpoint to go on from."""
+        """Fill the learners from the checkpoint to continue from, and set all random generators as they were."""
         assert self._found is not None
         folder, state = self._found
         self._check_recorded(folder, folder / _POLICY, self._checked)
@@ -71,10 +78,8 @@ class Checkpoints:
             learners.memory.learner.load(weights)
         if state.reference == REFERENCE:
             learners.policy.load_reference(folder / REFERENCE)
-        self._load_generators(folder / GENERATORS, learners)
-
-    def _load_generators(self, folder: Path, learners: Learners) -> None:
-        """The ranks' first: one of them may be this process."""
+        # The ranks' generators first: one of the ranks may be this process, whose own come last.
+        folder = folder / GENERATORS
         ranks, world = len([*folder.glob(RANK_FILES)]), self._checked.layout.world
         if ranks == world:
             learners.policy.call(load_rank_generators, folder)
@@ -96,11 +101,11 @@ class Checkpoints:
         self._store.best = best
 
     def load_unfinished(self) -> tuple[Unfinished, ...]:
-        """What had been sampled of the first prompts that the run goes on with."""
+        """Return what had been sampled of the first prompts that the run continues with."""
         return read_unfinished(self._found[0]) if self._found else ()
 
     def save(self, state: RunState, learners: Learners, driver: DriverState, *, wait: bool) -> None:
-        """Save where the run stands; with `wait` it is complete when this returns."""
+        """Save `state` and the learners; with `wait` the checkpoint is complete on return."""
         copy = self._checked.config.checkpoint.asynchronous and not wait
         self._store.begin(state, lambda folder: self._begin(state, learners, driver, folder, copy))
         if not copy:
@@ -151,6 +156,87 @@ def _begin_model(network: ResolvedRun | MemoryFolder, learner: RanksLearner, fol
 def _memory_weights(folder: Path) -> Path:
     """Where a memory network's shards are: older versions wrote them without its config.json, in one folder less."""
     return folder / _POLICY if (folder / _POLICY).is_dir() else folder
+
+
+class Saver:
+    """Saves where a run stands, with what its parts know of it besides the learners' shards."""
+
+    def __init__(
+        self,
+        *,
+        checked: ResolvedRun,
+        checkpoints: Checkpoints,
+        learners: Learners,
+        prompts: PromptStream,
+        rollouts: Collector,
+        sync: VersionedSync,
+        control: Control,
+        inputs: Inputs,
+        log: StepLog,
+        clock: StageClock,
+    ) -> None:
+        self._checked = checked
+        self._checkpoints = checkpoints
+        self._learners = learners
+        self._prompts = prompts
+        self._rollouts = rollouts
+        self._sync = sync
+        self._control = control
+        self._inputs = inputs
+        self._log = log
+        self._clock = clock
+        # As they were after the last step, also when the next one has begun: a save between two steps may come late.
+        self._generators = generator_states()
+
+    @property
+    def start(self) -> RunState:
+        """The state that the run continues from; the defaults are a run's beginning."""
+        return self._checkpoints.start
+
+    @property
+    def is_resumed(self) -> bool:
+        """True where `start` is that of a checkpoint."""
+        return self._checkpoints.exists
+
+    def step_done(self) -> None:
+        """Note the random generators' states after a step."""
+        self._generators = generator_states()
+
+    def poll(self) -> None:
+        """Complete the checkpoint under way, if all of it is written."""
+        self._checkpoints.poll()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint under way, if there is one, and complete it."""
+        with self._clock.stage("checkpoint"):
+            self._checkpoints.finish()
+
+    def save(self, step: int, skipped_in_a_row: int, *, wait: bool = False) -> None:
+        """Save where the run stands after `step`; with `wait`, or after its last step, it is complete on return."""
+        # A resumed run leaves out steps that it has a checkpoint of: their rows must be there.
+        self._log.sync()
+        control, prompts = self._control.state, self._prompts
+        unfinished = self._rollouts.unfinished()
+        waiting = [(place.epoch, place.position) for place in prompts.pending]
+        # A reset has made other weights than the run's first ones the reference, in this attempt or an earlier one.
+        moved = self.start.reference == REFERENCE or any("reference" in reset.what for reset in control.resets.done)
+        state = RunState(
+            step=step,
+            policy_version=self._sync.version,
+            memory_version=max(self._sync.memory_version, 0),
+            cursor_epoch=prompts.cursor.epoch,
+            cursor_position=prompts.cursor.position,
+            pending=(*(prompt.place for prompt in unfinished), *waiting),
+            reference=REFERENCE if moved else str(self._checked.model.path),
+            skipped_in_a_row=skipped_in_a_row,
+            control=control,
+            inputs=self._inputs,
+        )
+        is_last = step == self._checked.config.steps or self._control.over()
+        with self._clock.stage("checkpoint"):
+            driver = DriverState(self._generators, unfinished)
+            self._checkpoints.save(state, self._learners, driver, wait=wait or is_last)
+        self._log.write_apart(step, "checkpoint")
 
 
 class _Shards:

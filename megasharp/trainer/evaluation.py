@@ -34,7 +34,7 @@ from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.tokenizer import load_tokenizer
 from megasharp.trainer.eval_source import CHECKPOINT, Measured, engines_of, measured
 from megasharp.trainer.resolve.sampling_model import engine_of, hf_folder
-from megasharp.trainer.reward_judge import Judging, check_judging
+from megasharp.trainer.reward_judge import RewardJudge, check_judging
 
 # How much of a digest tells two evaluations apart.
 _DIGEST = 16
@@ -98,7 +98,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
             evaluation = _Evaluation(asked, measured(source), say)
             with held(evaluation.root, "another megasharp eval writes there; give another --out"):
                 evaluation.open_all(sweep)
-                with closing(Judging(asked.reward, tasks, None, note)) as judging, evaluation.engine():
+                with closing(RewardJudge(asked.reward, tasks, None, note)) as judging, evaluation.engine():
                     evaluation.run_all(sweep, judging.judge)
     except SaveAsked:
         raise TimeIsUp(f"SIGUSR1 (time is nearly up): {_kept(evaluation)}") from None

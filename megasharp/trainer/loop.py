@@ -1,25 +1,29 @@
-"""The program: one page of verbs. Which back-end carries a verb out, and which methods train, is not known here.
+"""The training program: one page of verbs, without the back-end that carries one out, and without any method's name.
 
-    groups  = rollouts.collect(stream, order) rollout    prompts           -> list[Group]   (verified)
-              recipe.select(groups)          algos       within it: dropped ones are replaced, where asked
-    samples = recipe.advantages(groups)      algos       rewards           -> list[Sequence]
-    batch   = pack(samples, layout)          batching    samples           -> micro-batches + GLOBAL denominators
-    batch   = learner.annotate(batch, needs) mcore       old / reference log-probs and entropies, only where needed
-    batch   = recipe.calibrate(batch)        algos       advantages that depend on them
-    stats   = learner.step(batch, recipe)    mcore+algos one optimizer step, or several mini-batches
-    memory.observe(groups)                   ranks       DLC: one cross-entropy step of the memory network
-    version = sync.push(learner, memory)     sync        HF-named weights  -> engines; version + 1
+    groups  = rollouts.collect(prompts, request) rollout     prompts -> sampled responses; tasks' verifiers give rewards
+              recipe.select(groups)          algos           within it: dropped groups are replaced, where asked
+    samples = recipe.advantages(groups)      algos           rewards -> list[Sequence]
+    batch   = pack(samples, layout)          batching        samples -> micro-batches + GLOBAL denominators
+    batch   = learner.annotate(batch, needs) learner         old / reference log-probs and entropies, only where needed
+    batch   = recipe.calibrate(batch)        algos           advantages that depend on them
+    stats   = learner.step(batch, recipe)    learner, algos  the policy's weights move: an optimizer step a mini-batch
+    memory.observe(groups)                   learner/ranks   DLC: one cross-entropy step of the memory network
+    version = sync.push(learner, memory)     weight_sync     the engines' weights move: HF-named tensors, version + 1
     if due(step): checkpoint / evaluate      checkpoint, evals
 
-A step's groups are sampled by the weights that the step before it pushed, unless the rollouts may run ahead: how far is
-bounded, and `max_staleness: 0` is strictly on-policy.
+Staleness: a step's groups are sampled by the weights that the step before it pushed, unless the rollouts may run ahead
+of the weights. `rollout.max_staleness` bounds by how many versions; 0 is strictly on-policy.
+
+The loop sees neither a network's layers nor how a response comes about. Layers are `learner/` (with the names of their
+tensors in `convert/`); a response of one turn or several is made in `rollout/`, from requests to verified groups, and
+judged by its task in `tasks/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NoReturn, Protocol
 
 from megasharp.algos.base import Needs
 from megasharp.algos.recipe import Recipe
@@ -37,11 +41,11 @@ class Learner(WeightSource, Protocol):
     """The policy under training, whatever its parallelism."""
 
     def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
-        """Fill in old / reference log-probs and old entropies, where `needs` asks for them."""
+        """Fill in old / reference log-probs and old entropies of the batch's tokens, where `needs` asks for them."""
         ...
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
-        """One optimizer step per mini-batch of `batch`; one whose gradient norm is above the limit is left out."""
+        """Take one optimizer step per mini-batch of `batch`; one whose gradient norm is above the limit is left out."""
         ...
 
     def set_reference(self) -> None:
@@ -66,13 +70,18 @@ class Learner(WeightSource, Protocol):
 
 
 class Rollouts(Protocol):
-    """Samples, verifies and selects. While it waits for engines it lets `signals.SaveAsked` through, losing nothing."""
+    """Samples responses, has their tasks verify them, and selects groups.
 
-    def collect(self, source: PromptSource, order: StepRequest) -> Collected: ...
+    While it waits for engines it lets `signals.SaveAsked` through, losing nothing.
+    """
+
+    def collect(self, prompts: PromptSource, request: StepRequest) -> Collected:
+        """Return a step's verified groups; engines may have begun them under earlier weights."""
+        ...
 
 
 class Recipes(Protocol):
-    """Which recipe trains at which step."""
+    """The recipe of each step: how rewards become a loss."""
 
     @property
     def needs(self) -> Needs: ...
@@ -81,7 +90,7 @@ class Recipes(Protocol):
 
 
 class Control(Protocol):
-    """What changes in a run's course: how long responses may be, resets, which gradients are too large, and its end."""
+    """Decides in a run's course: how long responses may be, resets, which gradients are too large, and its end."""
 
     def response_limit(self, step: int) -> int: ...
 
@@ -96,34 +105,49 @@ class Control(Protocol):
     def over(self) -> bool: ...
 
 
-class Memory(WeightSource, Protocol):
-    """A memory network that learns what the policy says."""
+class MemoryLearner(WeightSource, Protocol):
+    """The memory network of DLC under training: it learns to predict what the policy says."""
 
-    def observe(self, groups: Sequence[Group], seed: int) -> Metrics: ...
+    def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
+        """Take one cross-entropy step on the groups' responses."""
+        ...
 
 
 class Sync(Protocol):
-    """Weights to engines."""
+    """Moves weights from learners to engines."""
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """The policy's version that engines sample with."""
+        ...
 
-    def push(self, source: WeightSource, memory: WeightSource | None = None) -> int: ...
+    def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
+        """Load the learners' present weights into every engine; returns their version, one above the last."""
+        ...
 
 
 class Phases(Protocol):
-    """Who has the devices that learner and engines may share: called before either is needed."""
+    """Hands the devices that learner and engines may share to one of them; called before it needs them."""
 
-    def sampling(self) -> None: ...
+    def sampling(self) -> None:
+        """Give engines the devices: weights and cache."""
+        ...
 
-    def training(self) -> None: ...
+    def training(self) -> None:
+        """Give the learner the devices; engines sleep."""
+        ...
 
-    def handover(self) -> None: ...
+    def handover(self) -> None:
+        """Give both what a push needs: the learner's weights, and room for them in the engines."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The numbers of the loop. Zero `evaluate_every` means only at the ends."""
+class LoopSettings:
+    """The loop's numbers; steps are the unit of `checkpoint_every` and `evaluate_every` (0: only at the ends).
+
+    After `nan_limit` steps in a row that were not applied, the run stops. Step s packs by seed `seed` + s.
+    """
 
     steps: int
     prompts_per_step: int
@@ -135,19 +159,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What the verbs act on; `memory` is None without DLC.
+    """The parts that the loop's verbs act on; `memory` is None without DLC.
 
-    The last three are told what happened: after a step, to save, and to evaluate, which says whether the weights are
-    the best so far and must be saved.
+    The last three act around a step. `after_step(step, groups, metrics)` records it. `checkpoint(step, skipped)` saves
+    all that a resumed run needs: the learners' weights and optimizers, the reference once a reset has moved it, random
+    generators, the place among the prompts with responses that no step has trained on, and what `control` decided.
+    `evaluate(step)` returns whether the weights are the best so far and must be saved.
     """
 
-    stream: PromptSource
+    prompts: PromptSource
     rollouts: Rollouts
     recipes: Recipes
     control: Control
     layout: PackLayout
     learner: Learner
-    memory: Memory | None
+    memory: MemoryLearner | None
     sync: Sync
     phases: Phases
     clock: StageClock
@@ -158,60 +184,75 @@ class Components:
 
 @dataclass(slots=True)
 class LoopState:
-    """Where the run stands: the last finished step, and how many steps in a row were not applied."""
+    """Progress of the loop: the last finished step, how many steps in a row were not applied, the last step saved."""
 
     step: int = 0
     skipped_in_a_row: int = 0
-    last_saved: int | None = field(default=None)
+    last_saved: int | None = None
 
 
-def run(parts: Components, plan: Plan, standing: LoopState) -> None:
-    """Train from where the run stands to `plan.steps`, or to the step after which it is over.
+def run(parts: Components, settings: LoopSettings, state: LoopState) -> None:
+    """Train from `state` to step `settings.steps`, or to the step after which `control` ends the run.
 
-    Raises TrainingStopped after too many non-finite steps, and lets `signals.SaveAsked` through, with `standing` at the
-    last step that is done.
+    Raises TrainingStopped after too many steps that were not applied, and lets `signals.SaveAsked` through, with
+    `state` at the last step that is done.
     """
-    while standing.step < plan.steps and not parts.control.over():
-        step = standing.step + 1
-        groups, values, stats = train_step(parts, plan, step)
-        standing.step = step
-        standing.skipped_in_a_row = standing.skipped_in_a_row + 1 if stats.skipped else 0
+    while state.step < settings.steps and not parts.control.over():
+        step = state.step + 1
+        groups, values, stats = train_step(parts, settings, step)
+        state.step = step
+        state.skipped_in_a_row = state.skipped_in_a_row + 1 if stats.skipped else 0
         parts.after_step(step, groups, values)
-        last = step == plan.steps or parts.control.over()
-        if last or step % plan.checkpoint_every == 0:
-            parts.checkpoint(step, standing.skipped_in_a_row)
-            standing.last_saved = step
-        _guard(parts, plan, standing)
-        if plan.evaluate_every and step % plan.evaluate_every == 0 and not last:
-            _evaluate(parts, standing)
+        last = step == settings.steps or parts.control.over()
+        if last or step % settings.checkpoint_every == 0:
+            _save(parts, state)
+        if state.skipped_in_a_row >= settings.nan_limit:
+            _stop(parts, state)
+        # The run evaluates its last step itself, when the loop has ended.
+        if settings.evaluate_every and step % settings.evaluate_every == 0 and not last:
+            best = parts.evaluate(step)
+            if best and state.last_saved != step:
+                # Evaluating gave the engines the devices, and a save reads the learner's.
+                parts.phases.handover()
+                _save(parts, state)
 
 
-def _evaluate(parts: Components, standing: LoopState) -> None:
-    best = parts.evaluate(standing.step)
-    if best and standing.last_saved != standing.step:
-        parts.phases.handover()
-        parts.checkpoint(standing.step, standing.skipped_in_a_row)
-        standing.last_saved = standing.step
+def _save(parts: Components, state: LoopState) -> None:
+    parts.checkpoint(state.step, state.skipped_in_a_row)
+    state.last_saved = state.step
 
 
-def train_step(parts: Components, plan: Plan, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
-    """One step: returns its groups, its figures and the learner's report."""
+def _stop(parts: Components, state: LoopState) -> NoReturn:
+    """End a run whose updates are not applied any more, with a checkpoint."""
+    if state.last_saved != state.step:
+        parts.checkpoint(state.step, state.skipped_in_a_row)
+    raise TrainingStopped(
+        f"{state.skipped_in_a_row} steps in a row were not applied (a loss or gradient that is not finite or, by "
+        "guard.spike_sigma, too large, or every group dropped by selection); stopped at step "
+        f"{state.step} with a checkpoint; look at policy/grad_norm, policy/spikes and group/dropped in "
+        "metrics.jsonl, then lower policy.optimizer.lr or ease the selection"
+    )
+
+
+def train_step(parts: Components, settings: LoopSettings, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
+    """Train one step; returns its groups, its metrics and the learner's report."""
     clock, limit = parts.clock, parts.control.response_limit(step)
     recipe = parts.recipes.at(step, limit)
     with clock.stage("phases"):
         parts.phases.sampling()
-    collected = _collect(parts, plan, recipe, step, limit)
+    collected = _collect(parts, settings, recipe, step, limit)
     with clock.stage("phases"):
         parts.phases.training()
     reset = _reset(parts, step)
     groups = collected.groups
-    stats, update = _update(parts, recipe, groups, plan.seed + step)
+    stats, update = _update(parts, recipe, groups, settings.seed + step)
     memory: Metrics = {}
     if parts.memory is not None:
         with clock.stage("memory"):
-            memory = parts.memory.observe(groups, plan.seed + step)
+            memory = parts.memory.observe(groups, settings.seed + step)
     with clock.stage("phases"):
         parts.phases.handover()
+    # From here on engines sample with the new weights; what they still sample from before is one version staler.
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
     values = group_metrics(groups) | dict(collected.figures) | flatten(update) | flatten(memory)
@@ -224,21 +265,23 @@ def train_step(parts: Components, plan: Plan, step: int) -> tuple[list[Group], d
     return groups, values | {name: float(value) for name, value in done.items()}, stats
 
 
-def _collect(parts: Components, plan: Plan, recipe: Recipe, step: int, limit: int) -> Collected:
-    """A step's groups, sampled as its recipe asks."""
+def _collect(parts: Components, settings: LoopSettings, recipe: Recipe, step: int, limit: int) -> Collected:
+    """Collect a step's groups, sampled as its recipe asks."""
     needs = recipe.needs
-    last = step == plan.steps
-    order = StepRequest(step, plan.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit)
+    last = step == settings.steps
+    request = StepRequest(
+        step, settings.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit
+    )
     with parts.clock.uncounted("rollout"):
-        collected = parts.rollouts.collect(parts.stream, order)
+        collected = parts.rollouts.collect(parts.prompts, request)
     for stage, seconds in collected.seconds.items():
         parts.clock.add(stage, seconds)
-    asked = {} if order.memory is None else {"memory/mu": order.memory.mu}
+    asked = {} if request.memory is None else {"memory/mu": request.memory.mu}
     return replace(collected, figures={**collected.figures, **asked})
 
 
 def _update(parts: Components, recipe: Recipe, groups: Sequence[Group], seed: int) -> tuple[StepStats, Metrics]:
-    """The policy's update and its figures; where every group was dropped there are none, and it counts as skipped."""
+    """Update the policy; returns the report and metrics. Where every group was dropped, the step counts as skipped."""
     with parts.clock.stage("prepare"):
         samples = recipe.advantages(groups)
         if not samples:
@@ -250,12 +293,19 @@ def _update(parts: Components, recipe: Recipe, groups: Sequence[Group], seed: in
     with parts.clock.stage("update"):
         stats = parts.learner.step(batch, recipe, parts.control.norm_limit())
         parts.control.updated(stats.norms)
-    figures = {**packing_metrics(batch, parts.layout.flops), **advantage_metrics(batch), **calibrated}
-    return stats, {**figures, **stats.metrics, **_learner_metrics(stats)}
+    report = {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": stats.learning_rate}
+    return stats, {
+        **packing_metrics(batch, parts.layout.flops),
+        **advantage_metrics(batch),
+        **calibrated,
+        **stats.metrics,
+        **{f"policy/{name}": Mean(value, 1.0) for name, value in report.items()},
+        **{f"update/{name}_seconds": Mean(seconds, 1.0) for name, seconds in stats.seconds.items()},
+    }
 
 
 def _reset(parts: Components, step: int) -> bool:
-    """Reset what is due before the update of `step`; returns whether anything was."""
+    """Make the weights the reference, or restart the optimizer, where that is due; returns whether anything was."""
     reset = parts.control.reset(step)
     if reset is None:
         return False
@@ -265,22 +315,3 @@ def _reset(parts: Components, step: int) -> bool:
         parts.learner.reset_optimizer()
     parts.control.carried_out(reset)
     return True
-
-
-def _learner_metrics(stats: StepStats) -> Metrics:
-    values = {"loss": stats.loss, "grad_norm": stats.grad_norm, "learning_rate": stats.learning_rate}
-    parts = {f"update/{name}_seconds": Mean(seconds, 1.0) for name, seconds in stats.seconds.items()}
-    return {f"policy/{name}": Mean(value, 1.0) for name, value in values.items()} | parts
-
-
-def _guard(parts: Components, plan: Plan, standing: LoopState) -> None:
-    if standing.skipped_in_a_row < plan.nan_limit:
-        return
-    if standing.last_saved != standing.step:
-        parts.checkpoint(standing.step, standing.skipped_in_a_row)
-    raise TrainingStopped(
-        f"{standing.skipped_in_a_row} steps in a row were not applied (a loss or gradient that is not finite or, by "
-        "guard.spike_sigma, too large, or every group dropped by selection); stopped at step "
-        f"{standing.step} with a checkpoint; look at policy/grad_norm, policy/spikes and group/dropped in "
-        "metrics.jsonl, then lower policy.optimizer.lr or ease the selection"
-    )

@@ -1,4 +1,7 @@
-"""The judge of a run's responses: this process or a pool of worker processes, and the counts of what happened there."""
+"""Where a run's rewards come from: its tasks' verifiers, in this process or in a pool of worker processes.
+
+Here is decided where responses are judged; the verifiers themselves are `tasks/`.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ MOST_WORKERS = 4
 _PROGRAMS_SHARE = 0.9
 
 
-class Judging:
-    """The judge of a run's `tasks`; `close` ends its workers, whose output goes to `log`.
+class RewardJudge:
+    """Gives the rewards of a run's `tasks`; `close` ends its workers, whose output goes to `log`.
 
-    `say` is told what the user risks, and of what fails first. Raises UserError where programs are to run in a sandbox
-    that there is not.
+    `say` gets what the user risks, and what fails first. Raises UserError where programs are to run in a sandbox
+    that this machine does not have.
     """
 
     def __init__(
@@ -46,10 +49,10 @@ class Judging:
         workers = workers_for(reward, tasks)
         if workers > 0:
             self._pool = VerifierPool(partial(make, preload=True), verifiers.keys(), workers, reward.timeout_s, log=log)
-        self.judge: Judge = TellingJudge(self._pool or DirectJudge(verifiers), say)
+        self.judge: Judge = LoggingJudge(self._pool or DirectJudge(verifiers), say)
 
     def take(self) -> dict[str, float]:
-        """What happened to workers since the last call, under the names of the metrics; nothing without a pool."""
+        """Return what happened to workers since the last call, by metric name; nothing without a pool."""
         if self._pool is None:
             return {}
         counts = self._pool.counts
@@ -63,16 +66,16 @@ class Judging:
             self._pool.close()
 
 
-class TellingJudge:
-    """A judge that says, once each, what a user's own reward failed by and why a response could not be judged.
+class LoggingJudge:
+    """A judge that reports, once each, why a user's own reward failed and why a response could not be judged.
 
-    Both are figures of the metrics otherwise, and a run of nothing else goes on to its end.
+    Without that, both are only counted in the metrics, and a run in which nothing else happens trains to its end.
     """
 
     def __init__(self, judge: Judge, say: Callable[[str], None]) -> None:
         self._judge = judge
         self._say = say
-        self._told: set[Outcome] = set()
+        self._reported: set[Outcome] = set()
 
     @property
     def tasks(self) -> Collection[str]:
@@ -80,23 +83,23 @@ class TellingJudge:
         return self._judge.tasks
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
-        """One for each item, in order."""
+        """Return one for each item, in order."""
         verdicts = self._judge.verdicts(items)
         for item, verdict in zip(items, verdicts, strict=True):
             if verdict.outcome is Outcome.INFRA:
-                self._tell(verdict, "a response could not be judged and is left out")
+                self._report(verdict, "a response could not be judged and is left out")
             elif verdict.outcome in (Outcome.ERROR, Outcome.TIMEOUT) and item.task == OWN_TASK:
-                self._tell(verdict, "reward.function fails on a response, which gets reward 0")
+                self._report(verdict, "reward.function fails on a response, which gets reward 0")
         return verdicts
 
-    def _tell(self, verdict: Verdict, what: str) -> None:
-        if verdict.outcome not in self._told:
-            self._told.add(verdict.outcome)
+    def _report(self, verdict: Verdict, what: str) -> None:
+        if verdict.outcome not in self._reported:
+            self._reported.add(verdict.outcome)
             self._say(f"{what} ({verdict.detail}); told once, counted as outcome_{verdict.outcome}")
 
 
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:
-    """The tasks whose verifiers a run needs: its suites', and training's where no function of the user's judges it."""
+    """Return the tasks whose verifiers a run needs: its suites', and training's where no own function judges it."""
     training = set() if config.reward.function else {training_task(config.data)}
     return training | {suite.task for suite in suites}
 
@@ -113,9 +116,9 @@ def training_items(items: Sequence[TaskItem], reward: RewardConfig) -> list[Task
 
 
 def workers_for(reward: RewardConfig, tasks: Collection[str]) -> int:
-    """How many processes judge: `reward.workers`, else none, or half of the cores for what must not be here.
+    """Return how many processes judge: `reward.workers`, else 0, or half of the cores for what must not run here.
 
-    That is a user's own function too, of which nobody knows how long it takes.
+    A user's own function is among that, because nobody knows how long it takes.
 
     Example: `workers_for(RewardConfig(), {"countdown"})` is 0.
     """
@@ -145,10 +148,10 @@ def check_judging(reward: RewardConfig, tasks: Collection[str], where: str) -> N
 
 
 def _runs_programs(tasks: Collection[str]) -> bool:
-    """Whether a verifier of these tasks runs programs that the model wrote."""
+    """Return whether a verifier of these tasks runs programs that the model wrote."""
     return any(row.sandbox for row in rows_of(tasks).values())
 
 
 def _worker_tasks(tasks: Collection[str]) -> list[str]:
-    """Those whose verifier may never end: only a process that can be killed bounds it."""
+    """Return those whose verifier may never end: only a process that can be killed bounds it."""
     return [name for name, row in rows_of(tasks).items() if row.worker]

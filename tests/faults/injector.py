@@ -75,7 +75,7 @@ class Injector:
     def install(self) -> None:
         """Replace what the points are at."""
         if self._who == DRIVER:
-            _before(loop, "train_step", lambda parts, plan, step: self._arm(step))
+            _before(loop, "train_step", lambda parts, settings, step: self._arm(step))
             _before(loop, "_update", lambda *_: self.at("update"))
             _before(store, "_complete", lambda *_: self.at("save"))
         else:

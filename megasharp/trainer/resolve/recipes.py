@@ -1,6 +1,6 @@
-"""The recipes of a run: one per stage of `recipe.schedule`, and the one for the rest of the run.
+"""How a run trains in its course: the recipe of each stage of `recipe.schedule`, and the rules of resets and lengths.
 
-Figures that a run file names, stages and resets: what cannot come true is refused before anything starts.
+What cannot come true, such as a reset by a metric that no evaluation gives, is refused here before anything starts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,18 @@ from pathlib import Path
 from megasharp.algos.base import MethodParams, Needs
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe, RecipeSchedule
-from megasharp.common.control import GROWING
+from megasharp.common.control import (
+    GROWING,
+    LengthStage,
+    ResetRule,
+    Rules,
+    SpikeRule,
+    StagnationRule,
+    Threshold,
+    What,
+)
 from megasharp.common.errors import UserError
+from megasharp.config.data import StagnationConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.evaluate import WITH_MEMORY
 
@@ -115,3 +125,34 @@ def resolved(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
 
 def _all_set(params: MethodParams) -> MethodParams:
     return type(params).model_validate(params.model_dump())
+
+
+def make_rules(config: RunConfig, needs: Needs) -> Rules:
+    """Return the rules by which a run decides in its course; `needs` are those of its recipes."""
+    last = LengthStage(config.data.max_response_tokens)
+    reset, guard = config.recipe.reset, config.guard
+    stages = [
+        LengthStage(
+            stage.max_response_tokens,
+            stage.until,
+            None if stage.above is None else Threshold(stage.above.metric, stage.above.value, stage.above.steps),
+            _stagnation(stage.stagnation),
+        )
+        for stage in config.data.stages
+    ]
+    return Rules(
+        ResetRule(reset.every, _stagnation(reset.stagnation), what_is_reset(config, needs)),
+        (*stages, last),
+        None if guard.spike_sigma is None else SpikeRule(guard.spike_sigma, guard.spike_window),
+        config.token_budget,
+    )
+
+
+def what_is_reset(config: RunConfig, needs: Needs) -> tuple[What, ...]:
+    """Return what a reset resets: the reference where a method reads one, the optimizer unless it is to be kept."""
+    reference: tuple[What, ...] = ("reference",) if needs.ref_logp else ()
+    return (*reference, "optimizer") if config.recipe.reset.optimizer == "reinit" else reference
+
+
+def _stagnation(rule: StagnationConfig | None) -> StagnationRule | None:
+    return None if rule is None else StagnationRule(rule.metric, rule.patience, rule.min_improvement)

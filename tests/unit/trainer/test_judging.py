@@ -15,7 +15,7 @@ from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import Item, TaskItem
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.table import make_verifiers
-from megasharp.trainer.reward_judge import Judging, check_judging, training_items, workers_for
+from megasharp.trainer.reward_judge import RewardJudge, check_judging, training_items, workers_for
 
 ANSWER = CountdownAnswer((1, 2), 3)
 ITEM = TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")
@@ -32,7 +32,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_training_is_judged_by_the_function_and_evaluation_by_the_task(path: str, workers: int) -> None:
     reward = RewardConfig(function=path, workers=workers)
     (item,) = training_items([ITEM], reward)
-    with closing(Judging(reward, {ITEM.task}, None, print)) as judging:
+    with closing(RewardJudge(reward, {ITEM.task}, None, print)) as judging:
         own, ordinary = judging.judge.verdicts([Item(item.task, "1*2", ANSWER), Item(ITEM.task, "1*2", ANSWER)])
         assert item.task in judging.judge.tasks
     assert (own.outcome, own.reward) == (Outcome.WRONG, 0.3)
@@ -45,7 +45,9 @@ def test_what_a_function_fails_by_is_told_once(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "own_ending.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     said: list[str] = []
-    with closing(Judging(RewardConfig(function="own_ending:ends", workers=workers), [], None, said.append)) as judging:
+    with closing(
+        RewardJudge(RewardConfig(function="own_ending:ends", workers=workers), [], None, said.append)
+    ) as judging:
         verdicts = judging.judge.verdicts([Item("own", text, ANSWER) for text in ("1", "2")])
     assert [verdict.outcome for verdict in verdicts] == [Outcome.ERROR] * 2
     assert said == [
@@ -62,7 +64,7 @@ def test_a_function_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: py
     reward, said = RewardConfig(function="own_hanging:hangs", timeout_s=1.0), list[str]()
     assert 1 <= workers_for(reward, {"countdown"}) <= 4
     check_judging(reward, {"countdown"}, "run.yaml")
-    with closing(Judging(reward, {"countdown"}, None, said.append)) as judging:
+    with closing(RewardJudge(reward, {"countdown"}, None, said.append)) as judging:
         verdicts = judging.judge.verdicts([Item("own", text, ANSWER) for text in ("1", "2")])
     assert [verdict.outcome for verdict in verdicts] == [Outcome.TIMEOUT, Outcome.CORRECT]
     assert said == [
@@ -98,7 +100,7 @@ def test_what_no_bound_of_mathematics_holds_is_ended_by_the_pool(monkeypatch: py
     limit_only(monkeypatch, lambda item: item is bomb)
     bomb = Item("math", r"\boxed{x^9+7x^5+3x^3-\sin x+e^x=5}", MathAnswer("x^2+y^2=1"))
     plain = Item("math", r"\boxed{0.5}", MathAnswer("1/2"))
-    with closing(Judging(reward, ["math"], None, print)) as judging:
+    with closing(RewardJudge(reward, ["math"], None, print)) as judging:
         outcomes = [verdict.outcome for verdict in judging.judge.verdicts([bomb, plain])]
         assert judging.take()["reward/killed"] == 1.0
     assert outcomes == [Outcome.TIMEOUT, Outcome.CORRECT]

@@ -15,15 +15,15 @@ from megasharp.tasks.code import CodeAnswer, StdinTest
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import Item
 from megasharp.trainer import reward_judge as module
-from megasharp.trainer.reward_judge import Judging, check_judging
+from megasharp.trainer.reward_judge import RewardJudge, check_judging
 
 COUNTDOWN = Item("countdown", "1+2", CountdownAnswer((1, 2), 3))
 PROGRAM = Item("code", "```\nprint(input())\n```", CodeAnswer(stdin=(StdinTest("x", "x"),)))
 HANGING = Item("code", "```\nimport time\ntime.sleep(3600)\n```", PROGRAM.answer)
 
 
-def judging(tasks: set[str], said: list[str], **reward: object) -> Judging:
-    return Judging(RewardConfig.model_validate(reward), tasks, None, said.append)
+def judging(tasks: set[str], said: list[str], **reward: object) -> RewardJudge:
+    return RewardJudge(RewardConfig.model_validate(reward), tasks, None, said.append)
 
 
 def test_without_programs_no_sandbox_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

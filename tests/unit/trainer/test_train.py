@@ -1,8 +1,7 @@
-"""How a run's time is told before its first step."""
+"""The time of a run before its first step."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -19,9 +18,8 @@ def test_reading_the_checkpoint_to_go_on_from_counts_as_the_start(monkeypatch: p
         stages.append(clock.present()[0])
         raise InterruptedError
 
-    monkeypatch.setattr(run, "StageClock", lambda **_: clock)
     monkeypatch.setattr(run, "Checkpoints", read)
-    any_ = SimpleNamespace(config=None, checkpoints=None, age=0.0)
+    any_ = SimpleNamespace(checkpoints=None)
     with pytest.raises(InterruptedError):
-        run._Run(any_, any_, any_, (), print, ExitStack())  # type: ignore[arg-type]
+        run._open_checkpoints(any_, any_, (), clock, print)  # type: ignore[arg-type]
     assert stages == ["start"]

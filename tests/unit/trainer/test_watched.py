@@ -10,8 +10,7 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml
 from megasharp.config.run_config import RunConfig, load_run
-from megasharp.trainer.control_rules import what_is_reset
-from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved
+from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved, what_is_reset
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = """

@@ -17,7 +17,7 @@ from megasharp.config.data import RewardConfig
 from megasharp.tasks.judge import Item
 from megasharp.tasks.reasoning_gym import EVALUATED, GymAnswer, GymDataset, calls, read_records, verify
 from megasharp.tasks.table import make_verifiers
-from megasharp.trainer.reward_judge import Judging, check_judging
+from megasharp.trainer.reward_judge import RewardJudge, check_judging
 
 FILE = Path(__file__).parents[1] / "data" / "files" / "reasoning_gym.yaml"
 # Quick to make, and of every kind: exact texts, partial scores, many solutions.
@@ -129,7 +129,7 @@ def test_worker_processes_judge_them() -> None:
         Item("reasoning_gym", f"<answer>{each}</answer>", GymAnswer(GymDataset("gcd", 4, 1), index))
         for index, each in enumerate([create_dataset("gcd", size=4, seed=1)[0]["answer"], "0", "-", "x"])
     ]
-    judging = Judging(RewardConfig(workers=1, timeout_s=HANG_S), {"reasoning_gym"}, None, print)
+    judging = RewardJudge(RewardConfig(workers=1, timeout_s=HANG_S), {"reasoning_gym"}, None, print)
     try:
         outcomes = [verdict.outcome for verdict in judging.judge.verdicts(items)]
     finally:

@@ -1,0 +1,133 @@
+"""Starts the parts of a run and brings each to the point from which the run continues.
+
+A function's arguments are what must be there before it: no prompts without learners whose state is restored, no
+rollouts without the prompts that they continue. Where an order cannot be seen from the arguments, a comment gives it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from megasharp.checkpoint.manifest import Inputs
+from megasharp.checkpoint.run_folder import AttemptLog, RunFolder
+from megasharp.common.exit_codes import Say
+from megasharp.common.random_state import seed_generators
+from megasharp.common.watchdog import Budget, Watchdog, Watched
+from megasharp.config.core import dump_yaml
+from megasharp.metrics.clock import StageClock
+from megasharp.rollout.step_request import Engine
+from megasharp.tasks.stream import DataCursor, PromptStream
+from megasharp.trainer.checkpoints import Checkpoints
+from megasharp.trainer.engine_setup import Collector, Serving, VersionedSync, open_serving
+from megasharp.trainer.factories import Learners, make_learners
+from megasharp.trainer.loop import Phases
+from megasharp.trainer.placement import Placement, open_placement
+from megasharp.trainer.resolve.resolved_run import ResolvedRun
+from megasharp.trainer.reward_judge import RewardJudge, judged_tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """The parts of one run, each at the point from which the run continues."""
+
+    engine: Engine
+    judge: RewardJudge
+    learners: Learners
+    prompts: PromptStream
+    rollouts: Collector
+    phases: Phases
+    sync: VersionedSync
+
+
+def assemble(
+    checked: ResolvedRun,
+    folder: RunFolder,
+    attempt: AttemptLog,
+    checkpoints: Checkpoints,
+    inputs: Inputs,
+    clock: StageClock,
+    *,
+    note: Say,
+    say: Say,
+    stack: ExitStack,
+) -> Assembly:
+    """Start and restore everything; `stack` ends it, in the opposite order.
+
+    `inputs` are digests of what this attempt reads. `note` gets what engines report while the run goes on, `say` one
+    line for the user. Raises UserError where a part does not start or cannot continue from the checkpoint.
+    """
+    with clock.stage("start"):
+        placement = open_placement(checked)
+        stack.callback(placement.close)
+        stack.enter_context(watch_over(checked, placement, folder, attempt, clock))
+        # Engines first: those that share devices with learners sleep when they have started, which makes room.
+        serving = open_serving(checked, placement, folder.root, folder.logs, note)
+        stack.callback(serving.close)
+        tasks = judged_tasks(checked.config, checked.suites)
+        judge = RewardJudge(checked.config.reward, tasks, folder.logs / "verifiers.log", say)
+        stack.callback(judge.close)
+        learners = make_learners(checked, placement, folder.logs)
+        stack.callback(learners.policy.close)
+    prompts = restore(checked, checkpoints, learners, clock)
+    rollouts = continue_rollouts(serving, judge, checkpoints, prompts, inputs, say)
+    # All that was saved has been read under this configuration, so from here on it is the run's own.
+    folder.store_config(dump_yaml(checked.config))
+    start = checkpoints.start
+    return Assembly(
+        engine=serving.engine,
+        judge=judge,
+        learners=learners,
+        prompts=prompts,
+        rollouts=rollouts,
+        phases=serving.phases([*learners.all]),
+        # The first push brings the weights of the versions that the checkpoint was at.
+        sync=serving.sync(start.policy_version - 1, start.memory_version - 1),
+    )
+
+
+def watch_over(
+    checked: ResolvedRun, placement: Placement, folder: RunFolder, attempt: AttemptLog, clock: StageClock
+) -> Watchdog:
+    """Return the run's watchdog: a context manager that ends the run where a stage exceeds its `guard` budget."""
+    guard = checked.config.guard
+    long_stages = guard.long_stages.model_dump()
+    return Watchdog(
+        Watched(clock.present, folder.logs, placement.processes(checked.layout.world), placement.there),
+        Budget(guard.stage_timeout_s, "guard.stage_timeout_s"),
+        {stage: Budget(seconds, f"guard.long_stages.{stage}") for stage, seconds in long_stages.items()},
+        attempt.end,
+    )
+
+
+def restore(checked: ResolvedRun, checkpoints: Checkpoints, learners: Learners, clock: StageClock) -> PromptStream:
+    """Bring learners and random generators to the checkpoint, if there is one; return the prompts from there on."""
+    # Making the learners drew from these generators, so they are seeded only now; a checkpoint has their later states.
+    seed_generators(checked.config.seed)
+    prompts = PromptStream(checked.prompts, checked.config.seed)
+    if checkpoints.exists:
+        with clock.stage("start"):
+            checkpoints.load(learners)
+        start = checkpoints.start
+        cursor = DataCursor(start.cursor_epoch, start.cursor_position)
+        prompts.restore(cursor, [DataCursor(*place) for place in start.pending])
+    return prompts
+
+
+def continue_rollouts(
+    serving: Serving, judge: RewardJudge, checkpoints: Checkpoints, prompts: PromptStream, inputs: Inputs, say: Say
+) -> Collector:
+    """Make the rollouts, with the responses that the checkpoint holds of prompts that no step has trained on."""
+    # A save that is written must not wait for the step's end to become a checkpoint.
+    rollouts = serving.rollouts(judge.judge, checkpoints.poll)
+    unfinished, before = checkpoints.load_unfinished(), checkpoints.start.inputs
+    if (before.problems, before.tokenizer) == (inputs.problems, inputs.tokenizer):
+        useless = rollouts.take_up(prompts, unfinished)
+    else:
+        useless = len(unfinished)
+    if useless:
+        say(
+            f"what the checkpoint has sampled of {useless} prompts was sampled for other prompts or seeds "
+            "(data.path, model.path, data.responses_per_prompt or seed has changed): they are sampled anew"
+        )
+    return rollouts
