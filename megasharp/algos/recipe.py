@@ -35,7 +35,7 @@ from megasharp.common.records import (
     TokenInputs,
 )
 from megasharp.common.records import Sequence as TrainSequence
-from megasharp.ops.segment import means
+from megasharp.ops.segment import means_on_host
 
 
 def token_coefficients(
@@ -240,7 +240,7 @@ def training_sequence(group: Group, index: int, advantage: float | None) -> Trai
 
 
 def _means(metrics: TokenMetrics) -> dict[str, Mean]:
-    return means({name: _sums(metric.value_T, metric.weight_T) for name, metric in metrics.items()})
+    return means_on_host({name: _sums(metric.value_T, metric.weight_T) for name, metric in metrics.items()})
 
 
 def _sums(value_T: Tensor, weight_T: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ so it can be turned back without anything else. A run's checkpoints have the sam
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,9 +41,9 @@ from megasharp.convert.record import Digests, read_record, recorded_arguments, w
 from megasharp.learner.checkpoint_stream import Cut, StreamedCheckpoint, cut, write_streamed
 from megasharp.learner.meta_models import alone, blank_model
 from megasharp.learner.model_check import check_model
+from megasharp.learner.weights import LAYER
 
 DTYPES = ("float32", "bfloat16", "float16")
-_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
 def hf_to_megatron(source: Path, target: Path, *, tp: int = 1, pp: int = 1, dtype: str | None = None) -> None:
@@ -261,7 +260,7 @@ def _stage_of(arch: Architecture, pp: int) -> Callable[[str], int]:
     """Return the function from a parameter's name to its pipeline stage of `pp`."""
 
     def stage(name: str) -> int:
-        layer = _LAYER.match(name)
+        layer = LAYER.match(name)
         if layer:
             return int(layer.group(1)) * pp // arch.num_layers
         return 0 if name.startswith("embedding.") else pp - 1

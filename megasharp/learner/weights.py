@@ -31,7 +31,8 @@ from megasharp.learner.layer_spec import adapted_weights, local_name
 from megasharp.learner.parallel import Place
 from megasharp.learner.sharded_state import load_base
 
-_LOCAL_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+# The beginning of a decoder layer's parameter names, with the layer's number: of a chunk, or of the whole model.
+LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
 def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -40,13 +41,16 @@ def global_parameters(chunks: Sequence[GPTModel]) -> Iterator[tuple[str, torch.n
         numbers = {str(i): layer.layer_number - 1 for i, layer in enumerate(chunk.decoder.layers)}
         for own, parameter in chunk.named_parameters():
             name = local_name(own)
-            layer = _LOCAL_LAYER.match(name)
+            layer = LAYER.match(name)
             yield (f"decoder.layers.{numbers[layer[1]]}.{name[layer.end() :]}" if layer else name), parameter
 
 
 @torch.no_grad()
 def load_hf(chunks: Sequence[GPTModel], reader: HFReader, family: Family, arch: Architecture, place: Place) -> None:
-    """Fill this rank's parameters, one tensor at a time, cast to their dtype; adapters keep their initial values."""
+    """Fill this rank's parameters, one tensor at a time, cast to their dtype; adapters keep their initial values.
+
+    Raises UserError where a file cannot be read.
+    """
     tp = parallel_state.get_tensor_model_parallel_world_size()
     for name, parameter in global_parameters(chunks):
         if is_adapter(name):

@@ -27,7 +27,7 @@ from megasharp.common.records import (
     StepBatch,
     TokenInputs,
 )
-from megasharp.ops.segment import means, segment_mean, segment_sum
+from megasharp.ops.segment import means_on_host, segment_mean, segment_sum
 
 
 def flatten(metrics: Metrics) -> dict[str, float]:
@@ -224,7 +224,7 @@ def token_metrics(x: TokenInputs, candidates: int) -> Metrics:
         "candidates/top1_rate": _sums(x.is_top1_T[kept_K]),
     }
     largest = {"policy/engine_gap_max": Maximum(float(engine_gap_K.max()))} if engine_gap_K.numel() else {}
-    return {**means(sums), **largest}
+    return {**means_on_host(sums), **largest}
 
 
 # A total and its weight.

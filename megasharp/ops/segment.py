@@ -82,12 +82,12 @@ def expected_distinct(logp_V: Tensor, samples: int) -> Tensor:
     return seen_V.sum(dim=-1)
 
 
-def means(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Mean]:
+def means_on_host(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Mean]:
     """Read pairs (total, weight) back as metrics: scalars on one device, of any dtypes; exact for integers below 2^53.
 
     All in one copy, since each copy from a GPU waits until the device is idle.
 
-    Example: `means({"a": (torch.tensor(3.0), torch.tensor(2))}) == {"a": Mean(3.0, 2.0)}`.
+    Example: `means_on_host({"a": (torch.tensor(3.0), torch.tensor(2))}) == {"a": Mean(3.0, 2.0)}`.
     """
     if not sums:
         return {}

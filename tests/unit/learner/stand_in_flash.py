@@ -1,9 +1,9 @@
 """A stand-in, for tests only, for the variable-length flash kernels, which exist on CUDA alone.
 
-Same arguments and results as `varlen.flash_forward` and `varlen.flash_backward`, in plain torch, stretch by stretch:
-a query sees the keys up to its own position, counted from the END of its stretch's keys. Backward is the paper's, from
-the kept log-sum-exp (arXiv 2307.08691, section 2.2), not autograd's. `test_varlen.py` compares it with masked attention
-in float64.
+Same arguments and results as `flash_varlen.flash_forward` and `flash_backward`, in plain torch, stretch by stretch: a
+query sees the keys up to its own position, counted from the END of its stretch's keys. Backward is the paper's, from
+the kept log-sum-exp (arXiv 2307.08691, section 2.2), not autograd's. `test_flash_varlen.py` compares it with masked
+attention in float64.
 """
 
 from __future__ import annotations

@@ -1,16 +1,21 @@
-"""Adam from host memory, piece by piece: the bits of Adam in one piece, for every way to cut parameters."""
+"""Adam from host memory, piece by piece: the bits of Adam in one piece, for every way to cut parameters.
+
+And host memory that a GPU could copy from, which the host may not have.
+"""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
 
+import pytest
 import torch
 from cases import each_case
 from torch import Tensor
 
+from megasharp.common.errors import UserError
 from megasharp.learner.cpu_backend import Adam, on_cpu
-from megasharp.learner.optimizer_offload import PIECE, SLOTS, StreamedAdam, cut
+from megasharp.learner.optimizer_offload import PIECE, SLOTS, PageLocked, StreamedAdam, cut
 from megasharp.planner.formulas import staging_bytes
 
 CPU = torch.device("cpu")
@@ -134,3 +139,13 @@ def test_forgotten_moments_are_zero_and_in_their_memory() -> None:
             group.pop("step")
     both.step(generator)
     assert both.same() and addresses == [state["exp_avg"].data_ptr() for state in both.streamed.state.values()]
+
+
+def test_more_than_the_host_has() -> None:
+    message = r"^policy\.offload: the host has no 4000000000\.0 GB of memory left for it; ask .*, or list less there$"
+    with pytest.raises(UserError, match=message):
+        PageLocked(10**18, torch.float32, torch.device("cpu"), "policy.offload", "list less there")
+
+
+def test_beside_a_cpu_nothing_is_locked() -> None:
+    assert PageLocked(3, torch.bfloat16, torch.device("cpu"), "", "").memory.tolist() == [0.0, 0.0, 0.0]
