@@ -1,4 +1,4 @@
-"""Two models on the same problems: what the second gains and loses, k by k and problem by problem.
+"""Two models on the same problems: gains and losses of the second, k by k and problem by problem.
 
 `before` is the first one, `after` the second. Differences have paired intervals: problems are resampled, each with both
 of its values. The capability boundary at k is p = 1/k, p a problem's success rate: on one side of it a solution is
@@ -28,7 +28,7 @@ _GROW_WITH_N = ("pass@n", "answer_entropy", "distinct_correct", "solutions_found
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure of both models on the shared problems; `interval` is of `after - before`."""
+    """A metric of both models on the shared problems; `interval` is of `after - before`."""
 
     name: str
     before: float
@@ -67,7 +67,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that two results say of each other. `notes` are settings that differ, and problems left out."""
+    """The comparison of two results. `notes` are settings that differ, and problems left out."""
 
     before: str
     after: str
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def compare(before: EvalResult, after: EvalResult, ks: Sequence[int], files: tuple[Path, Path]) -> Comparison:
-    """Compare two results, rows included, at each k of `ks`; both must have that many samples of each problem.
+    """Compare two results, rows included, at each k of `ks`; problems with fewer samples in one of them are left out.
 
     Raises:
         UserError: the results are of other problems, or have fewer samples than a k asks for.
@@ -89,11 +89,8 @@ def compare(before: EvalResult, after: EvalResult, ks: Sequence[int], files: tup
     most = min(before.n, after.n)
     if max(ks) > most:
         raise UserError(f"--k {max(ks)}: {files[0 if before.n == most else 1]} has {most} samples per problem")
-    kept = [
-        (one, other)
-        for one, other in zip(before.rows, _in_order(after, before), strict=True)
-        if min(one.samples, other.samples) >= max(ks)
-    ]
+    by_id = {row.id: row for row in after.rows}
+    kept = [(one, by_id[one.id]) for one in before.rows if min(one.samples, by_id[one.id].samples) >= max(ks)]
     if not kept:
         raise UserError(
             f"no problem has {max(ks)} judged samples in both {files[0]} and {files[1]}; give a smaller --k"
@@ -112,7 +109,7 @@ def compare(before: EvalResult, after: EvalResult, ks: Sequence[int], files: tup
 
 
 def _called(result: EvalResult) -> str:
-    """The label, with the step where it does not name it: a run's own evaluations bear the run's name."""
+    """The label, with the step where it does not name it: a run's own evaluations have the run's name."""
     step = f" step {result.step}"
     return result.label if result.step is None or result.label.endswith(step) else f"{result.label}{step}"
 
@@ -130,16 +127,11 @@ def _check_same(before: EvalResult, after: EvalResult, files: tuple[Path, Path])
         raise UserError(f"{files[0]} and {files[1]}: the problems' texts or answers differ under the same ids")
 
 
-def _in_order(result: EvalResult, other: EvalResult) -> list[ProblemResult]:
-    by_id = {row.id: row for row in result.rows}
-    return [by_id[row.id] for row in other.rows]
-
-
 def _differences(
     ones: Sequence[ProblemResult], others: Sequence[ProblemResult], ks: Sequence[int], seed: int, *, same_n: bool
 ) -> list[Difference]:
     first, second = columns(ones, ks, seed), columns(others, ks, seed)
-    # How many solutions there are is the problems' matter, not the models'.
+    # The number of solutions belongs to the problems, not to the models.
     left_out = {"multiplicity"} if same_n else {"multiplicity", *_GROW_WITH_N}
     names = [name for name in first if name in second and name not in left_out]
     both = [(first[name], second[name]) for name in names]

@@ -1,10 +1,10 @@
 """Training problems that share a run of words with an evaluated problem: `megasharp data decontaminate`.
 
-As GPT-3 has it (2005.14165, appendix C): texts in lower case, without punctuation, split into words; two overlap where
-they share `n` words in a row, 13 by default. A problem of fewer words than that overlaps with what is the same as a
-whole. Questions are compared, not prompts, whose words are the same in all of them. What is reworded, translated, or
-has other numbers in it is not found; what shares a stock phrase is ("where m and n are relatively prime positive
-integers"), and shares few runs.
+As in GPT-3 (2005.14165, appendix C): texts are in lower case, without punctuation, split into words; two overlap where
+they share `n` words in a row, 13 by default. A problem of fewer words than that overlaps with a text that is the same
+as a whole. Questions are compared, not prompts, whose words are the same in all of them. A problem that was reworded,
+translated, or given other numbers is not found; one that shares a stock phrase is ("where m and n are relatively prime
+positive integers"), with few shared runs.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Overlap:
 
 
 def words_of(text: str) -> list[str]:
-    r"""The words that are compared. Example: `words_of(r"What is $\frac{1}{2}$?")` is `what is frac 1 2`, split."""
+    r"""Return the words to compare. Example: `words_of(r"What is $\frac{1}{2}$?")` is `what is frac 1 2`, split."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).lower())
 
 
 def runs_of(words: Sequence[str], n: int) -> Iterator[str]:
-    """Every `n` words in a row; the whole, marked as such, where there are fewer."""
+    """Yield every `n` words in a row; the whole, marked as such, where there are fewer."""
     if len(words) < n:
         yield f"={' '.join(words)}"
     for start in range(len(words) - n + 1):
@@ -75,7 +75,7 @@ class OverlapIndex:
                 self._holders[run].append(number)
 
     def overlaps(self, text: str) -> list[Overlap]:
-        """The problems that a text overlaps with, in the order in which they were added."""
+        """Return the problems that a text overlaps with, in the order in which they were added."""
         counts: Counter[int] = Counter()
         first: dict[int, str] = {}
         for run in dict.fromkeys(runs_of(words_of(text), self._n)):
@@ -89,7 +89,8 @@ def decontaminate(name: str, path: Path | None, suites: Sequence[str], n: int, o
     """Say which problems of a set overlap with which of the suites'; with `out`, write the rows of all others there.
 
     `out` is a JSONL file of rows as they were, or for a set of several tables a folder of such files, and so a `path`
-    of the same set. It appears when it is complete. Returns whether there was an overlap.
+    of the same set. It appears when it is complete. Returns True where a problem overlaps. Raises UserError for an
+    unknown name, and an `out` that exists or does not suit the set.
     """
     if not suites:
         raise UserError("--against: name at least one suite, such as math500,aime24")
@@ -119,7 +120,7 @@ def decontaminate(name: str, path: Path | None, suites: Sequence[str], n: int, o
 
 
 class _Tally:
-    """How many problems overlap, on both sides."""
+    """Counts of overlapping problems, on both sides."""
 
     def __init__(self) -> None:
         self.read = self.hit = 0
@@ -145,7 +146,7 @@ class _Tally:
 
 
 def _writer(chosen: DataSet, path: Path | None, out: Path | None, stack: ExitStack) -> Callable[[Row], None]:
-    """What writes a row to its table's file; the files are there once all rows are."""
+    """Return a function that writes a row to its table's file; the files appear when `stack` closes."""
     if out is None:
         return lambda row: None
     parts = parts_of(chosen, path)

@@ -1,33 +1,28 @@
-"""Every figure of a suite is the mean of a column: one value per problem, NaN where a problem has none.
+"""Estimators of a suite's metrics, and their intervals.
 
-So one function averages, one gives intervals, and the difference of two models is the difference of their columns.
+Every metric of a suite is the mean of a column: one value per problem, NaN where a problem has none. So one function
+averages, one gives intervals, and the difference of two models is the difference of their columns.
 
-The unbiased estimate of pass@k, stable for any number of samples.
+pass@k is the unbiased estimate of Chen et al. 2021 (https://arxiv.org/abs/2107.03374), equation 1: with `c` of `n`
+samples correct, pass@k = 1 - C(n - c, k) / C(n, k), the chance that k samples drawn without replacement hold a correct
+one. maj@k is self-consistency (Wang et al. 2023, https://arxiv.org/abs/2203.11171, section 2): the chance that the
+answer that most of k samples give is correct, as an expectation over k of the n samples drawn without replacement, as
+pass@k is. Responses without an answer do not vote; where none of the k votes, the vote is lost. A tie is broken at
+random: it counts as the share of correct ones among the tied answers.
 
-Source: Chen et al. 2021 (https://arxiv.org/abs/2107.03374), equation 1: with `c` of `n` samples correct,
-pass@k = 1 - C(n - c, k) / C(n, k), the chance that k samples drawn without replacement hold a correct one.
+Intervals come from resampling problems. A metric such as pass@k of a suite is the mean over problems of an estimate
+made from each problem's own samples. Its uncertainty has two parts: which problems the suite has, and which samples the
+model drew. Resampling problems, each with the estimate it has, holds both: the estimates already scatter by their
+samples. Samples within a problem are therefore NOT resampled as well. That would count them twice, and, worse, an
+estimate made of resampled samples is biased where k is close to n: a problem solved once in n has pass@n = 1, but a
+resample misses that one sample with probability 1/e. Measured (400 suites of 256 problems, n = 8, success rates of
+Beta(0.3, 2), nominal 95%): the interval of pass@8 covers the truth in 93% of the suites when problems are resampled, in
+42% when samples within them are too; of pass@1 in 94% and 96%.
 
-maj@k: how often the answer that most of k samples give is correct.
-
-Self-consistency (Wang et al. 2023, https://arxiv.org/abs/2203.11171, section 2), as an expectation over k of the n
-samples drawn without replacement, as pass@k is. Responses without an answer do not vote; where none of the k votes, the
-vote is lost. A tie is broken at random: it counts as the share of correct ones among the tied answers.
-
-Intervals of figures that are means over problems, by resampling problems.
-
-What is resampled, and why. A figure such as pass@k of a suite is the mean over problems of an estimate made from each
-problem's own samples. Its uncertainty has two parts: which problems the suite has, and which samples the model drew.
-Resampling problems, each with the estimate it has, holds both: the estimates already scatter by their samples. Samples
-within a problem are therefore NOT resampled as well. That would count them twice, and, worse, an estimate made of
-resampled samples is biased where k is close to n: a problem solved once in n has pass@n = 1, but a resample misses that
-one sample with probability 1/e. Measured (400 suites of 256 problems, n = 8, success rates of Beta(0.3, 2), nominal
-95%): the interval of pass@8 covers the truth in 93% of the suites when problems are resampled, in 42% when samples
-within them are too; of pass@1 in 94% and 96%.
-
-The intervals are bias-corrected and accelerated percentiles (BCa; Efron 1987, "Better bootstrap confidence intervals",
-section 2): the per-problem values are skewed, and with AIME's 30 problems BCa covered 94% where plain percentiles
-covered 93% (pass@1: 94% and 92%). They speak of problems like these. Where all problems have the same value, as when
-every one is solved, the interval is that point: resampling cannot know what it never saw.
+They are bias-corrected and accelerated percentiles (BCa; Efron 1987, "Better bootstrap confidence intervals", section
+2): the per-problem values are skewed, and with AIME's 30 problems BCa covered 94% where plain percentiles covered 93%
+(pass@1: 94% and 92%). They hold for problems like these. Where all problems have the same value, as when every one is
+solved, the interval is that point: resampling cannot know what it never saw.
 """
 
 from __future__ import annotations
@@ -44,9 +39,12 @@ from numpy.typing import NDArray
 from megasharp.common.errors import UserError
 from megasharp.evals.samples import Answers, ProblemResult
 
+# Float64, of the shape that the name's suffix or the docstring gives.
+Values = NDArray[np.float64]
+
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """pass@k of one problem of which `correct` of `n` samples are correct.
+    """Estimate pass@k of one problem of which `correct` of `n` samples are correct (2107.03374, equation 1).
 
     C(n - c, k) / C(n, k) is a product of c factors (n - k - j) / (n - j), and equally one of k factors
     (n - c - j) / (n - j): the shorter one is summed in logarithms, so nothing overflows and small values of
@@ -72,7 +70,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def pass_at_k_mean(correct_counts: Sequence[int], n: int | Sequence[int], k: int) -> float:
-    """The mean of `pass_at_k` over problems; `n` is one number of samples for all, or one per problem.
+    """Average `pass_at_k` over problems; `n` is one number of samples for all, or one per problem.
 
     Raises:
         UserError: as `pass_at_k` does.
@@ -91,14 +89,16 @@ ORDERS = 64
 
 
 def majority_at_k(answers: Answers, ks: Sequence[int], seed: int | Sequence[int], orders: int = ORDERS) -> list[float]:
-    """maj@k of one problem for each k, each at most the number of its judged samples.
+    """Estimate maj@k of one problem for each k (2203.11171, section 2), each at most the number of its judged samples.
 
     Exact for k = 1 and for k = n; between, the mean over `orders` random orders of the samples, whose first k are the
     draw. `seed`, one or several whole numbers, fixes the orders.
     """
     total = answers.total
     assert all(1 <= k <= total for k in ks), (ks, total)
-    exact = {1: _single(answers), total: _vote(np.array([answers.counts]), answers)[0] if answers.counts else 0.0}
+    right = sum(count for count, correct in zip(answers.counts, answers.correct, strict=True) if correct)
+    all_vote = _vote(np.array([answers.counts]), answers)[0] if answers.counts else 0.0
+    exact = {1: right / total, total: all_vote}
     between = sorted(set(ks) - exact.keys())
     if between and (len(answers.counts) > 1 or answers.invalid):
         exact |= _sampled(answers, between, seed, orders)
@@ -106,14 +106,10 @@ def majority_at_k(answers: Answers, ks: Sequence[int], seed: int | Sequence[int]
     return [exact.get(k, exact[total]) for k in ks]
 
 
-def _single(answers: Answers) -> float:
-    right = sum(count for count, correct in zip(answers.counts, answers.correct, strict=True) if correct)
-    return right / answers.total
-
-
 def _sampled(answers: Answers, ks: Sequence[int], seed: int | Sequence[int], orders: int) -> dict[int, float]:
     """maj@k by drawing: `orders` permutations of the samples, whose votes are counted from one k to the next."""
     classes = len(answers.counts)
+    # The last class is that of responses without an answer.
     labels = np.repeat(np.arange(classes + 1), (*answers.counts, answers.invalid))
     generator = np.random.default_rng(seed)
     order_RN = generator.permuted(np.broadcast_to(labels, (orders, len(labels))), axis=1)
@@ -122,6 +118,7 @@ def _sampled(answers: Answers, ks: Sequence[int], seed: int | Sequence[int], ord
     found: dict[int, float] = {}
     drawn = 0
     for k in ks:
+        # One bincount for all orders: each has its own run of classes.
         more = (order_RN[:, drawn:k] + offset_R1).ravel()
         votes_RC += np.bincount(more, minlength=votes_RC.size).reshape(votes_RC.shape)
         drawn = k
@@ -129,32 +126,30 @@ def _sampled(answers: Answers, ks: Sequence[int], seed: int | Sequence[int], ord
     return found
 
 
-def _vote(votes_RC: NDArray[np.int64], answers: Answers) -> NDArray[np.float64]:
+def _vote(votes_RC: NDArray[np.int64], answers: Answers) -> Values:
     """[R]: the share of correct answers among those with most votes; 0 where nobody voted."""
     if not votes_RC.shape[1]:
         return np.zeros(len(votes_RC))
     most_R1 = votes_RC.max(axis=1, keepdims=True)
     tied_RC = (votes_RC == most_R1) & (most_R1 > 0)
     right_R = (tied_RC & np.array(answers.correct)).sum(axis=1)
-    shares_R: NDArray[np.float64] = right_R / np.maximum(tied_RC.sum(axis=1), 1)
+    shares_R: Values = right_R / np.maximum(tied_RC.sum(axis=1), 1)
     return shares_R
 
 
-Column = NDArray[np.float64]
-
-
-def columns(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> dict[str, Column]:
-    """The columns of `rows` by the figures' names, [problems] float64 each; those that no problem has are left out.
+def columns(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> dict[str, Values]:
+    """Compute the metrics' columns by name, [problems] float64 each; those that no problem has are left out.
 
     Every problem must have at least max(ks) samples. `seed` is for the votes of maj@k.
 
     - `pass@k`, unbiased; `avg@n` the share of correct samples; `pass@n` whether any sample is correct
     - `maj@k` of verifiers that name every correct answer; `greedy` whether the greedy response is correct
-    - `answer_entropy`, `token_entropy`, `token_entropy_sampled`, `lambda_1` ..., `lambda_sample`: `rows.ProblemResult`
+    - `answer_entropy`, `token_entropy`, `token_entropy_sampled`, `lambda_1` ..., `lambda_sample`: as in `samples`
     - `distinct_correct`; with a solver `multiplicity`, the number of solutions, and `solutions_found`, the share of
       them among the samples
     """
     ks = sorted(set(ks))
+    lambdas = [row.tokens_seen.lambdas for row in rows]
     found = {f"pass@{k}": _pass_at(rows, k) for k in ks}
     found["avg@n"] = _pass_at(rows, 1)
     found["pass@n"] = np.array([float(row.correct > 0) for row in rows])
@@ -164,7 +159,10 @@ def columns(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> dict
         "answer_entropy": _column([row.answers.entropy if row.answers else None for row in rows]),
         "token_entropy": _column([row.tokens_seen.entropy for row in rows]),
         "token_entropy_sampled": _column([row.tokens_seen.entropy_sampled for row in rows]),
-        **_lambdas(rows),
+        **{
+            f"lambda_{n + 1}": _column([each[n] if n < len(each) else None for each in lambdas])
+            for n in range(max(map(len, lambdas), default=0))
+        },
         "lambda_sample": _column([row.tokens_seen.lambda_sample for row in rows]),
         "distinct_correct": _column([row.distinct_correct for row in rows]),
         "multiplicity": _column([row.solutions for row in rows]),
@@ -173,16 +171,16 @@ def columns(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> dict
     return {name: column for name, column in found.items() if not np.isnan(column).all()}
 
 
-def means(table: Mapping[str, Column]) -> dict[str, float]:
-    """Each column's mean over the problems that have the figure."""
+def means(table: Mapping[str, Values]) -> dict[str, float]:
+    """Average each column [problems] over the problems that have the metric."""
     return {name: float(np.nanmean(column)) for name, column in table.items()}
 
 
-def _column(values: Sequence[float | bool | None]) -> Column:
+def _column(values: Sequence[float | bool | None]) -> Values:
     return np.array([np.nan if value is None else float(value) for value in values])
 
 
-def _pass_at(rows: Sequence[ProblemResult], k: int) -> Column:
+def _pass_at(rows: Sequence[ProblemResult], k: int) -> Values:
     # Many problems share their counts, and a count's estimate takes up to k factors.
     known = {(row.samples, row.correct): 0.0 for row in rows}
     for n, correct in known:
@@ -190,7 +188,7 @@ def _pass_at(rows: Sequence[ProblemResult], k: int) -> Column:
     return np.array([known[row.samples, row.correct] for row in rows])
 
 
-def _majorities(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> Column:
+def _majorities(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> Values:
     """[ks, problems]; NaN in all of it where some correct answer has no name, so that nobody can vote for it."""
     if any(row.answers is None or row.answers.unnamed for row in rows):
         return np.full((len(ks), len(rows)), np.nan)
@@ -198,18 +196,6 @@ def _majorities(rows: Sequence[ProblemResult], ks: Sequence[int], seed: int) -> 
     votes = [majority_at_k(row.answers, ks, (seed, crc32(row.id.encode()))) for row in rows if row.answers is not None]
     return np.array(votes).T.reshape(len(ks), len(rows))
 
-
-def _lambdas(rows: Sequence[ProblemResult]) -> dict[str, Column]:
-    most = max((len(row.tokens_seen.lambdas) for row in rows), default=0)
-    return {
-        f"lambda_{n + 1}": _column(
-            [row.tokens_seen.lambdas[n] if n < len(row.tokens_seen.lambdas) else None for row in rows]
-        )
-        for n in range(most)
-    }
-
-
-Values = NDArray[np.float64]
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -220,7 +206,7 @@ _BLOCK = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure's lower and upper bound. Example: `Interval(0.121, 0.187)`."""
+    """A metric's lower and upper bound. Example: `Interval(0.121, 0.187)`."""
 
     low: float
     high: float
@@ -229,9 +215,9 @@ class Interval:
 def mean_intervals(
     values_PF: Values, *, seed: int, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> list[Interval | None]:
-    """An interval for the mean over problems of each column of `values_PF` [problems, figures], float64.
+    """Compute a BCa interval for the mean over problems of each column of `values_PF` [problems, metrics].
 
-    NaN stands for a problem without that figure, and is left out of its mean; a column of nothing else has None. All
+    NaN stands for a problem without that metric, and is left out of its mean; a column of nothing else has None. All
     columns are resampled alike, so the difference of two models is a column of differences (paired). The same seed
     gives the same bounds.
     """
@@ -241,9 +227,9 @@ def mean_intervals(
 def average_intervals(
     suites: Sequence[Values], *, seed: int, resamples: int = RESAMPLES, level: float = LEVEL
 ) -> list[Interval | None]:
-    """As `mean_intervals`, for the unweighted average of several suites' means: problems are resampled suite by suite.
+    """Compute `mean_intervals` of the unweighted average of several suites' means, resampled suite by suite.
 
-    Every suite has its table [problems, figures] of the same figures; one that a suite lacks altogether has None.
+    Every suite has its table [problems, metrics] of the same metrics; one that a suite lacks altogether has None.
     """
     draws = [_resampled_means(table_PF, (seed, number), resamples) for number, table_PF in enumerate(suites)]
     means_BF = np.mean(draws, axis=0)
@@ -254,7 +240,7 @@ def average_intervals(
 
 
 def _resampled_means(values_PF: Values, seed: tuple[int, int], resamples: int) -> Values:
-    """[B, F]: means over problems drawn with replacement; NaN where none that was drawn has the figure."""
+    """[B, F]: means over problems drawn with replacement; NaN where none that was drawn has the metric."""
     known_PF = ~np.isnan(values_PF)
     filled_PF, known_PF = np.where(known_PF, values_PF, 0.0), known_PF.astype(np.float64)
     problems = len(values_PF)
@@ -271,7 +257,11 @@ def _resampled_means(values_PF: Values, seed: tuple[int, int], resamples: int) -
 
 
 def _interval(suites: Sequence[Values], means: Values, level: float) -> Interval | None:
-    """BCa of the average over suites of the means of their values, from its resampled values `means` [B]."""
+    """BCa of the average over suites of the means of their values, from its resampled values `means` [B].
+
+    Efron 1987: z0, the bias, is the normal quantile of the share of resampled means below the estimate; the bounds are
+    the quantiles of equation 2.3.
+    """
     if not all(len(values) for values in suites):
         return None
     estimate = float(np.mean([values.mean() for values in suites]))
@@ -283,22 +273,13 @@ def _interval(suites: Sequence[Values], means: Values, level: float) -> Interval
     if spread <= 1e-20 * max(1.0, estimate**2) / len(influence):
         return Interval(estimate, estimate)
     acceleration = float((influence**3).sum()) / (6.0 * spread**1.5)
-    low, high = np.quantile(means, _shares(_below(means, estimate), acceleration, level))
-    return Interval(float(low), float(high))
-
-
-def _below(means: Values, estimate: float) -> float:
-    """The share of resampled means below the estimate, ties counted half, never 0 or 1."""
+    # Ties count half; a share of 0 or 1 would have no finite quantile.
     near = np.isclose(means, estimate, rtol=1e-12, atol=1e-15)
-    share = float(((means < estimate) & ~near).mean() + 0.5 * near.mean())
-    return min(max(share, 0.5 / len(means)), 1.0 - 0.5 / len(means))
-
-
-def _shares(below: float, acceleration: float, level: float) -> Sequence[float]:
-    """Which quantiles of the resampled means are the bounds (Efron 1987, equation 2.3)."""
-    bias = _NORMAL.inv_cdf(below)
+    below = float(((means < estimate) & ~near).mean() + 0.5 * near.mean())
+    bias = _NORMAL.inv_cdf(min(max(below, 0.5 / len(means)), 1.0 - 0.5 / len(means)))
     shares = []
     for tail in ((1.0 - level) / 2.0, (1.0 + level) / 2.0):
         shifted = bias + _NORMAL.inv_cdf(tail)
         shares.append(_NORMAL.cdf(bias + shifted / (1.0 - acceleration * shifted)))
-    return shares
+    low, high = np.quantile(means, shares)
+    return Interval(float(low), float(high))

@@ -1,13 +1,11 @@
-"""Sampling a suite through any engine and counting what is correct.
+"""Sampling a suite through any engine and counting correct responses.
 
-Every sample's seed is a hash of the run's seed, the problem and the sample's number: a model before and after
-training is compared over the same seeds, and a figure does not depend on the order or the grouping of
-problems.
+Every sample's seed is a hash of the run's seed, the problem and the sample's number: a model before and after training
+is compared over the same seeds, and a metric does not depend on the order or the grouping of problems.
 
-What an evaluation has sampled so far, on disk: a small table per chunk of samples, and what they are samples of.
-
-A chunk appears under its name only when it is whole. Whoever evaluates again with the same identity reads the chunks
-that are there and samples the others; another identity is refused.
+Samples come in chunks, and `Progress` keeps them on disk: a small table per chunk, and the identity of the evaluation.
+A chunk appears under its name only when it is whole. An evaluation with the same identity reads the chunks that are
+there and samples the others; another identity is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import pyarrow.parquet as pq
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed, write_text
-from megasharp.common.records import Completion, GenerateRequest, Outcome, SamplingParams
+from megasharp.common.records import GenerateRequest, Outcome, SamplingParams
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
 from megasharp.evals.samples import ProblemCounts, ProblemResult, Sample, TokenFigures
@@ -63,16 +61,22 @@ class Progress:
         self._folder = folder
         self._identity = dict(identity)
         path = folder / _IDENTITY
-        if path.exists():
-            check_identity(_read_identity(path), self._identity, f"{folder} holds samples")
+        if not path.exists():
+            return
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            found = {str(name): str(value) for name, value in tree.items()}
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(f"{path}: cannot be read ({one_line(error)}); remove {path.parent}") from error
+        check_identity(found, self._identity, f"{folder} holds samples")
 
     @property
     def samples(self) -> int:
-        """How many samples are stored."""
+        """The number of samples stored."""
         return sum(pq.read_metadata(path).num_rows for path in self._folder.glob("*.parquet"))
 
     def read(self, name: str) -> tuple[list[Sample], float] | None:
-        """The samples of a chunk, and the seconds they took; None where it is not there.
+        """Read the samples of a chunk, and the seconds they took; None where it is not there.
 
         Raises UserError for a file that is no chunk.
         """
@@ -112,14 +116,6 @@ def check_identity(found: Mapping[str, str], asked: Mapping[str, str], where: st
             )
 
 
-def _read_identity(path: Path) -> dict[str, str]:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): str(value) for name, value in tree.items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)}); remove {path.parent}") from error
-
-
 def _record(sample: Sample) -> dict[str, Any]:
     seen = sample.seen
     return {
@@ -155,12 +151,12 @@ CHUNK_TOKENS = 1 << 24
 _FEWEST = 512
 # Lambda(1) to Lambda(3), as CaSP's figures have them.
 CANDIDATES = 3
-# A suite's figures under DLC's sampling stand beside the policy's own, under the suite's name and this.
+# A suite's metrics under DLC's sampling are stored beside the policy's own, under the suite's name and this.
 WITH_MEMORY = "+memory"
 
 
 class Tokenizer(Protocol):
-    """What evaluation needs of a tokenizer; `megasharp.tasks.tokenizer.TextTokenizer` is one."""
+    """The part of a tokenizer that evaluation uses; `megasharp.tasks.tokenizer.TextTokenizer` is one."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -168,21 +164,21 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`."""
+        """Return the token ids of `text`."""
         ...
 
     def chat(self, turns: Sequence[tuple[str, str]]) -> str:
-        """The text that the model's chat template makes of messages."""
+        """Render messages by the model's chat template."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens` without special tokens."""
+        """Return the text of `tokens` without special tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Samples `samples` of problem `problem`, both numbered from 0."""
+    """Some samples of one problem, both numbered from 0."""
 
     problem: int
     samples: range
@@ -220,21 +216,19 @@ class _Source:
             yield samples, seconds
 
     def _sample(self, parts: Sequence[_Part], sampling: SamplingParams) -> list[Sample]:
-        requests = [GenerateRequest(self.prompts[part.problem], self._seeds(part)) for part in parts]
+        requests = []
+        for part in parts:
+            problem = self.suite.items[part.problem].id
+            seeds = tuple(sample_seed(self.seed, problem, index) for index in part.samples)
+            requests.append(GenerateRequest(self.prompts[part.problem], seeds))
         sampled = self.engine.generate(requests, sampling)
         problems = [part.problem for part, some in zip(parts, sampled, strict=True) for _ in some]
         completions = [completion for some in sampled for completion in some]
-        items = [self._item(*pair) for pair in zip(problems, completions, strict=True)]
+        texts = [self.tokenizer.decode(completion.tokens.tolist()) for completion in completions]
+        answers = [self.suite.items[problem].answer for problem in problems]
+        items = [Item(self.suite.task, text, answer) for text, answer in zip(texts, answers, strict=True)]
         verdicts = judged(self.judge, completions, items)
         return [Sample.of(*each) for each in zip(problems, completions, verdicts, strict=True)]
-
-    def _item(self, problem: int, completion: Completion) -> Item:
-        text = self.tokenizer.decode(completion.tokens.tolist())
-        return Item(self.suite.task, text, self.suite.items[problem].answer)
-
-    def _seeds(self, part: _Part) -> tuple[int, ...]:
-        problem = self.suite.items[part.problem].id
-        return tuple(sample_seed(self.seed, problem, index) for index in part.samples)
 
 
 def _chunks(problems: int, n: int, size: int) -> Iterator[list[_Part]]:
@@ -280,20 +274,22 @@ def evaluate(
     `max_tokens` bounds a response, `label` and `step` name the model in the result; without a `judge` this process
     judges. At most `chunk_samples` samples are in memory at once (by default `chunk_size`). A verifier that raises
     counts as the outcome ERROR; an INFRA outcome is not counted as a sample, and a problem left with fewer than max(ks)
-    samples is left out (and counted in `left_out`). With `memory`, its logits are subtracted as in training rollouts,
-    and the result is named after the suite and `WITH_MEMORY`: a figure of its own beside the policy's.
-    With `progress`, chunks that are stored there are not sampled again, and new ones are stored; it must have been
-    opened for this very evaluation, which `identity` describes in the result.
+    samples is left out (and counted in `left_out`). With `memory`, its logits are subtracted as in training rollouts
+    (DLC), and the result is named after the suite and `WITH_MEMORY`, so that it has metrics of its own. With
+    `progress`, chunks that are stored there are not sampled again, and new ones are stored; it must have been opened
+    for this very evaluation, which `identity` describes in the result.
 
     Raises:
-        UserError: some k is not in 1..n, the task has no verifier, infra failures left no problem to score,
-        or what
-            the engine raises for its arguments.
+        UserError: some k is not in 1..n, the task has no verifier, infra failures left no problem to score, or the
+            engine refuses its arguments.
     """
+    # Refuses a k that n samples cannot give, before any is drawn.
     for k in ks:
         pass_at_k(n, 0, k)
     judge = judge or DirectJudge(make_verifiers())
-    _check_task(suite, judge)
+    if suite.task not in judge.tasks:
+        known = ", ".join(sorted(judge.tasks))
+        raise UserError(f"suite {suite.name}: task {suite.task!r} has no verifier; tasks with one: {known}")
     prompts = [tokenizer.encode(prompt_of(item, tokenizer)) for item in suite.items]
     source = _Source(engine, suite, tokenizer, judge, prompts, seed, chunk_samples or chunk_size(max_tokens), progress)
     sampling = SamplingParams(
@@ -333,7 +329,7 @@ def _counted(source: _Source, n: int, sampling: SamplingParams, greedy: bool) ->
 
 
 def chunk_size(max_tokens: int) -> int:
-    """How many responses of up to `max_tokens` tokens are sampled before the next are asked for.
+    """Return the number of responses, of up to `max_tokens` tokens each, that are sampled together.
 
     Enough to keep engines busy; few enough that their tensors stay small, and that little is lost with a chunk.
     """
@@ -341,12 +337,5 @@ def chunk_size(max_tokens: int) -> int:
 
 
 def sample_seed(seed: int, problem: str, index: int) -> int:
-    """The engine seed of sample `index` of a problem: 63 bits, the same in every process and machine."""
+    """Return the engine seed of sample `index` of a problem: 63 bits, the same in every process and machine."""
     return response_seed(seed, f"eval/{problem}", 0, index)
-
-
-def _check_task(suite: Suite, judge: Judge) -> None:
-    if suite.task not in judge.tasks:
-        raise UserError(
-            f"suite {suite.name}: task {suite.task!r} has no verifier; tasks with one: {', '.join(sorted(judge.tasks))}"
-        )

@@ -1,9 +1,8 @@
 """Groups of suites, named as the papers' tables, each with the settings that its paper measured with.
 
-A group is a YAML file in configs/suites. What a paper does not say stands in `ours` by its key, and in the file's first
-lines; a command that uses such a value tells so.
-
-What one command evaluates: suites and groups by name, each suite with all that is said of how it is sampled.
+A group is a YAML file in configs/suites. Settings that a paper does not give are listed in `ours` by their keys, and in
+the file's first lines; a command that uses such a value says so. A command evaluates suites and groups by name:
+`plan_suites` loads them, each suite with its settings from the command line, the group and the defaults.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SettingName = Literal["n", "k", "temperature", "top_p", "max_tokens", "prompt", 
 
 
 class Settings(Section):
-    """How samples are drawn, and for which k. None: not said here. Lengths in tokens."""
+    """Sampling of an evaluation, and its values of k. None: not set here. Lengths in tokens."""
 
     n: int | None = Field(
         default=None,
@@ -56,7 +55,7 @@ class Settings(Section):
     )
 
     def over(self, other: Settings) -> Settings:
-        """`other` with what is said here laid on top."""
+        """Return `other` with what is set here in its place."""
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
 
@@ -91,7 +90,7 @@ class Member(Settings):
 
     @property
     def settings(self) -> Settings:
-        """What the member says of sampling."""
+        """The member's own settings of sampling."""
         return Settings(**{name: getattr(self, name) for name in Settings.model_fields})
 
 
@@ -121,7 +120,15 @@ class SuiteGroup(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"suites: {', '.join(names)} names one twice")
         for member in self.members:
-            _check_ks(member.over(self.settings))
+            settings = member.over(self.settings)
+            if settings.k is None or settings.n is None:
+                continue
+            try:
+                most = max(parse_ks(settings.k))
+            except UserError as error:
+                raise ValueError(str(error)) from None
+            if most > settings.n:
+                raise ValueError(f"n={settings.n} samples cannot give pass@{most}")
         return self
 
     @property
@@ -131,20 +138,8 @@ class SuiteGroup(Section):
         return tuple(each.model_copy(update={"prompt": each.prompt or self.prompt}) for each in members)
 
 
-def _check_ks(settings: Settings) -> None:
-    if settings.k is not None and settings.n is not None and max(_ks(settings.k)) > settings.n:
-        raise ValueError(f"n={settings.n} samples cannot give pass@{max(_ks(settings.k))}")
-
-
-def _ks(text: str) -> tuple[int, ...]:
-    try:
-        return parse_ks(text)
-    except UserError as error:
-        raise ValueError(str(error)) from None
-
-
 def load_group(name: str) -> SuiteGroup | None:
-    """The group `name` of configs/suites, in the working directory or shipped, or a YAML file with `suites`.
+    """Load the group `name` of configs/suites, in the working directory or shipped, or a YAML file with `suites`.
 
     None where there is none of this name. Raises UserError for a file that is no group.
     """
@@ -158,7 +153,7 @@ def load_group(name: str) -> SuiteGroup | None:
 
 
 def group_names() -> list[str]:
-    """The groups that can be named."""
+    """Return the names of all groups."""
     return _names(GROUP_FOLDER)
 
 
@@ -168,7 +163,7 @@ def _names(folder: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings with everything said, `ks` sorted."""
+    """Settings with nothing left open, `ks` sorted."""
 
     n: int
     ks: tuple[int, ...]
@@ -181,7 +176,7 @@ DEFAULTS = Settings(n=64, temperature=1.0, top_p=1.0, max_tokens=32)
 
 
 def complete(settings: Settings) -> Sampling:
-    """Settings over the defaults: 64 samples at temperature 1, 32 tokens; pass@k for powers of 4 up to n.
+    """Fill settings with the defaults: 64 samples at temperature 1, 32 tokens; pass@k for powers of 4 up to n.
 
     Raises:
         UserError: a k above n, or a value of k that is none.
@@ -196,7 +191,7 @@ def complete(settings: Settings) -> Sampling:
 
 
 def check_suite(name: str) -> None:
-    """Raise UserError, with what can be named, unless `name` is a suite's or the path of a file."""
+    """Raise UserError, with all names, unless `name` is a suite's or the path of a file."""
     known = _names(SUITE_FOLDER)
     if name in known or Path(name).is_file():
         return
@@ -232,35 +227,31 @@ class PlannedGroup:
 
 
 def plan_suites(names: Sequence[str], asked: Settings, seed: int) -> list[PlannedGroup]:
-    """What `names` stand for; what is `asked` counts before what groups say.
+    """Load the suites and groups that `names` name; settings that are `asked` count before a group's.
 
     Raises:
         UserError: an unknown name, a name twice, data that cannot be had, or settings that do not go together.
     """
     found = [_plan(name, asked, seed) for name in names]
-    files = [name for each in found for name in _files(each)]
+    files = [planned.name for planned in found if planned.group is not None]
+    files += [each.suite.name for planned in found for each in planned.evaluations]
     for name in files:
         if files.count(name) > 1:
             raise UserError(f"--suite {','.join(names)}: {name} is named twice, and both would write {name}.json")
     return found
 
 
-def _files(planned: PlannedGroup) -> list[str]:
-    own = [planned.name] if planned.group is not None else []
-    return [*own, *(each.suite.name for each in planned.evaluations)]
-
-
 def _plan(name: str, asked: Settings, seed: int) -> PlannedGroup:
     group = load_group(name)
     if group is None:
         check_suite(name)
-        # Here and below a mistake in the settings is told before problems are read or fetched.
+        # Here and below a mistake in the settings is reported before problems are read or fetched.
         sampling = complete(asked)
         suite = load_suite(name)
         return PlannedGroup(suite.name, None, (Planned(suite, suite.name, sampling, seed),))
     planned = [each for member in group.members for each in _member(member, group, asked, seed)]
     ours = tuple(key for key in group.ours if getattr(asked, key, None) is None)
-    return PlannedGroup(_stem(name), group, tuple(planned), ours)
+    return PlannedGroup(name.rpartition("/")[2].removesuffix(".yaml"), group, tuple(planned), ours)
 
 
 def _member(member: Member, group: SuiteGroup, asked: Settings, seed: int) -> list[Planned]:
@@ -272,7 +263,3 @@ def _member(member: Member, group: SuiteGroup, asked: Settings, seed: int) -> li
         Planned(replace(suite, name=f"{suite.name}_repeat{number + 1}"), suite.name, sampling, seed + number)
         for number in range(member.repeats)
     ]
-
-
-def _stem(name: str) -> str:
-    return name.rpartition("/")[2].removesuffix(".yaml")

@@ -57,10 +57,10 @@ SCHEMA = pa.schema(
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What can read a given text; `megasharp.rollout.inprocess.InProcessEngine` can."""
+    """An engine that scores a given text; `megasharp.rollout.inprocess.InProcessEngine` can."""
 
     def candidates(self, prompt: Sequence[int], response: Sequence[int], n: int) -> Candidates:
-        """The `n` most probable tokens at each token of `response`, and the token's own log-prob, rank and entropy."""
+        """Return the `n` most probable tokens at each token of `response`, and its own log-prob, rank and entropy."""
         ...
 
 
@@ -68,7 +68,7 @@ class TokenNames(Protocol):
     """Token ids as single texts."""
 
     def token_texts(self, tokens: Sequence[int]) -> list[str]:
-        """Each token's own text."""
+        """Return each token's own text."""
         ...
 
 
@@ -86,7 +86,7 @@ class ProbeResponse:
 def sample_responses(
     engine: Engine, suite: Suite, tokenizer: Tokenizer, *, count: int, max_tokens: int
 ) -> list[ProbeResponse]:
-    """One response at temperature 1 to each of `count` problems, evenly chosen from the suite, cut at LONGEST tokens.
+    """Sample one response at temperature 1 to each of `count` problems, evenly chosen, cut at LONGEST tokens.
 
     Raises UserError for what the engine refuses.
     """
@@ -124,7 +124,7 @@ def write_responses(folder: Path, responses: Sequence[ProbeResponse]) -> Path:
 
 
 def read_responses(folder: Path) -> list[ProbeResponse]:
-    """What `write_responses` wrote; none where there is no such file. Raises UserError for one that cannot be read."""
+    """Read what `write_responses` wrote; none where there is no file. Raises UserError for one that cannot be read."""
     path = folder / RESPONSES
     rows = read_table(path, _RESPONSES_SCHEMA).to_pylist() if path.exists() else []
     return [
@@ -134,7 +134,7 @@ def read_responses(folder: Path) -> list[ProbeResponse]:
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """A Parquet file of ours. Raises UserError for one that is damaged or has not these columns."""
+    """Read a probe's Parquet file. Raises UserError for one that is damaged or has not these columns."""
     try:
         return pq.read_table(path, schema=schema)
     except (OSError, pa.ArrowException) as error:
@@ -142,16 +142,16 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def step_file(folder: Path, step: int) -> Path:
-    """Where the probe of the weights after `step` lies."""
+    """Return the file of the probe of the weights after `step`."""
     return folder / f"step_{step:06d}.parquet"
 
 
 def probe(scorer: Scorer, names: TokenNames, responses: Sequence[ProbeResponse], path: Path) -> Path:
     """Let the present weights read `responses`; write a row per token to the Parquet file `path`.
 
-    A row has the token's text, its log-prob in nats at temperature 1, how many tokens are more probable (`rank`), the
-    distribution's entropy in nats, and the most probable tokens until they hold MASS of it. Raises UserError where the
-    file cannot be written.
+    A row has the token's text, its log-prob in nats at temperature 1, the number of more probable tokens (`rank`), the
+    distribution's entropy in nats, and the most probable tokens until they hold MASS of it (2510.14807, figures 11 to
+    16). Raises UserError where the file cannot be written.
     """
     rows = [
         row
@@ -164,6 +164,7 @@ def probe(scorer: Scorer, names: TokenNames, responses: Sequence[ProbeResponse],
 
 
 def _rows(number: int, response: ProbeResponse, found: Candidates, names: TokenNames) -> list[dict[str, object]]:
+    # The first tokens that reach MASS together, the one that does included.
     mass_TN = found.topn_logp_TN.double().exp().cumsum(dim=-1)
     shown_T = ((mass_TN < MASS).sum(dim=-1) + 1).clamp(FEWEST, MOST).tolist()
     texts = _storable(names.token_texts(response.tokens))

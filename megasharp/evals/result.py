@@ -1,14 +1,13 @@
 """The result of an evaluation: metrics of a suite with intervals, and a row per problem. `result_files.py` stores it.
 
-Several suites as one table: a row for each, and their unweighted average, as the papers' tables end in.
-
-A suite that was measured several times (`repeats`) is one row: each problem's figures are averaged over them first.
+A group of suites is one table: a row for each suite, and their unweighted average, as the papers' tables end in. A
+suite that was measured several times (`repeats`) is one row: each problem's metrics are averaged over them first.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,16 +15,16 @@ import numpy as np
 
 from megasharp.common.errors import UserError
 from megasharp.common.files import write_text
-from megasharp.evals.estimators import Column, Interval, average_intervals, columns, mean_intervals, means
+from megasharp.evals.estimators import Interval, Values, average_intervals, columns, mean_intervals, means
 from megasharp.evals.samples import ProblemResult
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSetting:
-    """What was measured: which suite and model, how many samples per problem, how they were drawn.
+    """The setting of an evaluation: its suite, its model, the samples per problem and how they were drawn.
 
-    `max_tokens` bounds a response; None in files that older versions wrote. `identity` tells what else must be the same
-    for samples to be the same, by name, such as digests of the weights and of the problems; empty where nobody asked.
+    `max_tokens` bounds a response; None in files that older versions wrote. `identity` names all else that must be the
+    same for samples to be the same, such as digests of the weights and of the problems; empty where nobody asked.
     """
 
     suite: str
@@ -42,13 +41,13 @@ class EvalSetting:
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One model on one suite. All figures are over the problems that were not left out.
+    """One model on one suite. All metrics are over the problems that were not left out.
 
     `avg_at_n` is the mean share of correct samples, `pass_at_n` the share of problems with a correct sample
     among all their samples: AVG@8 and PASS@8 of the papers where n is 8. `greedy_accuracy` is None where greedy was
     not asked for; `mean_length` in tokens; `truncated` a share of responses; `infra` counts samples; `seconds` is
-    wall-clock time of all attempts, verification included. What stands after `rows` is empty or None where it was not
-    measured (`columns.columns` says what each is). `intervals` holds 95% intervals by the figures' names, such as
+    wall-clock time of all attempts, verification included. Fields after `rows` are empty or None where they were not
+    measured (`estimators.columns` says what each is). `intervals` holds 95% intervals by the metrics' names, such as
     `pass@4`.
 
     Example: `EvalResult(suite="countdown_dev", label="mine", step=0, n=64, temperature=1.0, seed=1,
@@ -95,11 +94,11 @@ class EvalResult:
 
     @property
     def kept(self) -> tuple[ProblemResult, ...]:
-        """The rows that the figures are over, as long as `rows` are known."""
+        """The rows that the metrics are over, as long as `rows` are known."""
         return kept_rows(self.rows, self.ks)
 
     def named(self) -> dict[str, float]:
-        """Figures by their names within a suite, `pass@1` and so on; those that were not measured are left out."""
+        """Return metrics by their names within a suite, `pass@1` and so on; those not measured are left out."""
         values: dict[str, float | None] = {
             **{f"pass@{k}": value for k, value in self.pass_at_k.items()},
             **{f"maj@{k}": value for k, value in self.maj_at_k.items()},
@@ -121,22 +120,17 @@ class EvalResult:
         return {name: value for name, value in values.items() if value is not None}
 
     def figures(self) -> dict[str, float]:
-        """Metrics by name, `eval/<suite>/pass@1` and so on."""
+        """Return metrics by their names in a run, `eval/<suite>/pass@1` and so on."""
         return {f"eval/{self.suite}/{name}": value for name, value in self.named().items()}
 
 
-def _lambdas(names: Iterable[str]) -> list[str]:
-    """`lambda_1` and so on; there are fewer than ten."""
-    return [name for name in names if name.startswith("lambda_") and name != "lambda_sample"]
-
-
 def kept_rows(rows: Sequence[ProblemResult], ks: Sequence[int]) -> tuple[ProblemResult, ...]:
-    """The problems that have as many judged samples as the largest k asks for."""
+    """Return the problems that have as many judged samples as the largest k asks for."""
     return tuple(row for row in rows if row.samples >= max(ks))
 
 
 def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: float) -> EvalResult:
-    """The figures of `rows`; a problem with fewer than max(ks) judged samples is left out of all of them.
+    """Compute the metrics of `rows`; a problem with fewer than max(ks) judged samples is left out of all of them.
 
     Raises:
         UserError: no problem is left.
@@ -145,13 +139,15 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
     if not kept:
         raise UserError(
             f"suite {setting.suite}: infra failures left no problem with {max(setting.ks)} samples; "
-            "mend the machine that verifies and repeat"
+            "repair the machine that verifies and repeat"
         )
     table = columns(kept, setting.ks, setting.seed)
     figures = means(table)
     bounds = mean_intervals(np.stack(list(table.values()), axis=1), seed=setting.seed)
     responses = sum(row.samples + row.infra for row in kept)
     ks = sorted(set(setting.ks))
+    # In the order of their numbers, of which there are fewer than ten.
+    lambdas = sorted(name for name in figures if name.startswith("lambda_") and name != "lambda_sample")
     return EvalResult(
         suite=setting.suite,
         label=setting.label,
@@ -176,7 +172,7 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
         answer_entropy=figures.get("answer_entropy"),
         token_entropy=figures.get("token_entropy"),
         token_entropy_sampled=figures.get("token_entropy_sampled"),
-        lambdas=tuple(figures[name] for name in sorted(_lambdas(figures))),
+        lambdas=tuple(figures[name] for name in lambdas),
         lambda_sample=figures.get("lambda_sample"),
         multiplicity=figures.get("multiplicity"),
         solutions_found=figures.get("solutions_found"),
@@ -189,7 +185,7 @@ def summarize(rows: Sequence[ProblemResult], setting: EvalSetting, seconds: floa
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """Figures by their names within a suite, and the intervals of those that have one."""
+    """Metrics by their names within a suite, and the intervals of those that have one."""
 
     problems: int
     figures: Mapping[str, float]
@@ -198,10 +194,10 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """A group's rows by the suites' names; `average` has the figures that all of them have.
+    """A group's rows by the suites' names; `average` has the metrics that all of them have.
 
-    `group`, `label`, `step` name what was measured on what, `source` is the paper's table, `ours` names settings that
-    the paper does not give.
+    `label` and `step` name the model, `source` is the paper's table, `ours` names settings that the paper does not
+    give.
     """
 
     group: str
@@ -216,7 +212,7 @@ class GroupResult:
 def averaged(
     group: str, source: str, ours: Sequence[str], members: Mapping[str, Sequence[EvalResult]], seed: int
 ) -> GroupResult:
-    """The table of `members`: by the suites' names the results of each suite's repeats, rows included.
+    """Make a group's table of `members`: by the suites' names the results of each suite's repeats, rows included.
 
     Raises:
         UserError: infra failures left no problem that all repeats of a suite can score.
@@ -249,8 +245,8 @@ def _tree(row: GroupRow) -> dict[str, object]:
     return {"problems": row.problems, "figures": dict(row.figures), "intervals": bounds}
 
 
-def _table(name: str, results: Sequence[EvalResult]) -> dict[str, Column]:
-    """Each problem's figures, averaged over the repeats that a suite has; only problems that all of them can score."""
+def _table(name: str, results: Sequence[EvalResult]) -> dict[str, Values]:
+    """Each problem's metrics, averaged over the repeats that a suite has; only problems that all of them can score."""
     shared = set.intersection(*({row.id for row in result.kept} for result in results))
     if not shared:
         raise UserError(f"suite {name}: infra failures left no problem that all {len(results)} repeats can score")
@@ -259,7 +255,7 @@ def _table(name: str, results: Sequence[EvalResult]) -> dict[str, Column]:
     return {figure: np.mean([table[figure] for table in found], axis=0) for figure in names}
 
 
-def _row(tables: Sequence[Mapping[str, Column]], seed: int) -> GroupRow:
+def _row(tables: Sequence[Mapping[str, Values]], seed: int) -> GroupRow:
     names = [name for name in tables[0] if all(name in table for table in tables)]
     each = [means(table) for table in tables]
     stacked = [np.stack([table[name] for name in names], axis=1) for table in tables]

@@ -1,18 +1,17 @@
-"""An evaluation's files: `<suite>.parquet` with a row per problem, `<suite>.json` with everything else.
+"""An evaluation's files, `<suite>.parquet` with a row per problem and `<suite>.json` with the rest, and its text.
 
-The table's columns are `rows.ProblemResult`'s fields, those of its records spread out: `answer_counts` and
+The table's columns are the fields of `samples.ProblemResult`, those of its records spread out: `answer_counts` and
 `answer_correct` have an entry per distinct answer, the most frequent first, `answer_texts` for the first 64 of them;
 `invalid` and `unnamed` are `Answers`'; `token_entropy`, `token_entropy_sampled`, `lambdas` and `lambda_sample` are
-`TokenFigures`'. In the JSON file `intervals` has [low, high] by the figures' names.
-
-Results as lines to print: figures with their 95% intervals.
+`TokenFigures`'. In the JSON file `intervals` has [low, high] by the metrics' names. As text, a result is a line for
+each metric with its 95% interval.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed
 from megasharp.evals.estimators import Interval
-from megasharp.evals.result import EvalResult, GroupResult, GroupRow
+from megasharp.evals.result import EvalResult, GroupResult
 from megasharp.evals.samples import Answers, ProblemResult, TokenFigures
 
 _COUNTS = (
@@ -65,7 +64,7 @@ def save(result: EvalResult, folder: Path) -> Path:
 
 
 def load_result(path: Path) -> EvalResult:
-    """The result that `save` wrote as `path`, rows included; also those of older versions, which measured less.
+    """Read the result that `save` wrote as `path`, rows included; also those of older versions, which measured less.
 
     Raises:
         UserError: the file, or the table beside it, is missing or is no evaluation's.
@@ -83,15 +82,16 @@ def load_result(path: Path) -> EvalResult:
             f"{table}: {len(rows)} problems that are not the {result.problems + result.left_out} of {result.n} samples "
             f"each which {path.name} is of; put back the table that was written with it"
         )
-    return _with_rows(result, rows)
+    return replace(result, rows=rows)
 
 
 def load_figures(path: Path) -> EvalResult:
-    """The result that `save` wrote as `path`, without its rows. Raises UserError as `load_result` does."""
+    """Read the result that `save` wrote as `path`, without its rows. Raises UserError as `load_result` does."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if "group" in tree:
-            raise UserError(f"{path} is the table of a group; give the file of one of its suites: {_suites(tree)}")
+            suites = ", ".join(f"{name}.json" for name in tree["suites"])
+            raise UserError(f"{path} is the table of a group; give the file of one of its suites: {suites}")
         for name in ("pass_at_k", "maj_at_k"):
             tree[name] = {int(k): value for k, value in tree.get(name, {}).items()}
         tree["intervals"] = {name: Interval(*bounds) for name, bounds in tree.get("intervals", {}).items()}
@@ -103,18 +103,9 @@ def load_figures(path: Path) -> EvalResult:
         raise UserError(f"{path}: not the JSON file of an evaluation ({one_line(error)})") from error
 
 
-def _suites(tree: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}.json" for name in tree["suites"])
-
-
 def stored_figures(path: Path) -> dict[str, float]:
-    """The metrics of a result that `save` wrote as `path`, bit for bit those of the result itself."""
+    """Read the metrics of a result that `save` wrote as `path`, bit for bit those of the result itself."""
     return load_figures(path).figures()
-
-
-def _with_rows(result: EvalResult, rows: Sequence[ProblemResult]) -> EvalResult:
-    known = {field.name: getattr(result, field.name) for field in fields(result)}
-    return EvalResult(**{**known, "rows": tuple(rows)})
 
 
 def _record(row: ProblemResult) -> dict[str, Any]:
@@ -150,7 +141,7 @@ _MANY = 20
 
 
 def result_lines(result: EvalResult) -> Iterator[str]:
-    """A heading, then one figure a line."""
+    """Yield a heading, then a line for each metric."""
     yield (
         f"{result.suite} of {result.label}: {result.problems} problems x {result.n} samples, temperature "
         f"{result.temperature:g}, top-p {result.top_p:g}, at most {result.max_tokens} tokens"
@@ -163,17 +154,14 @@ def result_lines(result: EvalResult) -> Iterator[str]:
 
 
 def group_lines(table: GroupResult) -> Iterator[str]:
-    """A line per suite and one for the average: pass@1 and the largest k that all suites have."""
+    """Yield a line per suite and one for the average: pass@1 and the largest k that all suites have."""
     ks = [int(name.removeprefix("pass@")) for name in table.average.figures if name.removeprefix("pass@").isdigit()]
     names = ["pass@1", f"pass@{max(ks)}"] if len(ks) > 1 else [f"pass@{k}" for k in ks]
     width = max(map(len, (*table.rows, "average")))
     yield f"{table.group} of {table.label} ({table.source})"
     for name, row in (*table.rows.items(), ("average", table.average)):
-        yield f"  {name:<{width}}  " + "  ".join(f"{figure} {_with_interval(row, figure)}" for figure in names)
-
-
-def _with_interval(row: GroupRow, figure: str) -> str:
-    return f"{row.figures[figure]:.4f}{_interval(row.intervals.get(figure))}" if figure in row.figures else "-"
+        values = {each: f"{value:.4f}{_interval(row.intervals.get(each))}" for each, value in row.figures.items()}
+        yield f"  {name:<{width}}  " + "  ".join(f"{each} {values.get(each, '-')}" for each in names)
 
 
 def _figures(figures: Mapping[str, float], intervals: Mapping[str, Interval]) -> Iterator[str]:

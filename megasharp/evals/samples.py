@@ -1,19 +1,15 @@
-"""One judged sample, as small as figures need it: what is counted now, and stored for an evaluation that goes on later.
+"""Judged samples and the counts of one problem: outcomes, answers, and means over its responses' tokens.
 
-Counting reads these records and nothing else, so an evaluation that was resumed is bit for bit the one in one piece.
-
-The answers among one problem's samples: how many of each, which are correct, how much they vary.
+A sample is a small record, stored for an evaluation that goes on later. Counting reads these records and nothing else,
+so an evaluation that was resumed is bit for bit the one in one piece.
 
 One answer is one canonical answer of the task's verifier: two wrong responses that say the same are one answer. A
 correct and a wrong response are never one, whatever their texts. All responses without a canonical answer, whatever is
 wrong with them, are together one class of the entropy (2510.04028 C.5); they have no vote in a majority.
 
-What an evaluation keeps of one problem: counts, its answers, and what its responses' tokens tell.
-
-Solution multiplicity: how many distinct solutions a problem has, where a solver knows (2511.19942 equation 2).
-
-The paper counts a suite's mean; here each problem has its own, and the share of its solutions among the samples. What
-is one solution is what is one canonical answer: an expression up to order and nesting for Countdown.
+Solution multiplicity is the number of distinct solutions of a problem, where a solver knows (2511.19942 equation 2).
+The paper counts a suite's mean; here each problem has its own, and the share of its solutions among the samples. One
+solution is one canonical answer: an expression up to order and nesting for Countdown.
 """
 
 from __future__ import annotations
@@ -32,14 +28,14 @@ from megasharp.tasks.countdown import CountdownAnswer, count_solutions
 from megasharp.tasks.countdown_tags import TaggedCountdownAnswer
 from megasharp.tasks.knights import KnightsAnswer
 
-# How many answers' texts are kept, those given most often, and how many characters of each.
+# Number of answers whose texts are kept, those given most often, and of characters of each.
 TEXTS_KEPT = 64
 _TEXT_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How often each answer was given; the most frequent first, ties by text.
+    """The answers to one problem and their counts; the most frequent first, ties by text.
 
     `counts` and `correct` have an entry per answer, `texts` one for each of the first `TEXTS_KEPT`, cut at 200
     characters. `invalid` counts judged responses without a canonical answer, `unnamed` those of them that are correct
@@ -56,12 +52,12 @@ class Answers:
 
     @property
     def distinct_correct(self) -> int:
-        """How many different answers are correct."""
+        """The number of different correct answers."""
         return sum(self.correct)
 
     @property
     def total(self) -> int:
-        """Judged responses, invalid ones included."""
+        """The number of judged responses, invalid ones included."""
         return sum(self.counts) + self.invalid
 
     @property
@@ -93,7 +89,7 @@ class AnswerCounts:
             self._counts[right, _key(verdict.canonical_answer)] += 1
 
     def answers(self) -> Answers:
-        """What was counted."""
+        """Return the answers counted so far."""
         ranked = sorted(self._counts.items(), key=lambda item: (-item[1], item[0][1], item[0][0]))
         return Answers(
             counts=tuple(count for _, count in ranked),
@@ -104,7 +100,7 @@ class AnswerCounts:
         )
 
     def correct_texts(self) -> Iterable[str]:
-        """The correct answers, each once, long ones cut."""
+        """Yield the correct answers, each once, long ones cut."""
         return (text for right, text in self._counts if right)
 
 
@@ -127,7 +123,7 @@ class TokenFigures:
     its tokens.
     `lambdas[n - 1]` is Lambda(n), of the log-prob of the policy's n-th likeliest token, and `lambda_sample` of the
     sampled one's (2510.14807 equation 2; there at the training temperature).
-    None, or empty, where the engine does not tell.
+    None, or empty, where the engine does not report it.
     """
 
     entropy: float | None = None
@@ -142,8 +138,8 @@ class ProblemResult:
 
     `correct`, `wrong`, `format`, `error`, `timeout` and `infra` count outcomes, `distinct_correct` the
     canonical answers among the correct ones, `truncated` responses that met the length limit.
-    `solutions` is how many distinct solutions the problem has, where a solver knows, `solutions_found` how many of them
-    are among the samples. `answers` is None in files that older versions wrote.
+    `solutions` is the number of distinct solutions of the problem, where a solver knows, `solutions_found` of those
+    among the samples. `answers` is None in files that older versions wrote.
     """
 
     id: str
@@ -176,7 +172,7 @@ _MOST_NUMBERS = 4
 
 
 def solution_count(answer: TaskAnswer) -> int | None:
-    """The number of distinct solutions; None where no solver knows, or it would take long.
+    """Count the distinct solutions of a problem; None where no solver knows, or it would take long.
 
     Countdown with up to four numbers is searched whole; a puzzle of knights and knaves has one solution by its making.
     """
@@ -196,7 +192,7 @@ def _countdown(numbers: tuple[int, ...], target: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample of problem number `problem` (from 0). `seen` are means over its tokens; no tokens, no figures."""
+    """A sample of problem number `problem` (from 0). `seen` are means over its tokens, all None without tokens."""
 
     problem: int
     outcome: Outcome
@@ -207,22 +203,17 @@ class Sample:
 
     @classmethod
     def of(cls, problem: int, completion: Completion, verdict: Verdict) -> Sample:
-        """What a completion and its verdict come to."""
+        """Make the sample of a completion and its verdict; means over tokens are taken in float64."""
         truncated = completion.finish_reason is FinishReason.LENGTH
-        tokens = int(completion.tokens.numel())
-        return cls(problem, verdict.outcome, verdict.canonical_answer, tokens, truncated, _token_figures(completion))
-
-
-def _token_figures(completion: Completion) -> TokenFigures:
-    if not completion.tokens.numel():
-        return TokenFigures()
-    top = completion.top_logp
-    return TokenFigures(
-        entropy=None if completion.entropy is None else _mean(completion.entropy),
-        entropy_sampled=-_mean(completion.sampler_logp),
-        lambdas=() if top is None else tuple(top.double().mean(dim=0).tolist()),
-        lambda_sample=_mean(completion.policy_logp),
-    )
+        tokens, top, seen = int(completion.tokens.numel()), completion.top_logp, TokenFigures()
+        if tokens:
+            seen = TokenFigures(
+                entropy=None if completion.entropy is None else _mean(completion.entropy),
+                entropy_sampled=-_mean(completion.sampler_logp),
+                lambdas=() if top is None else tuple(top.double().mean(dim=0).tolist()),
+                lambda_sample=_mean(completion.policy_logp),
+            )
+        return cls(problem, verdict.outcome, verdict.canonical_answer, tokens, truncated, seen)
 
 
 def _mean(values: Tensor) -> float:
@@ -243,7 +234,7 @@ class ProblemCounts:
 
     @property
     def drawn(self) -> int:
-        """How many samples were counted, INFRA ones included."""
+        """The number of samples counted, INFRA ones included."""
         return sum(self._outcomes.values())
 
     def add(self, sample: Sample) -> None:
@@ -254,9 +245,8 @@ class ProblemCounts:
         if sample.outcome is Outcome.INFRA:
             return
         self._answers.add(Verdict(sample.outcome, 0.0, sample.answer))
-        self._add_tokens(sample.seen)
-
-    def _add_tokens(self, seen: TokenFigures) -> None:
+        seen = sample.seen
+        # A response without tokens has no means.
         if seen.entropy_sampled is None or seen.lambda_sample is None:
             return
         self._responses += 1
@@ -266,9 +256,13 @@ class ProblemCounts:
         self._sums = [total + value for total, value in zip(before, values, strict=True)]
 
     def row(self, problem: str, answer: TaskAnswer, greedy: Outcome | None) -> ProblemResult:
-        """Everything that was counted of the problem with this id; `greedy` is the outcome of its greedy response."""
+        """Return all counts of the problem with this id; `greedy` is the outcome of its greedy response."""
         answers, infra = self._answers.answers(), self._outcomes[Outcome.INFRA]
         solutions = solution_count(answer)
+        seen = TokenFigures()
+        if self._responses:
+            sampled, lambda_sample, entropy, *lambdas = (total / self._responses for total in self._sums)
+            seen = TokenFigures(entropy if self._exact else None, sampled, tuple(lambdas), lambda_sample)
         return ProblemResult(
             id=problem,
             samples=self.drawn - infra,
@@ -283,13 +277,7 @@ class ProblemCounts:
             truncated=self._truncated,
             greedy_correct=None if greedy in (None, Outcome.INFRA) else greedy is Outcome.CORRECT,
             answers=answers,
-            tokens_seen=self._seen(),
+            tokens_seen=seen,
             solutions=solutions,
             solutions_found=None if solutions is None else answers.distinct_correct,
         )
-
-    def _seen(self) -> TokenFigures:
-        if not self._responses:
-            return TokenFigures()
-        sampled, lambda_sample, entropy, *lambdas = (total / self._responses for total in self._sums)
-        return TokenFigures(entropy if self._exact else None, sampled, tuple(lambdas), lambda_sample)

@@ -1,6 +1,7 @@
-"""Suites: named sets of problems. A suite is a YAML file that names a data set, or a task and a data file.
+"""Suites: named sets of problems, and the values of k that they are evaluated for.
 
-Values of k as people write them: `1,4,16` or `1,2,4,...,1024`.
+A suite is a YAML file that names a data set, or a task and a data file. Values of k are text as people write them:
+`1,4,16` or `1,2,4,...,1024`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ELLIPSES = ("...", "…")
 
 
 def parse_ks(text: str) -> tuple[int, ...]:
-    """The values of k that `text` names, sorted, each once.
+    """Parse the values of k that `text` names, sorted, each once.
 
     `...` stands between at least two values and a last one, and goes on from those before it by a constant factor or a
     constant difference, whichever fits; where both do, a third value before it decides.
@@ -46,7 +47,7 @@ def parse_ks(text: str) -> tuple[int, ...]:
 
 
 def default_ks(n: int) -> tuple[int, ...]:
-    """Powers of 4 below `n`, and `n`."""
+    """Return the powers of 4 below `n`, and `n`."""
     return (*(4**power for power in range(16) if 4**power < n), n)
 
 
@@ -57,7 +58,7 @@ def _number(part: str, text: str) -> int:
 
 
 def _continued(before: Sequence[int], end: int, text: str) -> list[int]:
-    """What the dots after `before` stand for, without `end`."""
+    """The values that the dots after `before` stand for, without `end`."""
     if len(before) < 2 or not before[-2] < before[-1] < end:
         raise UserError(f"--k {text}: the dots need two growing values before them and a larger one after")
     a, b = before[-2:]
@@ -75,7 +76,7 @@ def _continued(before: Sequence[int], end: int, text: str) -> list[int]:
 
 
 def _is_kept(before: Sequence[int], step: Callable[[int], int]) -> bool:
-    """Whether the last three values, where there are three, keep to the step."""
+    """True where the last three values, if there are three, keep to the step."""
     return len(before) < 3 or before[-2] == step(before[-3])
 
 
@@ -105,7 +106,7 @@ class Suite:
 
 
 class SuiteFile(Section):
-    """What a suite's YAML file says: a `task` and the `path` of its file, or a `set`, whose rows may be at `path` too.
+    """A suite's YAML file: a `task` and the `path` of its file, or a `set`, whose rows may be at `path` too.
 
     `prompt` is another template than the set's. `limit` problems are drawn by `seed`; null is all of them.
     """
@@ -149,7 +150,7 @@ class SuiteFile(Section):
 
 
 def load_suite(name: str, *, prompt: str | None = None, limit: int | None = None, seed: int | None = None) -> Suite:
-    """The suite `name`: a path to a YAML file, or the name of one in configs/task.
+    """Load the suite `name`: a path to a YAML file, or the name of one in configs/task.
 
     configs/task is looked up in the working directory, then in what megasharp ships. The path of data is taken
     relative to the YAML file, to the folder that holds its configs/, then to the working directory. `prompt`, `limit`
@@ -161,20 +162,17 @@ def load_suite(name: str, *, prompt: str | None = None, limit: int | None = None
     path = _suite_path(name)
     given = {key: value for key, value in (("prompt", prompt), ("limit", limit), ("seed", seed)) if value is not None}
     entry = validate(SuiteFile, {**read_tree(path), **given}, str(path))
-    task, items = _problems(entry, path)
+    data = _data_path(path, entry.path) if entry.path is not None else None
+    if entry.set is not None:
+        items = list(load_set(entry.set, data, entry.prompt).items)
+        task = items[0].task
+    else:
+        assert entry.task is not None and data is not None
+        task, items = entry.task, load_items(entry.task, data)
     try:
         return Suite(path.stem, task, tuple(sampled(items, entry.limit, entry.seed)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-
-
-def _problems(entry: SuiteFile, suite: Path) -> tuple[str, list[TaskItem]]:
-    data = _data_path(suite, entry.path) if entry.path is not None else None
-    if entry.set is not None:
-        items = list(load_set(entry.set, data, entry.prompt).items)
-        return items[0].task, items
-    assert entry.task is not None and data is not None
-    return entry.task, load_items(entry.task, data)
 
 
 def _suite_path(name: str) -> Path:
