@@ -26,10 +26,10 @@ from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams, Sequence
+from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.learner.learner import LearnerSettings
-from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.planner.formulas import forward_flops_per_token
@@ -63,15 +63,13 @@ class Bench:
         self._recipe: Recipe = build_recipe(("grpo",), {}, reduction=None, constant=1.0, mini_batches=1)
         settings = LearnerSettings(
             folder=str(folder),
+            policy=PolicyConfig(),
             dtype=torch.float32,
             layout=ParallelLayout(),
-            optimizer=OptimizerSettings(1e-6, (0.9, 0.95), 1e-8, 0.0, 1.0, 0, "constant", 1000),
+            total_steps=1000,
             needs=self._recipe.needs,
             temperature=1.0,
             seed=0,
-            recompute="none",
-            offload=(),
-            options={},
             drawn=True,
         )
         self._learner = RanksLearner(OneRank({POLICY: settings}, CPU))

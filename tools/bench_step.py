@@ -46,14 +46,12 @@ from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.errors import UserError
 from megasharp.common.records import MicroBatch, ParallelLayout, StepBatch, StepStats, as_dtype
 from megasharp.common.records import Sequence as TrainSequence
+from megasharp.config.policy import Fp8Format, Fp8Recipe, HeadForm, PolicyConfig, Recompute, RecomputeModule, Wanted
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner import flash_varlen
-from megasharp.learner.layer_spec import Wanted, uses_transformer_engine
+from megasharp.learner.layer_spec import uses_transformer_engine
 from megasharp.learner.learner import LearnerSettings, RankLearner
-from megasharp.learner.model import Fp8
-from megasharp.learner.optimizer import OptimizerSettings
-from megasharp.learner.output_head import HeadForm
 from megasharp.learner.parallel import device_of_rank, meet
 from megasharp.learner.rank import POLICY, Rank
 from megasharp.metrics.group_metrics import Diagnostics
@@ -80,13 +78,13 @@ class Setting:
     micro_batches: int
     topn: int
     annotate: bool
-    recompute: str
+    recompute: Recompute
     head: HeadForm
-    recompute_modules: tuple[str, ...]
+    recompute_modules: tuple[RecomputeModule, ...]
     optimizer_offload: bool
     transformer_engine: Wanted
-    fp8: str | None
-    fp8_recipe: str
+    fp8: Fp8Format | None
+    fp8_recipe: Fp8Recipe
     overlap: Wanted
     tp: int
     pp: int
@@ -137,27 +135,34 @@ def place() -> tuple[int, int, Store]:
     return rank, world, PrefixStore("bench_step", store)
 
 
+def policy_keys(setting: Setting) -> PolicyConfig:
+    """The options that are keys of a run's policy section."""
+    return PolicyConfig(
+        recompute=setting.recompute,
+        recompute_modules=list(setting.recompute_modules),
+        head=setting.head,
+        transformer_engine=setting.transformer_engine,
+        fp8=setting.fp8,
+        fp8_recipe=setting.fp8_recipe,
+        overlap=setting.overlap,
+        optimizer_offload=setting.optimizer_offload,
+        megatron=setting.options,
+    )
+
+
 def learner_settings(setting: Setting, folder: Path, world: int, recipe: Recipe) -> LearnerSettings:
     """A learner as a run makes it."""
     return LearnerSettings(
         folder=str(folder),
+        policy=policy_keys(setting),
         dtype=as_dtype(setting.dtype),
         layout=setting.layout(world),
-        optimizer=OptimizerSettings(1e-6, (0.9, 0.95), 1e-8, 0.0, 1.0, 0, "constant", 1000),
+        total_steps=1000,
         needs=recipe.needs,
         temperature=1.0,
         seed=0,
-        recompute=setting.recompute,
-        offload=(),
-        options=setting.options,
         diagnostics=Diagnostics(setting.topn, 8),
         drawn=setting.random_init,
-        head=setting.head,
-        recompute_modules=setting.recompute_modules,
-        optimizer_offload=setting.optimizer_offload,
-        transformer_engine=setting.transformer_engine,
-        fp8=None if setting.fp8 is None else Fp8(setting.fp8, setting.fp8_recipe),  # type: ignore[arg-type]
-        overlap=setting.overlap,
     )
 
 
@@ -244,7 +249,7 @@ def data_sheet(gpu: str) -> Gpu | None:
 
 def modules(setting: Setting, architecture: Architecture, device: torch.device) -> dict[str, str]:
     """Whose layers and which attention were measured."""
-    engine = uses_transformer_engine(setting.transformer_engine, device)
+    engine = uses_transformer_engine(policy_keys(setting), device)
     query = torch.empty(0, architecture.heads, architecture.head_dim, dtype=as_dtype(setting.dtype), device=device)
     return {
         "layer_spec": "Transformer Engine's" if engine else "Megatron's local",

@@ -37,6 +37,7 @@ from torch._C._distributed_c10d import HashStore
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout, as_dtype
+from megasharp.config.policy import PolicyConfig
 from megasharp.config.rollout import SyncConfig
 from megasharp.convert.hf_folder import TensorView, expected_hf_shapes, read_config
 from megasharp.learner.model import build_chunks, transformer_config
@@ -72,7 +73,7 @@ class Gathering:
         with megatron_device(device), first_weights(folder, drawn=True) as source:
             self.place: Place = initialize(ParallelLayout(), seed=0)
             self.family, self.architecture = source.family, source.architecture
-            config = transformer_config(source.architecture, ParallelLayout(), dtype, "none", {})
+            config = transformer_config(source.architecture, ParallelLayout(), dtype, PolicyConfig(), {})
             self.chunks = build_chunks(config, source.architecture, self.place)
             for chunk in self.chunks:
                 chunk.to(device)

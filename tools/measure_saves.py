@@ -30,12 +30,12 @@ from megasharp.algos.dlc import cross_entropy_recipe
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.common.records import ParallelLayout, Sequence, StepBatch
+from megasharp.config.policy import OptimizerConfig, PolicyConfig
 from megasharp.convert.hf_folder import expected_hf_shapes, read_config
 from megasharp.convert.hf_write import write_hf_folder
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import software_versions
 from megasharp.learner.learner import LearnerSettings
-from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
@@ -103,15 +103,13 @@ def settings(model: Path) -> LearnerSettings:
     """One rank in float32, trained by Adam."""
     return LearnerSettings(
         folder=str(model),
+        policy=PolicyConfig(optimizer=OptimizerConfig(lr=1e-5)),
         dtype=torch.float32,
         layout=ParallelLayout(),
-        optimizer=OptimizerSettings(1e-5, (0.9, 0.95), 1e-8, 0.0, 1.0, 0, "constant", 1),
+        total_steps=1,
         needs=Needs(),
         temperature=1.0,
         seed=0,
-        recompute="none",
-        offload=(),
-        options={},
     )
 
 

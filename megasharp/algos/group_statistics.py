@@ -7,13 +7,16 @@ The importance ratio as the surrogates share it: its bound, its metrics, and a l
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from megasharp.algos.base import Method, ParamsT, TokenMetric
 from megasharp.common.records import Group, Outcome, Response, TokenInputs
+
+# Of a variance: the number of values minus 1, or the number.
+Divisor = Literal["unbiased", "population"]
 
 
 def is_scored(response: Response) -> bool:

@@ -8,21 +8,19 @@ Degenerate cases: a group whose rewards are all equal, or that has a single scor
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.algos.group_statistics import centred, uniform
+from megasharp.algos.group_statistics import Divisor, centred, uniform
 from megasharp.common.records import Group
 
 
 class GRPOParams(MethodParams):
     """`std` picks the divisor; `epsilon` keeps a group of nearly equal rewards finite."""
 
-    std: Literal["unbiased", "population"] = Field(
+    std: Divisor = Field(
         default="unbiased",
         description="Divisor of the group's variance: unbiased divides by G - 1 as public trainers do, population by "
         "G.",

@@ -20,6 +20,7 @@ from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric,
 from megasharp.common.records import TokenInputs
 
 LOG_RATIO_BOUND = 20.0
+Estimator = Literal["k1", "k2", "k3"]
 
 
 class KLParams(MethodParams):
@@ -30,7 +31,7 @@ class KLParams(MethodParams):
         description="Factor of the divergence from the reference policy in the loss, a number or a ramp. Public GRPO "
         "settings use 0.001. 0: no penalty.",
     )
-    form: Literal["k1", "k2", "k3"] = Field(
+    form: Estimator = Field(
         default="k3",
         description="Estimator of the divergence per token. k3 is GRPO's; k2 has the gradient of the divergence "
         "itself; k1 has a gradient of mean zero and only shifts the loss.",
@@ -55,7 +56,7 @@ class KL(Method[KLParams]):
         return settled(self.params.coefficient) * estimate_T, metrics
 
 
-def _estimate(form: Literal["k1", "k2", "k3"], difference_T: Tensor) -> Tensor:
+def _estimate(form: Estimator, difference_T: Tensor) -> Tensor:
     if form == "k1":
         return -difference_T
     if form == "k2":

@@ -12,21 +12,19 @@ are all zero has zero advantages.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams, TokenMetric, TokenMetrics
-from megasharp.algos.group_statistics import centred
+from megasharp.algos.group_statistics import Divisor, centred
 from megasharp.common.records import Group, TokenInputs
 
 
 class ReinforcePPBaselineParams(MethodParams):
     """`std` picks the divisor of the variance; `epsilon` keeps a step of nearly equal advantages finite."""
 
-    std: Literal["unbiased", "population"] = Field(
+    std: Divisor = Field(
         default="unbiased",
         description="Divisor of the step's variance: unbiased divides by the number of tokens minus 1, population by "
         "their number.",

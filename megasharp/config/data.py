@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from megasharp.common.section import Section
 
+SandboxKind = Literal["bubblewrap", "none"]
+
 
 class StagnationConfig(Section):
     """True when a figure of the evaluations, such as `eval/<suite>/pass@1`, has stopped growing.
@@ -185,7 +187,7 @@ class RewardConfig(Section):
         "task's verifier. It takes (text, answer) and returns a number or a Verdict. null: the task's verifier; "
         "evaluations always use that.",
     )
-    sandbox: Literal["bubblewrap", "none"] = Field(
+    sandbox: SandboxKind = Field(
         default="bubblewrap",
         description="Isolation of programs that the model writes (task code). bubblewrap runs them without network "
         "and outside your files; none runs them with your own rights.",

@@ -10,7 +10,13 @@ from megasharp.common.section import Section
 
 DtypeName = Literal["float32", "bfloat16"]
 LoraTarget = Literal["qkv", "proj", "fc1", "fc2"]
+HeadForm = Literal["logits", "chunked"]
 Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal["core_attn", "mlp"]
+Fp8Format = Literal["hybrid", "e4m3"]
+Fp8Recipe = Literal["tensorwise", "blockwise"]
+OffloadedPart = Literal["weights", "gradients", "optimizer"]
+Wanted = Literal["auto"] | bool
 
 
 class ModelConfig(Section):
@@ -99,6 +105,15 @@ class LoraConfig(Section):
             raise ValueError(f"targets: {', '.join(self.targets)} names one twice")
         return self
 
+    def __hash__(self) -> int:
+        # The planner caches by adapters, and pydantic's own hash fails for a list.
+        return hash((self.rank, self.alpha, *self.targets))
+
+    @property
+    def scale(self) -> float:
+        """Factor of the product B A x (arXiv 2106.09685, section 4.1)."""
+        return self.alpha / self.rank
+
 
 class PolicyConfig(Section):
     """The policy under training and how it is split over ranks; dp follows from the world size.
@@ -164,33 +179,33 @@ class PolicyConfig(Section):
         description="Activations computed again in the backward pass to save memory. none keeps all; selective "
         "recomputes recompute_modules; full recomputes every layer, which costs about a third more compute.",
     )
-    recompute_modules: list[Literal["core_attn", "mlp"]] = Field(
+    recompute_modules: list[RecomputeModule] = Field(
         default=["core_attn"],
         description="Modules that recompute: selective computes again: core_attn (attention scores) or mlp (the "
         "feed-forward block). Used with selective only.",
     )
-    head: Literal["logits", "chunked"] = Field(
+    head: HeadForm = Field(
         default="logits",
         description="Computation of the output layer. logits holds the logits of a whole micro-batch; chunked "
         "computes about a thousand tokens at a time and again in backward, which saves memory for one more matrix "
         "product.",
     )
-    transformer_engine: Literal["auto"] | bool = Field(
+    transformer_engine: Wanted = Field(
         default="auto",
         description="Use of NVIDIA Transformer Engine layers. auto takes them on GPUs where the package is installed; "
         "true requires them; false uses Megatron's own layers. fp8 always uses them.",
     )
-    fp8: Literal["hybrid", "e4m3"] | None = Field(
+    fp8: Fp8Format | None = Field(
         default=None,
         description="Format of FP8 matrix products, which need a Hopper or later GPU, Transformer Engine and bfloat16 "
         "weights. hybrid rounds gradients to e5m2 and all else to e4m3; e4m3 uses e4m3 throughout. null: no FP8.",
     )
-    fp8_recipe: Literal["tensorwise", "blockwise"] = Field(
+    fp8_recipe: Fp8Recipe = Field(
         default="blockwise",
         description="Granularity of FP8 scales: blockwise has one scale per block of 128 values, tensorwise one per "
         "tensor. Used when fp8 is set.",
     )
-    overlap: Literal["auto"] | bool = Field(
+    overlap: Wanted = Field(
         default="auto",
         description="Overlap of data-parallel communication with computation. auto turns it on for GPUs where dp x cp "
         "is above 1. Set false to rule it out when a run hangs or differs.",
@@ -207,7 +222,7 @@ class PolicyConfig(Section):
         description="Low-rank adapters, trained while all other weights stay frozen. Checkpoints hold the adapters; "
         "the engines get merged weights. null: all weights are trained.",
     )
-    offload: list[Literal["weights", "gradients", "optimizer"]] = Field(
+    offload: list[OffloadedPart] = Field(
         default=[],
         description="Parts of the policy that leave the GPU while co-located SGLang engines sample: weights, "
         "gradients, optimizer. Add parts when the engines lack memory; weights and optimizer are copied to host "

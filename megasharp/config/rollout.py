@@ -14,6 +14,7 @@ EngineFlag = int | float | bool | str | list[int | float | bool | str] | None
 FleetTransport = Literal["shared_memory", "ipc", "nccl", "gloo", "disk"]
 Transport = Literal["inprocess", FleetTransport]
 InFlight = Literal["retract", "in_place"]
+EnginePlacement = Literal["colocated", "disaggregated"]
 
 
 class RolloutConfig(Section):
@@ -149,7 +150,7 @@ class ClusterConfig(Section):
         description="Launcher of processes: local starts them on this machine, ray on a Ray cluster. More than one "
         "node needs ray.",
     )
-    placement: Literal["colocated", "disaggregated"] = Field(
+    placement: EnginePlacement = Field(
         default="colocated",
         description="Placement of SGLang engines. colocated shares the policy's GPUs, engines sleep while it trains; "
         "disaggregated gives engines GPUs of their own, so both can work at once.",

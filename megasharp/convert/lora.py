@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -22,7 +22,7 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import write_text
 from megasharp.common.section import Section
 from megasharp.config.core import validate
-from megasharp.config.policy import LoraTarget
+from megasharp.config.policy import LoraConfig, LoraTarget
 from megasharp.convert.architecture import Architecture
 
 TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
@@ -37,20 +37,6 @@ MODULES: dict[LoraTarget, str] = {
 # Names of an adapter's two parameters, beside the `weight` of their module.
 ADAPTER_NAMES = ("lora_A", "lora_B")
 RECORD = "lora.json"
-
-
-@dataclass(frozen=True, slots=True)
-class LoraSettings:
-    """Adapters of rank `rank` on `targets`; their output is multiplied by `alpha / rank`."""
-
-    rank: int
-    alpha: float
-    targets: tuple[LoraTarget, ...]
-
-    @property
-    def scale(self) -> float:
-        """The factor on B A x: alpha / rank (section 4.1)."""
-        return self.alpha / self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +92,7 @@ def input_size(target: LoraTarget, arch: Architecture) -> int:
     return {"qkv": arch.hidden, "proj": arch.query_size, "fc1": arch.hidden, "fc2": arch.ffn}[target]
 
 
-def trained_parameters(lora: LoraSettings, arch: Architecture) -> int:
+def trained_parameters(lora: LoraConfig, arch: Architecture) -> int:
     """Count the parameters of the whole model's adapters: all that is trained."""
     per_layer = 0
     for target in lora.targets:
@@ -139,22 +125,22 @@ class _Record(Section):
     base: str | None = None
 
 
-def record_adapters(folder: Path, lora: LoraSettings, base: Path) -> None:
+def record_adapters(folder: Path, lora: LoraConfig, base: Path) -> None:
     """Record in a folder of shards which adapters they hold, on the weights of which Hugging Face folder `base`.
 
     Without it they could not be merged.
     """
-    record = {**asdict(lora), "base": str(base.absolute())}
+    record = {**lora.model_dump(), "base": str(base.absolute())}
     write_text(folder / RECORD, json.dumps(record, indent=1) + "\n")
 
 
-def recorded_adapters(folder: Path) -> LoraSettings | None:
+def recorded_adapters(folder: Path) -> LoraConfig | None:
     """Read the settings that `record_adapters` wrote, or None where the folder's weights have no adapters.
 
     Raises UserError when the record cannot be read.
     """
     record = _read(folder)
-    return None if record is None else LoraSettings(record.rank, record.alpha, tuple(record.targets))
+    return None if record is None else LoraConfig(rank=record.rank, alpha=record.alpha, targets=record.targets)
 
 
 def recorded_base(folder: Path) -> str | None:

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.convert.lora import LoraSettings
+from megasharp.config.policy import LoraConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -158,7 +158,7 @@ Projection = tuple[str, Tensor, Tensor]
 
 
 def fill_peft_folder(
-    folder: Path, lora: LoraSettings, base: str | None, projections: Iterable[Projection]
+    folder: Path, lora: LoraConfig, base: str | None, projections: Iterable[Projection]
 ) -> dict[str, Tensor]:
     """Write a PEFT folder's two files into the existing empty folder; return the tensors by PEFT's names.
 

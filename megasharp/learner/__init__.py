@@ -1,8 +1,9 @@
-"""The policy in Megatron-core: the only room that imports megatron.
+"""The policy in Megatron-core: the only package that imports megatron.
 
-`learner` is the entry: one rank's learner. `model` builds a GPTModel from a Hugging Face folder, `weights` moves
-weights in and out under any TP x PP, `state` saves and loads through Megatron's distributed checkpointing, `cpu` lets
-all of that run without CUDA.
+`ranks/` is how the training loop talks to all ranks. `learner` is one rank's part: it annotates a batch and takes
+optimizer steps. `model` builds a GPTModel from a Hugging Face folder, `forward` and `output_head` compute log-probs,
+`weights` loads and exports weights under any layout, `sharded_state` saves and loads through Megatron's distributed
+checkpointing, `cpu_backend` lets all of that run without CUDA.
 """
 
 import logging
@@ -10,8 +11,8 @@ import warnings
 
 from megasharp.learner.lean_import import lean
 
-# Megatron says at import what is not installed (Transformer Engine, apex) and keeps names that torch has deprecated; on
-# a machine without them that is some twenty lines that a user can do nothing about.
+# At import Megatron warns of what is not installed (Transformer Engine, apex) and of names that torch has deprecated:
+# some twenty lines that a user can do nothing about.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core\..*")
 warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated")
 warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
@@ -21,5 +22,5 @@ warnings.filterwarnings("ignore", message=r"Please use DTensor instead")
 logging.getLogger("megatron.core.dist_checkpointing.strategies.filesystem_async").setLevel(logging.CRITICAL)
 
 with lean():
-    # Before any module of this room imports a part of it.
+    # Before any module of this package imports a part of it.
     import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401

@@ -1,4 +1,4 @@
-"""Context parallel: the packed rows of a micro-batch are cut over ranks, and attention alone sees them all.
+"""Context parallelism: the packed tokens of a micro-batch are cut over ranks, and attention alone sees them all.
 
 The rows are cut into 2 * size chunks, and rank r computes chunks r and 2 * size - 1 - r (a zigzag): late rows of a long
 run see many keys and early rows few, so every rank gets some of both (arXiv 2407.21783, section 3.3.2). Inside core
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ContextCut:
-    """Which of `rows` packed rows, a multiple of 2 * `size`, the rank number `rank` of `size` computes."""
+    """The share of rank number `rank` of `size` in `rows` packed rows, a multiple of 2 * `size`."""
 
     rank: int
     size: int
@@ -37,40 +37,40 @@ class ContextCut:
         return (first, first + chunk), (second, second + chunk)
 
     def held(self) -> Tensor:
-        """int64 [rows / size]: the packed rows of this rank, in its order."""
+        """Return the packed rows of this rank, in its order: int64 [rows / size]."""
         return torch.cat([torch.arange(first, end) for first, end in self.bounds])
 
     def places(self) -> Tensor:
-        """int64 [rows]: where each packed row lies once the ranks' rows are joined in the ranks' order."""
+        """Return each packed row's index among the ranks' rows, joined in the ranks' order: int64 [rows]."""
         joined = torch.cat([ContextCut(rank, self.size, self.rows).held() for rank in range(self.size)])
         return joined.argsort()
 
 
 class Exchange(Protocol):
-    """How the ranks of one cut give each other rows."""
+    """Collectives between the ranks of one cut."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """[L, ...] of this rank -> [size * L, ...] of all, in the ranks' order."""
+        """Gather [L, ...] of every rank into [size * L, ...], in the ranks' order."""
 
     def scatter_sum(self, rows: Tensor) -> Tensor:
-        """[size * L, ...] -> [L, ...]: the sum over ranks of what each has for this rank's rows."""
+        """Sum over ranks what each has for this rank's rows: [size * L, ...] -> [L, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupExchange:
-    """Over a process group, of more than one rank."""
+    """Satisfies `Exchange` over a process group of more than one rank."""
 
     group: dist.ProcessGroup
 
     def gather(self, rows: Tensor) -> Tensor:
-        """One all-gather."""
+        """Gather by one all-gather."""
         size = dist.get_world_size(self.group)
         whole = rows.new_empty(size * rows.shape[0], *rows.shape[1:])
         dist.all_gather_into_tensor(whole, rows.contiguous(), group=self.group)
         return whole
 
     def scatter_sum(self, rows: Tensor) -> Tensor:
-        """One reduce-scatter."""
+        """Sum by one reduce-scatter."""
         size = dist.get_world_size(self.group)
         own = rows.new_empty(rows.shape[0] // size, *rows.shape[1:])
         dist.reduce_scatter_tensor(own, rows.contiguous(), group=self.group)
@@ -78,13 +78,13 @@ class GroupExchange:
 
 
 def all_rows(rows: Tensor, exchange: Exchange) -> Tensor:
-    """`exchange.gather`, and `exchange.scatter_sum` of the gradients."""
+    """Gather all ranks' rows; backward sums their gradients over ranks and keeps this rank's."""
     whole: Tensor = _AllRows.apply(rows, exchange)  # type: ignore[no-untyped-call]
     return whole
 
 
 class _Context(torch.autograd.function.FunctionCtx):
-    """What backward needs."""
+    """State that forward leaves for backward."""
 
     exchange: Exchange
 

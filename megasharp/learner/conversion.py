@@ -16,12 +16,12 @@ from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import note
 from megasharp.common.files import completed_folder, folder_errors
 from megasharp.common.records import as_dtype, dtype_name
+from megasharp.config.policy import LoraConfig
 from megasharp.convert.architecture import Architecture, check_arguments
 from megasharp.convert.hf_folder import HFReader, hf_tensors, megatron_tensor, read_config
 from megasharp.convert.hf_write import MAX_SHARD_BYTES, carry_over, fill_hf_folder, set_dtype
 from megasharp.convert.lora import (
     ADAPTER_NAMES,
-    LoraSettings,
     is_adapter,
     merged,
     recorded_adapters,
@@ -249,7 +249,7 @@ def _check_dtypes(reader: HFReader) -> None:
             )
 
 
-def _cut(arch: Architecture, folder: Path, dtype: torch.dtype, tp: int, lora: LoraSettings | None = None) -> Cut:
+def _cut(arch: Architecture, folder: Path, dtype: torch.dtype, tp: int, lora: LoraConfig | None = None) -> Cut:
     with alone() as place:
         model = blank_model(arch, place, dtype, lora)
         check_model(model, arch, folder / CONFIG_FILE)

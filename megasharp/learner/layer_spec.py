@@ -1,24 +1,20 @@
-"""Which modules a layer is made of: Transformer Engine's where it is wanted, else Megatron's own and our norm.
+"""The modules of a layer: Transformer Engine's where it is wanted, else Megatron's own with our norm.
 
-Core attention is ours in both, because packed rows share prompts (docs/decisions/0005 says why). Transformer
-Engine joins each norm with the linear map behind it, so a norm's weight has another name there; `local_name` undoes
-it, and checkpoints are named alike, so that every conversion, export and checkpoint knows one set of names.
+Core attention is ours in both, because packed rows share prompts (docs/decisions/0005 says why). Our RMS norm is there
+because Megatron's torch wrapper refuses sequence parallelism; all that this needs is a mark on the weight, by which
+Megatron sums its gradient over tensor-parallel ranks. Transformer Engine joins each norm with the linear map behind
+it, so a norm's weight has another name there. `local_name` undoes that, and checkpoints are named alike, so that every
+conversion, export and checkpoint has one set of names.
 
-Low-rank adapters on Megatron's column- and row-parallel linear maps (LoRA, arXiv 2106.09685, section 4.1).
+Linear maps may have low-rank adapters (LoRA, arXiv 2106.09685, section 4.1). The spec names the classes of this file
+for the adapted maps; `attach` then freezes the whole model and gives each of them an A and a B (their layout:
+`convert/lora.py`). Megatron's reduction and its distributed optimizer take only parameters that require a gradient, so
+frozen weights have neither a gradient buffer nor moments.
 
-The layer spec names the classes of this file for the maps that are adapted; `attach` then freezes the whole model and
-gives each of them an A and a B. Megatron's reduction and its distributed optimizer take only what needs a gradient, so
-the frozen weights have neither a gradient buffer nor moments. How A and B lie: `convert/lora.py`.
-
-Under tensor parallelism the low-rank values are what travels between ranks. A column-parallel map multiplies each
-rank's part of the sequence by the whole A and gathers the results; a row-parallel one sums the ranks' products with
-their columns of A and scatters the sum over the sequence. Either way one of the two, A or B, is the same on every rank
-and has seen a part of the sequence only: it carries the mark by which Megatron sums its gradient over the ranks.
-
-RMS normalisation that knows about sequence parallelism.
-
-Megatron's torch wrapper refuses sequence parallelism; all that is missing is the mark on the weight by which
-Megatron sums its gradient over tensor-parallel ranks.
+Under tensor parallelism ranks exchange the low-rank values. A column-parallel map multiplies each rank's part of the
+sequence by the whole A and gathers the results; a row-parallel one sums the ranks' products with their columns of A and
+scatters the sum over the sequence. Either way one of the two, A or B, is the same on every rank and has seen only a
+part of the sequence: it carries the mark by which Megatron sums its gradient over the ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import util
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,24 +48,15 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from megasharp.common.errors import UserError
-from megasharp.config.policy import LoraTarget
+from megasharp.config.policy import LoraConfig, LoraTarget, PolicyConfig
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.lora import (
-    ADAPTER_NAMES,
-    MODULES,
-    LoraSettings,
-    Rows,
-    input_size,
-    merged,
-    raised,
-    rows_of,
-)
+from megasharp.convert.lora import ADAPTER_NAMES, MODULES, Rows, input_size, merged, raised, rows_of
 from megasharp.learner.attention import PackedAttention
 from megasharp.learner.parallel import Place
 
 
 class _Adapted(torch.nn.Module):
-    """What both kinds have: a frozen weight beside A [projections * rank, inputs] and B [outputs, rank]."""
+    """A linear map with a frozen weight, A [projections * rank, inputs] and B [outputs, rank]."""
 
     weight: torch.nn.Parameter
     lora_A: torch.nn.Parameter
@@ -80,8 +67,8 @@ class _Adapted(torch.nn.Module):
     # The dimension in which A and B are split over tensor-parallel ranks; None where they are the same on all.
     split: tuple[int | None, int | None]
 
-    def adapt(self, target: LoraTarget, lora: LoraSettings, rows: Rows, a: Tensor) -> None:
-        """Take A's initial values, this rank's part of them; B begins at zero, so that the model begins unchanged."""
+    def adapt(self, target: LoraTarget, lora: LoraConfig, rows: Rows, a: Tensor) -> None:
+        """Take this rank's part of A's initial values. B starts at zero, so that the model starts unchanged."""
         self.target, self.rows, self.scale = target, rows, lora.scale
         self.lora_A = torch.nn.Parameter(a.to(self.weight))
         self.lora_B = torch.nn.Parameter(self.weight.new_zeros(rows.total, lora.rank))
@@ -94,7 +81,7 @@ class _Adapted(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Megatron's entries, and A or B split as the weight is: of gate and up each half by itself."""
+        """Return Megatron's entries, with A or B split as the weight is; gate and up are split each by itself."""
         assert metadata is not None
         state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
         dimensions = {name: at for name, at in zip(ADAPTER_NAMES, self.split, strict=True) if at is not None}
@@ -111,7 +98,7 @@ class _Adapted(torch.nn.Module):
         return {**state, **entries}
 
     def merged_weight(self) -> Tensor:
-        """This rank's part of the weight with the adapter in it; the weight itself stays."""
+        """Return this rank's part of weight + scale B A, in the weight's dtype; the weight itself is unchanged."""
         return merged(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.rows, self.scale)
 
 
@@ -121,7 +108,7 @@ class AdaptedColumns(_Adapted, ColumnParallelLinear):  # type: ignore[misc]
     split = (None, 0)
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """As Megatron's, plus scale B A x."""
+        """Compute Megatron's output plus scale B A x."""
         output, bias = super().forward(input_, *args, **kwargs)
         low = F.linear(input_, self.lora_A)
         if self.sequence_parallel:
@@ -135,7 +122,7 @@ class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
     split = (1, None)
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As Megatron's, plus scale B A x."""
+        """Compute Megatron's output plus scale B A x."""
         output, bias = super().forward(input_)
         low = F.linear(input_, self.lora_A)
         if self.sequence_parallel:
@@ -152,8 +139,8 @@ ADAPTED: dict[LoraTarget, type[_Adapted]] = {
 }
 
 
-def attach(model: GPTModel, lora: LoraSettings, arch: Architecture, place: Place, seed: int) -> None:
-    """Freeze every weight and give the adapted maps their A and B. Initial values do not depend on the layout."""
+def attach(model: GPTModel, lora: LoraConfig, arch: Architecture, place: Place, seed: int) -> None:
+    """Freeze every weight and give the adapted maps their A and B, with initial values that no layout changes."""
     model.requires_grad_(False)
     for layer in model.decoder.layers:
         for target in lora.targets:
@@ -173,9 +160,9 @@ def attach(model: GPTModel, lora: LoraSettings, arch: Architecture, place: Place
 
 
 def initial_values(name: str, seed: int, rows: int, columns: int) -> Tensor:
-    """A's whole values: uniform in +-1 / sqrt(columns), as the paper's code and PEFT draw them (Kaiming, a = sqrt 5).
+    """Draw the whole A: float32 [rows, columns], uniform in +-1 / sqrt(columns).
 
-    Section 4.1 itself says a random Gaussian. [rows, columns] in float32.
+    The paper's code and PEFT draw it so (Kaiming, a = sqrt 5); section 4.1 itself says a random Gaussian.
     """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -183,13 +170,13 @@ def initial_values(name: str, seed: int, rows: int, columns: int) -> Tensor:
 
 
 def _ask_for_gradients(module: torch.nn.Module, args: object, output: Tensor) -> None:
-    """Let the frozen embedding's output want a gradient: recomputed layers whose input wants none get none at all."""
+    """Make the frozen embedding's output require a gradient: recomputed layers with an input without one get none."""
     if torch.is_grad_enabled():
         output.requires_grad_()
 
 
 def adapted_weights(chunks: Sequence[GPTModel]) -> Iterator[tuple[torch.nn.Parameter, _Adapted]]:
-    """Every adapted weight of this rank, and the map it belongs to."""
+    """Yield every adapted weight of this rank, and its linear map."""
     for chunk in chunks:
         for module in chunk.modules():
             if isinstance(module, _Adapted):
@@ -197,7 +184,7 @@ def adapted_weights(chunks: Sequence[GPTModel]) -> Iterator[tuple[torch.nn.Param
 
 
 class RMSNorm(torch.nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension."""
+    """RMS norm over the last dimension: x / sqrt(mean(x^2) + eps) * weight."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **unused: object) -> None:
         super().__init__()
@@ -209,8 +196,6 @@ class RMSNorm(torch.nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
-Wanted = bool | Literal["auto"]
-
 # A norm's module in the local spec, and what Transformer Engine's fused map calls its parameters.
 _FUSED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
@@ -219,16 +204,16 @@ _FUSED_NORMS = {
 
 
 def transformer_engine_is_there() -> bool:
-    """Whether this Python has Transformer Engine; nothing is imported."""
+    """Return True where this Python has Transformer Engine, without importing it."""
     return util.find_spec("transformer_engine") is not None
 
 
-def uses_transformer_engine(wanted: Wanted, device: torch.device) -> bool:
-    """Whether layers are Transformer Engine's: with `auto` on a GPU where it is installed.
+def uses_transformer_engine(policy: PolicyConfig, device: torch.device) -> bool:
+    """Decide whether layers are Transformer Engine's: with FP8 always, with `auto` on a GPU where it is installed.
 
-    Raises:
-        UserError: it is wanted and not installed.
+    Raises UserError where it is wanted and not installed.
     """
+    wanted = policy.transformer_engine if policy.fp8 is None else True
     if wanted == "auto":
         return device.type == "cuda" and transformer_engine_is_there()
     if wanted:
@@ -246,7 +231,7 @@ def require_transformer_engine(key: str, otherwise: str) -> None:
 
 
 def local_name(name: str) -> str:
-    """A parameter's name in the local spec, whichever spec `name` is of."""
+    """Return a parameter's name in the local spec, for a name of either spec."""
     for norm, fused in _FUSED_NORMS.items():
         if fused in name:
             return name.replace(fused, norm)
@@ -260,12 +245,15 @@ def layers(
     adapted: Sequence[LoraTarget],
     transformer_engine: bool,
 ) -> TransformerBlockSubmodules:
-    """The layers of one chunk, with our packed core attention, and room for adapters on the `adapted` maps."""
+    """Return the spec of one chunk's layers, with our packed core attention and adapters on the `adapted` maps."""
     layer = _fused_layer(config, adapted) if transformer_engine else _local_layer(config)
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = ModuleSpec(module=PackedAttention, params={"windows": windows})
+    mlp = layer.submodules.mlp
+    # An MLP's spec is a function with its arguments in megatron-core 0.19, a ModuleSpec before.
+    maps = mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules
     for target in adapted:
-        home = attention if target in ("qkv", "proj") else _linear_maps(layer.submodules.mlp)
+        home = attention if target in ("qkv", "proj") else maps
         setattr(home, f"linear_{target}", ADAPTED[target])
     count = get_num_layers_to_build(config, vp_stage=chunk)
     final = _engine_norm() if transformer_engine else RMSNorm
@@ -284,7 +272,7 @@ def _local_layer(config: TransformerConfig) -> ModuleSpec:
 
 
 def _fused_layer(config: TransformerConfig, adapted: Sequence[LoraTarget]) -> ModuleSpec:
-    """Transformer Engine's; before an adapted map, which is Megatron's own and has no norm, stands our norm."""
+    """Return Transformer Engine's layer; adapted maps are Megatron's own, without a norm, so ours is before them."""
     layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     parts: TransformerLayerSubmodules = layer.submodules
     if "qkv" in adapted:
@@ -300,8 +288,3 @@ def _engine_norm() -> Callable[..., torch.nn.Module]:
 
     norm: Callable[..., torch.nn.Module] = TENorm
     return norm
-
-
-def _linear_maps(mlp: ModuleSpec | partial[object]) -> object:
-    """The classes of an MLP's linear maps; megatron-core 0.19 has a function with its arguments as an MLP's spec."""
-    return mlp.keywords["submodules"] if isinstance(mlp, partial) else mlp.submodules

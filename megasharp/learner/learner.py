@@ -1,13 +1,13 @@
-"""One rank of the policy under training.
+"""One rank's part of a learner: passes before the update, optimizer steps, weights, checkpoints, memory.
 
-Every rank gets the whole step's batch and works on its data-parallel share. Ranks that do not speak for their share
+Every rank gets the whole step's batch and works on its data-parallel share. Ranks that do not report for their share
 (all but the last stage's first tensor-parallel rank) return None; `megasharp.learner.ranks` joins the others' results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -33,15 +33,16 @@ from megasharp.common.records import (
     StepBatch,
     StepStats,
 )
+from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import TensorView
-from megasharp.convert.lora import LoraSettings, record_adapters
+from megasharp.convert.lora import record_adapters
 from megasharp.convert.rope import rotary_frequencies
 from megasharp.learner.forward import MicroResult, Passes, StageTimers, token_inputs
-from megasharp.learner.layer_spec import Wanted, uses_transformer_engine
-from megasharp.learner.model import CORE_ATTENTION, Fp8, Options, build_chunks, sort_options, transformer_config
-from megasharp.learner.offload import Kind, Offloader, Reference
-from megasharp.learner.optimizer import OptimizerSettings, Overlap, build_optimizer, guarded_step, overlaps, parts
-from megasharp.learner.output_head import HeadForm, HeadRequest, HeadSettings
+from megasharp.learner.layer_spec import uses_transformer_engine
+from megasharp.learner.model import build_chunks, sort_options, transformer_config
+from megasharp.learner.offload import Offloader, Reference
+from megasharp.learner.optimizer import Overlap, build_optimizer, guarded_step, overlaps, parts
+from megasharp.learner.output_head import HeadRequest, HeadSettings
 from megasharp.learner.parallel import Place, megatron_device
 from megasharp.learner.sharded_state import load_model, load_state, save_model, save_state
 from megasharp.learner.weights import export_stage, first_weights, weight_views
@@ -56,35 +57,24 @@ if TYPE_CHECKING:
 class LearnerSettings:
     """Everything a rank needs to build its part of a learner.
 
-    `folder` is where the model is loaded from, of either kind (`convert/model_folder.py`).
-    `temperature` divides logits before everything: the rollouts' own for the policy. `diagnostics`: what the update's
-    figures tell of; None leaves them out. `lora`: train adapters on frozen weights, or all weights where it is None.
-    `drawn`: begin with random weights of the model that `folder` describes. `head`: `learner/output_head.py` has both
-    forms. `transformer_engine` and `overlap`: `learner/layer_spec.py` and `learner/optimizer.py` say what `auto` takes.
-    `optimizer_offload`: Adam's state in host memory (`learner/optimizer_offload.py`). `recompute_modules`: of
-    `selective`.
+    `folder` is where the model is loaded from, of either kind (`convert/model_folder.py`). `policy`: the section of the
+    run file, where the layout's keys are not read but `layout`; a memory network has its own learning rate there.
+    `total_steps`: optimizer steps, after which the learning rate has decayed. `temperature` divides logits before
+    everything: the rollouts' own for the policy. `diagnostics`: settings of the update's metrics; None leaves them out.
+    `drawn`: start with random weights of the model that `folder` describes.
     """
 
     folder: str
+    policy: PolicyConfig
     dtype: torch.dtype
     layout: ParallelLayout
-    optimizer: OptimizerSettings
+    total_steps: int
     needs: Needs
     temperature: float
     seed: int
-    recompute: str
-    offload: tuple[Kind, ...]
-    options: Options
     diagnostics: Diagnostics | None = None
-    lora: LoraSettings | None = None
     deterministic: bool = False
     drawn: bool = False
-    head: HeadForm = "logits"
-    transformer_engine: Wanted = "auto"
-    fp8: Fp8 | None = None
-    overlap: Wanted = "auto"
-    optimizer_offload: bool = False
-    recompute_modules: tuple[str, ...] = (CORE_ATTENTION,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,39 +91,36 @@ Annotations = list[list[Annotation]]
 
 
 def _sum_gradients(models: list[torch.nn.Module], num_tokens: object = None, **kwargs: Any) -> None:
-    """Megatron's own reduction, without its division by a token count: our losses are divided already."""
+    """Reduce gradients as Megatron does, without its division by a token count: our losses are divided already."""
     finalize_model_grads(models, None, **kwargs)
 
 
 class RankLearner:
-    """A learner's part on this rank; `place` is what `initialize` found."""
+    """A learner's part on this rank; `place` comes from `initialize`.
+
+    Raises UserError where the model cannot be read, or the policy section asks for what this Python or model cannot do.
+    """
 
     def __init__(self, settings: LearnerSettings, place: Place, device: torch.device) -> None:
         self._settings = settings
         self._place = place
         self._device = device
+        policy = settings.policy
         with self._on_device():
-            options = sort_options(settings.options)
+            options = sort_options(policy.megatron)
             with first_weights(settings.folder, settings.drawn) as source:
                 self._family, self._arch = source.family, source.architecture
                 config = transformer_config(
-                    self._arch,
-                    settings.layout,
-                    settings.dtype,
-                    settings.recompute,
-                    options.model,
-                    settings.deterministic,
-                    settings.fp8,
-                    settings.recompute_modules,
+                    self._arch, settings.layout, settings.dtype, policy, options.model, settings.deterministic
                 )
-                engine = uses_transformer_engine(settings.transformer_engine, device)
+                engine = uses_transformer_engine(policy, device)
                 self._chunks = build_chunks(
-                    config, self._arch, self._place, settings.lora, settings.seed, transformer_engine=engine
+                    config, self._arch, self._place, policy.lora, settings.seed, transformer_engine=engine
                 )
                 for chunk in self._chunks:
                     chunk.to(device)
                 source.fill(self._chunks, self._place)
-            overlapped = overlaps(settings.overlap, settings.layout, device)
+            overlapped = overlaps(policy.overlap, settings.layout, device)
             reduction = DistributedDataParallelConfig(
                 use_distributed_optimizer=True,
                 grad_reduce_in_fp32=True,
@@ -148,15 +135,16 @@ class RankLearner:
             config.timers = self._timers
             self._optimizer, self._scheduler = build_optimizer(
                 self._ddp,
-                settings.optimizer,
+                policy.optimizer,
+                settings.total_steps,
                 settings.dtype,
                 options.optimizer,
-                on_host=device if settings.optimizer_offload else None,
+                on_host=device if policy.optimizer_offload else None,
             )
             self._passes = Passes(
                 self._ddp,
                 rotary_frequencies(self._arch, device),
-                HeadSettings(settings.temperature, self._arch.vocab, settings.head),
+                HeadSettings(settings.temperature, self._arch.vocab, policy.head),
             )
         self._offloader = Offloader(self._ddp, self._optimizer)
         self._reference: Reference | None = None
@@ -165,19 +153,22 @@ class RankLearner:
 
     @property
     def place(self) -> Place:
-        """Where this rank stands; says which ranks export weights, and of which pipeline stage."""
+        """This rank's place in the layout, which says whether it exports weights, and of which pipeline stage."""
         return self._place
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's weights are."""
+        """The device of this rank's weights."""
         return self._device
 
     def _on_device(self) -> AbstractContextManager[None]:
         return megatron_device(self._device)
 
     def annotate(self, batch: StepBatch, needs: Needs) -> Annotations | None:
-        """Passes before the update, for what `needs` asks; None on ranks that do not report."""
+        """Run the passes before the update that `needs` asks for.
+
+        Returns, per mini-batch and micro-batch of this share, float32 [T] each; None on ranks that do not report.
+        """
         shares = [mini.per_rank[self._place.dp] for mini in batch.mini_batches]
         old = reference = [list[MicroResult]()] * len(shares)
         with self._on_device():
@@ -187,13 +178,14 @@ class RankLearner:
                 # The weights change places once, whatever the number of mini-batches.
                 with self._reference_weights():
                     reference = [self._passes.annotate(share) for share in shares]
-        found = [_annotations(*each, needs) for each in zip(old, reference, strict=True)]
-        return found if self._place.reports else None
+        if not self._place.reports:
+            return None
+        return [_annotations(*each, needs) for each in zip(old, reference, strict=True)]
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats | None:
-        """One optimizer step per mini-batch, but not with a gradient norm above the limit.
+        """Take one optimizer step per mini-batch, without those whose gradient norm is above `norm_limit`.
 
-        Returns None on ranks that do not report.
+        Returns this share's loss (a part of the global sum) and metrics; None on ranks that do not report.
         """
         with self._on_device():
             stats = [self._update(mini, recipe, norm_limit) for mini in batch.mini_batches]
@@ -211,7 +203,11 @@ class RankLearner:
         loss = math.fsum(result.loss for result in results)
         with self._timers.stage("optimizer"):
             stepped = guarded_step(
-                self._optimizer, self._scheduler, self._settings.optimizer.clip_grad, math.isfinite(loss), norm_limit
+                self._optimizer,
+                self._scheduler,
+                self._settings.policy.optimizer.clip_grad,
+                math.isfinite(loss),
+                norm_limit,
             )
         if self._overlap is not None:
             self._overlap.gather_in_forward()
@@ -232,9 +228,9 @@ class RankLearner:
         )
 
     def export_weights(self, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """This stage's whole Hugging Face tensors on the ranks that export, or `everywhere`.
+        """Yield this stage's whole Hugging Face tensors on the ranks that export, or `everywhere`.
 
-        Every rank must iterate to the end.
+        Every rank must iterate to the end, because the tensors are gathered by collectives.
         """
         with self._on_device():
             exported = export_stage(self._chunks, self._family, self._arch, self._place, everywhere)
@@ -248,18 +244,18 @@ class RankLearner:
 
     @property
     def weights_stay(self) -> bool:
-        """Whether `offload` leaves the weights where they are."""
-        return "weights" not in self._settings.offload
+        """True where `offload` leaves the weights where they are."""
+        return "weights" not in self._settings.policy.offload
 
     def weights_state(self) -> tuple[int, ...]:
-        """Differs whenever the weights' memory may have moved: emptied and filled again, or another parameter's."""
+        """Return a key that changes whenever the weights' memory may have moved: emptied and filled, or replaced."""
         places = (parameter.data_ptr() for chunk in self._chunks for parameter in chunk.parameters())
         return (self._offloader.moves, *places)
 
     def weight_views(self) -> list[TensorView] | None:
-        """This rank's weights as parts of Hugging Face tensors in the parameters' own memory.
+        """Return this rank's weights as parts of Hugging Face tensors in the parameters' own memory.
 
-        None where they do not lie there (adapters), or where the model has other stages.
+        None where memory does not hold them as such (adapters), or where the model has other stages.
         """
         if not (self._place.first_stage and self._place.last_stage):
             return None
@@ -270,11 +266,12 @@ class RankLearner:
         """Begin to write this rank's shards; with `copy` training may go on meanwhile. Ends with `finish_saves`."""
         with self._on_device():
             self._writings.append(save_state(folder, self._ddp, self._optimizer, self._scheduler, copy=copy))
-        if self._settings.lora is not None and dist.get_rank() == 0:
-            record_adapters(folder, self._settings.lora, Path(self._settings.folder))
+        lora = self._settings.policy.lora
+        if lora is not None and dist.get_rank() == 0:
+            record_adapters(folder, lora, Path(self._settings.folder))
 
     def saves_are_written(self) -> bool:
-        """Whether nothing that was begun is still being written on this rank."""
+        """Return True where nothing that was begun is still being written on this rank."""
         return all(writing.done for writing in self._writings)
 
     def finish_saves(self) -> dict[str, FileHash]:
@@ -284,7 +281,7 @@ class RankLearner:
             return {path: written for writing in writings for path, written in writing.finish().items()}
 
     def load(self, folder: Path) -> None:
-        """Read shards written under any layout."""
+        """Load weights, optimizer and schedule from shards, written under any layout."""
         with self._on_device():
             load_state(folder, self._ddp, self._optimizer, self._scheduler)
 
@@ -304,7 +301,7 @@ class RankLearner:
             self._writings.append(save_model(folder, self._chunks, copy=True))
 
     def load_reference(self, folder: Path) -> None:
-        """Read a reference's shards, under any layout."""
+        """Load the reference from shards, written under any layout; nothing where no method reads one."""
         if self._reference is not None:
             with self._on_device(), self._reference.in_place():
                 load_model(folder, self._chunks)
@@ -317,8 +314,8 @@ class RankLearner:
                 group.pop("step", None)
 
     def offload(self) -> int:
-        """Free what the settings name; returns the bytes freed on this rank."""
-        return self._offloader.offload(self._settings.offload)
+        """Free the parts that `policy.offload` names; returns the bytes freed on this rank."""
+        return self._offloader.offload(self._settings.policy.offload)
 
     def onload(self) -> None:
         """Undo `offload`."""
@@ -328,7 +325,7 @@ class RankLearner:
         return [parameter for chunk in self._chunks for parameter in chunk.parameters() if parameter.requires_grad]
 
     def _reference_weights(self) -> AbstractContextManager[None]:
-        """The reference's weights in place of the policy's while the block runs."""
+        """Put the reference's weights in place of the policy's while the block runs."""
         return nullcontext() if self._reference is None else self._reference.in_place()
 
 
@@ -342,12 +339,12 @@ def _finish(
 ) -> tuple[Tensor, MicroResult]:
     x = token_inputs(micro, head)
     loss, metrics = recipe.loss(micro, x, denominators, stats)
-    figures = token_metrics(x, max(diagnostics.candidates, recipe.needs.topn)) if diagnostics else {}
-    return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, **figures})
+    diagnosed = token_metrics(x, max(diagnostics.candidates, recipe.needs.topn)) if diagnostics else {}
+    return loss, MicroResult(loss=float(loss.detach()), metrics={**metrics, **diagnosed})
 
 
 def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:
-    """Metrics of several micro-batches, mini-batches or ranks as one."""
+    """Add the metrics of several micro-batches, mini-batches or ranks, by name and in their order."""
     joined: dict[str, Metric] = {}
     for part in parts:
         for name, metric in part.items():
@@ -355,13 +352,8 @@ def add_metrics(parts: Sequence[Metrics]) -> dict[str, Metric]:
     return joined
 
 
-def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """By name, over all parts that have it."""
-    return {name: math.fsum(part.get(name, 0.0) for part in parts) for name in dict.fromkeys(chain(*parts))}
-
-
 def _annotations(old: Sequence[MicroResult], reference: Sequence[MicroResult], needs: Needs) -> list[Annotation]:
-    """Of a mini-batch's micro-batches; a pass that did not run gave nothing."""
+    """Join one mini-batch's results of both passes; a pass that did not run has none."""
     return [
         Annotation(
             old_logp_T=old[i].logp_T if needs.old_logp is not OldLogp.NONE else None,
@@ -373,7 +365,8 @@ def _annotations(old: Sequence[MicroResult], reference: Sequence[MicroResult], n
 
 
 def _join_steps(stats: Sequence[StepStats]) -> StepStats:
-    """Several optimizer steps of one training step: mean loss and norm, last learning rate, skips added."""
+    """Join the optimizer steps of one training step: mean loss and norm, last learning rate, skips added."""
+    stages = dict.fromkeys(chain.from_iterable(s.seconds for s in stats))
     return StepStats(
         loss=math.fsum(s.loss for s in stats) / len(stats),
         grad_norm=math.fsum(s.grad_norm for s in stats) / len(stats),
@@ -382,5 +375,5 @@ def _join_steps(stats: Sequence[StepStats]) -> StepStats:
         metrics=add_metrics([s.metrics for s in stats]),
         norms=tuple(norm for s in stats for norm in s.norms),
         spikes=sum(s.spikes for s in stats),
-        seconds=_summed([s.seconds for s in stats]),
+        seconds={stage: math.fsum(s.seconds.get(stage, 0.0) for s in stats) for stage in stages},
     )

@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megasharp.common.records import ParallelLayout
+from megasharp.config.policy import LoraConfig, PolicyConfig
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.lora import LoraSettings
 from megasharp.learner.cpu_backend import beside_cuda
 from megasharp.learner.model import build_chunks, transformer_config
 from megasharp.learner.parallel import Place, destroy, initialize
@@ -49,25 +49,25 @@ def blank_chunks(
     arch: Architecture,
     place: Place,
     dtype: torch.dtype,
-    lora: LoraSettings | None = None,
+    lora: LoraConfig | None = None,
     layout: ParallelLayout | None = None,
 ) -> list[GPTModel]:
     """Build a rank's part of the model on the meta device, with `lora`'s adapters; call inside `megatron_groups`."""
-    config = transformer_config(arch, layout or ParallelLayout(), dtype, "none", {})
+    config = transformer_config(arch, layout or ParallelLayout(), dtype, PolicyConfig(), {})
     # Megatron's other way names the GPU itself, and so would not stay on the meta device.
     config.use_cpu_initialization = True
     with torch.device("meta"):
         return build_chunks(config, arch, place, lora)
 
 
-def blank_model(arch: Architecture, place: Place, dtype: torch.dtype, lora: LoraSettings | None = None) -> GPTModel:
+def blank_model(arch: Architecture, place: Place, dtype: torch.dtype, lora: LoraConfig | None = None) -> GPTModel:
     """Build the whole model on the meta device; call inside `alone()`."""
     (model,) = blank_chunks(arch, place, dtype, lora)
     return model
 
 
 def stage_parameters(
-    networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraSettings | None = None
+    networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraConfig | None = None
 ) -> list[list[int]]:
     """Count the parameters on the first rank of each pipeline stage, per network. `lora`: adapters of the first.
 
@@ -79,7 +79,7 @@ def stage_parameters(
 
 
 def _count_on_rank(
-    networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraSettings | None, rank: int
+    networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraConfig | None, rank: int
 ) -> list[int]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     try:

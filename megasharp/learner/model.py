@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, get_type_hints
+from typing import get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -22,22 +22,21 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
-from megasharp.config.policy import LoraTarget
+from megasharp.config.policy import LoraConfig, LoraTarget, PolicyConfig
 from megasharp.convert.architecture import Architecture, RopeParameters
-from megasharp.convert.lora import LoraSettings
 from megasharp.convert.mapping import padded_vocab
 from megasharp.learner.layer_spec import attach, layers
 from megasharp.learner.parallel import Place
 
 Options = Mapping[str, int | float | bool | str | None]
 
-# Only the names of the settings are asked of it.
+# Serves to list the names of the settings; its values are not used.
 _ANY_ARCHITECTURE = Architecture(
     family="", num_layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, ffn=1, vocab=1, norm_eps=1.0,
     rope_parameters=RopeParameters(1.0), max_positions=1, tied=False, qkv_bias=False, qk_norm=False, dtype="float32",
 )  # fmt: skip
 
-# Where a pass-through key of `policy.megatron` may belong.
+# The configurations to which a key of `policy.megatron` may belong.
 PASS_THROUGH = {
     "model": TransformerConfig,
     "ddp": DistributedDataParallelConfig,
@@ -47,32 +46,20 @@ PASS_THROUGH = {
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
-    """`policy.megatron`, sorted by the Megatron configuration each key belongs to."""
+    """`policy.megatron`, sorted by the Megatron configuration that each key belongs to."""
 
     model: Options
     ddp: Options
     optimizer: Options
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8:
-    """Linear maps' products in 8 bits, by Transformer Engine; weights stay as they are and are rounded for each.
-
-    `hybrid` rounds gradients to e5m2 and all else to e4m3. Recipes say how many values share a scale: a tensor, blocks
-    of 128. Both scale by present values: delayed scaling's history would be in no checkpoint.
-    """
-
-    format: Literal["hybrid", "e4m3"]
-    recipe: Literal["tensorwise", "blockwise"]
-
-
-# What megasharp sets itself, from the checkpoint, the layout and the run's own keys; and what would need another model.
+# Keys that megasharp sets itself, from the checkpoint, the layout and the run's own keys.
 _OWN_DDP = {"use_distributed_optimizer", "grad_reduce_in_fp32"}
 _OWN_OPTIMIZER = {
     "optimizer", "lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad",
     "use_distributed_optimizer", "bf16", "fp16", "params_dtype",
 }  # fmt: skip
-# Keys of Megatron's for which there is one of ours, or whose part was never seen to work.
+# Megatron's keys that have one of ours in their place.
 _INSTEAD = {
     "overlap_grad_reduce": "set policy.overlap",
     "overlap_param_gather": "set policy.overlap",
@@ -96,8 +83,7 @@ _INSTEAD = {
     "fp16": "set model.dtype",
     "params_dtype": "set model.dtype",
 }
-# What Megatron recomputes under `selective` unless it is told otherwise.
-CORE_ATTENTION = "core_attn"
+# Beginnings of keys that would need another model.
 _OTHER_MODELS = (
     "moe_", "num_moe", "mtp_", "multi_latent", "experimental_attention", "dsa_", "linear_", "mamba_", "is_hybrid_model",
     "heterogeneous_block_specs", "softmax_scale", "softmax_type", "window_", "qk_l2_norm", "attention_output_gate",
@@ -129,15 +115,16 @@ def sort_options(options: Options) -> PassThrough:
 
 
 def _own_model_settings() -> set[str]:
-    settings = _settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, "full")
-    return {*settings, *_fp8_settings(Fp8("hybrid", "blockwise")), "deterministic_mode"}
+    """Names of all that megasharp may set; keys without effect on the names are at their defaults."""
+    every = PolicyConfig(recompute="full", fp8="hybrid")
+    return {*_settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, every), "deterministic_mode"}
 
 
 def _check_type(key: str, value: object, config: type) -> None:
     try:
         adapter: TypeAdapter[object] = TypeAdapter(get_type_hints(config)[key])
     except (NameError, PydanticSchemaGenerationError, PydanticUserError):
-        # Some of Megatron's fields have types that only Megatron can check.
+        # Only Megatron itself can check the types of some of its fields.
         return
     try:
         adapter.validate_python(value, strict=True)
@@ -150,25 +137,28 @@ def transformer_config(
     arch: Architecture,
     layout: ParallelLayout,
     dtype: torch.dtype,
-    recompute: str,
+    policy: PolicyConfig,
     options: Options,
     deterministic: bool = False,
-    fp8: Fp8 | None = None,
-    recompute_modules: Sequence[str] = (CORE_ATTENTION,),
 ) -> TransformerConfig:
-    """Megatron's configuration of this architecture; `options` are the model's part of `sort_options`."""
-    own = {**_settings(arch, layout, dtype, recompute, recompute_modules), **_fp8_settings(fp8)}
+    """Return Megatron's configuration of this architecture; `options` are the model's part of `sort_options`.
+
+    Of `policy` it reads `recompute`, `recompute_modules`, `fp8` and `fp8_recipe`.
+    """
+    own = _settings(arch, layout, dtype, policy)
     return TransformerConfig(**own, **options, deterministic_mode=deterministic)
 
 
 def _settings(
-    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, recompute: str, modules: Sequence[str] = ()
+    arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, policy: PolicyConfig
 ) -> dict[str, object]:
-    """What megasharp itself decides of the model's configuration.
+    """The part of the model's configuration that megasharp itself decides.
 
     Losses come with global denominators, so Megatron must neither average over micro-batches nor over data-parallel
-    ranks: that is what `calculate_per_token_loss` means to its schedules.
+    ranks: that is what `calculate_per_token_loss` means to its schedules. FP8 recipes scale by present values, because
+    delayed scaling's history would be in no checkpoint.
     """
+    fp8 = {} if policy.fp8 is None else {"fp8": policy.fp8, "fp8_recipe": policy.fp8_recipe}
     return {
         "num_layers": arch.num_layers,
         "hidden_size": arch.hidden,
@@ -203,35 +193,32 @@ def _settings(
         "bias_dropout_fusion": False,
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
-        **_recompute_settings(recompute, modules),
+        **_recompute_settings(policy),
+        **fp8,
     }
 
 
-def _fp8_settings(fp8: Fp8 | None) -> dict[str, object]:
-    return {} if fp8 is None else {"fp8": fp8.format, "fp8_recipe": fp8.recipe}
-
-
-def _recompute_settings(recompute: str, modules: Sequence[str]) -> dict[str, object]:
-    if recompute == "full":
+def _recompute_settings(policy: PolicyConfig) -> dict[str, object]:
+    if policy.recompute == "full":
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    # Megatron may add to the list that it is given.
-    return (
-        {"recompute_granularity": "selective", "recompute_modules": list(modules)} if recompute == "selective" else {}
-    )
+    if policy.recompute == "selective":
+        # Megatron may add to the list that it is given.
+        return {"recompute_granularity": "selective", "recompute_modules": list(policy.recompute_modules)}
+    return {}
 
 
 def build_chunks(
     config: TransformerConfig,
     arch: Architecture,
     place: Place,
-    lora: LoraSettings | None = None,
+    lora: LoraConfig | None = None,
     seed: int = 0,
     transformer_engine: bool = False,
 ) -> list[GPTModel]:
-    """This rank's part, weights not yet filled: one chunk of layers, or as many as there are virtual stages.
+    """Build this rank's part, weights not yet filled: one chunk of layers, or one per virtual stage.
 
-    With `lora` only the adapters want gradients; `seed` is that of their initial values. `transformer_engine`: of its
-    modules, not of Megatron's own.
+    With `lora` only the adapters require gradients; `seed` is that of their initial values. `transformer_engine`: take
+    its modules instead of Megatron's own.
     """
     virtual = config.virtual_pipeline_model_parallel_size
     adapted = lora.targets if lora else ()
@@ -251,7 +238,6 @@ def _build_chunk(
     adapted: Sequence[LoraTarget],
     transformer_engine: bool,
 ) -> GPTModel:
-    """Positions are rotated in the core attention, not by GPTModel."""
     last = None if chunk is None else config.virtual_pipeline_model_parallel_size - 1
     model = GPTModel(
         config,
@@ -262,6 +248,7 @@ def _build_chunk(
         post_process=place.last_stage and chunk == last,
         parallel_output=True,
         share_embeddings_and_output_weights=arch.tied,
+        # Positions are rotated in our core attention, not by GPTModel.
         position_embedding_type="none",
         vp_stage=chunk,
     )
@@ -270,10 +257,10 @@ def _build_chunk(
 
 
 def _mark_split_weights(model: GPTModel) -> None:
-    """Say which weights are split over tensor-parallel ranks, and how.
+    """Mark the weights that are split over tensor-parallel ranks with their dimension.
 
-    Megatron 0.16 marks weights only while it initialises them, which is left out here; without the mark it takes
-    them for copies and counts the first rank's alone in the gradient norm.
+    Megatron 0.16 marks weights only while it initialises them, which is left out here. Without the mark it takes them
+    for copies and counts only the first rank's in the gradient norm.
     """
     dimensions = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
     for module in model.modules():

@@ -1,6 +1,6 @@
-"""Whether a built GPTModel is what a config.json says, read a second time: from its text, not through `Architecture`.
+"""Compare a built GPTModel with its config.json, read a second time: from its text, not through `Architecture`.
 
-A mistake in a family's table would otherwise be seen as nothing but worse training.
+A mistake in a family's table would otherwise show as nothing but worse training.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def _transformer(model: GPTModel, raw: Mapping[str, Any]) -> Iterator[_Compared]
     yield "tie_word_embeddings", raw.get("tie_word_embeddings"), model.share_embeddings_and_output_weights
     yield "max_position_embeddings", raw.get("max_position_embeddings"), model.max_sequence_length
     yield "hidden_act", raw.get("hidden_act"), "silu" if config.activation_func is F.silu else "another"
-    yield "attention_bias", _qkv_bias(raw), config.add_qkv_bias
+    # Types whose configuration has no key for it, and which always have the bias.
+    qkv_bias = True if raw.get("model_type") in _TYPES_WITH_QKV_BIAS else raw.get("attention_bias")
+    yield "attention_bias", qkv_bias, config.add_qkv_bias
     yield "qk_norm", raw.get("model_type") in _TYPES_WITH_QK_NORM, config.qk_layernorm
     yield "mlp_bias", raw.get("mlp_bias"), config.add_bias_linear
     windows = [layer.self_attention.core_attention.window for layer in model.decoder.layers]
@@ -72,14 +74,10 @@ def _head_dim(raw: Mapping[str, Any]) -> object:
     return hidden // heads
 
 
-def _qkv_bias(raw: Mapping[str, Any]) -> object:
-    return True if raw.get("model_type") in _TYPES_WITH_QKV_BIAS else raw.get("attention_bias")
-
-
 def _windows(raw: Mapping[str, Any]) -> list[int | None] | None:
-    """Each layer's window; None where the text leaves one of the keys that decide to transformers' defaults.
+    """Return each layer's window; None where the text leaves one of the deciding keys to transformers' defaults.
 
-    The kinds of the layers stand in `layer_types`, or in Qwen's older two keys.
+    `layer_types` names the kinds of layers; Qwen's older files have two keys in its place.
     """
     window = raw.get("sliding_window")
     if raw.get("layer_types"):
@@ -99,7 +97,7 @@ def _windows(raw: Mapping[str, Any]) -> list[int | None] | None:
 
 
 def _rope(arch: Architecture, raw: Mapping[str, Any]) -> Iterator[_Compared]:
-    """The settings stand in one table or another, by the version of transformers that wrote the file."""
+    """Compare rope settings, whose table depends on the version of transformers that wrote the file."""
     rope, built = arch.rope_parameters, dict(arch.rope_parameters.scaling)
     written = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     yield "rope_theta", written.pop("rope_theta", raw.get("rope_theta")), rope.theta

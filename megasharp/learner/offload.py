@@ -1,12 +1,11 @@
-"""Freeing a learner's memory for a co-located engine, and getting it back bit for bit.
+"""Weights outside the GPU: memory freed for a co-located engine and refilled bit for bit, and the reference's weights.
 
 Megatron keeps weights, gradients and moments in few large storages, with parameters as views into them. Emptying a
-storage in place frees its memory while every view stays valid for the time after it is filled again.
+storage in place frees its memory, and every view is valid again once it is refilled (`Offloader`).
 
-The reference policy's weights, which change places with the policy's while something reads them.
-
-One copy is kept, in the host's memory: a second one on the GPU would take what activations or a co-located engine need,
-and the exchange, once a step, costs what it takes to move the weights over the bus and back.
+The reference policy has one copy of its weights, in host memory, which is exchanged with the policy's while something
+reads it (`Reference`). A copy on the GPU would take memory that activations or a co-located engine need; the exchange,
+once a step, costs the time to move the weights over the bus and back.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from megasharp.config.policy import OffloadedPart
 from megasharp.learner.optimizer import parts
 from megasharp.learner.optimizer_offload import PageLocked, StreamedAdam
 
@@ -28,8 +27,7 @@ from megasharp.learner.optimizer_offload import PageLocked, StreamedAdam
 class Reference:
     """A copy of the parameters' present values, in their dtypes; page-locked where they are on a GPU.
 
-    Raises:
-        UserError: the host's memory could not be locked.
+    Raises UserError where the host's memory could not be locked.
     """
 
     @torch.no_grad()
@@ -41,7 +39,7 @@ class Reference:
             self._hold([i for i, p in enumerate(parameters) if (p.dtype, p.device) == (dtype, device)])
 
     def _hold(self, alike: Sequence[int]) -> None:
-        """Copies of parameters of one dtype, one after another in one piece of memory."""
+        """Copy parameters of one dtype and device, one after another into one piece of memory."""
         parameters = [self._parameters[i] for i in alike]
         sizes = [parameter.numel() for parameter in parameters]
         instead = "leave out the methods that read a reference"
@@ -52,7 +50,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The held values are the parameters' while the block runs, and what it makes of them is held afterwards."""
+        """Exchange held values and parameters while the block runs; what it makes of the held ones is kept."""
         self._exchange()
         try:
             yield
@@ -70,12 +68,10 @@ class Reference:
 # NaN, in every type of float.
 _GONE = 0xFF
 
-Kind = Literal["weights", "gradients", "optimizer"]
-
 
 @dataclass(slots=True)
 class _Held:
-    """A storage that was emptied: its size in bytes, and its content on the host (None where it need not survive)."""
+    """A storage that was emptied: its size in bytes and its content on the host, None for one that may be lost."""
 
     storage: torch.UntypedStorage
     size: int
@@ -83,21 +79,21 @@ class _Held:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """The storage itself as a uint8 tensor."""
+    """Return the storage itself as a uint8 tensor."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _is_lent(storage: torch.UntypedStorage) -> bool:
-    """Whether it lies in shared memory, which torch can empty but not fill again."""
+def _is_shared(storage: torch.UntypedStorage) -> bool:
+    """True for shared memory, which torch can empty but not fill again."""
     return storage.device.type == "cpu" and storage.is_shared()
 
 
 class Offloader:
     """Empties and refills the storages of one rank's learner; the two must alternate.
 
-    What a GPU gives up lies in page-locked memory, which the bus reaches several times as fast; it is kept for the next
-    time, because to lock pages takes longer than to fill them. `moves`: how often weights were emptied. CPU memory
-    that was lent to engines (`rollout/sglang/shared_weights_export.py`) has a fixed size: it is overwritten, which
+    Contents of a GPU go to page-locked memory, which the bus reaches several times as fast. It is kept for the next
+    time, because locking pages takes longer than filling them. `moves` counts how often weights were emptied. CPU
+    memory that engines share (`rollout/sglang/shared_weights_export.py`) has a fixed size: it is overwritten, which
     frees nothing.
     """
 
@@ -108,7 +104,7 @@ class Offloader:
         self._held: list[_Held] = []
         self._locked: dict[int, PageLocked] = {}
 
-    def offload(self, kinds: Collection[Kind]) -> int:
+    def offload(self, kinds: Collection[OffloadedPart]) -> int:
         """Empty the storages of `kinds`; returns the bytes freed. Gradients are not kept: a step starts from zero."""
         assert not self._held, "already offloaded"
         self.moves += "weights" in kinds
@@ -123,19 +119,19 @@ class Offloader:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         for held in self._held:
-            if _is_lent(held.storage):
+            if _is_shared(held.storage):
                 _bytes(held.storage).fill_(_GONE)
             else:
                 held.storage.resize_(0)
         if torch.cuda.is_available():
-            # To the device, and so to whoever else is on it: torch would keep it for this process.
+            # Give the memory back to the device, for others on it: torch would keep it for this process.
             torch.cuda.empty_cache()
         return sum(held.size for held in self._held)
 
     def onload(self) -> None:
         """Refill everything that `offload` emptied; gradients come back as zeros."""
         for held in self._held:
-            if not _is_lent(held.storage):
+            if not _is_shared(held.storage):
                 held.storage.resize_(held.size)
             if held.content is None:
                 _bytes(held.storage).zero_()
@@ -144,19 +140,19 @@ class Offloader:
         self._held = []
 
     def _copied(self, tensor: Tensor, number: int) -> Tensor:
-        """The bytes of a tensor's storage on the host; from a GPU the copy may still be under way."""
+        """Copy the bytes of a tensor's storage to the host; from a GPU the copy may still be under way."""
         storage = tensor.untyped_storage()
         if tensor.device.type == "cpu":
             return _bytes(storage).clone()
         locked = self._locked.pop(number, None)
         if locked is None or locked.memory.numel() != storage.size():
-            # What is held is let go of first.
+            # Memory of another size is freed first: the host may not hold both.
             locked = None
             locked = PageLocked(storage.size(), torch.uint8, tensor.device, "policy.offload", "list less there")
         self._locked[number] = locked
         return locked.memory.copy_(_bytes(storage), non_blocking=True)
 
-    def _tensors(self, kind: Kind) -> list[Tensor]:
+    def _tensors(self, kind: OffloadedPart) -> list[Tensor]:
         if kind == "weights":
             return [parameter.data for chunk in self._chunks for parameter in chunk.module.parameters()]
         if kind == "gradients":

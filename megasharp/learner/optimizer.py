@@ -1,17 +1,15 @@
 """Megatron's distributed optimizer and learning-rate schedule, and one guarded optimizer step.
 
-Data-parallel communication beside computation: gradients reduced in backward, weights gathered in the next forward.
+`Overlap` hides data-parallel communication behind computation. Megatron reduces a bucket of gradients as soon as the
+last micro-batch's backward has filled it, and gathers a bucket of updated weights just before the first module that
+reads it. The gather is left to the next forward only between two mini-batches of one step: after the last one something
+else reads the weights (engines, a checkpoint, the reference).
 
-Megatron reduces a bucket of gradients as soon as the last micro-batch's backward has filled it, and gathers a bucket of
-updated weights just before the first module that reads it. The gather is left to the next forward only between two
-mini-batches of one step: after the last one something else reads the weights (engines, a checkpoint, the reference).
-
-A mend for Megatron's `fully_reshardable` checkpoints (0.16 to 0.19): moments of several buckets, saved right.
-
-On saving, Megatron joins a buffer's buckets without the padding between them, then cuts parameters out of the result
-by offsets that count the padding. From the second bucket on, every master weight and moment is then another
-parameter's. A tied embedding on the last pipeline stage has a bucket of its own, and so has every 40M parameters
-where gradient reduction overlaps with the backward pass.
+`keep_bucket_padding` fixes Megatron's `fully_reshardable` checkpoints (0.16 to 0.19) for buffers of several buckets. On
+saving, Megatron joins the buckets without the padding between them, then cuts parameters out of the result by offsets
+that count the padding. From the second bucket on, every master weight and moment would be another parameter's. A tied
+embedding on the last pipeline stage has a bucket of its own, and so has every 40M parameters where gradient reduction
+overlaps with the backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -33,18 +32,18 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megasharp.common.records import ParallelLayout
-from megasharp.learner.layer_spec import Wanted
+from megasharp.config.policy import OptimizerConfig, Wanted
 from megasharp.learner.model import Options
 from megasharp.learner.optimizer_offload import HeldOnHost, hold_on_host, without_gradients
 
 
 def overlaps(wanted: Wanted, layout: ParallelLayout, device: torch.device) -> bool:
-    """Whether to: with `auto` on GPUs of several data-parallel ranks."""
+    """Decide whether communication overlaps with computation: with `auto` on GPUs with dp x cp above 1."""
     return device.type == "cuda" and layout.dp * layout.cp > 1 if wanted == "auto" else wanted
 
 
 class Overlap:
-    """When this rank's chunks reduce and gather. Weights are whole, and gathered, wherever no method says otherwise."""
+    """Reduction and gathering of this rank's chunks. Weights are whole unless `gather_in_forward` was the last call."""
 
     def __init__(self, chunks: Sequence[DistributedDataParallel], config: TransformerConfig) -> None:
         self._chunks = chunks
@@ -61,7 +60,7 @@ class Overlap:
         self._gathers_in_forward = True
 
     def gather(self) -> None:
-        """Have the updated weights everywhere, now."""
+        """Gather the updated weights now, on every rank."""
         if self._gathers_in_forward:
             for chunk in self._chunks:
                 chunk.disable_forward_pre_hook(param_sync=True)
@@ -96,22 +95,8 @@ def _padded(unpadded: Tensor, buffer: Any) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """Adam and its schedule. Steps are optimizer steps; `total_steps` ends the decay."""
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    clip_grad: float
-    warmup_steps: int
-    decay: str
-    total_steps: int
-
-
-@dataclass(frozen=True, slots=True)
 class Stepped:
-    """One optimizer step's figures; `applied` is False when it was skipped on all ranks, as a `spike` or otherwise."""
+    """One optimizer step's metrics; `applied` is False when it was skipped on all ranks, as a `spike` or otherwise."""
 
     applied: bool
     grad_norm: float
@@ -121,13 +106,18 @@ class Stepped:
 
 def build_optimizer(
     chunks: Sequence[DistributedDataParallel],
-    settings: OptimizerSettings,
+    settings: OptimizerConfig,
+    total_steps: int,
     dtype: torch.dtype,
     options: Options,
     on_host: torch.device | None = None,
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """The optimizer over this rank's parameters, and its schedule. `on_host`: the device whose steps it streams to."""
-    config = OptimizerConfig(
+    """Return the optimizer over this rank's parameters, and its schedule, which ends at optimizer step `total_steps`.
+
+    `on_host`: the optimizer's state is in host memory, and steps are computed on this device. `options` are the
+    optimizer's part of `sort_options`.
+    """
+    config = MegatronOptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
         min_lr=0.0,
@@ -153,7 +143,7 @@ def build_optimizer(
         max_lr=settings.lr,
         min_lr=0.0,
         lr_warmup_steps=settings.warmup_steps,
-        lr_decay_steps=max(settings.total_steps, settings.warmup_steps + 1),
+        lr_decay_steps=max(total_steps, settings.warmup_steps + 1),
         lr_decay_style=settings.decay,
         start_wd=settings.weight_decay,
         end_wd=settings.weight_decay,
@@ -166,7 +156,7 @@ def build_optimizer(
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """The optimizers inside a chained one, or the one itself."""
+    """Return the optimizers inside a chained one, or the one itself."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
@@ -178,16 +168,21 @@ def guarded_step(
     loss_is_finite: bool,
     norm_limit: float | None = None,
 ) -> Stepped:
-    """Clip and step, unless any rank saw a non-finite loss or gradient, or the norm is above the limit.
+    """Clip and step, unless any rank saw a non-finite loss or gradient, or the norm is above `norm_limit`.
 
-    Then every rank leaves its weights alone.
+    Every rank leaves its weights unchanged then. `clip_grad`: the largest global norm, 0 for no clipping.
     """
     lr = float(optimizer.param_groups[0]["lr"])
     bad = optimizer.prepare_grads()
     norm = float(optimizer.get_grad_norm() or 0.0)
-    if _anywhere(bad or not loss_is_finite or not math.isfinite(norm)):
+    # One vote of a rank stops all: a rank that stepped alone would have other weights than its peers.
+    vote = torch.tensor(
+        [float(bad or not loss_is_finite or not math.isfinite(norm))], device=torch.cuda.current_device()
+    )
+    dist.all_reduce(vote, op=dist.ReduceOp.MAX)
+    if vote.item():
         return Stepped(False, norm, lr)
-    # The norm is that of all ranks' gradients, so that all of them see it above the limit, or none.
+    # The norm is of all ranks' gradients, so either all of them see it above the limit, or none.
     if norm_limit is not None and norm > norm_limit:
         return Stepped(False, norm, lr, spike=True)
     if clip_grad > 0.0:
@@ -197,10 +192,3 @@ def guarded_step(
     optimizer.step_with_ready_grads()
     scheduler.step(increment=1)
     return Stepped(True, norm, lr)
-
-
-def _anywhere(flag: bool) -> bool:
-    """Whether any rank of the world raises the flag."""
-    votes = torch.tensor([float(flag)], device=torch.cuda.current_device())
-    dist.all_reduce(votes, op=dist.ReduceOp.MAX)
-    return bool(votes.item())

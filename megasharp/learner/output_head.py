@@ -1,13 +1,13 @@
-"""What follows a model's last layer: from its logits, or its hidden states, to per-token results.
+"""The head: from the logits or hidden states of a model's last layer to per-token results.
 
-`logits` lets Megatron compute all logits and then reads them. `chunked` has the output layer hand its input on, whole
-over the sequence, and computes logits some tokens at a time, forward and again backward (`ops/chunked_head`).
+It has two forms (`policy.head`). `logits` lets Megatron compute all logits and then reads them. `chunked` has the
+output layer pass its input on, whole over the sequence, and computes logits some tokens at a time, forward and again
+backward (`ops/chunked_head`).
 
-What one rank computes of a micro-batch: all of it, or with context parallel its rows and the tokens these predict.
-
+With context parallelism each rank computes its share of a micro-batch: its rows and the tokens that these predict.
 Methods need whole sequences (means, sequence ratios, quantiles of a response), so the head's results go back to the
-micro-batch's order on every rank before the loss. Every rank computes the same loss then, and backward hands each the
-gradient of its own tokens: sums over ranks count every token once.
+micro-batch's order on every rank before the loss. Every rank then computes the same loss, and backward gives each rank
+the gradient of its own tokens: sums over ranks count every token once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from megasharp.algos.base import DEFAULT_QUANTILE
 from megasharp.common.records import MicroBatch
+from megasharp.config.policy import HeadForm
 from megasharp.learner.context_parallel import ContextCut, Exchange
 from megasharp.learner.parallel import tensor_group
 from megasharp.ops.chunked_head import chunked_token_head
@@ -37,9 +38,9 @@ from megasharp.ops.head import HeadOutput, VocabShard, token_head
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenCut:
-    """Which of T response tokens are whose. Each rank sends `most` of them, padded.
+    """Assignment of T response tokens to ranks. Each rank sends `most` of them, padded.
 
-    `own`: int64, this rank's tokens. `places_T`: int64 [T], where each token lies in what all ranks have sent.
+    `own`: int64, this rank's tokens. `places_T`: int64 [T], each token's index in what all ranks have sent.
     """
 
     own: Tensor
@@ -49,9 +50,11 @@ class TokenCut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankShare:
-    """L rows: `tokens_L`, `positions_L`; the predicting ones of them and what they predict: `rows_T`, `targets_T`.
+    """One rank's L packed rows of a micro-batch, all int64.
 
-    `cut` and `tokens` say how it was cut, None where this rank has all.
+    `tokens_L` and `positions_L`: token ids and positions. `rows_T`: those of the rows that predict a response token,
+    `targets_T`: the tokens that they predict. `cut` and `tokens`: how rows and tokens were cut, None where this rank
+    has all.
     """
 
     tokens_L: Tensor
@@ -62,12 +65,12 @@ class RankShare:
     tokens: TokenCut | None = None
 
     def own(self, values_T: Tensor) -> Tensor:
-        """Of a micro-batch's per-token values those of this rank's tokens."""
+        """Select this rank's tokens from a micro-batch's per-token values [T, ...]."""
         return values_T if self.tokens is None else values_T.index_select(0, self.tokens.own)
 
 
 def rank_share(micro: MicroBatch, rank: int = 0, size: int = 1) -> RankShare:
-    """The share of rank number `rank` of `size`; on the CPU, as `micro` is."""
+    """Return the share of rank number `rank` of `size`, on the CPU as `micro` is."""
     if size == 1:
         return RankShare(micro.tokens_P, micro.positions_P, micro.rows_T, micro.targets_T)
     cut = ContextCut(rank, size, int(micro.tokens_P.numel()))
@@ -93,7 +96,10 @@ def rank_share(micro: MicroBatch, rank: int = 0, size: int = 1) -> RankShare:
 
 
 def whole_head(head: HeadOutput, tokens: TokenCut | None, exchange: Exchange | None) -> HeadOutput:
-    """The head's results for all T tokens in the micro-batch's order, equal on every rank."""
+    """Return the head's results for all T tokens in the micro-batch's order, equal on every rank.
+
+    Backward gives each rank the gradient of its own tokens' results.
+    """
     if tokens is None or exchange is None or tokens.most == 0:
         return head
     candidates = [] if head.topn_logp_TN is None or head.topn_id_TN is None else [head.topn_logp_TN, head.topn_id_TN]
@@ -117,7 +123,7 @@ def whole_head(head: HeadOutput, tokens: TokenCut | None, exchange: Exchange | N
 
 
 class _Context(torch.autograd.function.FunctionCtx):
-    """What backward needs."""
+    """State that forward leaves for backward."""
 
     tokens: TokenCut
 
@@ -136,14 +142,12 @@ class _Whole(torch.autograd.Function):
         return gradients[0].index_select(0, ctx.tokens.own), None, None
 
 
-HeadForm = Literal["logits", "chunked"]
-
-
 @dataclass(frozen=True, slots=True)
 class HeadRequest:
-    """What the head computes besides log-probs.
+    """Results wanted of the head besides log-probs.
 
-    `distinct_samples`: draws to count distinct next tokens of, or 0; at positions gated by the quantile `gate`.
+    `entropy_gradient`: the entropy is differentiable. `topn`: number of candidates, or 0. `distinct_samples`: number of
+    draws whose distinct next tokens are counted, or 0; at positions gated by the quantile `gate`.
     """
 
     entropy: bool
@@ -175,16 +179,16 @@ class HeadResult:
 
 
 def prepare(model: torch.nn.Module, form: HeadForm) -> None:
-    """Have a chunk of the model end as this form of the head needs it; once, before its first pass."""
+    """Make a chunk of the model end as this form of the head needs it. Call once, before its first pass."""
     gpt = _inner(model)
     if form == "chunked" and gpt.post_process:
-        gpt.output_layer.forward = partial(_hand_on, gpt.output_layer)
+        gpt.output_layer.forward = partial(_pass_on, gpt.output_layer)
 
 
-def _hand_on(
+def _pass_on(
     layer: ColumnParallelLinear, hidden_PBH: Tensor, weight: Tensor | None = None, runtime_gather_output: object = None
 ) -> tuple[Tensor, None]:
-    """The layer's input, whole over the sequence, in place of its output.
+    """Return the layer's input, whole over the sequence, in place of its output.
 
     Backward sums the ranks' gradients, each of its own columns of the vocabulary: here, as the layer itself would.
     """
@@ -195,9 +199,10 @@ def _hand_on(
 def evaluate(
     model: torch.nn.Module, output_BLX: Tensor, share: RankShare, settings: HeadSettings, request: HeadRequest
 ) -> HeadResult:
-    """Results, for the tokens that this rank's rows predict, of what a chunk of the last stage gave.
+    """Compute the results of the tokens that this rank's rows predict.
 
-    That is [1, L, Vp] logits, or [1, L, H] hidden states.
+    `output_BLX` is the output of a chunk of the last stage: [1, L, Vp] logits, of this rank's part of the vocabulary,
+    or [1, L, H] hidden states, by the form.
     """
     x_TX = output_BLX[0].index_select(0, share.rows_T)
     asked: dict[str, Any] = {
@@ -208,35 +213,27 @@ def evaluate(
     }
     if settings.form == "logits":
         shard = _shard(x_TX.shape[1], settings.vocab)
-        # They are a copy that nothing else keeps.
+        # They are a copy that nothing else keeps, so the gradient may take their place.
         head = token_head(x_TX, share.targets_T, shard, **asked, overwrite_logits=True)
         return HeadResult(head, shard, x_TX.detach().__getitem__)
-    weight_VpH = _output_weight(_inner(model))
+    gpt = _inner(model)
+    tied: bool = gpt.share_embeddings_and_output_weights
+    weight_VpH: Tensor = gpt.shared_embedding_or_output_weight() if tied else gpt.output_layer.weight
+    # Megatron adds up the weight's gradient here; the kernel adds to it directly where it is in float32.
+    buffer_VpH: Tensor | None = getattr(weight_VpH, "main_grad", None)
+    if buffer_VpH is not None and buffer_VpH.dtype != torch.float32:
+        buffer_VpH = None
     shard = _shard(weight_VpH.shape[0], settings.vocab)
-    head = chunked_token_head(
-        x_TX, weight_VpH, share.targets_T, shard, **asked, weight_grad_VpH=_gradient_buffer(weight_VpH)
-    )
+    head = chunked_token_head(x_TX, weight_VpH, share.targets_T, shard, **asked, weight_grad_VpH=buffer_VpH)
     hidden_TH, fixed_VpH = x_TX.detach(), weight_VpH.detach()
     return HeadResult(head, shard, lambda rows_R: hidden_TH[rows_R] @ fixed_VpH.t())
 
 
 def _inner(model: torch.nn.Module) -> GPTModel:
-    """The model inside Megatron's wrappers."""
+    """Return the model inside Megatron's wrappers."""
     while not isinstance(model, GPTModel):
         model = model.get_submodule("module")
     return model
-
-
-def _output_weight(gpt: GPTModel) -> Tensor:
-    tied: bool = gpt.share_embeddings_and_output_weights
-    weight: Tensor = gpt.shared_embedding_or_output_weight() if tied else gpt.output_layer.weight
-    return weight
-
-
-def _gradient_buffer(weight_VpH: Tensor) -> Tensor | None:
-    """Where Megatron adds up this weight's gradient, if that is in float32; else None."""
-    buffer: Tensor | None = getattr(weight_VpH, "main_grad", None)
-    return buffer if buffer is not None and buffer.dtype == torch.float32 else None
 
 
 def _shard(columns: int, vocab: int) -> VocabShard:

@@ -1,4 +1,4 @@
-"""This rank's place in the tensor, pipeline, context and data dimensions."""
+"""Process groups: how ranks meet, and a rank's place in the tensor, pipeline, context and data dimensions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from megasharp.common.records import ParallelLayout
 from megasharp.learner.context_parallel import GroupExchange
 from megasharp.learner.cpu_backend import on_cpu, use_where_nothing_is_fused
 
-# A rank that holds up the others is the watchdog's to find, which names it: a collective that gave up first would name
-# one of those that wait. Longer is not possible: gloo counts milliseconds in 31 bits.
+# The watchdog finds a rank that holds up the others, and names it: a collective that gave up first would name one of
+# those that wait. Longer is not possible: gloo counts milliseconds in 31 bits.
 COLLECTIVE_TIMEOUT = timedelta(days=20)
 # Small things, checksums and reports, are exchanged between CPUs on GPU runs too.
 _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
 def device_of_rank(device: torch.device, number: int) -> torch.device:
-    """The device of a process's `number`-th rank: the CPU for all, or a GPU for each."""
+    """Return the device of a machine's rank number `number`: the CPU for all, or a GPU for each."""
     return torch.device("cuda", number) if device.type == "cuda" else device
 
 
@@ -50,29 +50,29 @@ class Place:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank speaks for its data-parallel rank: last stage, first of the tensor and context ranks."""
+        """True where this rank reports for its data-parallel rank: last stage, first tensor and context rank."""
         return self.last_stage and self.tp == self.cp == 0
 
     @property
     def first_copy(self) -> bool:
-        """Whether, of the data and context ranks, which all hold the same weights, this one is the first."""
+        """True for the first of the data and context ranks, which all hold the same weights."""
         return self.dp == self.cp == 0
 
     @property
     def exports(self) -> bool:
-        """Whether this rank speaks for its pipeline stage's weights."""
+        """True where this rank exports its pipeline stage's weights."""
         return self.first_copy and self.tp == 0
 
 
 def megatron_device(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """What every call into Megatron runs under on this device."""
+    """Return the context for calls into Megatron: on the CPU it routes device calls of CUDA there."""
     return on_cpu() if device.type == "cpu" else contextlib.nullcontext()
 
 
 def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
     """Set up Megatron's groups; torch.distributed must be initialised with `layout.world` ranks.
 
-    Call inside `megatron_device(...)`. `gloo`: whether there are gloo groups too, over which checkpoints are written.
+    Call inside `megatron_device(...)`. `gloo`: make gloo groups too, over which checkpoints are written.
     """
     use_where_nothing_is_fused()
     parallel_state.initialize_model_parallel(
@@ -96,7 +96,7 @@ def initialize(layout: ParallelLayout, seed: int, gloo: bool = True) -> Place:
 
 
 def tensor_group() -> dist.ProcessGroup | None:
-    """The tensor-parallel group, or None when it has one member."""
+    """Return the tensor-parallel group, or None when it has one member."""
     if parallel_state.get_tensor_model_parallel_world_size() == 1:
         return None
     group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
@@ -104,12 +104,12 @@ def tensor_group() -> dist.ProcessGroup | None:
 
 
 def context_place() -> tuple[int, int]:
-    """This rank's number among the context-parallel ranks, and how many there are."""
+    """Return this rank's number among the context-parallel ranks, and their count."""
     return parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
 
 
 def context_group() -> dist.ProcessGroup | None:
-    """The context-parallel group, or None when it has one member."""
+    """Return the context-parallel group, or None when it has one member."""
     if parallel_state.get_context_parallel_world_size() == 1:
         return None
     group: dist.ProcessGroup = parallel_state.get_context_parallel_group()
@@ -117,7 +117,7 @@ def context_group() -> dist.ProcessGroup | None:
 
 
 def context_exchange() -> GroupExchange | None:
-    """How context-parallel ranks exchange rows, or None when there is one."""
+    """Return the exchange of rows between context-parallel ranks, or None when there is one rank."""
     group = context_group()
     return None if group is None else GroupExchange(group)
 

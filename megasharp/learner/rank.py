@@ -1,4 +1,4 @@
-"""One rank of a run: its part of every learner. The policy, and with DLC the memory network, share its groups."""
+"""One rank of a run: its part of every learner. The policy and DLC's memory network share its process groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEMORY = "memory"
 
 
 class Rank:
-    """Builds this rank's learners by name; torch.distributed must be initialised. All have the policy's layout."""
+    """Builds this rank's learners by name, all in the policy's layout; torch.distributed must be initialised."""
 
     def __init__(self, settings: Mapping[str, LearnerSettings], device: torch.device) -> None:
         policy = settings[POLICY]

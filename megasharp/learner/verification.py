@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import ParallelLayout, Segments, as_dtype, dtype_name
+from megasharp.config.policy import PolicyConfig
 from megasharp.convert.architecture import Architecture, differences, model_arguments
 from megasharp.convert.compare_tensors import Comparison, Described, to_round
 from megasharp.convert.hf_folder import HFReader
@@ -139,7 +140,7 @@ def megatron_outputs(
         UserError: Megatron cannot load the folder.
     """
     with alone() as place:
-        config = transformer_config(arch, ParallelLayout(), dtype, "none", {})
+        config = transformer_config(arch, ParallelLayout(), dtype, PolicyConfig(), {})
         config.use_cpu_initialization = True
         (model,) = build_chunks(config, arch, place, recorded_adapters(weights))
         try:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megasharp.batching.planning import Flops
-from megasharp.config.policy import Recompute
+from megasharp.config.policy import LoraConfig, Recompute
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.lora import LoraSettings, input_size, rows_of
+from megasharp.convert.lora import input_size, rows_of
 from megasharp.ops.chunked_head import CHUNK_TOKENS
 
 # Of `selective`, by Megatron's names: core_attn, mlp.
@@ -51,7 +51,7 @@ def staging_bytes(parameters: int) -> int:
     return 3 * _FP32 * 3 * min(8 * 2**20, parameters)
 
 
-def adapter_parameters(arch: Architecture, lora: LoraSettings, tp: int) -> int:
+def adapter_parameters(arch: Architecture, lora: LoraConfig, tp: int) -> int:
     """Parameters of one layer's adapters on one of `tp` ranks: r (inputs + outputs) a map (LoRA, 2106.09685, 4.1).
 
     Of qkv and fc1 a rank holds the whole A and its rows of B, of proj and fc2 its columns of A and the whole B.

@@ -17,8 +17,7 @@ from typing import get_args
 
 from megasharp.batching.packing import row_multiple
 from megasharp.common.records import ParallelLayout
-from megasharp.config.policy import Recompute
-from megasharp.convert.lora import LoraSettings
+from megasharp.config.policy import LoraConfig, Recompute
 from megasharp.planner.formulas import (
     adapter_parameters,
     chunked_logits_bytes,
@@ -61,7 +60,7 @@ class Stage:
 
 
 @lru_cache(maxsize=256)
-def stages(network: Network, layout: ParallelLayout, lora: LoraSettings | None = None) -> tuple[Stage, ...]:
+def stages(network: Network, layout: ParallelLayout, lora: LoraConfig | None = None) -> tuple[Stage, ...]:
     """Cut a network into its pipeline stages, by the family's table of parameters."""
     arch, family, last = network.architecture, network.family, layout.pp - 1
     found = []

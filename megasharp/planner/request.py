@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
-from megasharp.config.policy import PolicyConfig
+from megasharp.config.policy import LoraConfig, PolicyConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
-from megasharp.convert.lora import LoraSettings
 from megasharp.planner.formulas import Lengths
 
 
@@ -142,7 +141,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Everything a plan depends on. `width`: bytes of a weight. `lora`: the policy's adapters; None trains it all.
+    """Everything a plan depends on. `width`: bytes of a weight.
 
     `split`: the run's keys for the layout and for how ranks save memory.
     """
@@ -151,7 +150,6 @@ class Request:
     policy: Network
     memory: Network | None
     width: int
-    lora: LoraSettings | None
     split: PolicyConfig
     batch: Batch
     passes: Passes
@@ -164,6 +162,11 @@ class Request:
         """The policy's parallel sizes."""
         split = self.split
         return ParallelLayout(split.dp, split.tp, split.pp, split.cp, split.vpp)
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        """The policy's adapters; None where all of its weights are trained."""
+        return self.split.lora
 
     @property
     def networks(self) -> list[Network]:

@@ -31,7 +31,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "policy": _network(request.policy),
         "memory": _network(request.memory),
         "weight_bits": 8 * request.width,
-        "lora": dataclasses.asdict(lora) if lora else None,
+        "lora": lora.model_dump() if lora else None,
         "recipe": {
             "methods": list(request.passes.methods),
             "pass_for_old_logp": request.passes.old_logp,

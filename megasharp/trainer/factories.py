@@ -18,8 +18,6 @@ from megasharp.common.records import SamplingParams, as_dtype
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.learner.learner import LearnerSettings
-from megasharp.learner.model import Fp8
-from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner
 from megasharp.metrics.group_metrics import Diagnostics
@@ -31,65 +29,41 @@ from megasharp.rollout.step_request import AsyncEngine, Engine, GroupMaker
 from megasharp.tasks.judge import Judge
 from megasharp.trainer.placement import Placement
 from megasharp.trainer.resolve.devices import device_of
-from megasharp.trainer.resolve.precision import lora_settings
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
 def learner_settings(checked: ResolvedRun) -> dict[str, LearnerSettings]:
     """Settings by the learner's name on its ranks."""
-    policy = _policy(checked)
+    config = checked.config
+    policy = LearnerSettings(
+        # Ranks may run in another folder.
+        folder=str(checked.model.path.absolute()),
+        policy=config.policy,
+        dtype=as_dtype(config.model.dtype),
+        layout=checked.layout,
+        total_steps=config.steps * config.recipe.mini_batches,
+        needs=checked.recipes.needs,
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
+        deterministic=config.deterministic,
+    )
     if checked.memory is None:
         return {POLICY: policy}
+    optimizer = config.policy.optimizer.model_copy(update={"lr": checked.memory.lr})
     memory = dataclasses.replace(
         policy,
         folder=str(checked.memory.model.path.absolute()),
+        # It is small, and trained whole.
+        policy=config.policy.model_copy(update={"optimizer": optimizer, "lora": None}),
         # One step per training step, however many the policy takes.
-        optimizer=dataclasses.replace(policy.optimizer, lr=checked.memory.lr, total_steps=checked.config.steps),
+        total_steps=config.steps,
         needs=Needs(),
         # Cross-entropy is that of the network as it is; only sampling divides by the rollouts' temperature.
         temperature=1.0,
         diagnostics=None,
-        # It is small, and trained whole.
-        lora=None,
     )
     return {POLICY: policy, MEMORY: memory}
-
-
-def _policy(checked: ResolvedRun) -> LearnerSettings:
-    config = checked.config
-    optimizer = config.policy.optimizer
-    fp8 = Fp8(config.policy.fp8, config.policy.fp8_recipe) if config.policy.fp8 else None
-    return LearnerSettings(
-        # Ranks may run in another folder.
-        folder=str(checked.model.path.absolute()),
-        dtype=as_dtype(config.model.dtype),
-        layout=checked.layout,
-        optimizer=OptimizerSettings(
-            lr=optimizer.lr,
-            betas=(optimizer.betas[0], optimizer.betas[1]),
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-            clip_grad=optimizer.clip_grad,
-            warmup_steps=optimizer.warmup_steps,
-            decay=optimizer.decay,
-            total_steps=config.steps * config.recipe.mini_batches,
-        ),
-        needs=checked.recipes.needs,
-        temperature=config.rollout.temperature,
-        seed=config.seed,
-        recompute=config.policy.recompute,
-        offload=tuple(config.policy.offload),
-        options=config.policy.megatron,
-        diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
-        lora=lora_settings(config),
-        deterministic=config.deterministic,
-        head=config.policy.head,
-        transformer_engine=config.policy.transformer_engine if fp8 is None else True,
-        fp8=fp8,
-        overlap=config.policy.overlap,
-        optimizer_offload=config.policy.optimizer_offload,
-        recompute_modules=tuple(config.policy.recompute_modules),
-    )
 
 
 def make_engine(

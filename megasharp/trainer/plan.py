@@ -46,13 +46,13 @@ from megasharp.planner.tree import plan_tree
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
 from megasharp.trainer.resolve.models import memory_path
-from megasharp.trainer.resolve.precision import check_precision_keys, lora_settings
+from megasharp.trainer.resolve.precision import check_precision_keys
 from megasharp.trainer.resolve.recipes import build_recipes
 
 if TYPE_CHECKING:
     from megasharp.common.records import ParallelLayout
+    from megasharp.config.policy import LoraConfig
     from megasharp.convert.architecture import Architecture
-    from megasharp.convert.lora import LoraSettings
 
 
 # Megatron's import is most of it.
@@ -78,7 +78,7 @@ class ModelCheck:
         with self._process:
             self._process.kill()
 
-    def ask(self, networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraSettings | None) -> None:
+    def ask(self, networks: Sequence[Architecture], layout: ParallelLayout, lora: LoraConfig | None) -> None:
         """Have the parameters of these networks counted; `lora`: adapters of the first."""
         assert self._process.stdin is not None
         # A process that has ended says why in `counts`.
@@ -251,7 +251,6 @@ def _request(
         policy=policy,
         memory=memory,
         width=as_dtype(config.model.dtype).itemsize,
-        lora=lora_settings(config),
         split=config.policy,
         batch=_batch(config, where, options),
         passes=passes,

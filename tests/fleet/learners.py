@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from megasharp.algos.base import Needs
 from megasharp.common.records import ParallelLayout
+from megasharp.config.policy import OffloadedPart, PolicyConfig
 from megasharp.learner.learner import LearnerSettings, RankLearner
-from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import OneRank
 
@@ -26,30 +26,18 @@ FOLDERS = {
 CPU = torch.device("cpu")
 
 
-def learner_settings(layout: ParallelLayout) -> dict[str, LearnerSettings]:
+def learner_settings(layout: ParallelLayout, offload: Sequence[OffloadedPart] = ()) -> dict[str, LearnerSettings]:
     """Both networks in float32; they are pushed here, not trained."""
-    optimizer = OptimizerSettings(
-        lr=1e-3,
-        betas=(0.9, 0.95),
-        eps=1e-8,
-        weight_decay=0.0,
-        clip_grad=1.0,
-        warmup_steps=0,
-        decay="constant",
-        total_steps=1,
-    )
     return {
         name: LearnerSettings(
             folder=str(folder),
+            policy=PolicyConfig(offload=list(offload)),
             dtype=torch.float32,
             layout=layout,
-            optimizer=optimizer,
+            total_steps=1,
             needs=Needs(),
             temperature=1.0,
             seed=0,
-            recompute="none",
-            offload=(),
-            options={},
         )
         for name, folder in FOLDERS.items()
     }

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from waiting import HANG_S, SOON_S
 
 from megasharp.common.errors import RankDied, UserError
 from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams
+from megasharp.config.policy import OffloadedPart
 from megasharp.config.rollout import RolloutConfig, SyncConfig
-from megasharp.learner.offload import Kind
 from megasharp.learner.rank import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, Ranks, RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks
@@ -70,8 +70,8 @@ def running(folder: Path, engines: int = 2, tp: int = 1, sleep: bool = False) ->
 
 
 @contextmanager
-def ranks_of(folder: Path, layout: str, offload: tuple[Kind, ...] = ()) -> Iterator[Ranks]:
-    settings = {name: replace(own, offload=offload) for name, own in learner_settings(LAYOUTS[layout]).items()}
+def ranks_of(folder: Path, layout: str, offload: tuple[OffloadedPart, ...] = ()) -> Iterator[Ranks]:
+    settings = learner_settings(LAYOUTS[layout], offload)
     ranks: Ranks = OneRank(settings, CPU) if layout == "one" else ProcessRanks(settings, CPU, folder / "ranks")
     try:
         yield ranks
@@ -300,7 +300,7 @@ def test_weights_are_lent_to_an_engine_of_two_ranks_that_sleeps(
 ) -> None:
     """The learner's memory is spoiled while the engine samples; what it holds after each push is the oracle's."""
     told = loans(monkeypatch)
-    everything: tuple[Kind, ...] = ("weights", "gradients", "optimizer")
+    everything: tuple[OffloadedPart, ...] = ("weights", "gradients", "optimizer")
     with running(tmp_path, engines=1, tp=2, sleep=True) as (fleet, _):
         memory_version = -1
         for offload, want in ((everything, ["p", "p", *"hhhh"]), ((), ["p", "p", *"----"])):

@@ -12,18 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from policies import optimizer_settings, ragged_sequences, recipe, settings
+from policies import changed, optimizer_settings, ragged_sequences, recipe, settings
 from torch._C._distributed_c10d import HashStore
 
 from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.records import ParallelLayout, StepBatch, as_dtype
 from megasharp.learner.learner import LearnerSettings
-from megasharp.learner.model import Fp8
 from megasharp.learner.parallel import device_of_rank, meet
 from megasharp.learner.rank import POLICY, Rank
 
@@ -40,12 +38,11 @@ def batch_on(kind: str) -> StepBatch:
 def settings_of(folder: str, given: dict[str, Any]) -> LearnerSettings:
     """Without the tests' own defaults of CPUs; LoRA and FP8 by their arguments."""
     if "fp8" in given:
-        given["fp8"] = Fp8(*given["fp8"])
+        given["fp8"], given["fp8_recipe"] = given["fp8"]
     given["dtype"] = as_dtype(given.get("dtype", "bfloat16"))
-    given["recompute_modules"] = tuple(given.get("recompute_modules", ("core_attn",)))
     optimizer = optimizer_settings(clip_grad=0.1, weight_decay=0.1)
     own = settings(folder, ParallelLayout(), METHOD.needs, optimizer, diagnostics=None)
-    return replace(own, **given)
+    return changed(own, **given)
 
 
 def main(folder: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_recomputation(model: str, plain: Found, modules: list[str]) -> None:
 
 def test_overlapped_communication(model: str, plain: Found) -> None:
     """On one GPU with itself; several buckets, two mini-batches a step."""
-    assert_close(run(model, transformer_engine=False, overlap=True, options={"bucket_size": 100_000}), plain, 1e-2)
+    assert_close(run(model, transformer_engine=False, overlap=True, megatron={"bucket_size": 100_000}), plain, 1e-2)
 
 
 @ENGINE
@@ -92,5 +92,5 @@ def test_fp8(model: str, plain: Found, kind: str, recipe: str) -> None:
 
 @ENGINE
 def test_overlapped_communication_of_transformer_engines_layers(model: str, plain: Found) -> None:
-    found = run(model, transformer_engine=True, overlap=True, options={"bucket_size": 100_000})
+    found = run(model, transformer_engine=True, overlap=True, megatron={"bucket_size": 100_000})
     assert_close(found, plain, 2e-2)

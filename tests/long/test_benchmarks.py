@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from waiting import HANG_S
 
 from megasharp.algos.build_recipe import build_recipe
+from megasharp.config.policy import HeadForm
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner import cpu_backend
-from megasharp.learner.output_head import HeadForm
 from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.planner import formulas

@@ -38,10 +38,11 @@ from megasharp.common.control import (
 )
 from megasharp.common.random_state import generator_states
 from megasharp.common.records import GenerateRequest, Outcome, Plausible, SamplingParams
+from megasharp.config.policy import LoraConfig
 from megasharp.config.rollout import RolloutConfig
 from megasharp.config.run_config import load_run
 from megasharp.convert.architecture import Architecture, RopeParameters, record_arguments
-from megasharp.convert.lora import LoraSettings, record_adapters, recorded_adapters
+from megasharp.convert.lora import record_adapters, recorded_adapters
 from megasharp.convert.record import Digests, write_record
 from megasharp.evals.evaluate import Progress
 from megasharp.evals.probe import SCHEMA as PROBE_SCHEMA
@@ -233,7 +234,7 @@ def test_folders_of_weights(tmp_path: Path) -> None:
         "qwen3", 2, 32, 4, 2, 8, 64, 22, 1e-6, rope, 131072, False, True, True, "bfloat16", (4, None), "somewhere"
     )
     record_arguments(tmp_path, arch)
-    lora = LoraSettings(2, 16.0, ("qkv", "fc2"))
+    lora = LoraConfig(rank=2, alpha=16.0, targets=["qkv", "fc2"])
     record_adapters(tmp_path, lora, Path("/models/base"))
     digests = Digests()
     digests.add("a.weight", torch.ones(2), torch.bfloat16)

@@ -1,6 +1,6 @@
-"""What runs in a rank's actor: the same rank as in a child process, with TCP to find its peers.
+"""A rank's actor on a Ray cluster: the same rank as in a child process, which finds its peers over TCP.
 
-Tensors cut into parts of bounded size, for streams through Ray's object store. Pure.
+Streams of tensors go through Ray's object store in parts of bounded size: `cut` makes them, `Joiner` joins them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ PART_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Some bytes of a tensor: uint8, contiguous. `last` marks the tensor's end; NumPy, which Ray sends uncopied."""
+    """Some bytes of a tensor: uint8, contiguous, in NumPy, which Ray sends without a copy.
+
+    `last` marks the tensor's end.
+    """
 
     name: str
     dtype: torch.dtype
@@ -43,7 +46,7 @@ class Part:
 
 
 def cut(tensors: Iterable[tuple[str, Tensor]], limit: int = PART_BYTES) -> Iterator[list[Part]]:
-    """Lists of parts of at most `limit` bytes in all, in order; small tensors travel together.
+    """Yield lists of parts of at most `limit` bytes in all, in order; small tensors travel together.
 
     The bytes are copies: a tensor may change once the next list is asked for.
     """
@@ -73,7 +76,7 @@ class Joiner:
         self._data: list[NDArray[np.uint8]] = []
 
     def add(self, parts: Iterable[Part]) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that is whole now, on the CPU, in memory of its own."""
+        """Yield every tensor that is whole now, on the CPU, in memory of its own."""
         for part in parts:
             self._data.append(part.data)
             if part.last:
@@ -84,7 +87,7 @@ class Joiner:
 
 
 def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """A contiguous CPU tensor's own memory; of any other tensor, a copy's."""
+    """Return a contiguous CPU tensor's own memory as uint8; of any other tensor, a copy's."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return data
@@ -110,7 +113,7 @@ class RankActor:
         self._rank: Rank | None = None
 
     def process_id(self) -> int:
-        """This process on its node."""
+        """Return this process's id on its node."""
         return os.getpid()
 
     def prepare(self) -> Returned | Failed:
@@ -155,7 +158,9 @@ class RankActor:
         facts = self._facts
         facts.log.parent.mkdir(parents=True, exist_ok=True)
         redirect_output(str(facts.log))
-        write_stacks_on_signal(facts.rank, facts.log, _node())
+        import ray
+
+        write_stacks_on_signal(facts.rank, facts.log, str(ray.get_runtime_context().get_node_id()))
         torch.set_num_threads(facts.threads)
         interface = interface_of(facts.address)
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -190,14 +195,11 @@ class RankActor:
         return self._rank.learners[learner]
 
 
-def _node() -> str:
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())
-
-
 def interface_of(address: str) -> str:
-    """The network interface that has this address; collectives listen there and nowhere else."""
+    """Return the network interface that has this address; collectives listen there and nowhere else.
+
+    Raises UserError where this node has none.
+    """
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):
             return name

@@ -1,7 +1,7 @@
 """The learner's ranks as Ray actors, each in its slot.
 
-The driver sends one call to every rank and waits for all answers. A rank that raises sends its error; a rank that dies
-is noticed by Ray within seconds, not by a collective's timeout. Whichever happens, all ranks are ended.
+The driver sends one call to every rank and waits for all answers. A rank that raises sends its error; Ray notices the
+death of a rank within seconds, not after a collective's timeout. Whichever happens, all ranks are ended.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 _SHUTDOWN_S = 20.0
 _POLL_S = 1.0
-# How long a death may take to be known after the errors that it gave the peers.
+# A death may become known only after the errors that it caused in its peers, by so many seconds.
 _NEWS_S = 3.0
-# Parts that a rank may have on their way: with `parts.PART_BYTES` this bounds a stream's memory.
+# Parts that a rank may have on their way: with `rank_actor.PART_BYTES` this bounds a stream's memory.
 _PARTS_AHEAD = 2
 
 _Answer = Returned | Failed | None
@@ -81,7 +81,7 @@ class RayRanks:
         self._collect(starting, "start", deadline)
 
     def process_ids(self) -> list[int]:
-        """The ranks' processes, each on its own node."""
+        """Return the ranks' process ids, each on its own node."""
         return list(ray.get([actor.process_id.remote() for actor in self._actors]))
 
     def call(
@@ -125,7 +125,7 @@ class RayRanks:
         self._kill()
 
     def _collect(self, pending: Mapping[int, Any], method: str, deadline: float | None = None) -> list[Any]:
-        """The values of all pending answers, in rank order; raises when one fails, dies or passes the deadline."""
+        """Return the values of all pending answers, in rank order. Raises when one fails, dies or is too late."""
         left, values = dict(pending), dict[int, object]()
         while left:
             arrived = _arrived(left, _POLL_S)
@@ -142,7 +142,7 @@ class RayRanks:
         return [values[rank] for rank in sorted(pending)]
 
     def _failure(self, bad: Mapping[int, _Answer], left: Mapping[int, Any], method: str) -> Exception:
-        """The first cause: a user's mistake or a death, before the errors that it gives its peers."""
+        """Return the first cause: a user's mistake or a death, before the errors that it gives its peers."""
         failed = {rank: answer for rank, answer in bad.items() if isinstance(answer, Failed)}
         mistakes = [answer.text for answer in failed.values() if answer.user_error]
         if mistakes:
@@ -156,7 +156,7 @@ class RayRanks:
         return RankDied(f"rank {rank} failed in {method}: {first.text}")
 
     def _dead(self, left: Mapping[int, Any], failed: set[int]) -> list[int]:
-        """Ranks whose process is gone, once Ray has had a moment to tell."""
+        """Return the ranks whose process is gone, once Ray has had a moment to report it."""
         waiting, deadline = dict(left), time.monotonic() + _NEWS_S
         for rank, actor in enumerate(self._actors):
             if rank not in failed and rank not in waiting:
@@ -178,7 +178,7 @@ class RayRanks:
 
 
 def _arrived(pending: Mapping[int, Any], limit: float) -> dict[int, Any]:
-    """Answers that are there within `limit` seconds, by rank; None from a rank that is gone."""
+    """Return answers that arrive within `limit` seconds, by rank; None from a rank that is gone."""
     ready, _ = ray.wait(list(pending.values()), num_returns=1, timeout=limit)
     if ready:
         # Those that came with it: the cause is judged among all of them.
@@ -187,11 +187,11 @@ def _arrived(pending: Mapping[int, Any], limit: float) -> dict[int, Any]:
 
 
 def _get(ref: Any) -> Any:
-    """A rank's answer; None when the rank is gone."""
+    """Return a rank's answer; None when the rank is gone."""
     try:
         return ray.get(ref)
     except RayTaskError as error:
-        # Outside what the actor answers for itself: its arguments could not be read, or its answer not be sent.
+        # The actor itself could not answer: its arguments could not be read, or its result not be sent.
         return Failed(one_line(error), False)
     except RayError:
         return None

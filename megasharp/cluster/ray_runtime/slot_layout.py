@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from megasharp.common.errors import UserError
-
-Placement = Literal["colocated", "disaggregated"]
+from megasharp.config.rollout import EnginePlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class Needs:
     tp: int
     engines: int
     engine_tp: int
-    placement: Placement = "colocated"
+    placement: EnginePlacement = "colocated"
     nodes: int = 1
     gpus_per_node: int = 0
 

@@ -24,6 +24,7 @@ from megasharp.cluster.slurm.all_reduce import MEBIBYTES, measure
 from megasharp.cluster.slurm.gpus import Gpu, Node, opened
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import Scratch
+from megasharp.config.policy import Wanted
 
 # CUDA 13 needs a driver of branch 580 or later (CUDA 13.0 release notes, table of minimum versions).
 OLDEST_DRIVER = 580
@@ -270,7 +271,7 @@ class Patient:
     run: Path | None = None
     checkpoint: int = 0
     constraints: str = ""
-    transformer_engine: Literal["auto"] | bool = "auto"
+    transformer_engine: Wanted = "auto"
     place: Place = Place()
 
 

@@ -1,5 +1,5 @@
-"""The learner as the loop sees it, over one or many ranks.
+"""The learner as the training loop sees it, over one or many ranks.
 
-`learner` joins what ranks return; `inprocess` is one rank in this process, `processes` are ranks as child processes on
-this machine, speaking over pipes, with gloo between them.
+`all_ranks` joins the ranks' results and holds the ranks of one process; `processes` starts ranks as child processes on
+this machine, which are called over pipes. `cluster/ray_runtime/ranks.py` has the ranks of a Ray cluster.
 """

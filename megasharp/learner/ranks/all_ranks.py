@@ -1,8 +1,8 @@
-"""All ranks as one learner: every call goes to every rank, and the answers are joined here.
+"""All ranks as one learner: every call goes to every rank, and their results are joined here.
 
-One rank, in this process: no copies, and a debugger can step through.
-
-The memory network of DLC: after every step it learns, by cross-entropy, what the policy has just said.
+`Ranks` is the interface: one typed call, which takes a method of `RankLearner`. `OneRank` satisfies it in this process,
+without copies, so that a debugger can step through. Over it stand the two learners of a run: the policy, and the memory
+network of DLC, which learns by cross-entropy what the policy has just sampled.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ class RanksLearner:
         self._name = name
 
     def annotate(self, batch: StepBatch, needs: Needs) -> StepBatch:
-        """Fill in what `needs` asks for; the batch itself when it asks for nothing."""
+        """Return the batch with the log-probs and entropies that `needs` asks for, float32 [T] each; else the batch."""
         if not (needs.old_logp or needs.old_entropy or needs.ref_logp):
             return batch
+        # Reporting ranks come in data-parallel order, because data-parallel ranks count upwards with the world's.
         reported = [a for a in self.call(RankLearner.annotate, batch, needs) if a is not None]
         return dataclasses.replace(
             batch,
@@ -112,7 +113,10 @@ class RanksLearner:
         )
 
     def step(self, batch: StepBatch, recipe: Recipe, norm_limit: float | None = None) -> StepStats:
-        """Update the policy; the loss is the sum of the data-parallel shares, seconds are the slowest rank's."""
+        """Take one optimizer step per mini-batch, without those whose gradient norm is above `norm_limit`.
+
+        The loss is the sum of the data-parallel shares, seconds are the slowest rank's.
+        """
         stats = [s for s in self.call(RankLearner.step, batch, recipe, norm_limit) if s is not None]
         return dataclasses.replace(
             stats[0],
@@ -122,7 +126,7 @@ class RanksLearner:
         )
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole Hugging Face tensors, each once."""
+        """Yield every weight once: its Hugging Face name and the whole tensor."""
         return self._ranks.stream(self._name, RankLearner.export_weights)
 
     def call(self, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
@@ -138,23 +142,23 @@ class RanksLearner:
         self.call(RankLearner.begin_save_reference, folder)
 
     def saves_are_written(self) -> bool:
-        """Whether no rank is writing any more."""
+        """Return True once no rank is writing any more."""
         return all(self.call(RankLearner.saves_are_written))
 
     def finish_saves(self) -> dict[Path, FileHash]:
-        """Wait for what was begun and complete it; returns the ranks' files. All else in the folder is small."""
+        """Wait for what was begun and complete it; returns the ranks' files by path. All others there are small."""
         return {Path(path): written for rank in self.call(RankLearner.finish_saves) for path, written in rank.items()}
 
     def load(self, folder: Path) -> None:
-        """Read shards written under any layout."""
+        """Load weights, optimizer and schedule from shards, written under any layout."""
         self.call(RankLearner.load, folder)
 
     def set_reference(self) -> None:
-        """Keep the present weights as the reference."""
+        """Make the present weights the reference, where a method reads one."""
         self.call(RankLearner.set_reference)
 
     def reset_optimizer(self) -> None:
-        """Forget moments and step count."""
+        """Forget the optimizer's moments and step count."""
         self.call(RankLearner.reset_optimizer)
 
     def offload(self) -> None:
@@ -175,7 +179,6 @@ class RanksLearner:
 
 
 def _annotated(mini: MiniBatch, by_rank: Sequence[Sequence[Annotation]]) -> MiniBatch:
-    """Reporting ranks come in data-parallel order, because data-parallel ranks count upwards with the world's."""
     return dataclasses.replace(
         mini,
         per_rank=tuple(
@@ -209,11 +212,11 @@ class MemoryNetwork:
 
     @property
     def learner(self) -> RanksLearner:
-        """Who is saved and loaded: the network's weights and optimizer."""
+        """The network's own learner, which is saved and loaded."""
         return self._learner
 
     def observe(self, groups: Sequence[Group], seed: int) -> Metrics:
-        """One optimizer step on all responses of `groups`; figures under `memory/`."""
+        """Take one optimizer step on all responses of `groups`; returns metrics under `memory/`."""
         sequences = [training_sequence(group, i, 0.0) for group in groups for i in range(len(group.responses))]
         stats = self._learner.step(pack(sequences, self._layout, seed), self._recipe)
         return {
@@ -224,7 +227,7 @@ class MemoryNetwork:
         }
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole Hugging Face tensors, each once."""
+        """Yield every weight once: its Hugging Face name and the whole tensor."""
         return self._learner.export_weights()
 
     def call(self, function: Callable[Concatenate[RankLearner, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:

@@ -1,9 +1,8 @@
 """Ranks as child processes of the command, on this machine.
 
-The driver sends one call to every rank and waits for all answers. A rank that raises sends its error; a rank that
-dies is noticed at once by its process, not by a collective's timeout. Whichever happens, all ranks are ended.
-
-What runs in a rank's own process: build the learners, then answer calls until the pipe closes.
+The driver sends one call to every rank and waits for all answers. A rank that raises sends its error; the death of a
+rank is noticed at once by its process, not by a collective's timeout. Whichever happens, all ranks are ended. `serve`
+is the rank's own side: it builds the learners, then answers calls until the pipe closes.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """A rank's own facts: its number, device, meeting file, log and CPU threads."""
+    """Facts of one rank: number, device, file of the process group's store, log, CPU threads."""
 
     rank: int
     device: torch.device
@@ -84,15 +83,19 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call raised; `user_error` marks a mistake the user can mend."""
+    """A call raised; `user_error` marks a mistake that the user can fix."""
 
     text: str
     user_error: bool
 
 
 def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], connection: Connection) -> None:
-    """A rank's process, from start to end."""
-    _end_with_driver()
+    """Run a rank's process, from start to end."""
+    end_with_parent(os.getppid())
+    driver = multiprocessing.parent_process()
+    # The parent may be the process that this one was forked from, which ends with the driver.
+    if driver is not None and not driver.is_alive():
+        os._exit(1)
     redirect_output(worker.log)
     write_stacks_on_signal(worker.rank, Path(worker.log))
     torch.set_num_threads(worker.threads)
@@ -110,14 +113,6 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
         sys.exit(1)
 
 
-def _end_with_driver() -> None:
-    """Between the two may stand the process that this one was forked from, which ends with the driver."""
-    end_with_parent(os.getppid())
-    driver = multiprocessing.parent_process()
-    if driver is not None and not driver.is_alive():
-        os._exit(1)
-
-
 def _answer_calls(rank: Rank, connection: Connection) -> None:
     while (request := _request(connection)) is not None:
         result = request.carry_out(rank)
@@ -130,7 +125,7 @@ def _answer_calls(rank: Rank, connection: Connection) -> None:
 
 
 def _request(connection: Connection) -> Call | None:
-    """The next call; None where the driver wants no more, or is gone."""
+    """Return the next call; None where the driver wants no more, or is gone."""
     try:
         return cast("Call | None", pickle.loads(connection.recv_bytes()))
     except EOFError:
@@ -142,7 +137,7 @@ def _send(connection: Connection, message: Returned | Item | Failed) -> None:
 
 
 def redirect_output(log: str) -> None:
-    """Both streams of this process into its log file, libraries' included."""
+    """Write both streams of this process to its log file, also what libraries in C write."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -247,7 +242,7 @@ class ProcessRanks:
         return [results[rank] for rank in range(len(self._connections))]
 
     def _receive(self, pending: set[int], method: str) -> list[tuple[int, Returned | Item]]:
-        """Messages that are ready; raises when a pending rank failed or is gone."""
+        """Return the messages that are ready. Raises when a pending rank failed or is gone."""
         ready = wait([self._connections[rank] for rank in pending])
         arrived = [(rank, self._message(rank)) for rank in sorted(pending) if self._connections[rank] in ready]
         messages = [(rank, message) for rank, message in arrived if isinstance(message, Returned | Item)]
@@ -256,7 +251,7 @@ class ProcessRanks:
         return messages
 
     def _message(self, rank: int) -> Returned | Item | Failed | None:
-        """The rank's next message; None when it is gone."""
+        """Return the rank's next message; None when it is gone."""
         try:
             message: Returned | Item | Failed = pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, OSError):
@@ -264,7 +259,7 @@ class ProcessRanks:
         return message
 
     def _failure(self, arrived: Sequence[tuple[int, object]], method: str) -> Exception:
-        """The first cause: a user's mistake or a death, before the errors that it gives its peers."""
+        """Return the first cause: a user's mistake or a death, before the errors that it gives its peers."""
         failed = [(rank, message) for rank, message in arrived if isinstance(message, Failed)]
         mistakes = [message.text for _, message in failed if message.user_error]
         if mistakes:
@@ -275,18 +270,14 @@ class ProcessRanks:
             return self._died(dead[0], method)
         rank, message = failed[0]
         failure = f"rank {rank} failed in {method}: {message.text}"
-        # What does not run makes its peers give up in the end.
-        stopped = self._stopped()
+        # Peers of a rank that the kernel keeps from running give up in the end: the cause is named beside their error.
+        states = {rank: state_of(process.pid or 0) for rank, process in enumerate(self._processes)}
+        stopped = ", ".join(f"rank {rank} {STOPPED[state]}" for rank, state in states.items() if state in STOPPED)
         self._kill()
         return RankDied(f"{stopped}, and {failure}" if stopped else failure)
 
-    def _stopped(self) -> str:
-        """Which ranks the kernel keeps from running, for a message; empty where there are none."""
-        states = {rank: state_of(process.pid or 0) for rank, process in enumerate(self._processes)}
-        return ", ".join(f"rank {rank} {STOPPED[state]}" for rank, state in states.items() if state in STOPPED)
-
     def _killed(self) -> list[int]:
-        """Ranks that a signal ended, once the kernel has had a moment to tell."""
+        """Return the ranks that a signal ended, once the kernel has had a moment to report it."""
         for process in self._processes:
             process.join(_NEWS_S)
         return [rank for rank, process in enumerate(self._processes) if (process.exitcode or 0) < 0]
@@ -312,7 +303,7 @@ class ProcessRanks:
 
 
 def _context(device: torch.device) -> SpawnContext | ForkServerContext:
-    """Ranks on CPUs are forked from one process that has done their imports; with CUDA a process must do its own."""
+    """Return a context that forks ranks on CPUs from one process with all imports done; CUDA allows no fork."""
     if device.type != "cpu":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -323,9 +314,9 @@ def _context(device: torch.device) -> SpawnContext | ForkServerContext:
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Children that start inside import nothing from the folder where the user happens to be.
+    """Keep children that start inside from importing modules of the folder where the user happens to be.
 
-    Until they are told this process's own path, Python would look there first, for its own modules too.
+    Until they have this process's own path, Python would look there first, for its own modules too.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"

@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from megasharp.common.errors import UserError
 from megasharp.tasks.sandbox.cgroup import own_folders
 from megasharp.tasks.sandbox.programs import Clock, End, Sandbox, run
 
-Kind = Literal["bubblewrap", "none"]
+if TYPE_CHECKING:
+    from megasharp.config.data import SandboxKind
 
 RISK = (
     "reward.sandbox=none: programs that the model writes run with this user's rights: they can read and delete its "
@@ -58,7 +59,7 @@ else:
 """
 
 
-def open_sandbox(kind: Kind) -> Sandbox:
+def open_sandbox(kind: SandboxKind) -> Sandbox:
     """A sandbox that was tried, with control groups where there may be some.
 
     Raises UserError, naming `reward.sandbox`, where this machine has none.

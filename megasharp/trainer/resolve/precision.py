@@ -1,22 +1,11 @@
-"""Refusals of keys that say in which modules, and in how many bits, linear maps multiply.
-
-`policy.lora` as learners and planner take it; by itself, because neither needs the other's libraries.
-"""
+"""Refusals of keys that say in which modules, and in how many bits, linear maps multiply."""
 
 from __future__ import annotations
 
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
-from megasharp.convert.lora import LoraSettings
 from megasharp.trainer.resolve.devices import device_of
-
-
-def lora_settings(config: RunConfig) -> LoraSettings | None:
-    """The adapters that are trained, or None where all of the policy's weights are."""
-    lora = config.policy.lora
-    return LoraSettings(lora.rank, lora.alpha, tuple(lora.targets)) if lora else None
-
 
 # Both dimensions of what Transformer Engine multiplies in FP8 are multiples of it.
 _FP8_MULTIPLE = 16

@@ -6,7 +6,6 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
-from megasharp.trainer.resolve.precision import lora_settings
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
@@ -39,7 +38,7 @@ def _limits(checked: ResolvedRun) -> str:
 
 
 def _adapters(checked: ResolvedRun) -> list[str]:
-    lora, arch = lora_settings(checked.config), checked.architecture
+    lora, arch = checked.config.policy.lora, checked.architecture
     if lora is None:
         return []
     return [

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megasharp.common.records import ParallelLayout, Segments, as_dtype
+from megasharp.config.policy import PolicyConfig
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.learner.attention import rotary_tables
 from megasharp.learner.model import build_chunks, transformer_config
@@ -39,7 +40,8 @@ def kept(
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
     with megatron_device(CPU):
         place = initialize(layout, 1, gloo=False)
-        config = transformer_config(arch, layout, dtype, recompute, {}, recompute_modules=modules)
+        policy = PolicyConfig(recompute=recompute, recompute_modules=list(modules))
+        config = transformer_config(arch, layout, dtype, policy, {})
         (model,) = build_chunks(config, arch, place)
         for parameter in model.parameters():
             torch.nn.init.ones_(parameter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ from megasharp.algos.kl import KLParams
 from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.records import MicroBatch, ParallelLayout, Sequence, StepBatch
+from megasharp.config.policy import OptimizerConfig, PolicyConfig
 from megasharp.learner.learner import LearnerSettings, RankLearner
-from megasharp.learner.optimizer import OptimizerSettings
 from megasharp.learner.rank import POLICY, Rank
 from megasharp.learner.ranks.all_ranks import RanksLearner
 from megasharp.metrics.group_metrics import Diagnostics
@@ -184,39 +185,34 @@ def packed(
     return pack(sequences, cut, seed=5)
 
 
-def optimizer_settings(**overrides: Any) -> OptimizerSettings:
+def optimizer_settings(**overrides: Any) -> OptimizerConfig:
     """A learning rate that moves the tiny models visibly."""
-    settings: dict[str, Any] = {
-        "lr": 1e-2,
-        "betas": (0.9, 0.95),
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "clip_grad": 1.0,
-        "warmup_steps": 0,
-        "decay": "constant",
-        "total_steps": 10,
-    }
-    return OptimizerSettings(**{**settings, **overrides})
+    return OptimizerConfig(**{"lr": 1e-2, **overrides})
 
 
 def settings(
-    folder: str, layout: ParallelLayout, needs: Needs, optimizer: OptimizerSettings | None = None, **overrides: Any
+    folder: str, layout: ParallelLayout, needs: Needs, optimizer: OptimizerConfig | None = None, **overrides: Any
 ) -> LearnerSettings:
-    """Settings of a rank in fp32 at temperature 1."""
-    values: dict[str, Any] = {
-        "folder": folder,
-        "dtype": torch.float32,
-        "layout": layout,
-        "optimizer": optimizer or optimizer_settings(),
-        "needs": needs,
-        "temperature": 1.0,
-        "seed": 3,
-        "recompute": "none",
-        "offload": (),
-        "options": {},
-        "diagnostics": Diagnostics(candidates=2, samples=4),
-    }
-    return LearnerSettings(**{**values, **overrides})
+    """Settings of a rank in fp32 at temperature 1; `overrides` may be keys of the policy section."""
+    values = LearnerSettings(
+        folder=folder,
+        policy=PolicyConfig(optimizer=optimizer or optimizer_settings()),
+        dtype=torch.float32,
+        layout=layout,
+        total_steps=10,
+        needs=needs,
+        temperature=1.0,
+        seed=3,
+        diagnostics=Diagnostics(candidates=2, samples=4),
+    )
+    return changed(values, **overrides)
+
+
+def changed(values: LearnerSettings, **overrides: Any) -> LearnerSettings:
+    """The same settings with other values, of keys of the policy section too."""
+    keys = {name: overrides.pop(name) for name in [*overrides] if name in PolicyConfig.model_fields}
+    keys = {name: list(value) if isinstance(value, tuple) else value for name, value in keys.items()}
+    return replace(values, policy=PolicyConfig(**{**dict(values.policy), **keys}), **overrides)
 
 
 class GatheredRanks:

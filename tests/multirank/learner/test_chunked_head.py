@@ -14,8 +14,7 @@ from policies import weights_of as all_weights
 from torch import Tensor
 
 from megasharp.common.records import StepStats
-from megasharp.convert.lora import LoraSettings
-from megasharp.learner.output_head import HeadForm
+from megasharp.config.policy import HeadForm, LoraConfig
 from megasharp.ops.chunked_head import chunked_token_head
 
 WORLDS = {1: ("tp1",), 2: ("tp2", "pp2")}
@@ -29,7 +28,7 @@ class Result:
     weights: dict[str, Tensor]
 
 
-def train(folder: str, layout: str, head: HeadForm, lora: LoraSettings | None = None) -> Result:
+def train(folder: str, layout: str, head: HeadForm, lora: LoraConfig | None = None) -> Result:
     method = recipe(("grpo", "kl"))
     batch = packed(ragged_sequences(), LAYOUTS[layout])
     values = settings(folder, LAYOUTS[layout], method.needs, optimizer_settings(eps=1e-6), head=head, lora=lora)
@@ -48,7 +47,7 @@ def both_forms(
     for layout in layouts:
         for model, folder in folders.items():
             found[f"{layout} {model}"] = train(folder, layout, "logits"), train(folder, layout, "chunked")
-    adapters = LoraSettings(rank=2, alpha=4.0, targets=("qkv", "fc2"))
+    adapters = LoraConfig(rank=2, alpha=4.0, targets=["qkv", "fc2"])
     folder, layout = folders[MODELS[0]], layouts[0]
     found["lora"] = train(folder, layout, "logits", adapters), train(folder, layout, "chunked", adapters)
     return found

@@ -29,13 +29,14 @@ from policies import (
 from torch import Tensor
 
 from megasharp.common.records import ParallelLayout
-from megasharp.convert.lora import TARGETS, LoraSettings
+from megasharp.config.policy import LoraConfig
+from megasharp.convert.lora import TARGETS
 
 MINI_BATCHES = 2
 METHOD = recipe(("grpo", "kl"), MINI_BATCHES)
-ADAPTERS = LoraSettings(3, 6.0, TARGETS)
+ADAPTERS = LoraConfig(rank=3, alpha=6.0, targets=list(TARGETS))
 # A bucket holds about one layer, so that there is something to overlap.
-OVERLAP = {"overlap": True, "options": {"bucket_size": 3000}}
+OVERLAP = {"overlap": True, "megatron": {"bucket_size": 3000}}
 EVERYWHERE = ("weights", "gradients", "optimizer")
 
 
@@ -46,7 +47,7 @@ class Case:
     name: str
     layout: ParallelLayout
     changes: dict[str, Any] = field(default_factory=dict)
-    lora: LoraSettings | None = None
+    lora: LoraConfig | None = None
 
 
 CASES = (
@@ -96,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[LoraSettings | None, Trained]:
+def alone(folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[LoraConfig | None, Trained]:
     cases = [Case("plain", LAYOUTS["tp1"], lora=lora) for lora in (None, ADAPTERS)]
     results = run_ranks(1, train, folder, tmp_path_factory.mktemp("alone"), cases)[0]
     return {case.lora: result for case, result in zip(cases, results, strict=True)}
@@ -105,7 +106,7 @@ def alone(folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[LoraSet
 @pytest.mark.long("layouts")
 @pytest.mark.parametrize("world", sorted({case.layout.world for case in CASES}))
 def test_together_they_are_one_rank_without(
-    folder: str, alone: dict[LoraSettings | None, Trained], world: int, tmp_path: Path
+    folder: str, alone: dict[LoraConfig | None, Trained], world: int, tmp_path: Path
 ) -> None:
     cases = [case for case in CASES if case.layout.world == world]
     for case, got in zip(cases, run_ranks(world, train, folder, tmp_path, cases)[0], strict=True):

@@ -11,6 +11,7 @@ from policies import LAYOUTS, save_model
 from safetensors import safe_open
 from torch import Tensor
 
+from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import HFReader
 from megasharp.learner.conversion import hf_to_megatron, megatron_to_hf
 from megasharp.learner.model import build_chunks, transformer_config
@@ -39,7 +40,7 @@ def compare_at(layout_name: str, source: Path, converted: Path) -> int:
     with megatron_device(torch.device("cpu")), HFReader(source) as reader:
         place = initialize(layout, seed=0)
         try:
-            config = transformer_config(reader.architecture, layout, torch.float32, "none", {})
+            config = transformer_config(reader.architecture, layout, torch.float32, PolicyConfig(), {})
             expected, found = (build_chunks(config, reader.architecture, place) for _ in range(2))
             with torch.no_grad():
                 for _, parameter in global_parameters(found):

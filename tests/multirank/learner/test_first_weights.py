@@ -14,7 +14,8 @@ from torch import Tensor
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout, StepStats
-from megasharp.convert.lora import TARGETS, LoraSettings
+from megasharp.config.policy import LoraConfig
+from megasharp.convert.lora import TARGETS
 from megasharp.learner.conversion import hf_to_megatron
 
 METHOD = recipe(("grpo", "kl"))
@@ -34,14 +35,14 @@ class Case:
     pp: int
     layouts: tuple[str, ...]
     dtype: torch.dtype = torch.float32
-    lora: LoraSettings | None = None
+    lora: LoraConfig | None = None
 
 
 CASES = {
     1: Case("qwen3-tied", 2, 2, ("tp1",)),
     2: Case("qwen3-tied", 1, 1, ("tp2", "pp2", "dp2")),
     3: Case("qwen3", 2, 1, ("pp3vpp2",), dtype=torch.bfloat16),
-    4: Case("qwen2", 1, 1, ("tp2pp2",), lora=LoraSettings(4, 8.0, TARGETS)),
+    4: Case("qwen2", 1, 1, ("tp2pp2",), lora=LoraConfig(rank=4, alpha=8.0, targets=list(TARGETS))),
 }
 # Each chunk of three stages' two has one.
 LAYERS = {3: 6}

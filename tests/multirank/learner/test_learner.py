@@ -15,6 +15,7 @@ from launch import run_ranks
 from policies import (
     LAYOUTS,
     by_sequence,
+    changed,
     learner_on,
     optimizer_settings,
     packed,
@@ -218,7 +219,7 @@ def offload(rank: int, world: int, folder: str, bf16: str) -> list[Offloaded]:
         with learner_on(values) as (learner, _):
             unbroken = [learner.step(batch, recipe()) for _ in range(3)], weights_of(learner)
         for kinds in (ALL_KINDS, ("gradients", "optimizer"), ("weights",)):
-            with learner_on(dataclasses.replace(values, offload=kinds)) as (learner, own):
+            with learner_on(changed(values, offload=kinds)) as (learner, own):
                 first = learner.step(batch, recipe())
                 before = weights_of(learner)
                 freed = own.offload()

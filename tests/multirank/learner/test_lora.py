@@ -30,9 +30,10 @@ from torch.func import functional_call
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import Sequence, StepStats
+from megasharp.config.policy import LoraConfig
 from megasharp.convert.hf_folder import HFReader, read_config
 from megasharp.convert.hf_write import carry_over
-from megasharp.convert.lora import MODULES, RECORD, TARGETS, LoraSettings, is_adapter, trained_parameters
+from megasharp.convert.lora import MODULES, RECORD, TARGETS, is_adapter, trained_parameters
 from megasharp.learner.conversion import megatron_to_hf, megatron_to_peft
 from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.optimizer import parts
@@ -40,8 +41,8 @@ from megasharp.learner.verification import Probe, verify
 from megasharp.learner.weights import global_parameters
 
 STEPS = 3
-ALL = LoraSettings(rank=3, alpha=6.0, targets=TARGETS)
-SOME = LoraSettings(rank=2, alpha=1.0, targets=("proj", "fc1"))
+ALL = LoraConfig(rank=3, alpha=6.0, targets=list(TARGETS))
+SOME = LoraConfig(rank=2, alpha=1.0, targets=["proj", "fc1"])
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Case:
     """What is trained. With its two key heads and two ranks, each rank of qwen2 holds one query group."""
 
     model: str
-    lora: LoraSettings
+    lora: LoraConfig
     methods: tuple[str, ...] = ("grpo",)
     recompute: str = "none"
 

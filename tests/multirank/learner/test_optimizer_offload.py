@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from launch import run_ranks
 from policies import (
     LAYOUTS,
+    changed,
     learner_on,
     optimizer_settings,
     packed,
@@ -25,7 +26,7 @@ from policies import (
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.convert.lora import LoraSettings
+from megasharp.config.policy import LoraConfig
 from megasharp.learner import optimizer_offload
 from megasharp.learner.learner import LearnerSettings
 from megasharp.learner.optimizer import parts
@@ -33,7 +34,7 @@ from megasharp.learner.optimizer import parts
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, ref_logp=True)
 # Clipped at every step, and with weight decay, which norms and biases have not.
 OPTIMIZER = optimizer_settings(clip_grad=0.1, weight_decay=0.1)
-LORA = LoraSettings(2, 4.0, ("qkv", "fc2"))
+LORA = LoraConfig(rank=2, alpha=4.0, targets=["qkv", "fc2"])
 
 
 @dataclass
@@ -53,9 +54,9 @@ def run(values: LearnerSettings, folder: Path, resume_from: Path) -> Seen:
         folder.mkdir()
     dist.barrier()
     with learner_on(values) as (learner, own):
-        if values.optimizer_offload:
+        if values.policy.optimizer_offload:
             (part,) = parts(own._optimizer)
-            assert len(part.optimizer._pieces) > optimizer_offload.SLOTS or values.lora
+            assert len(part.optimizer._pieces) > optimizer_offload.SLOTS or values.policy.lora
         stats = []
         for limit in (None, 0.0, None):
             own.offload()
@@ -84,7 +85,7 @@ def run(values: LearnerSettings, folder: Path, resume_from: Path) -> Seen:
 CHANGES = {
     "float32": {"dtype": torch.float32},
     "bfloat16": {},
-    "overlapped": {"overlap": True, "options": {"bucket_size": 3000}},
+    "overlapped": {"overlap": True, "megatron": {"bucket_size": 3000}},
     "lora": {"lora": LORA},
 }
 
@@ -105,14 +106,14 @@ def on_rank(
     )
     results: dict[str, dict[bool, Seen]] = {}
     for name in names:
-        case = replace(given, **CHANGES[name])
+        case = changed(given, **CHANGES[name])
         folders = {on: root / f"{layout}-{name}-{on}" for on in (False, True)}
         # Each resumes from what the other saved, the first one from its own.
         results[name] = {
-            on: run(replace(case, optimizer_offload=on), folders[on], folders[False]) for on in (False, True)
+            on: run(changed(case, optimizer_offload=on), folders[on], folders[False]) for on in (False, True)
         }
         plain = results[name][False]
-        with learner_on(replace(case, optimizer_offload=False)) as (learner, _):
+        with learner_on(changed(case, optimizer_offload=False)) as (learner, _):
             learner.load(folders[True])
             batch = packed(ragged_sequences(), case.layout, mini_batches=2)
             method = recipe(("grpo", "kl"), 2)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from launch import run_ranks
-from policies import LAYOUTS, learner_on, packed, ragged_sequences, recipe, save, save_model, settings, weights_of
+from policies import (
+    LAYOUTS,
+    changed,
+    learner_on,
+    packed,
+    ragged_sequences,
+    recipe,
+    save,
+    save_model,
+    settings,
+    weights_of,
+)
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
-from megasharp.convert.lora import LoraSettings
+from megasharp.config.policy import LoraConfig
 from megasharp.learner.learner import LearnerSettings, RankLearner
 
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, ref_logp=True)
@@ -60,12 +71,13 @@ def run(values: LearnerSettings, folder: Path) -> Seen:
 
 
 def on_rank(rank: int, world: int, folder: str, layout: str, root: Path) -> dict[str, tuple[Seen, Seen]]:
-    values = settings(folder, LAYOUTS[layout], NEEDS, options=BUCKETS, diagnostics=None)
-    cases = {"whole": values, "lora": replace(values, lora=LoraSettings(2, 4.0, ("qkv", "fc2")), recompute="full")}
+    values = settings(folder, LAYOUTS[layout], NEEDS, megatron=BUCKETS, diagnostics=None)
+    lora = LoraConfig(rank=2, alpha=4.0, targets=["qkv", "fc2"])
+    cases = {"whole": values, "lora": changed(values, lora=lora, recompute="full")}
     return {
         name: (
-            run(replace(case, overlap=False), root / f"{layout}-{name}-apart"),
-            run(replace(case, overlap=True), root / f"{layout}-{name}-overlapped"),
+            run(changed(case, overlap=False), root / f"{layout}-{name}-apart"),
+            run(changed(case, overlap=True), root / f"{layout}-{name}-overlapped"),
         )
         for name, case in cases.items()
     }

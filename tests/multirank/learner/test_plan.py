@@ -13,8 +13,8 @@ import pytest
 from waiting import HANG_S
 
 from megasharp.common.records import ParallelLayout
+from megasharp.config.policy import LoraConfig
 from megasharp.convert.hf_folder import read_config
-from megasharp.convert.lora import LoraSettings
 from megasharp.planner.formulas import layer_bytes_per_token
 from megasharp.planner.memory import stages
 from megasharp.planner.request import Network
@@ -40,7 +40,7 @@ def run(*command: str, question: bytes = b"") -> str:
 def built(
     names: list[str],
     layout: ParallelLayout,
-    lora: LoraSettings | None = None,
+    lora: LoraConfig | None = None,
     *program: str,
 ) -> list[list[int]]:
     question = pickle.dumps(([read_config(MODELS / name)[2] for name in names], layout, lora))
@@ -48,7 +48,7 @@ def built(
     return found
 
 
-def counted(name: str, layout: ParallelLayout, lora: LoraSettings | None = None) -> list[int]:
+def counted(name: str, layout: ParallelLayout, lora: LoraConfig | None = None) -> list[int]:
     _, family, arch = read_config(MODELS / name)
     return [stage.parameters for stage in stages(Network(name, family, arch), layout, lora)]
 
@@ -64,7 +64,7 @@ def test_tables_count_what_megatron_builds() -> None:
 
 def test_adapters_are_counted_as_megatron_has_them() -> None:
     """On the first model alone; the other one is tied and has its embedding on both stages."""
-    lora, layout = LoraSettings(16, 32.0, ("qkv", "proj", "fc1", "fc2")), ParallelLayout(tp=4, pp=2)
+    lora, layout = LoraConfig(rank=16, alpha=32.0, targets=["qkv", "proj", "fc1", "fc2"]), ParallelLayout(tp=4, pp=2)
     table = [counted("qwen3-8b", layout, lora), counted("qwen3-1.7b", layout)]
     assert built(["qwen3-8b", "qwen3-1.7b"], layout, lora) == table
 
@@ -81,7 +81,7 @@ meta_program.main()
 @pytest.mark.long("ranks")
 def test_models_are_built_where_there_is_a_gpu_too() -> None:
     """A process that believes in one: whatever asks for it would fail here."""
-    lora, layout = LoraSettings(16, 32.0, ("qkv",)), ParallelLayout(dp=2, tp=4, pp=3, vpp=4)
+    lora, layout = LoraConfig(rank=16, alpha=32.0, targets=["qkv"]), ParallelLayout(dp=2, tp=4, pp=3, vpp=4)
     assert built(["qwen3-8b"], layout, lora, "-c", WITH_CUDA) == [counted("qwen3-8b", layout, lora)]
 
 

@@ -22,8 +22,8 @@ from megasharp.common.records import (
     SamplingParams,
     StepStats,
 )
+from megasharp.config.policy import LoraConfig
 from megasharp.convert.hf_folder import HFReader
-from megasharp.convert.lora import LoraSettings
 from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
@@ -106,7 +106,7 @@ def test_weights_come_and_go(tmp_path: Path) -> None:
         layout,
         chosen.needs,
         offload=("weights", "gradients", "optimizer"),
-        lora=LoraSettings(4, 8.0, ("qkv", "fc2")),
+        lora=LoraConfig(rank=4, alpha=8.0, targets=["qkv", "fc2"]),
     )
     batch = packed(ragged_sequences(), layout)
     (tmp_path / "state").mkdir()

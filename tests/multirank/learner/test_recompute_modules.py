@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from launch import run_ranks
 from megatron.core.transformer.mlp import MLP
-from policies import LAYOUTS, learner_on, packed, ragged_sequences, recipe, save_model, settings, weights_of
+from policies import LAYOUTS, changed, learner_on, packed, ragged_sequences, recipe, save_model, settings, weights_of
 from torch import Tensor
 
 from megasharp.algos.base import Needs
-from megasharp.convert.lora import LoraSettings
+from megasharp.config.policy import LoraConfig
 from megasharp.learner.attention import PackedAttention
 
 # Adapters of MLPs alone: the first layer's has an input that wants no gradient.
-LORA = LoraSettings(2, 4.0, ("fc1", "fc2"))
+LORA = LoraConfig(rank=2, alpha=4.0, targets=["fc1", "fc2"])
 MODULES = {"none": (), "attention": ("core_attn",), "mlp": ("mlp",), "both": ("core_attn", "mlp")}
 Result = dict[str, tuple[float, float, int, int, dict[str, Tensor]]]
 
@@ -29,7 +28,7 @@ def on_rank(rank: int, world: int, folder: str) -> dict[str, Result]:
         for kind, modules in MODULES.items():
             values = settings(folder, LAYOUTS["tp1"], Needs(), lora=lora, diagnostics=None)
             if modules:
-                values = replace(values, recompute="selective", recompute_modules=modules)
+                values = changed(values, recompute="selective", recompute_modules=modules)
             with learner_on(values) as (learner, own):
                 calls = {MLP: 0, PackedAttention: 0}
 

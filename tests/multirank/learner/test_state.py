@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,8 @@ from torch import Tensor
 from megasharp.algos.build_recipe import build_recipe
 from megasharp.algos.entropy_bonus import EntropyBonusParams
 from megasharp.common.records import Sequence, StepStats
-from megasharp.convert.lora import TARGETS, LoraSettings
+from megasharp.config.policy import LoraConfig
+from megasharp.convert.lora import TARGETS
 from megasharp.learner.learner import RankLearner
 from megasharp.learner.optimizer import parts
 from megasharp.learner.ranks.all_ranks import RanksLearner
@@ -40,8 +41,10 @@ METHOD = build_recipe(
     mini_batches=1,
 )
 # The learning rate differs at every step, so that a schedule that starts anew is seen.
-OPTIMIZER = optimizer_settings(warmup_steps=1, decay="linear", total_steps=8, weight_decay=0.1, eps=1e-6)
-OTHER = replace(OPTIMIZER, lr=0.5 * OPTIMIZER.lr, betas=(0.5, 0.6), eps=1e-3, weight_decay=0.7)
+OPTIMIZER = optimizer_settings(warmup_steps=1, decay="linear", weight_decay=0.1, eps=1e-6)
+OTHER = optimizer_settings(
+    warmup_steps=1, decay="linear", lr=0.5 * OPTIMIZER.lr, betas=[0.5, 0.6], eps=1e-3, weight_decay=0.7
+)
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,11 @@ class Case:
 
     model: str
     dtype: torch.dtype
-    lora: LoraSettings | None = None
+    lora: LoraConfig | None = None
 
 
 FP32, BF16 = Case("qwen3-tied", torch.float32), Case("qwen2", torch.bfloat16)
-LORA = Case("qwen3-tied", torch.float32, LoraSettings(4, 8.0, TARGETS))
+LORA = Case("qwen3-tied", torch.float32, LoraConfig(rank=4, alpha=8.0, targets=list(TARGETS)))
 # Which checkpoint (case and layout it was saved at) is loaded at which layout.
 RESUMES = (
     (FP32, "tp1", "tp1"),
@@ -120,7 +123,13 @@ def save_all(
         folder = checkpoint(root, case, layout)
         folder.mkdir(exist_ok=True)
         values = settings(
-            str(root / case.model), LAYOUTS[layout], METHOD.needs, OPTIMIZER, dtype=case.dtype, lora=case.lora
+            str(root / case.model),
+            LAYOUTS[layout],
+            METHOD.needs,
+            OPTIMIZER,
+            total_steps=8,
+            dtype=case.dtype,
+            lora=case.lora,
         )
         with learner_on(values) as (learner, _):
             for _ in range(STEPS):
@@ -140,7 +149,13 @@ def load_all(
         again = root / f"again-{checkpoint(root, case, saved_at).name}-{layout}"
         again.mkdir(exist_ok=True)
         values = settings(
-            str(root / case.model), LAYOUTS[layout], METHOD.needs, OPTIMIZER, dtype=case.dtype, lora=case.lora
+            str(root / case.model),
+            LAYOUTS[layout],
+            METHOD.needs,
+            OPTIMIZER,
+            total_steps=8,
+            dtype=case.dtype,
+            lora=case.lora,
         )
         with learner_on(values) as (learner, own):
             learner.load(checkpoint(root, case, saved_at))
@@ -286,7 +301,10 @@ def load_with_other_settings(
     folder.mkdir(exist_ok=True)
     found = []
     for optimizer in (OPTIMIZER, OTHER):
-        with learner_on(settings(str(root / FP32.model), LAYOUTS["dp2"], METHOD.needs, optimizer)) as (learner, own):
+        with learner_on(settings(str(root / FP32.model), LAYOUTS["dp2"], METHOD.needs, optimizer, total_steps=8)) as (
+            learner,
+            own,
+        ):
             if optimizer is OPTIMIZER:
                 for _ in range(STEPS):
                     step(learner, sequences, "dp2")
@@ -304,13 +322,13 @@ def test_a_resumed_run_computes_with_its_own_settings(tmp_path: Path) -> None:
     (before, rate), (after, other_rate) = run_ranks(2, load_with_other_settings, tmp_path, ragged_sequences())[0]
     assert {group["step"] for group in before} == {STEPS} == {group["step"] for group in after}
     assert {group["weight_decay"] for group in after} == {0.0, OTHER.weight_decay}
-    assert {(group["betas"], group["eps"]) for group in after} == {(OTHER.betas, OTHER.eps)}
+    assert {(group["betas"], group["eps"]) for group in after} == {(tuple(OTHER.betas), OTHER.eps)}
     assert other_rate / rate == pytest.approx(OTHER.lr / OPTIMIZER.lr)
 
 
 def save_without_moments(rank: int, world: int, root: Path, sequences: list[Sequence]) -> list[Point]:
     """Before any step, and after `reset_optimizer`: saved, loaded by a new learner, one step; and never saved."""
-    values = settings(str(root / FP32.model), LAYOUTS["dp2"], METHOD.needs, OPTIMIZER)
+    values = settings(str(root / FP32.model), LAYOUTS["dp2"], METHOD.needs, OPTIMIZER, total_steps=8)
     points = []
     for steps_before in (0, STEPS):
         folder = root / f"empty-{steps_before}"

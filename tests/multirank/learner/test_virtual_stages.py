@@ -23,7 +23,8 @@ from policies import (
 from torch import Tensor
 
 from megasharp.common.records import StepStats
-from megasharp.convert.lora import TARGETS, LoraSettings
+from megasharp.config.policy import LoraConfig
+from megasharp.convert.lora import TARGETS
 
 METHOD = recipe(("grpo", "kl"))
 INTERLEAVED = "pp3vpp2"
@@ -45,7 +46,7 @@ def train(
     *,
     save_to: Path | None = None,
     load: Path | None = None,
-    lora: LoraSettings | None = None,
+    lora: LoraConfig | None = None,
 ) -> Trained:
     layout = LAYOUTS[layout_name]
     batch = packed(ragged_sequences(), layout, micro_batch_tokens=32)
@@ -83,7 +84,7 @@ def continued(rank: int, world: int, folder: str, saved: Path) -> Trained:
 
 
 def train_adapters(rank: int, world: int, folder: str, layout_name: str) -> Trained:
-    return train(folder, layout_name, lora=LoraSettings(3, 6.0, TARGETS))
+    return train(folder, layout_name, lora=LoraConfig(rank=3, alpha=6.0, targets=list(TARGETS)))
 
 
 def assert_close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ stand-in. `FOLDER` holds models that transformers wrote. Used by test_transforme
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from launch import run_ranks
-from policies import LAYOUTS, learner_on, packed, ragged_sequences, recipe, save, settings, weights_of
+from policies import LAYOUTS, changed, learner_on, packed, ragged_sequences, recipe, save, settings, weights_of
 from torch import Tensor
 
 from megasharp.algos.base import Needs, OldLogp
 from megasharp.common.records import MicroBatch
-from megasharp.convert.lora import LoraSettings
+from megasharp.config.policy import LoraConfig
 from megasharp.learner.learner import LearnerSettings, RankLearner
-from megasharp.learner.model import Fp8
 
 MODELS = ("qwen3-tied", "qwen2")
 NEEDS = Needs(old_logp=OldLogp.BEFORE_STEP, old_entropy=True)
 STEPS = 3
 # One of each kind of map stays Transformer Engine's.
-LORA = LoraSettings(rank=2, alpha=4.0, targets=("qkv", "fc2"))
+LORA = LoraConfig(rank=2, alpha=4.0, targets=["qkv", "fc2"])
 
 
 @dataclass
@@ -55,11 +54,11 @@ def on_rank(rank: int, world: int, folder: Path) -> dict[str, dict[bool, Trained
         model: settings(str(folder / model), layout, NEEDS, diagnostics=None) for model in MODELS
     }
     first = cases[MODELS[0]]
-    cases["lora"] = replace(first, lora=LORA)
+    cases["lora"] = changed(first, lora=LORA)
     if world == 1:
-        cases["selective"] = replace(first, recompute="selective")
-        cases["full"] = replace(first, recompute="full")
-        cases["bfloat16"] = replace(first, dtype=torch.bfloat16)
+        cases["selective"] = changed(first, recompute="selective")
+        cases["full"] = changed(first, recompute="full")
+        cases["bfloat16"] = changed(first, dtype=torch.bfloat16)
     results: dict[str, dict[bool, Trained]] = {}
     for name, values in cases.items():
         results[name] = {}
@@ -68,12 +67,12 @@ def on_rank(rank: int, world: int, folder: Path) -> dict[str, dict[bool, Trained
             if rank == 0:
                 saved.mkdir()
             torch.distributed.barrier()
-            results[name][engine] = train(replace(values, transformer_engine=engine), saved)
+            results[name][engine] = train(changed(values, transformer_engine=engine), saved)
         for engine in (False, True):
             other = folder / f"saved-{name}-{world}-{not engine}"
-            resume(replace(values, transformer_engine=engine), other, results[name][engine])
+            resume(changed(values, transformer_engine=engine), other, results[name][engine])
     if world == 1:
-        results["fp8"] = {True: in_fp8(replace(cases["bfloat16"], transformer_engine=True))}
+        results["fp8"] = {True: in_fp8(changed(cases["bfloat16"], transformer_engine=True))}
     return results
 
 
@@ -109,7 +108,7 @@ def in_fp8(values: LearnerSettings) -> Trained:
     """A step under FP8's contexts, which round nothing in the stand-in: `fused` counts how often they were entered."""
     from transformer_engine.pytorch.fp8 import ENTERED
 
-    with learner_on(replace(values, fp8=Fp8("hybrid", "blockwise"))) as (learner, _):
+    with learner_on(changed(values, fp8="hybrid", fp8_recipe="blockwise")) as (learner, _):
         batch = packed(ragged_sequences(), values.layout)
         step = learner.step(learner.annotate(batch, NEEDS), recipe())
         weights = weights_of(learner)

@@ -12,12 +12,12 @@ from megasharp.cluster.ray_runtime.slot_layout import (
     Layout,
     Needs,
     NodeCapacity,
-    Placement,
     Slot,
     check_capacity,
     make_layout,
 )
 from megasharp.common.errors import UserError
+from megasharp.config.rollout import EnginePlacement
 
 
 def nodes_of(layout: Layout, slots: list[int]) -> set[int]:
@@ -69,7 +69,7 @@ def test_the_ranks_beside_engines() -> None:
 
 def test_every_layout_keeps_the_rules() -> None:
     """All small shapes: everybody has one seat, groups stay on a node, no node has more slots than GPUs."""
-    kinds: tuple[Placement, ...] = ("colocated", "disaggregated")
+    kinds: tuple[EnginePlacement, ...] = ("colocated", "disaggregated")
     made = 0
     for tp, groups, engines, engine_tp, nodes, gpus, kind in product(
         (1, 2, 4), (1, 2, 3), (0, 1, 3), (1, 2, 4), (1, 2, 3), (0, 2, 4, 8), kinds

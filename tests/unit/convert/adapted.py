@@ -7,14 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megasharp.config.policy import LoraConfig
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_folder import HFReader, megatron_tensor
 from megasharp.convert.hf_write import carry_over
-from megasharp.convert.lora import TARGETS, LoraSettings, is_adapter, record_adapters
+from megasharp.convert.lora import TARGETS, is_adapter, record_adapters
 from megasharp.learner.checkpoint_stream import cut, write_streamed
 from megasharp.learner.meta_models import alone, blank_model
 
-LORA = LoraSettings(rank=3, alpha=6.0, targets=TARGETS)
+LORA = LoraConfig(rank=3, alpha=6.0, targets=list(TARGETS))
 
 
 def save_adapted(base: Path, folder: Path, scale: float = 0.1) -> None:

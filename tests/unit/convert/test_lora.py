@@ -10,14 +10,13 @@ from cases import each_case
 from torch import Tensor
 
 from megasharp.common.errors import UserError
-from megasharp.config.policy import LoraTarget
+from megasharp.config.policy import LoraConfig, LoraTarget
 from megasharp.convert.architecture import Architecture, RopeParameters
 from megasharp.convert.families import FAMILIES
 from megasharp.convert.lora import (
     MODULES,
     RECORD,
     TARGETS,
-    LoraSettings,
     input_size,
     merged,
     raised,
@@ -100,14 +99,14 @@ def test_merging_rounds_once_and_leaves_its_inputs() -> None:
 
 
 def test_the_number_of_trained_parameters_is_counted_from_the_projections() -> None:
-    lora = LoraSettings(RANK, 1.0, TARGETS)
+    lora = LoraConfig(rank=RANK, alpha=1.0, targets=list(TARGETS))
     one_layer = sum(a.numel() + b.numel() for target in TARGETS for _, a, b in projections(target))
     assert trained_parameters(lora, ARCH) == ARCH.num_layers * one_layer
 
 
 def test_a_record_comes_back_and_is_missing_where_there_are_no_adapters(tmp_path: Path) -> None:
     assert recorded_adapters(tmp_path) is None and recorded_base(tmp_path) is None
-    lora = LoraSettings(8, 16.0, ("qkv", "fc2"))
+    lora = LoraConfig(rank=8, alpha=16.0, targets=["qkv", "fc2"])
     record_adapters(tmp_path, lora, Path("base"))
     assert recorded_adapters(tmp_path) == lora and lora.scale == 2.0
     assert recorded_base(tmp_path) == str(Path.cwd() / "base")

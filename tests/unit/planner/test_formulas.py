@@ -13,9 +13,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from megasharp.config.policy import LoraConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
-from megasharp.convert.lora import LoraSettings, trained_parameters
+from megasharp.convert.lora import trained_parameters
 from megasharp.ops.chunked_head import CHUNK_TOKENS, chunked_token_head
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.planner import formulas
@@ -68,7 +69,7 @@ def test_float32_keeps_no_second_copy_of_the_weights() -> None:
 
 def test_adapters_of_all_ranks_are_those_of_the_model() -> None:
     """Halves that are the same on every rank are counted once in the whole."""
-    arch, lora = model("qwen3-8b"), LoraSettings(16, 32.0, ("qkv", "proj", "fc1", "fc2"))
+    arch, lora = model("qwen3-8b"), LoraConfig(rank=16, alpha=32.0, targets=["qkv", "proj", "fc1", "fc2"])
     assert arch.num_layers * formulas.adapter_parameters(arch, lora, 1) == trained_parameters(lora, arch)
     whole_a = 3 * 16 * arch.hidden + 2 * 16 * arch.hidden
     whole_b = 2 * 16 * arch.hidden

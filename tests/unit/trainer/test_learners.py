@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from megasharp.config.policy import LoraConfig
 from megasharp.config.run_config import load_run
-from megasharp.convert.lora import LoraSettings
 from megasharp.trainer.factories import learner_settings
 from megasharp.trainer.resolve.resolved_run import check
 
@@ -15,12 +15,12 @@ QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart" / "run.yaml"
 def test_adapters_are_the_policys_and_the_memory_network_is_trained_whole() -> None:
     lora = "policy.lora={rank: 4, alpha: 2.0, targets: [fc1, qkv]}"
     both = learner_settings(check(load_run(QUICKSTART, ["recipe.methods=[grpo,dlc]", lora]), "run.yaml"))
-    assert both["policy"].lora == LoraSettings(4, 2.0, ("fc1", "qkv"))
-    assert both["memory"].lora is None
+    assert both["policy"].policy.lora == LoraConfig(rank=4, alpha=2.0, targets=["fc1", "qkv"])
+    assert both["memory"].policy.lora is None
 
 
 def test_the_memory_network_learns_at_temperature_1_in_one_step_per_training_step() -> None:
     overrides = ["recipe.methods=[grpo,dlc]", "rollout.temperature=0.7", "recipe.mini_batches=2", "steps=30"]
     both = learner_settings(check(load_run(QUICKSTART, overrides), "run.yaml"))
     assert (both["policy"].temperature, both["memory"].temperature) == (0.7, 1.0)
-    assert (both["policy"].optimizer.total_steps, both["memory"].optimizer.total_steps) == (60, 30)
+    assert (both["policy"].total_steps, both["memory"].total_steps) == (60, 30)

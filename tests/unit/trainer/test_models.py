@@ -9,8 +9,9 @@ import pytest
 
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.errors import UserError
+from megasharp.config.policy import LoraConfig
 from megasharp.config.run_config import load_run
-from megasharp.convert.lora import LoraSettings, record_adapters
+from megasharp.convert.lora import record_adapters
 from megasharp.convert.model_folder import ModelFolder, model_folder
 from megasharp.learner.conversion import hf_to_megatron
 from megasharp.trainer.resolve.engine_settings import fleet_settings
@@ -175,7 +176,7 @@ def test_weights_alone_are_no_model(megatron: Path) -> None:
 
 
 def test_adapters_are_to_be_merged_first(megatron: Path) -> None:
-    record_adapters(megatron / "policy", LoraSettings(4, 8.0, ("qkv",)), BASE)
+    record_adapters(megatron / "policy", LoraConfig(rank=4, alpha=8.0, targets=["qkv"]), BASE)
     assert error_of(megatron) == (
         f"{megatron} holds adapters beside frozen weights: merge them with `megasharp convert megatron-to-hf "
         f"{megatron} FOLDER` and name that folder"

@@ -14,10 +14,11 @@ from programs_to_judge import ADD, SMALLEST, SUM, response
 from waiting import HANG_S, SOON_S
 
 from megasharp.common.records import Outcome, Verdict
+from megasharp.config.data import SandboxKind
 from megasharp.tasks import code
 from megasharp.tasks.code import CallTest, CodeAnswer, CodeVerifier, StdinTest
 from megasharp.tasks.sandbox import programs
-from megasharp.tasks.sandbox.bubblewrap import Kind, open_sandbox
+from megasharp.tasks.sandbox.bubblewrap import open_sandbox
 from megasharp.tasks.sandbox.inside import decode, encode
 from megasharp.tasks.sandbox.programs import Sandbox
 
@@ -29,7 +30,7 @@ CORRECT, WRONG, ERROR, TIMEOUT = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR, 
     scope="module", autouse=True, params=["none", pytest.param("bubblewrap", marks=pytest.mark.long("sandbox"))]
 )
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    kind: Kind = request.param
+    kind: SandboxKind = request.param
     return open_sandbox(kind)
 
 
