@@ -256,7 +256,12 @@ def layers(
         home = attention if target in ("qkv", "proj") else maps
         setattr(home, f"linear_{target}", ADAPTED[target])
     count = get_num_layers_to_build(config, vp_stage=chunk)
-    final = _engine_norm() if transformer_engine else RMSNorm
+    final: Callable[..., torch.nn.Module] = RMSNorm
+    if transformer_engine:
+        # Not every Python has it.
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        final = TENorm
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=final)
 
 
@@ -281,10 +286,3 @@ def _fused_layer(config: TransformerConfig, adapted: Sequence[LoraTarget]) -> Mo
         parts.pre_mlp_layernorm = RMSNorm
     parts.sharded_state_dict_keys_map = {**parts.sharded_state_dict_keys_map, **_FUSED_NORMS}
     return layer
-
-
-def _engine_norm() -> Callable[..., torch.nn.Module]:
-    from megatron.core.extensions.transformer_engine import TENorm
-
-    norm: Callable[..., torch.nn.Module] = TENorm
-    return norm

@@ -99,25 +99,22 @@ def sort_options(options: Options) -> PassThrough:
     model, and for a value of another type than the installed version declares.
     """
     known = {room: {f.name for f in fields(config)} for room, config in PASS_THROUGH.items()}
+    # A policy with which every setting of megasharp's own appears; only names are read of the others.
+    every = PolicyConfig(recompute="full", fp8="hybrid")
+    own_model = {*_settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, every), "deterministic_mode"}
     for key, value in options.items():
         rooms = [room for room, names in known.items() if key in names]
         if not rooms:
             raise UserError(f"policy.megatron.{key}: the installed megatron-core has no such option")
         if key in _INSTEAD:
             raise UserError(f"policy.megatron.{key}: {_INSTEAD[key]}")
-        if key in _OWN_DDP | _OWN_OPTIMIZER | _own_model_settings():
+        if key in _OWN_DDP | _OWN_OPTIMIZER | own_model:
             raise UserError(f"policy.megatron.{key}: megasharp sets this itself, from the checkpoint or the run's keys")
         if key.startswith(_OTHER_MODELS):
             raise UserError(f"policy.megatron.{key}: this would be another model than the checkpoint's")
         for room in rooms:
             _check_type(key, value, PASS_THROUGH[room])
     return PassThrough(**{room: {k: v for k, v in options.items() if k in names} for room, names in known.items()})
-
-
-def _own_model_settings() -> set[str]:
-    """Names of all that megasharp may set; keys without effect on the names are at their defaults."""
-    every = PolicyConfig(recompute="full", fp8="hybrid")
-    return {*_settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, every), "deterministic_mode"}
 
 
 def _check_type(key: str, value: object, config: type) -> None:
@@ -252,19 +249,12 @@ def _build_chunk(
         position_embedding_type="none",
         vp_stage=chunk,
     )
-    _mark_split_weights(model)
-    return model
-
-
-def _mark_split_weights(model: GPTModel) -> None:
-    """Mark the weights that are split over tensor-parallel ranks with their dimension.
-
-    Megatron 0.16 marks weights only while it initialises them, which is left out here. Without the mark it takes them
-    for copies and counts only the first rank's in the gradient norm.
-    """
+    # Megatron 0.16 marks weights as split over tensor-parallel ranks only while it initialises them, which is left out
+    # here. Without the mark it takes them for copies and counts only the first rank's in the gradient norm.
     dimensions = {ColumnParallelLinear: 0, VocabParallelEmbedding: 0, RowParallelLinear: 1}
     for module in model.modules():
         weight = getattr(module, "weight", None)
         dimension = next((d for kind, d in dimensions.items() if isinstance(module, kind)), None)
         if dimension is not None and weight is not None and not hasattr(weight, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(weight, True, dimension, 1)
+    return model

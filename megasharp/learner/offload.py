@@ -35,18 +35,15 @@ class Reference:
         self._parameters = parameters
         self._locked: list[PageLocked] = []
         self._held = [torch.empty(0)] * len(parameters)
-        for dtype, device in dict.fromkeys((p.dtype, p.device) for p in parameters):
-            self._hold([i for i, p in enumerate(parameters) if (p.dtype, p.device) == (dtype, device)])
-
-    def _hold(self, alike: Sequence[int]) -> None:
-        """Copy parameters of one dtype and device, one after another into one piece of memory."""
-        parameters = [self._parameters[i] for i in alike]
-        sizes = [parameter.numel() for parameter in parameters]
         instead = "leave out the methods that read a reference"
-        locked = PageLocked(sum(sizes), parameters[0].dtype, parameters[0].device, "the reference policy", instead)
-        self._locked.append(locked)
-        for i, flat, parameter in zip(alike, locked.memory.split_with_sizes(sizes), parameters, strict=True):
-            self._held[i] = flat.view(parameter.shape).copy_(parameter)
+        # Parameters of one dtype and device share one piece of memory, one after another.
+        for dtype, device in dict.fromkeys((p.dtype, p.device) for p in parameters):
+            alike = [i for i, p in enumerate(parameters) if (p.dtype, p.device) == (dtype, device)]
+            sizes = [parameters[i].numel() for i in alike]
+            locked = PageLocked(sum(sizes), dtype, device, "the reference policy", instead)
+            self._locked.append(locked)
+            for i, flat in zip(alike, locked.memory.split_with_sizes(sizes), strict=True):
+                self._held[i] = flat.view(parameters[i].shape).copy_(parameters[i])
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ Streams of tensors go through Ray's object store in parts of bounded size: `cut`
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -12,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec
 
 import numpy as np
 import psutil
@@ -28,6 +30,7 @@ from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
 from megasharp.learner.rank import POLICY, Rank
 from megasharp.learner.ranks.processes import Failed, Returned, redirect_output
 
+P = ParamSpec("P")
 PART_BYTES = 32 << 20
 
 
@@ -104,6 +107,25 @@ class RankFacts:
     threads: int
 
 
+def _answered(method: Callable[P, object]) -> Callable[P, Returned | Failed]:
+    """Wrap a method so that it returns `Returned` or `Failed` and never raises."""
+
+    @functools.wraps(method)
+    def answer(*args: P.args, **kwargs: P.kwargs) -> Returned | Failed:
+        try:
+            return Returned(method(*args, **kwargs))
+        except Exception as error:
+            return _failed(error)
+
+    return answer
+
+
+def _failed(error: Exception) -> Failed:
+    traceback.print_exc()
+    sys.stderr.flush()
+    return Failed(one_line(error), isinstance(error, UserError))
+
+
 class RankActor:
     """One rank. Every call answers with `Returned` or `Failed`; an exception would hide the cause behind Ray's."""
 
@@ -116,27 +138,58 @@ class RankActor:
         """Return this process's id on its node."""
         return os.getpid()
 
-    def prepare(self) -> Returned | Failed:
+    @_answered
+    def prepare(self) -> None:
         """Write to the rank's own log, and keep collectives on the cluster's interface."""
-        return _answered(self._prepare)
+        import ray
 
-    def host(self, world: int) -> Returned | Failed:
-        """Open the store where `world` ranks meet, on this node's address; the value is its port."""
-        return _answered(lambda: self._open_store(world))
+        facts = self._facts
+        facts.log.parent.mkdir(parents=True, exist_ok=True)
+        redirect_output(str(facts.log))
+        write_stacks_on_signal(facts.rank, facts.log, str(ray.get_runtime_context().get_node_id()))
+        torch.set_num_threads(facts.threads)
+        interface = interface_of(facts.address)
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
 
-    def start(self, address: str, port: int, settings: Mapping[str, LearnerSettings]) -> Returned | Failed:
+    @_answered
+    def host(self, world: int) -> int:
+        """Open the store where `world` ranks meet, on this node's address; returns its port."""
+        listening = socket.create_server((self._facts.address, 0))
+        port: int = listening.getsockname()[1]
+        # The store is handed a socket, because by itself it would listen on every interface.
+        self._store = TCPStore(
+            self._facts.address,
+            port,
+            world,
+            is_master=True,
+            timeout=COLLECTIVE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+        return port
+
+    @_answered
+    def start(self, address: str, port: int, settings: Mapping[str, LearnerSettings]) -> None:
         """Meet the other ranks and build this rank's learners."""
-        return _answered(lambda: self._start(address, port, settings))
+        world, device = settings[POLICY].layout.world, self._facts.device
+        if self._store is None:
+            self._store = TCPStore(
+                address, port, world, is_master=False, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False
+            )
+        meet(self._store, self._facts.rank, world, device)
+        self._rank = Rank(settings, device)
 
+    @_answered
     def call(
         self,
         learner: str,
         function: Callable[..., object],
         arguments: tuple[tuple[object, ...], Mapping[str, object]],
-    ) -> Returned | Failed:
+    ) -> object:
         """Call `function` with the named learner's part, and positional and named `arguments`."""
         args, kwargs = arguments
-        return _answered(lambda: function(self._part(learner), *args, **kwargs))
+        return function(self._part(learner), *args, **kwargs)
 
     def stream(
         self, learner: str, function: Callable[[RankLearner], Iterator[tuple[str, Tensor]]]
@@ -154,42 +207,6 @@ class RankActor:
             dist.destroy_process_group()
             self._rank = None
 
-    def _prepare(self) -> None:
-        facts = self._facts
-        facts.log.parent.mkdir(parents=True, exist_ok=True)
-        redirect_output(str(facts.log))
-        import ray
-
-        write_stacks_on_signal(facts.rank, facts.log, str(ray.get_runtime_context().get_node_id()))
-        torch.set_num_threads(facts.threads)
-        interface = interface_of(facts.address)
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, interface)
-
-    def _open_store(self, world: int) -> int:
-        listening = socket.create_server((self._facts.address, 0))
-        port: int = listening.getsockname()[1]
-        # The store is handed a socket, because by itself it would listen on every interface.
-        self._store = TCPStore(
-            self._facts.address,
-            port,
-            world,
-            is_master=True,
-            timeout=COLLECTIVE_TIMEOUT,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
-        return port
-
-    def _start(self, address: str, port: int, settings: Mapping[str, LearnerSettings]) -> None:
-        world, device = settings[POLICY].layout.world, self._facts.device
-        if self._store is None:
-            self._store = TCPStore(
-                address, port, world, is_master=False, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False
-            )
-        meet(self._store, self._facts.rank, world, device)
-        self._rank = Rank(settings, device)
-
     def _part(self, learner: str) -> RankLearner:
         assert self._rank is not None, "the rank has not started"
         return self._rank.learners[learner]
@@ -204,16 +221,3 @@ def interface_of(address: str) -> str:
         if any(one.address == address for one in addresses):
             return name
     raise UserError(f"this node has no network interface with address {address}, by which Ray knows it")
-
-
-def _answered(work: Callable[[], object]) -> Returned | Failed:
-    try:
-        return Returned(work())
-    except Exception as error:
-        return _failed(error)
-
-
-def _failed(error: Exception) -> Failed:
-    traceback.print_exc()
-    sys.stderr.flush()
-    return Failed(one_line(error), isinstance(error, UserError))

@@ -65,20 +65,17 @@ class RayRanks:
             RankFacts(rank, slots.seats[seat].node, own, self._log(rank), threads) for rank, seat in enumerate(seats)
         ]
         self._actors = [slots.actor(RankActor, seat, fact) for seat, fact in zip(seats, facts, strict=True)]
+        deadline = time.monotonic() + start_limit_s
         try:
-            self._meet(facts[0].address, settings, start_limit_s)
+            self._collect({rank: actor.prepare.remote() for rank, actor in enumerate(self._actors)}, "start", deadline)
+            # Rank 0 opens the store where all meet, on a free port of its node.
+            (port,) = self._collect({0: self._actors[0].host.remote(world)}, "start", deadline)
+            address, shared = facts[0].address, ray.put(dict(settings))
+            starting = {rank: actor.start.remote(address, port, shared) for rank, actor in enumerate(self._actors)}
+            self._collect(starting, "start", deadline)
         except BaseException:
             self._kill()
             raise
-
-    def _meet(self, address: str, settings: Mapping[str, LearnerSettings], limit: float) -> None:
-        deadline = time.monotonic() + limit
-        self._collect({rank: actor.prepare.remote() for rank, actor in enumerate(self._actors)}, "start", deadline)
-        hosting = self._actors[0].host.remote(len(self._actors))
-        (port,) = self._collect({0: hosting}, "start", deadline)
-        shared = ray.put(dict(settings))
-        starting = {rank: actor.start.remote(address, port, shared) for rank, actor in enumerate(self._actors)}
-        self._collect(starting, "start", deadline)
 
     def process_ids(self) -> list[int]:
         """Return the ranks' process ids, each on its own node."""

@@ -265,7 +265,12 @@ class ProcessRanks:
         if mistakes:
             self._kill()
             return UserError(mistakes[0])
-        dead = [rank for rank, message in arrived if message is None] or self._killed()
+        dead = [rank for rank, message in arrived if message is None]
+        if not dead:
+            # An error may come from the death of a peer, which the kernel reports a moment later.
+            for process in self._processes:
+                process.join(_NEWS_S)
+            dead = [rank for rank, process in enumerate(self._processes) if (process.exitcode or 0) < 0]
         if dead:
             return self._died(dead[0], method)
         rank, message = failed[0]
@@ -275,12 +280,6 @@ class ProcessRanks:
         stopped = ", ".join(f"rank {rank} {STOPPED[state]}" for rank, state in states.items() if state in STOPPED)
         self._kill()
         return RankDied(f"{stopped}, and {failure}" if stopped else failure)
-
-    def _killed(self) -> list[int]:
-        """Return the ranks that a signal ended, once the kernel has had a moment to report it."""
-        for process in self._processes:
-            process.join(_NEWS_S)
-        return [rank for rank, process in enumerate(self._processes) if (process.exitcode or 0) < 0]
 
     def _died(self, rank: int, method: str) -> RankDied:
         process = self._processes[rank]
