@@ -146,32 +146,43 @@ def transformer_config(
     return TransformerConfig(**own, **options, deterministic_mode=deterministic)
 
 
+# Settings that are the same for every model, layout and run.
+_ALWAYS: dict[str, object] = {
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation_func": F.silu,
+    "add_bias_linear": False,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    # Megatron refuses variable lengths with the default, in dense models too.
+    "moe_token_dispatcher_type": "alltoall",
+    # Losses come with global denominators, so Megatron must neither average over micro-batches nor over data-parallel
+    # ranks: its schedules take this key to mean that.
+    "calculate_per_token_loss": True,
+    # Weights are filled from a folder.
+    "perform_initialization": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False,
+}
+
+
 def _settings(
     arch: Architecture, layout: ParallelLayout, dtype: torch.dtype, policy: PolicyConfig
 ) -> dict[str, object]:
-    """The part of the model's configuration that megasharp itself decides.
-
-    Losses come with global denominators, so Megatron must neither average over micro-batches nor over data-parallel
-    ranks: that is what `calculate_per_token_loss` means to its schedules. FP8 recipes scale by present values, because
-    delayed scaling's history would be in no checkpoint.
-    """
-    fp8 = {} if policy.fp8 is None else {"fp8": policy.fp8, "fp8_recipe": policy.fp8_recipe}
-    return {
+    """Return the part of the model's configuration that megasharp itself decides."""
+    settings = {
+        **_ALWAYS,
         "num_layers": arch.num_layers,
         "hidden_size": arch.hidden,
         "num_attention_heads": arch.heads,
         "num_query_groups": arch.kv_heads,
         "kv_channels": arch.head_dim,
         "ffn_hidden_size": arch.ffn,
-        "normalization": "RMSNorm",
         "layernorm_epsilon": arch.norm_eps,
-        "gated_linear_unit": True,
-        "activation_func": F.silu,
-        "add_bias_linear": False,
         "add_qkv_bias": arch.qkv_bias,
         "qk_layernorm": arch.qk_norm,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
@@ -181,27 +192,17 @@ def _settings(
         "context_parallel_size": layout.cp,
         "sequence_parallel": layout.tp > 1,
         "variable_seq_lengths": layout.pp > 1,
-        # Megatron refuses variable lengths with the default, in dense models too.
-        "moe_token_dispatcher_type": "alltoall",
-        "calculate_per_token_loss": True,
-        "perform_initialization": False,
         "use_cpu_initialization": not torch.cuda.is_available(),
-        "bias_activation_fusion": False,
-        "bias_dropout_fusion": False,
-        "masked_softmax_fusion": False,
-        "gradient_accumulation_fusion": False,
-        **_recompute_settings(policy),
-        **fp8,
     }
-
-
-def _recompute_settings(policy: PolicyConfig) -> dict[str, object]:
     if policy.recompute == "full":
-        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if policy.recompute == "selective":
         # Megatron may add to the list that it is given.
-        return {"recompute_granularity": "selective", "recompute_modules": list(policy.recompute_modules)}
-    return {}
+        settings |= {"recompute_granularity": "selective", "recompute_modules": list(policy.recompute_modules)}
+    if policy.fp8 is not None:
+        # Both recipes scale by present values: delayed scaling's history would be in no checkpoint.
+        settings |= {"fp8": policy.fp8, "fp8_recipe": policy.fp8_recipe}
+    return settings
 
 
 def build_chunks(
