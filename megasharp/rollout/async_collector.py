@@ -1,11 +1,13 @@
-"""Collecting groups as they become complete, through an engine that samples many prompts at once.
+"""Asynchronous collection: groups as they become complete, from an engine that samples many prompts at once.
 
 A step runs `wanted` prompts, more with oversampling. As soon as a prompt's responses are all there they are verified
 and selected; a group that selection drops is replaced at once. When enough groups are kept, what is still being sampled
 are stragglers: their prompts are the first of the next step, so none is lost and none trains twice.
 
-With `max_staleness` 0 a straggler's tokens are thrown away: the next step's policy is another one. Otherwise its
-responses are continued by the next weights, and a prompt whose oldest token is too old is sampled anew.
+`rollout.stragglers` says what happens to them: `abort` ends them, so nothing is in flight between two steps; `keep`
+lets them go on while the policy learns, and starts the next step's prompts besides. With `rollout.max_staleness` 0 a
+straggler's tokens are thrown away, because the next step's policy is another one. Otherwise its responses are continued
+by the next weights, and a prompt whose oldest token is older than `max_staleness` versions is sampled again.
 
 Which groups a step gets is determined by the order of the prompts as long as nothing is oversampled: it ends with the
 first prompt that makes `wanted` kept ones, whatever finished first.
@@ -41,7 +43,7 @@ _LOOK_S = 1.0
 
 @dataclass(slots=True)
 class Counts:
-    """What happened to prompts in one step; see docs/metrics.md."""
+    """Counts of what happened to prompts in one step; docs/metrics.md explains them."""
 
     aborted: int = 0
     continued: int = 0
@@ -93,7 +95,7 @@ class AsyncRollouts:
     def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
         """Go on with what an earlier process left: the next prompts of `source`.
 
-        Returns of how many what was sampled is of no use, because prompts or seeds are others: it is sampled anew.
+        Returns the number of prompts sampled again from the start, because prompt or seeds differ from what was stored.
         """
         useless = 0
         for prompt, so_far in zip(source.take(len(prompts)), prompts, strict=True):
@@ -104,7 +106,7 @@ class AsyncRollouts:
         return useless
 
     def collect(self, source: PromptSource, order: StepRequest) -> Collected:
-        """A step's groups, with ids like `step7-3` for the step's prompt number 3; a straggler's number is left out.
+        """Collect a step's groups, with ids like `step7-3` for its prompt number 3; a straggler's number is left out.
 
         Raises UserError for a prompt whose task has no verifier, when no engine is left, and when none takes any
         prompt. `SaveAsked` goes through: the step's prompts, with what was sampled of them, are `unfinished` then.
@@ -202,7 +204,7 @@ class _Step:
         self._started = 0
 
     def run(self) -> list[Group]:
-        """The step's groups in the order of their prompts. Only here, between two of them, `SaveAsked` comes."""
+        """Return the groups in the order of their prompts. `SaveAsked` is raised only here, between two of them."""
         self._start()
         while self._open and self._kept < self._order.wanted:
             for number in self._arrived():
@@ -215,7 +217,7 @@ class _Step:
         return [self._groups[number] for number in sorted(self._groups)]
 
     def unfinished(self) -> list[PromptWork]:
-        """What was started but is in no group, in order."""
+        """Prompts that were started but are in no group, in order."""
         return [self._open[number] for number in sorted(self._open)]
 
     def begun(self) -> list[PromptWork]:
@@ -248,7 +250,7 @@ class _Step:
         return [number for number, work in self._open.items() if work.future is None or work.future.done()]
 
     def _finish(self, number: int) -> None:
-        """Make a group of a work that was answered; where the answer is of no use, ask again."""
+        """Make a group of a work that was answered; where the answer cannot be used, ask again."""
         work = self._open[number]
         if work.future is not None and not self._settled(work):
             work.begin(self._engine, self._sampling)
@@ -284,7 +286,7 @@ class _Step:
 
 
 def prompts_at_once(wanted: int, oversample: float) -> int:
-    """How many prompts run for a step that wants so many groups."""
+    """Return the number of prompts that run at once for a step of `wanted` groups."""
     # 0.1 is a little more than a tenth, and a tenth of ten must not be two.
     return wanted + math.ceil(wanted * oversample - 1e-9)
 

@@ -1,4 +1,4 @@
-"""Collecting a step's groups round by round, through an engine that samples one batch at a time."""
+"""Synchronous collection: a step's groups round by round, from an engine that samples one batch at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rollouts:
         self._untrained: list[Prompt] = []
 
     def collect(self, source: PromptSource, order: StepRequest) -> Collected:
-        """A step's groups, with ids like `step7-0` in the order of the prompts.
+        """Collect a step's groups, with ids like `step7-0` in the order of the prompts.
 
         Raises UserError for a prompt whose task has no verifier. `SaveAsked` goes through: the step's prompts are
         `unfinished` then.
@@ -32,7 +32,17 @@ class Rollouts:
         def sample(count: int, first: int) -> list[Group]:
             prompts = source.take(count)
             taken.extend(prompts)
-            return order.select(self._round(prompts, first, order, seconds))
+            started = time.perf_counter()
+            version = self._engine.version
+            requests = [self._maker.request(prompt) for prompt in prompts]
+            with interruptible():
+                sampled = self._engine.generate(requests, self._maker.sampling_for(order))
+            generated = time.perf_counter()
+            names = [f"step{order.step}-{first + number}" for number in range(len(prompts))]
+            groups = self._maker.groups(names, prompts, sampled, version)
+            seconds["rollout"] += generated - started
+            seconds["reward"] += time.perf_counter() - generated
+            return order.select(groups)
 
         try:
             groups = fill(sample, order.wanted, order.refill_rounds)
@@ -49,18 +59,3 @@ class Rollouts:
     def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
         """Nothing to go on with: whatever was sampled of the next prompts is sampled anew."""
         return 0
-
-    def _round(
-        self, prompts: Sequence[Prompt], first: int, order: StepRequest, seconds: dict[str, float]
-    ) -> list[Group]:
-        started = time.perf_counter()
-        version = self._engine.version
-        requests = [self._maker.request(prompt) for prompt in prompts]
-        with interruptible():
-            sampled = self._engine.generate(requests, self._maker.sampling_for(order))
-        generated = time.perf_counter()
-        names = [f"step{order.step}-{first + number}" for number in range(len(prompts))]
-        groups = self._maker.groups(names, prompts, sampled, version)
-        seconds["rollout"] += generated - started
-        seconds["reward"] += time.perf_counter() - generated
-        return groups

@@ -1,11 +1,11 @@
-"""One prompt on its way to a group: what was sampled of each response so far, and the request in flight.
+"""Prompts on their way to a group: what was sampled of each response so far, and the request in flight.
 
-Prompts that were taken but that no step has trained on, and what was sampled of them.
+A response may be sampled in several parts, perhaps by several policy versions: `join` puts them together, and
+`staleness` says how old its tokens are. `PromptWork` is one prompt with its responses and the request in flight.
 
-A resumed run goes on from there: finished responses are not sampled again, and what was in flight is asked for anew.
-A response's seed comes from the run's seed and its prompt (`groups.response_seed`), so no engine has a state to keep.
-
-Responses sampled in several parts, perhaps by several policy versions: joining them, and how old tokens are.
+`Unfinished` is what a checkpoint keeps of a prompt that was taken but that no step has trained on. A resumed run goes
+on from there: finished responses are not sampled again, and what was in flight is requested again. A response's seed
+comes from the run's seed and its prompt (`step_request.response_seed`), so no engine has a state to keep.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from megasharp.rollout.step_request import AsyncEngine
 
 @dataclass(frozen=True, slots=True)
 class SampledWith:
-    """What two parts of one response must have in common: the limit, and whether the memory network was read.
+    """Conditions that all parts of one response share: its limit, and whether the memory network was read.
 
     What ended at another limit would not have ended here, and log-probs of the memory are there for all tokens or none.
     """
@@ -67,7 +67,7 @@ class Unfinished:
         return cls(prompt.epoch, prompt.position, (None,) * responses, tuple(range(responses)), None)
 
     def answers(self, prompt: Prompt, request: GenerateRequest) -> bool:
-        """Whether these are responses to this request: by their seeds, which come from the run's seed and the prompt.
+        """Return True where these are responses to this request: seeds come from the run's seed and the prompt.
 
         Data may have changed since, and then another prompt is at this place.
         """
@@ -83,22 +83,30 @@ class Unfinished:
 
 
 def join(earlier: Completion, later: Completion) -> Completion:
-    """The response that `later` continues: both parts' tokens, ended as `later` ended.
+    """Join two parts of a response along their tokens; it ended as `later` ended.
 
-    Version spans of `later` count from its own first token. Adjacent spans of one version become one. Both parts were
-    sampled with a memory network or both without.
+    Version spans of `later` count from its own first token; adjacent spans of one version become one. Either both parts
+    were sampled with a memory network, or none. A figure that one part lacks is None.
     """
     if not earlier.tokens.numel():
         return later
     if not later.tokens.numel():
         return replace(earlier, finish_reason=later.finish_reason)
     assert (earlier.memory_logp is None) == (later.memory_logp is None)
+    offset = earlier.tokens.numel()
+    moved = (VersionSpan(span.version, span.start + offset, span.end + offset) for span in later.version_spans)
+    spans: list[VersionSpan] = []
+    for span in (*earlier.version_spans, *moved):
+        if spans and spans[-1].version == span.version and spans[-1].end == span.start:
+            spans[-1] = replace(spans[-1], end=span.end)
+        else:
+            spans.append(span)
     return Completion(
         tokens=torch.cat([earlier.tokens, later.tokens]),
         sampler_logp=torch.cat([earlier.sampler_logp, later.sampler_logp]),
         policy_logp=torch.cat([earlier.policy_logp, later.policy_logp]),
         memory_logp=_joined(earlier.memory_logp, later.memory_logp),
-        version_spans=_spans(earlier, later),
+        version_spans=tuple(spans),
         finish_reason=later.finish_reason,
         seed=later.seed,
         argmax_moved=_joined(earlier.argmax_moved, later.argmax_moved),
@@ -109,7 +117,7 @@ def join(earlier: Completion, later: Completion) -> Completion:
 
 
 def ended(response: Completion, sampling: SamplingParams) -> Completion:
-    """The response, with its own end in place of an abort that came after its last token."""
+    """Return the response, with its own end in place of an abort that came after its last token."""
     if response.finish_reason is not FinishReason.ABORT or not response.tokens.numel():
         return response
     if int(response.tokens[-1]) in sampling.stop_token_ids:
@@ -123,25 +131,16 @@ def _joined(earlier_T: Tensor | None, later_T: Tensor | None) -> Tensor | None:
     return None if earlier_T is None or later_T is None else torch.cat([earlier_T, later_T])
 
 
-def _spans(earlier: Completion, later: Completion) -> tuple[VersionSpan, ...]:
-    offset = earlier.tokens.numel()
-    moved = (VersionSpan(span.version, span.start + offset, span.end + offset) for span in later.version_spans)
-    spans: list[VersionSpan] = []
-    for span in (*earlier.version_spans, *moved):
-        if spans and spans[-1].version == span.version and spans[-1].end == span.start:
-            spans[-1] = replace(spans[-1], end=span.end)
-        else:
-            spans.append(span)
-    return tuple(spans)
-
-
 def oldest_version(completions: Iterable[Completion]) -> int | None:
     """The oldest policy version that sampled a token; None where there is no token."""
     return min((span.version for completion in completions for span in completion.version_spans), default=None)
 
 
 def staleness(groups: Sequence[Group]) -> dict[str, float]:
-    """How many versions older than its group's policy a token is: mean and maximum over tokens; empty without any."""
+    """Measure how many versions tokens are older than their group's policy.
+
+    Returns `rollout/staleness_mean` and `rollout/staleness_max` over all tokens; empty where there are none.
+    """
     behind = [
         (group.policy_version - span.version, span.end - span.start)
         for group in groups
@@ -179,17 +178,17 @@ class PromptWork:
 
     @property
     def complete(self) -> bool:
-        """Whether every response is finished."""
+        """True where every response is finished."""
         return not self._open
 
     @property
     def begun(self) -> bool:
-        """Whether anything was sampled, or may be at this moment."""
+        """True where anything was sampled, or may be at this moment."""
         return self.future is not None or any(c is not None and c.tokens.numel() for c in self._completions)
 
     @property
     def completions(self) -> list[Completion]:
-        """What was sampled of each response; only of a complete work."""
+        """The responses of a complete work, in the order of the request's seeds."""
         assert self.complete
         return [completion for completion in self._completions if completion is not None]
 
@@ -202,11 +201,11 @@ class PromptWork:
         return self._begun_by if found is None else min(found, self._begun_by)
 
     def fits(self, sampling: SamplingParams) -> bool:
-        """Whether what was sampled can be continued so."""
+        """Return True where what was sampled can be continued with these parameters."""
         return self._sampled_with in (None, SampledWith.of(sampling))
 
     def record(self) -> Unfinished:
-        """What is there now: an answer that has arrived counts, a request that is still in flight does not."""
+        """Return what is there now: an answer that has arrived counts, a request that is still in flight does not."""
         responses, open_ = list(self._completions), list(self._open)
         future, sampling = self.future, self._sampling
         if future is not None and sampling is not None and future.done() and future.exception() is None:
@@ -221,16 +220,12 @@ class PromptWork:
         self._sampling = sampling
         self._sampled_with = SampledWith.of(sampling)
         self._begun_by = engine.version
-        request = GenerateRequest(
-            self._request.tokens, tuple(self._request.seeds[index] for index in self._open), self._tokens_so_far()
-        )
-        self.future = engine.submit(request, sampling)
-
-    def _tokens_so_far(self) -> tuple[tuple[int, ...], ...]:
-        """Of each open response; nothing at all where none has a token, which is an ordinary request."""
         parts = [self._completions[index] for index in self._open]
-        tokens = tuple(() if part is None else tuple(part.tokens.tolist()) for part in parts)
-        return tokens if any(tokens) else ()
+        begun = tuple(() if part is None else tuple(part.tokens.tolist()) for part in parts)
+        seeds = tuple(self._request.seeds[index] for index in self._open)
+        # Where no response has a token yet it is an ordinary request, without `begun`.
+        request = GenerateRequest(self._request.tokens, seeds, begun if any(begun) else ())
+        self.future = engine.submit(request, sampling)
 
     def settle(self, *, aborted: bool = False) -> None:
         """Take the answer of the request in flight. A response that was ended by our abort stays open.
@@ -246,7 +241,9 @@ class PromptWork:
             if aborted or (isinstance(error, EnginesLost) and not self._lost):
                 self._lost = True
                 raise
-            self._give_up(self._sampling)
+            for index in self._open:
+                self._append(index, Completion.unsampled(self._request.seeds[index], self._sampling), self._sampling)
+            self._open = []
             raise NotSampled(str(error)) from error
         still_open = []
         for index, part in zip(self._open, parts, strict=True):
@@ -254,11 +251,6 @@ class PromptWork:
             if aborted and reason is FinishReason.ABORT:
                 still_open.append(index)
         self._open = still_open
-
-    def _give_up(self, sampling: SamplingParams) -> None:
-        for index in self._open:
-            self._append(index, Completion.unsampled(self._request.seeds[index], sampling), sampling)
-        self._open = []
 
     def _append(self, index: int, part: Completion, sampling: SamplingParams) -> FinishReason:
         """Join what was sampled now to what there was; returns how the response ended."""
@@ -271,7 +263,7 @@ class PromptWork:
         return ended(part if earlier is None else join(earlier, part), sampling)
 
     def discard(self) -> None:
-        """Throw away what was sampled; the prompt is to be sampled anew."""
+        """Throw away what was sampled; the prompt is to be sampled again from its start."""
         assert self.future is None
         self._sampled_with = None
         self._completions = [None] * len(self._completions)

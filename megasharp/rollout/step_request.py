@@ -1,10 +1,8 @@
-"""From a prompt to its request, and from completions to verified groups: seeds, decoding, verdicts.
+"""A step's request for rollouts, and what answers it: the terms that the loop, collectors and engines share.
 
-What a step asks of its rollouts, and what it gets.
-
-Filling a step with kept groups: where selection drops some, further rounds of prompts take their place.
-
-What the loop asks of an engine: sampling, one batch at a time or many requests at once.
+In a reader's order: an engine, as the loop sees it (`Engine`, `AsyncEngine`); what a step asks for and gets
+(`StepRequest`, `Collected`); filling a step with kept groups, where further rounds of prompts replace those that
+selection drops (`fill`); and `GroupMaker`, which makes a request of a prompt, and a verified group of completions.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from megasharp.tasks.judge import Item, Judge
 
 
 class Engine(Protocol):
-    """Anything that samples; how weights reach it is `sync`'s matter."""
+    """Anything that samples; weights reach it through `weight_sync`."""
 
     @property
     def version(self) -> int:
@@ -46,7 +44,7 @@ class Engine(Protocol):
         ...
 
     def healthy(self) -> bool:
-        """Whether the engine can serve now."""
+        """Return True where the engine can serve now."""
         ...
 
     def close(self) -> None:
@@ -59,7 +57,7 @@ class AsyncEngine(Engine, Protocol):
 
     @property
     def retried(self) -> int:
-        """How many requests were sent again because an engine failed over them, since the start."""
+        """Number of requests sent again since the start because an engine failed over them."""
         ...
 
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
@@ -81,7 +79,7 @@ class PromptSource(Protocol):
 
 
 class MemoryUse(Protocol):
-    """What sampling does with a memory network: `SamplingParams.memory_mu` and `SamplingParams.plausible`."""
+    """The memory network's part in sampling: `SamplingParams.memory_mu` and `SamplingParams.plausible`."""
 
     @property
     def mu(self) -> float: ...
@@ -95,8 +93,8 @@ class StepRequest:
     """One step's groups: `wanted` kept ones, after `select` and up to `refill_rounds` further rounds of prompts.
 
     `select` sets `dropped_reason` of the groups it refuses, each judged by itself. `memory` says how much of the memory
-    network's logits is subtracted; None samples from the policy alone. `last`: no step follows. A response has at most
-    `max_tokens` tokens; None is what the rollouts were made with.
+    network's logits is subtracted; None samples from the policy alone. With `last` no step follows. A response has at
+    most `max_tokens` tokens; None is the limit that the rollouts were made with.
     """
 
     step: int
@@ -123,7 +121,7 @@ class Collected:
 
 SURPLUS = "surplus"
 
-# Of how many prompts, numbering groups from where, to groups after selection.
+# From a number of prompts, and the number of the first group, to groups after selection.
 Collect = Callable[[int, int], list[Group]]
 
 # A round asks for no more than this many times what is missing, however few groups were kept so far.
@@ -131,7 +129,7 @@ _MOST_PER_MISSING = 4
 
 
 def fill(collect: Collect, wanted: int, refill_rounds: int) -> list[Group]:
-    """All groups sampled until `wanted` are kept, or after `refill_rounds` further rounds.
+    """Sample until `wanted` groups are kept, or for `refill_rounds` further rounds; returns all groups.
 
     A further round asks for as many prompts as the share kept so far makes necessary. Kept groups above `wanted` are
     marked as dropped with the reason `SURPLUS`, so that a step always trains on at most `wanted` groups.
@@ -143,25 +141,21 @@ def fill(collect: Collect, wanted: int, refill_rounds: int) -> list[Group]:
             break
         share = max(_kept(groups) / len(groups), 1.0 / _MOST_PER_MISSING)
         groups += collect(math.ceil(missing / share), len(groups))
-    return _without_surplus(groups, wanted)
-
-
-def most_refills(wanted: int, refill_rounds: int) -> int:
-    """No more prompts than this are sampled beyond the first `wanted`."""
-    return wanted * _MOST_PER_MISSING * refill_rounds
-
-
-def _kept(groups: list[Group]) -> int:
-    return sum(group.dropped_reason is None for group in groups)
-
-
-def _without_surplus(groups: list[Group], wanted: int) -> list[Group]:
     kept = [number for number, group in enumerate(groups) if group.dropped_reason is None]
     surplus = set(kept[wanted:])
     return [
         dataclasses.replace(group, dropped_reason=SURPLUS) if number in surplus else group
         for number, group in enumerate(groups)
     ]
+
+
+def most_refills(wanted: int, refill_rounds: int) -> int:
+    """Return the largest number of prompts that `fill` samples beyond the first `wanted`."""
+    return wanted * _MOST_PER_MISSING * refill_rounds
+
+
+def _kept(groups: list[Group]) -> int:
+    return sum(group.dropped_reason is None for group in groups)
 
 
 DecodeBatch = Callable[[Sequence[Sequence[int]]], Sequence[str]]
@@ -182,7 +176,7 @@ class GroupMaker:
     seed: int
 
     def request(self, prompt: Prompt) -> GenerateRequest:
-        """All responses of a prompt. Raises UserError for a prompt whose task has no verifier."""
+        """Request all responses of a prompt. Raises UserError where its task has no verifier."""
         if prompt.task not in self.judge.tasks:
             known = ", ".join(sorted(self.judge.tasks)) or "none"
             raise UserError(
@@ -195,7 +189,7 @@ class GroupMaker:
         )
 
     def sampling_for(self, order: StepRequest) -> SamplingParams:
-        """How a step's responses are drawn: how long they may be, and how much of a memory network is subtracted."""
+        """Return the step's sampling parameters: its length limit, and its subtraction of a memory network."""
         sampling = replace(self.sampling, max_tokens=order.max_tokens or self.sampling.max_tokens)
         if order.memory is None:
             return sampling
@@ -204,7 +198,7 @@ class GroupMaker:
     def groups(
         self, names: Sequence[str], prompts: Sequence[Prompt], sampled: Sequence[Sequence[Completion]], version: int
     ) -> list[Group]:
-        """One verified group per prompt, in order. A verifier's exception is an ERROR verdict."""
+        """Make one verified group per prompt, in order. A verifier's exception is an ERROR verdict."""
         flat = [(prompt, completion) for prompt, some in zip(prompts, sampled, strict=True) for completion in some]
         texts = self.decode([completion.tokens.tolist() for _, completion in flat])
         items = [Item(prompt.task, text, prompt.answer) for (prompt, _), text in zip(flat, texts, strict=True)]
@@ -220,7 +214,7 @@ class GroupMaker:
 
 
 def judged(judge: Judge, completions: Sequence[Completion], items: Sequence[Item]) -> list[Verdict]:
-    """The verdicts on completions that read as `items` do; INFRA where the engine cut one off."""
+    """Judge completions, decoded as `items`, in order; the verdict is INFRA where the engine aborted one."""
     whole = [completion.finish_reason is not FinishReason.ABORT for completion in completions]
     verdicts = iter(judge.verdicts([item for item, is_whole in zip(items, whole, strict=True) if is_whole]))
     aborted = Verdict(Outcome.INFRA, 0.0, detail="the engine aborted the response")
@@ -228,6 +222,6 @@ def judged(judge: Judge, completions: Sequence[Completion], items: Sequence[Item
 
 
 def response_seed(run_seed: int, prompt_id: str, epoch: int, index: int) -> int:
-    """A seed in [0, 2^63) that names the response, not when it is sampled: a resumed run repeats it."""
+    """Hash the response's identity to a seed in [0, 2^63); a resumed run samples it with the same seed."""
     identity = repr((run_seed, prompt_id, epoch, index)).encode()
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 1

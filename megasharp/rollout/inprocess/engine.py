@@ -1,17 +1,15 @@
 """The in-process engine: the engine protocol over a policy and, if wanted, a memory network, on one device.
 
-Requests are served in batches of at most `max_batch` samples, prompts of like length together, so the
-cache's memory is bounded; a completion depends on its prompt, its seed and the weights (up to rounding), not
-on its batch.
+`InProcessEngine` serves requests in batches of at most `max_batch` samples, prompts of like length together, so the
+cache's memory is bounded. A completion depends on its prompt, its seed and the weights (up to rounding), not on its
+batch.
 
-Whether a policy and a memory network speak of the same tokens: their logits are subtracted token by token.
+`Composite` is the policy, and beside it the memory network where there is one, as the one model that the decode loop
+sees (`generation.py` says why two networks). Both read the same tokens and keep caches of their own, row for row alike.
+A step costs the policy's step plus the memory's. Logits are subtracted token by token, so both must have the same
+vocabulary (`check_same_vocabulary`).
 
-What the policy might have said instead: the most probable tokens at each position of a text that is given.
-
-The policy, and beside it the memory network where there is one, as the one model the decode loop sees.
-
-Both read the same tokens and keep caches of their own, row for row alike: a step costs the policy's step plus the
-memory's, and nothing is added where there is no memory. Why two networks: `generation.py`.
+`Candidates` are the most probable tokens at each position of a text that is given, for `evals/probe.py`.
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ class Candidates:
 
 
 def candidates_of(logits_TV: Tensor, given_T: Tensor, n: int) -> Candidates:
-    """The candidates in `logits_TV`, where `given_T` (int64) was said; sums are float64, ties go to the lower id."""
+    """Compare `logits_TV` [T, V] with the given tokens `given_T` (int64); in float64, ties go to the lower id."""
     logp_TV = torch.log_softmax(logits_TV.double(), dim=-1)
     given_T1 = logp_TV.gather(1, given_T[:, None])
     entropy_T = torch.special.entr(logp_TV.exp()).sum(dim=-1)
@@ -106,7 +104,7 @@ def candidates_of(logits_TV: Tensor, given_T: Tensor, n: int) -> Candidates:
 
 
 def joined(parts: list[Candidates]) -> Candidates:
-    """Parts of one text, in order."""
+    """Join the candidates of one text's parts, in order, along T."""
     return Candidates(
         torch.cat([part.logp_T for part in parts]),
         torch.cat([part.rank_T for part in parts]),
@@ -220,7 +218,7 @@ class InProcessEngine:
         return self._version
 
     def healthy(self) -> bool:
-        """Whether the weights are whole: not before the first load, after a failed one, or after `close`."""
+        """Return True while the weights are whole: not before the first load, after a failed one, or after `close`."""
         return self._complete
 
     def close(self) -> None:
@@ -243,7 +241,7 @@ class InProcessEngine:
         self._complete = True
 
     def candidates(self, prompt: Sequence[int], response: Sequence[int], n: int) -> Candidates:
-        """What the policy alone, at temperature 1, holds likely at each token of a given response; on the CPU.
+        """Score the T tokens of a response, and the `n` likeliest, by the policy alone at temperature 1; on the CPU.
 
         Raises UserError as `generate` does for the prompt.
         """

@@ -1,11 +1,10 @@
-"""The decode loop for one batch of samples: draw, record, drop finished rows now and then, step.
+"""Drawing tokens, and the decode loop for one batch of samples: draw, record, drop finished rows now and then, step.
 
-It knows a model only as `prefill` and `step`, a cache only as `select`, and hands logits on without looking inside; so
-whether there is a memory network beside the policy is the model's matter and `draw`'s.
+`draw` inverts the cumulative distribution at a uniform number hashed from (seed, position). There is no generator
+state, so a sample depends on its seed and its logits and on nothing else in the batch.
 
-Drawing tokens: the cumulative distribution inverted at a uniform number hashed from (seed, position).
-
-There is no generator state, so a sample depends on its seed and its logits and on nothing else in the batch.
+`generate_batch` knows a model only as `prefill` and `step`, a cache only as `select`, and passes logits on without
+looking inside; so only the model and `draw` know of a memory network beside the policy.
 
 With a memory network, tokens are drawn from softmax((policy - mu * memory) / T): distribution-level calibration (DLC),
 2601.15609 section 4.2. [PAPER] the subtraction of logits at every token, at rollout only. [DERIVED] that T divides the
@@ -35,7 +34,7 @@ BLOCK_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
-    """What the networks say of the next token, [S, V] each; `memory_SV` is None without a memory network."""
+    """Both networks' logits of the next token, [S, V] each; `memory_SV` is None without a memory network."""
 
     policy_SV: Tensor
     memory_SV: Tensor | None = None
@@ -52,7 +51,7 @@ class Logits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryDraw:
-    """What a memory network had to do with one token per row, [S] each.
+    """The memory network's effect on one token per row, [S] each.
 
     `logp_S` float32 is its own log-prob of the token. Of the distributions before and after its subtraction (and the
     guard), before truncation: `argmax_moved_S` bool, whether their likeliest tokens differ, and `kl_S` float32,
@@ -70,7 +69,7 @@ class MemoryDraw:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What else the policy might have said: `entropy_S` (nats) and `top_logp_SN`, the likeliest first, float32."""
+    """The policy's alternatives: `entropy_S` (nats) and `top_logp_SN`, the likeliest first, float32."""
 
     entropy_S: Tensor
     top_logp_SN: Tensor
@@ -101,32 +100,31 @@ class Draw:
 
 
 def join(draws: Sequence[Draw], combine: Callable[[list[Tensor]], Tensor]) -> Draw:
-    """Draws put together tensor by tensor, along S or along a new dimension, as `combine` does it.
+    """Join draws tensor by tensor, along S or along a new dimension, as `combine` does it.
 
     Either all of them come with a memory network or none; so it is with candidates.
     """
     memory = [part.memory for part in draws if part.memory is not None]
     candidates = [part.candidates for part in draws if part.candidates is not None]
     assert len(memory) in (0, len(draws)) and len(candidates) in (0, len(draws))
+    joined_memory, joined_candidates = None, None
+    if memory:
+        joined_memory = MemoryDraw(
+            combine([part.logp_S for part in memory]),
+            combine([part.argmax_moved_S for part in memory]),
+            combine([part.kl_S for part in memory]),
+        )
+    if candidates:
+        joined_candidates = Candidates(
+            combine([part.entropy_S for part in candidates]), combine([part.top_logp_SN for part in candidates])
+        )
     return Draw(
         combine([part.tokens_S for part in draws]),
         combine([part.sampler_logp_S for part in draws]),
         combine([part.policy_logp_S for part in draws]),
-        _join_memory(memory, combine) if memory else None,
-        _join_candidates(candidates, combine) if candidates else None,
+        joined_memory,
+        joined_candidates,
     )
-
-
-def _join_memory(parts: Sequence[MemoryDraw], combine: Callable[[list[Tensor]], Tensor]) -> MemoryDraw:
-    return MemoryDraw(
-        combine([part.logp_S for part in parts]),
-        combine([part.argmax_moved_S for part in parts]),
-        combine([part.kl_S for part in parts]),
-    )
-
-
-def _join_candidates(parts: Sequence[Candidates], combine: Callable[[list[Tensor]], Tensor]) -> Candidates:
-    return Candidates(combine([part.entropy_S for part in parts]), combine([part.top_logp_SN for part in parts]))
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -157,7 +155,7 @@ def _check_guard(guard: Plausible) -> None:
 
 
 def draw(logits: Logits, seeds_S: Tensor, position: int, sampling: SamplingParams) -> Draw:
-    """Draw response token number `position` of every row.
+    """Draw response token number `position` of every row; `seeds_S` int64 [S].
 
     `policy_logp` and `memory_logp` are each network's own at the sampling temperature over the whole vocabulary.
     `sampler_logp` is that of the distribution drawn from: after the memory's subtraction, the plausibility guard, top-k
@@ -337,7 +335,7 @@ def generate_batch(
 
 
 class _Log:
-    """What was drawn, in the order of the whole batch; `rows` maps the rows still computed to it."""
+    """The tokens drawn, in the order of the whole batch; `rows` maps the rows still computed to it."""
 
     def __init__(self, count: int, sampling: SamplingParams, device: torch.device) -> None:
         self.rows = torch.arange(count, device=device)

@@ -1,4 +1,4 @@
-"""Buckets of weights: what the trainer says of them and how their bytes lie, in a file or in one flat tensor.
+"""Buckets of weights between trainer and engines: their header, the layout of their bytes, and checksums.
 
 Every bucket has a header, JSON:
 
@@ -12,9 +12,8 @@ carries none of its weights. `push` names the attempt: buckets of different atte
 A file holds 8 bytes, little-endian, with the length of the header; the header; zeros up to a multiple of 64; the
 tensors' bytes. Trainer and engine both use this module, so it imports torch and nothing else.
 
-A checksum of a tensor's bytes that is computed where the tensor is: the same on a CPU and on a GPU, 64 bits.
-
-A push is verified against mistakes, not against forgers: wrong tensors, places, lengths, generations, or bits. Every
+`checksum` is computed where the tensor is, and is the same on a CPU and on a GPU, 64 bits. It verifies a push against
+mistakes, not against forgers: wrong tensors, places, lengths, generations, or bits. Every
 eight bytes are mixed with their position (the finalizer of SplitMix64: Steele, Lea and Flood, 2014) and the results are
 added up modulo 2**64. One changed word always changes the sum, for the mixing is one to one; other changes stay unseen
 once in 2**64. A cryptographic hash would need all of a GPU's weights on the host.
@@ -104,7 +103,7 @@ Named = Sequence[tuple[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one tensor lies in a bucket; `offset` in bytes from the first tensor's."""
+    """The place of one tensor in a bucket; `offset` in bytes from the first tensor's."""
 
     name: str
     dtype: str
@@ -116,7 +115,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Which push a bucket belongs to; `memory_version` is None where no weights of the memory network are pushed."""
+    """The push that a bucket belongs to; `memory_version` is None where no memory network's weights are pushed."""
 
     version: int
     memory_version: int | None
@@ -125,7 +124,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a bucket says of itself; without tensors it closes the push."""
+    """The header of a bucket; without tensors it closes the push."""
 
     stamp: Stamp
     tensors: tuple[Entry, ...] = ()
@@ -154,7 +153,7 @@ def parse_header(text: str | bytes) -> Header:
 
 
 def laid_out(tensors: Named, digests: Sequence[str] | None = None) -> tuple[Entry, ...]:
-    """Where the tensors lie, one after another; `digests` are their checksums, if they are to be compared."""
+    """Lay the tensors out one after another; `digests` are their checksums, if they are to be compared."""
     entries, offset = [], 0
     for number, (name, tensor) in enumerate(tensors):
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -199,7 +198,8 @@ def write_bucket(path: Path, stamp: Stamp, tensors: Named, digests: Sequence[str
             start = _pad(file)
             for entry, (_, tensor) in zip(entries, tensors, strict=True):
                 assert _pad(file) == start + entry.offset
-                file.write(_bytes_of(tensor).numpy().data)
+                # uint8 [nbytes]; the same memory where the tensor is contiguous.
+                file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     except OSError:
         path.unlink(missing_ok=True)
         raise
@@ -233,11 +233,6 @@ def dtype_of(name: str) -> torch.dtype:
 def name_of(dtype: torch.dtype) -> str:
     """An entry's name for a dtype."""
     return str(dtype).removeprefix("torch.")
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """The tensor's bytes, uint8 [nbytes]; the same memory where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _described(entry: Entry) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Memory that a process lends to others on its machine: handles, what lies in it, and how both are said.
+"""Memory that a process shares with others on its machine: handles, the weights in it, and both as text.
 
 A lender hands its handles out once and names their generation ever after. The generation counts up whenever the memory
 may have moved, so that whoever still holds older handles refuses instead of reading what is no longer there
@@ -6,8 +6,8 @@ may have moved, so that whoever still holds older handles refuses instead of rea
 by which all of this is tested. On a GPU it was not run.
 
 torch counts who has a GPU's memory open, and keeps what it frees until all have closed it: one that was killed would
-keep a model's weights for ever. So handles are made of a second storage over the same memory, which owns nothing; that
-memory stays where it is while it is lent is the lender's to see.
+keep a model's weights for ever. So handles are made of a second storage over the same memory, which owns nothing; the
+lender must see to it that this memory stays where it is meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, UntypedStorage
 
 from megasharp.rollout.sglang.bucket import Stamp
 
-# How refusals begin that the lender mends: by handing out everything, and by sending buckets.
+# Refusals that begin so are resolved by the lender: by handing out everything, and by sending buckets.
 NOT_OPEN = "this memory is not open here"
 NOT_HELD = "the memory lent here does not hold"
 _STANDARD_ERROR = 2
@@ -76,7 +76,7 @@ class Memory:
 class Piece:
     """A contiguous part of a checkpoint's tensor, from index `start` on in dimension `dim`, all of it in the others.
 
-    It lies in the storage of that number, `offset` bytes from its beginning.
+    It is in the storage of that number, `offset` bytes from its beginning.
     """
 
     name: str
@@ -143,7 +143,7 @@ def handle_of(storage: UntypedStorage) -> Handle:
 
 @cache
 def _let_nothing_be_inherited() -> None:
-    """What this process has open closes with it.
+    """Keep child processes from inheriting this process's open files: these must close when it ends.
 
     The first handle starts a program of torch's that lives as long as anyone has the memory open. Pipes and sockets
     that it inherited would outlive this process, whose peers wait for their end.

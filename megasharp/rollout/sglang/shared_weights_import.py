@@ -1,4 +1,4 @@
-"""Reading memory that another process lends: what is open here, and a network's copies, planned once.
+"""Reading memory that another process shares: open handles, and a network's copies, planned once.
 
 The other side of `shared_weights_export.py`. A copy is planned when a layout comes, and bound to memory when handles
 come; a push that brings neither is a check of three numbers and the copies themselves.
@@ -22,7 +22,7 @@ _LARGE = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Where a part of a tensor is to lie: `values`, which begin at index `first` in dimension `cut`.
+    """Destination of a part of a tensor: `values`, which begin at index `first` in dimension `cut`.
 
     `shape` is the whole tensor's. `padding` are rows after it that stay zero.
     """
@@ -45,9 +45,9 @@ class _Move:
 
 @dataclass(slots=True)
 class _Network:
-    """What is known of one lender's network.
+    """State of one lender's network.
 
-    `places` says where its goals lay when it was planned; `bound` are the copies while its memory is open.
+    `places` says where its goals were when it was planned; `bound` are the copies while its memory is open.
     """
 
     layout: str
@@ -164,7 +164,7 @@ def _others(shape: Sequence[int], dim: int) -> list[int]:
 
 
 def _overlap(piece: Piece, goal: Goal) -> _Move | None:
-    """What of the piece belongs to the goal, which are both parts of one tensor, each cut in one dimension."""
+    """Return the copy from the piece to the goal, parts of one tensor cut in one dimension each; None if disjoint."""
     part, target = [], goal.values
     for dim, size in enumerate(goal.shape):
         low, high = (piece.start, piece.start + piece.shape[dim]) if dim == piece.dim else (0, size)

@@ -67,7 +67,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeat:
-    """Where and as what an engine joins a group: at `host`:`port`, its ranks from `offset` on, of `world`."""
+    """An engine's place in a group: it joins at `host`:`port`, with its ranks from `offset` on, of `world`."""
 
     name: str
     backend: str
@@ -79,18 +79,21 @@ class GroupSeat:
 
 @dataclass(frozen=True, slots=True)
 class EngineApi:
-    """One server. Every call may raise EngineFailed or EngineSlow; limits are in seconds."""
+    """One server. Every call may raise EngineFailed or EngineSlow.
+
+    Limits are in seconds; each holds for connecting and for each wait for data.
+    """
 
     host: str
     port: int
     key: str
 
     def healthy(self, limit: float) -> bool:
-        """Whether the server answers and its scheduler has produced something lately (it samples a token if idle)."""
+        """Return True where the server answers and its scheduler is alive (if idle, it samples a token)."""
         return self._call("GET", "/health", None, limit).status == 200
 
     def version(self, limit: float = CONTROL_S) -> int:
-        """The weights' version that the server says it serves; -1 for those it started with."""
+        """Return the weights' version that the server serves; -1 for those it started with."""
         info = self._json("GET", "/model_info", None, limit)
         try:
             return version_number(info["weight_version"])
@@ -98,7 +101,7 @@ class EngineApi:
             raise EngineFailed(f"/model_info names no weights version we know: {str(info)[:200]}") from error
 
     def prompt_limit(self, limit: float = CONTROL_S) -> int:
-        """Prompts of so many tokens, and longer ones, are refused by the server."""
+        """Return the number of tokens from which on the server refuses prompts."""
         info = self._json("GET", "/server_info", None, limit)
         try:
             return int(info["max_req_input_len"])
@@ -171,7 +174,7 @@ class EngineApi:
         return self._load([_payload([("file", AsBytes(str(path)))])] * ranks, None, limit)
 
     def load_lent(self, ranks: Sequence[Sequence[tuple[str, str]]], limit: float) -> Refused | None:
-        """Load weights from memory that their sender lends: texts for each rank, named as `engine.receive` has it."""
+        """Load weights from memory that their sender shares: texts for each rank, named as `engine.receive` has it."""
         told = [_payload([(kind, AsBytes(text)) for kind, text in texts]) for texts in ranks]
         return self._load(told, None, limit)
 
@@ -215,7 +218,7 @@ class EngineApi:
         return self._do("/update_weights_from_distributed", body, limit)
 
     def checksums(self, limit: float) -> list[dict[str, str]] | Refused:
-        """A checksum of every whole tensor by its name, as each rank has it."""
+        """Return a checksum of every whole tensor by its name, as each rank has it."""
         answer = self._call("POST", "/weights_checker", {"action": "checksum"}, limit)
         if answer.status == 400:
             return Refused(_message(answer))
@@ -236,7 +239,12 @@ class EngineApi:
         if answer.status == 400:
             return Refused(_message(answer))
         self._expect_success(answer)
-        return Refused(_message(answer)) if _says_failure(answer.text) else None
+        # SGLang reports some failures in the body of a success.
+        try:
+            said = json.loads(answer.text)
+        except ValueError:
+            return None
+        return Refused(_message(answer)) if isinstance(said, dict) and said.get("success") is False else None
 
     def _json(self, method: str, path: str, body: object, limit: float) -> Any:
         answer = self._call(method, path, body, limit)
@@ -264,15 +272,6 @@ class EngineApi:
 
 def _labelled(body: dict[str, Any], version: int | None) -> dict[str, Any]:
     return body if version is None else {**body, "weight_version": str(version)}
-
-
-def _says_failure(text: str) -> bool:
-    """SGLang reports some failures in the body of a success."""
-    try:
-        body = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(body, dict) and body.get("success") is False
 
 
 def _message(answer: _Answer) -> str:

@@ -1,8 +1,7 @@
-"""A fleet of SGLang engines that answer as one engine; satisfies `megasharp.rollout.step_request.AsyncEngine`.
+"""A fleet of SGLang engines that answer as one engine.
 
-Engines that give their device's memory to the learner and take it back.
-
-Single engines of this machine that begin while others run.
+`Fleet` satisfies `megasharp.rollout.step_request.AsyncEngine`. `Sleeper` has engines give their device's memory to the
+learner and take it back; `LocalStarter` starts single engines of this machine while others run.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from megasharp.rollout.sglang.client.router import LeastLoaded, RouterSettings
 class Sleeper:
     """All engines of a fleet sleep and wake together; one that does not is lost. All must be idle.
 
-    A request between `sleep` and the last `wake` would find an engine without memory: who calls keeps them apart.
+    A request between `sleep` and the last `wake` would find an engine without memory: the caller keeps them apart.
     """
 
     def __init__(self, members: Members) -> None:
@@ -136,7 +135,7 @@ class LocalStarting:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """The part of a fleet's settings that is no key of the run: watching engines, and feeding them."""
+    """Settings of a fleet that are no keys of the run: watching engines, and feeding them."""
 
     watch: WatchSettings = field(default_factory=WatchSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
@@ -151,7 +150,7 @@ class Fleet:
 
     A prompt that no engine takes (empty, too long) gets aborted completions; `tell` gets a line about the first. An
     engine that is lost is left out from then on, and its unfinished prompts go to the others; `tell` gets a line about
-    each. With a `starter` it begins anew, and is let in by a push. `engines` have started, and the fleet ends them.
+    each. With a `starter` it restarts, and is let in by a push. `engines` have started, and the fleet ends them.
     Raises RunFailed when one of them fails meanwhile.
     """
 
@@ -193,12 +192,12 @@ class Fleet:
 
     @property
     def settings(self) -> FleetSettings:
-        """What the engines were started with."""
+        """Settings that the engines were started with."""
         return self._settings
 
     @property
     def prompt_limit(self) -> int:
-        """Prompts of so many tokens, with what is begun of a response, and longer ones get no samples."""
+        """Number of tokens from which on a prompt, with what is begun of a response, gets no samples."""
         return self._prompt_limit
 
     @property
@@ -207,7 +206,7 @@ class Fleet:
         return self._members
 
     def healthy(self) -> bool:
-        """Whether at least one engine can serve the current weights."""
+        """Return True where at least one engine can serve the current weights."""
         return not self._closed and bool(self._members.serving())
 
     def close(self) -> None:
@@ -254,7 +253,7 @@ class Fleet:
 
     @property
     def retried(self) -> int:
-        """How many requests were sent again because an engine failed over them."""
+        """Number of requests that were sent again because an engine failed over them."""
         return self._router.retried
 
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
@@ -281,10 +280,9 @@ class Fleet:
     def updating(self, version: int, *, whole: bool = True) -> Iterator[None]:
         """Bring all weights of policy version `version` to the engines inside; they serve them from the end on.
 
-        `whole`: of every network that the engines hold, so that one which came back can take part.
-
-        Nothing is sampled inside. An engine that fails is left out. Raises RunFailed when none is left, or when one
-        says that it serves another version afterwards. After any error no engine serves until an update succeeds.
+        With `whole` the weights of every network come, so an engine that came back can take part. Nothing is sampled
+        inside. An engine that fails is left out. Raises RunFailed when none is left, or when one says that it serves
+        another version afterwards. After any error no engine serves until an update succeeds.
         """
         if self._closed:
             raise RuntimeError("the fleet was closed")
@@ -331,7 +329,7 @@ class Fleet:
                 )
 
     def _obstacle(self, request: GenerateRequest) -> str | None:
-        """Why a prompt is not even sent, or None."""
+        """Return the reason not to send a prompt at all, or None."""
         if not request.tokens:
             return "it is empty"
         length = len(request.tokens) + max(map(len, request.begun), default=0)

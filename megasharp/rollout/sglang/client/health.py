@@ -1,4 +1,7 @@
-"""What the fleet believes of one engine: a pure state machine over probe answers, missed probes and process exits.
+"""Health of one engine, before its start and while it runs.
+
+`check_engines` asks the engines' own Python, before anything starts, whether it would start an engine as it is
+configured. `after` is a pure state machine over probe answers, missed probes and process exits of an engine that runs:
 
     STARTING --answered--> SERVING          (or STALE, where it holds other weights than wanted)
     SERVING  --missed----> SUSPECT          gets no new requests until it answers again
@@ -6,9 +9,7 @@
     any      --missed too often, exited---> DEAD, for good
     any      --other weights wanted-------> STALE until it answers with the wanted version
 
-An engine that misses while it starts is still starting: how long a start may take is the launcher's matter.
-
-Asks the engines' own Python, before anything starts, whether it would start an engine as it is configured.
+An engine that misses while it starts is still starting: the launcher limits how long a start may take.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """From now on only weights of this version may be served; whatever the engine holds is taken for older."""
+    """Only weights of this version may be served from now on; those that the engine holds count as older."""
 
     version: int
 
@@ -96,12 +97,12 @@ class Health:
 
     @property
     def serving(self) -> bool:
-        """Whether the engine may get requests."""
+        """True where the engine may get requests."""
         return self.condition is Condition.SERVING
 
     @property
     def alive(self) -> bool:
-        """Whether the engine is not given up."""
+        """True where the engine is not given up."""
         return self.condition is not Condition.DEAD
 
 
@@ -183,11 +184,7 @@ def check_engines(settings: FleetSettings, where: str) -> None:
     if "No module named" in last:
         reason += f"; a Python with SGLang and megasharp is built {how_to_build(settings.device)}"
     elif last.startswith(_REFUSAL) and not reason.startswith(_WRONG_PYTHON):
-        raise UserError(f"{where}: {_in_the_runs_words(reason)}")
+        # The engine knows only its own keys.
+        reason = _SET_BY.sub(lambda match: f"set by {_KEYS.get(match[1], 'the run')}", reason)
+        raise UserError(f"{where}: {_A_FLAG.sub('rollout.sglang.', reason)}")
     raise UserError(f"rollout.python: {settings.python}: {reason}")
-
-
-def _in_the_runs_words(reason: str) -> str:
-    """The engine knows only its own keys."""
-    named = _SET_BY.sub(lambda match: f"set by {_KEYS.get(match[1], 'the run')}", reason)
-    return _A_FLAG.sub("rollout.sglang.", named)

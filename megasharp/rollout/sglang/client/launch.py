@@ -4,9 +4,8 @@ Each engine is the leader of a process group of its own, writes a log of its own
 it: start a fleet from a thread that lives as long as the fleet. Nothing of an engine is reachable from outside the
 machine, and every call needs the run's key.
 
-What one engine process has written: engines that come one after the other under a number share its log file.
-
-An engine as its fleet sees it, wherever its process runs and whoever started it.
+`EngineHandle` is an engine as its fleet sees it, wherever its process runs and whoever started it. Engines
+that come one after the other under a number share its log file; `EngineLog` is the part that one of them wrote.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ class EngineLog:
 
     @classmethod
     def from_now_on(cls, path: Path) -> EngineLog:
-        """Of a process that is yet to start."""
+        """The log of a process that is yet to start."""
         return cls(path, path.stat().st_size if path.exists() else 0)
 
     def until_now(self) -> EngineLog:
-        """Of a process that has ended: what the file gets from now on is another's."""
+        """The log of a process that has ended: what the file gets from now on is another's."""
         return self if self.stop is not None or not self.path.exists() else replace(self, stop=self.path.stat().st_size)
 
     def end(self) -> str:
@@ -81,21 +80,21 @@ class EngineHandle(Protocol):
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Name in messages."""
         ...
 
     @property
     def api(self) -> EngineApi:
-        """How it is spoken to."""
+        """Access to its HTTP API."""
         ...
 
     @property
     def log(self) -> Path:
-        """Where its output goes, on its own machine."""
+        """File of its output, on its own machine."""
         ...
 
     def exit_reason(self) -> str | None:
-        """How its process ended; None while it runs."""
+        """Say how its process ended; None while it runs."""
         ...
 
     def tail(self) -> str:
@@ -196,7 +195,7 @@ class EngineProcess:
 
     @property
     def name(self) -> str:
-        """How messages call this engine."""
+        """Name in messages."""
         return f"engine {self.index}"
 
     @property
@@ -210,7 +209,7 @@ class EngineProcess:
         return self._process.pid
 
     def exit_reason(self) -> str | None:
-        """How the leader ended; None while it runs. It stays a zombie, so that its group's id stays its own."""
+        """Say how the leader ended; None while it runs. It stays a zombie, so that its group's id stays its own."""
         if self._process.returncode is not None:
             return _describe_exit(self._process.returncode)
         try:
@@ -274,7 +273,7 @@ def check_python(settings: FleetSettings) -> None:
 
 
 def how_to_build(device: str) -> str:
-    """What a user without the engines' Python is told."""
+    """Tell a user without the engines' Python how to get it."""
     if device == "cpu":
         return "with `make fleet`, which makes .venv-fleet/bin/python"
     return "for GPUs, as docs/engines.md says"
@@ -319,7 +318,11 @@ def environment(
     settings: FleetSettings, index: int, inherited: Mapping[str, str], address: str = LOOPBACK
 ) -> dict[str, str]:
     """The environment of engine `index`, which listens at `address`."""
-    kept = {name: value for name, value in inherited.items() if not _unwanted(name.upper())}
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name.upper() not in _UNWANTED and not name.upper().startswith(_UNWANTED_PREFIX)
+    }
     # Models are folders; nothing is to be fetched.
     kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     # A folder called megasharp, or a json.py, where the user happens to be is none of an engine's modules.
@@ -338,14 +341,10 @@ def environment(
     return kept
 
 
-def _unwanted(name: str) -> bool:
-    return name in _UNWANTED or name.startswith(_UNWANTED_PREFIX)
-
-
 def engine_config(
     settings: FleetSettings, port: int, key: str, address: str = LOOPBACK, shared: Path | None = None
 ) -> dict[str, object]:
-    """What `python -m megasharp.rollout.sglang.engine` reads."""
+    """Make the config file that `python -m megasharp.rollout.sglang.engine` reads."""
     return {
         "model": str(settings.model.absolute()),
         "memory": None if settings.memory is None else str(settings.memory.absolute()),
@@ -418,13 +417,13 @@ def _wait_for_all(engines: Sequence[EngineProcess], limit: float) -> None:
 
 
 def start_problem(engine: EngineProcess) -> str | None:
-    """How an engine that has not answered yet has ended; None while it may still start."""
+    """Say how an engine that has not answered yet has ended; None while it may still start."""
     # SGLang's server ends without its port, but its process stays: its other threads and children go on.
     return engine.exit_reason() or ("its server has ended" if _NO_PORT in engine.output.end() else None)
 
 
 def answers(api: EngineApi, limit: float = _PROBE_S) -> bool:
-    """Whether it is up and takes our key: a stranger on the port does not."""
+    """Return True where it is up and takes our key: a stranger on the port does not."""
     try:
         return api.healthy(limit) and api.version(limit) >= -1
     except EngineFailed:
@@ -437,7 +436,7 @@ def start_failure(engine: EngineProcess, total: int, ended: str) -> str:
 
 
 def start_error(message: str) -> UserError:
-    """The error of such a message: the user's mistake where the log names one; else another start may mend it."""
+    """The error of such a message: a UserError where the log names a mistake; else another start may succeed."""
     return UserError(message) if any(words in message for words in _THE_USERS) else RunFailed(message)
 
 
@@ -449,7 +448,7 @@ def why_not_started(engine: EngineProcess, ended: str, outcome: str = "") -> str
 
 
 def _reason(log: str) -> str | None:
-    """What the last error that we know says, in the user's terms; None where the log holds none."""
+    """Explain the log's last known error in the user's terms; None where there is none."""
     for line in reversed([line.lower() for line in log.splitlines() if _ERROR.search(line)]):
         found = next((reason for words, reason in _REASONS if any(word in line for word in words)), None)
         if found is not None:

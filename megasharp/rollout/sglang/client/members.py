@@ -1,12 +1,11 @@
 """The engines of a fleet while it runs: who is healthy, who is how busy, and the threads that keep watch.
 
-One lock guards it all; whoever waits for an engine is woken when one becomes free, healthy or dead.
+One lock guards it all; a thread that waits for an engine is woken when one becomes free, healthy or dead.
 
-Engines that were lost begin anew, beside the others; those that are lost again and again stay out (quarantine).
-
-An engine that came back serves nothing before it holds the current weights: it is let in where a push of all of them
-begins, takes part in that push, and is asked for its version like every other. What it was sampling when it was lost
-went to the others long before.
+`Restarts` starts lost engines again, beside the others; those that are lost again and again stay out (quarantine). An
+engine that came back serves nothing before it holds the current weights: it is let in where a push of all of them
+begins, takes part in that push, and is asked for its version like every other. The requests that it had when it was
+lost went to the others long before.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _WITHIN_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
-    """How engines are watched, in seconds: idle or busy ones every `probe_every`, suspects every `suspect_every`.
+    """Times of the watch, in seconds: it probes engines every `probe_every`, suspects every `suspect_every`.
 
     A probe may take `probe_limit`: SGLang itself gives its scheduler 20 s to say something. `dead_after` misses in a
     row make an engine dead. Requests wait up to `wait_limit` for an engine to become free or healthy.
@@ -64,7 +63,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """How messages call this engine."""
+        """Name in messages."""
         return self.process.name
 
 
@@ -190,7 +189,7 @@ class Members:
                 self._changed.wait(min(left, _EXIT_POLL_S))
 
     def _hopeful(self, member: Member) -> bool:
-        """Whether the engine may yet serve without anybody's doing: a stale one may in a weight push."""
+        """Return True where the engine may serve again by itself: a stale one may in a weight push."""
         condition = member.health.condition
         return condition in (Condition.SERVING, Condition.SUSPECT) or (self._pushing and condition is Condition.STALE)
 
@@ -215,14 +214,14 @@ class Members:
             self._changed.notify_all()
 
     def let_sleep(self, asleep: bool) -> None:
-        """Whether engines sleep: probes, which sample a token, then have no say and are not sent."""
+        """Note that engines sleep, or woke: in between, probes, which sample a token, are not sent or heard."""
         with self._changed:
             self._asleep = asleep
             self._epoch += 1
 
     @property
     def asleep(self) -> bool:
-        """Whether the engines sleep."""
+        """True while the engines sleep."""
         return self._asleep
 
     @property

@@ -3,7 +3,7 @@
 A prompt's samples stay together on one engine, where they share the prompt's cache; a prompt is also what is retried.
 
 Not SGLang's own router: it forwards only the request's fields that it knows, and `custom_params` is not among them, so
-a request for mu would be sampled without it and nobody told. `docs/sglang.md` has what was tried.
+a request for mu would be sampled without it, unnoticed. `docs/sglang.md` has what was tried.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RouterSettings:
 
 
 class _Sending:
-    """One request on its way: what becomes of it, the engine where it is, and whether it is to end."""
+    """One request on its way: its answer, the engine that has it, and whether it is to end."""
 
     def __init__(self, request: GenerateRequest, sampling: SamplingParams) -> None:
         self.request = request
@@ -57,7 +57,7 @@ class _Sending:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it may come to occupy."""
+        """Largest number of tokens that it may come to occupy."""
         return len(self.request.tokens) + len(self.request.seeds) * self.sampling.max_tokens
 
     def unsampled(self) -> list[Completion]:

@@ -1,4 +1,4 @@
-"""What a generation looks like on the wire: SGLang's request as JSON, and its answer as Completions."""
+"""Generation on the wire: SGLang's request as JSON, and its answer as Completions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megasharp.common.errors import UserError
-from megasharp.common.records import Completion, FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
+from megasharp.common.records import Completion, FinishReason, GenerateRequest, SamplingParams, VersionSpan
 
 Json = Mapping[str, Any]
 # What SGLang calls the weights that an engine started with.
@@ -25,8 +25,8 @@ class MalformedAnswer(Exception):
 def generate_body(request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str]) -> dict[str, Any]:
     """The body of POST /generate for one sample of a prompt for each seed; `ids` name them for an abort.
 
-    Seeds count only where the engine is in its deterministic mode. What was begun earlier is to the engine the end of
-    the prompt; it is told how much that is, so that it draws what it would have drawn without the interruption.
+    Seeds count only where the engine is in its deterministic mode. Tokens begun earlier are, to the engine, the end of
+    the prompt; it learns their number, so that it draws what it would have drawn without the interruption.
     """
     begun = request.begun or ((),) * len(request.seeds)
     return {
@@ -56,17 +56,14 @@ def _sampling(sampling: SamplingParams, begun: int) -> dict[str, Any]:
         custom["candidates"] = sampling.record_top
     if sampling.memory_mu is not None:
         custom["mu"] = float(sampling.memory_mu)
-        custom |= {} if sampling.plausible is None else _guard(sampling.plausible)
+        if sampling.plausible is not None:
+            forms = {"plausible_min_p": sampling.plausible.min_p, "plausible_top_k": sampling.plausible.top_k}
+            custom |= {name: value for name, value in forms.items() if value is not None}
     return {**fields, "custom_params": custom} if custom else fields
 
 
-def _guard(plausible: Plausible) -> dict[str, float]:
-    forms = {"plausible_min_p": plausible.min_p, "plausible_top_k": plausible.top_k}
-    return {name: value for name, value in forms.items() if value is not None}
-
-
 def completions(answer: object, seeds: Sequence[int], sampling: SamplingParams) -> list[Completion]:
-    """The answer to `generate_body`, in the order of `seeds`.
+    """Parse the answer to `generate_body`, in the order of `seeds`.
 
     Raises MalformedAnswer for an answer that is none, UserError where a network's log-probs are not finite.
     """
@@ -110,7 +107,7 @@ def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
 
 
 def _needed(sampling: SamplingParams) -> set[str]:
-    """What an answer must say of each token beyond SGLang's own."""
+    """Name the figures that an answer must hold for each token beyond SGLang's own."""
     candidates = set() if sampling.record_top is None else {"policy_entropy"}
     if sampling.memory_mu is not None:
         return candidates | {"sampler_logprob", "policy_logprob", "memory_logprob", "argmax_moved", "calibration_kl"}
@@ -143,7 +140,7 @@ def _candidates(meta: Json, count: int, most: int) -> Tensor:
 
 
 def _spans(meta: Json, count: int) -> list[VersionSpan]:
-    """Which version sampled which tokens; a span past the last token is cut."""
+    """Read which version sampled which tokens; a span past the last token is cut."""
     named = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": count}]
     spans = [VersionSpan(version_number(s["version"]), int(s["start"]), min(int(s["end"]), count)) for s in named]
     return [span for span in spans if span.start < span.end]
