@@ -15,7 +15,7 @@ CHECK = "--check"
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 2, with one line on stderr, for what the user can mend."""
+    """The exit code: 2, with one line on stderr, for what the user can fix."""
     *options, path = arguments or [""]
     if not path or options not in ([], [CHECK]):
         print(f"usage: python -m megasharp.rollout.sglang.engine [{CHECK}] CONFIG.json", file=sys.stderr)

@@ -19,7 +19,7 @@ def fields() -> Collection[Any]:
 
 
 def judge(annotation: Any) -> Callable[[object], str | None]:
-    """What is wrong with a value for a field of this type, None where nothing is."""
+    """Return a function that names the fault of a value for a field of this type; None where there is none."""
     plain, *notes = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     choices = next((note.choices for note in notes if getattr(note, "choices", None)), None)
 

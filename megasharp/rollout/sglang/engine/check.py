@@ -1,6 +1,6 @@
-"""Everything that can be refused before SGLang starts, without starting it: asked for when a run's config is read.
+"""Everything that can be refused before SGLang starts, without starting it; asked when a run's config is read.
 
-What the engines' Python must hold: the one version of SGLang that the seams were read from, and megasharp itself.
+The engines' Python must hold the one version of SGLang that the seams were read from, and megasharp as a package.
 """
 
 from __future__ import annotations

@@ -5,19 +5,14 @@
      "shared": "/dev/shm/megasharp-engine-1"}
 
 `memory` and `shared` may be null; they, `sglang`, `deterministic` and `sleep` may be left out. `sglang` takes any field
-of the installed ServerArgs that is not set by another key. `sleep`: the engine can give its GPU's memory back for a
-while; its weights are gone then, and must be sent anew. `shared` is a folder in shared memory: what the engine's
-processes share lies in it or begins with its name. Imports no sglang.
+of the installed ServerArgs that is not set by another key. With `sleep` the engine can give its GPU's memory back for
+a while; its weights are gone then, and must be sent again. `shared` is a folder in shared memory: what the engine's
+processes share is in it or begins with its name.
 
-What SGLang's child processes must know of us; it travels in the environment, which they inherit.
-
-The installed SGLang's flags: names, values where nothing is said, and the check of a value's type and choices.
-
-Imports sglang only where it is asked for the flags.
-
-Which memory network fits which policy in one engine; the reason where one does not. Imports no sglang.
-
-Configs are those of transformers, or anything with the same attributes.
+In a reader's order: `EngineSettings`, the part that SGLang's child processes inherit in their environment; `Flag`, a
+field of the installed ServerArgs (the only part that imports sglang, and only when asked for the flags); `check_pair`
+and its like, which refuse a memory network that does not fit its policy (configs are those of transformers, or anything
+with the same attributes); and `EngineConfig`, the file itself, with its checks.
 """
 
 from __future__ import annotations
@@ -42,11 +37,14 @@ _VARIABLE = "MEGASHARP_ENGINE"
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """`memory` is the memory network's folder; `max_rows` the most requests that can be in one batch.
+    """Settings that SGLang's child processes need; they travel in the environment, as JSON.
+
+    `memory` is the memory network's folder; `max_rows` the most requests that can be in one batch.
 
     `deterministic`: each token is drawn with a number hashed from the request's seed and the token's place, as
     `megasharp.rollout.inprocess.generation` does it. `shared` is the folder in shared memory whose name all that the
-    engine's processes share there must carry, so that it can be removed.
+    engine's processes share there must carry, so that it can be removed. A record of its own, not a section of the run's
+    configuration: these processes import neither pydantic nor yaml, and know one engine only.
     """
 
     memory: str | None
@@ -60,7 +58,7 @@ class EngineSettings:
 
 
 def published() -> EngineSettings:
-    """What `publish` wrote. Raises KeyError in a process that no engine of ours started."""
+    """Read what `publish` wrote. Raises KeyError in a process that no engine of ours started."""
     return EngineSettings(**json.loads(os.environ[_VARIABLE]))
 
 
@@ -121,7 +119,7 @@ def check_pair(policy: Any, memory: Any, tp: int) -> None:
 
 
 def kv_repeats(policy: Any, memory: Any, tp: int) -> int:
-    """How often each of the memory's key-value heads stands in the pool of one rank.
+    """Return how often each of the memory's key-value heads stands in the pool of one rank.
 
     Raises UserError where copies of its heads cannot fill the policy's.
     """
@@ -248,7 +246,11 @@ _REFUSED_WITH_MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The file's keys, each of the right type. `tp` is the number of ranks the model is cut over."""
+    """The file's keys, each of the right type. `tp` is the number of ranks that the model is cut over.
+
+    A record of its own that repeats keys of the run: it is read in the engines' Python, which imports neither pydantic
+    nor yaml, and its names are frozen, because the two Pythons may be of two installations.
+    """
 
     model: str
     host: str
@@ -264,12 +266,12 @@ class EngineConfig:
     sglang: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> EngineSettings:
-        """What SGLang's processes must know."""
+        """The settings for SGLang's child processes."""
         return EngineSettings(self.memory, self._rows(), self.deterministic, self.shared)
 
     @property
     def loses_weights(self) -> bool:
-        """Whether the weights are gone when the engine wakes."""
+        """True where the weights are gone when the engine wakes."""
         return self.sleep and self.device != "cpu" and not self.sglang.get("enable_weights_cpu_backup")
 
     def server_args(self) -> dict[str, Any]:
@@ -293,17 +295,13 @@ class EngineConfig:
         if self.sleep and self.device != "cpu":
             args["enable_memory_saver"] = True
         if self.memory is not None:
-            args |= self._composite_args()
+            composite = COMPOSITES[_model_config(self.model).architectures[0]]
+            args["json_model_override_args"] = json.dumps({"architectures": [composite]})
+            # The buffer of memory logits has a row for each request of the largest batch, captured ones included.
+            args["max_running_requests"] = self._rows()
+            if self.device != "cpu":
+                args["cuda_graph_max_bs_decode"] = self._rows()
         return args | dict(self.sglang)
-
-    def _composite_args(self) -> dict[str, Any]:
-        composite = COMPOSITES[_model_config(self.model).architectures[0]]
-        args = {
-            "json_model_override_args": json.dumps({"architectures": [composite]}),
-            "max_running_requests": self._rows(),
-        }
-        # The buffer of memory logits has a row for each request of the largest batch, captured ones included.
-        return args if self.device == "cpu" else {**args, "cuda_graph_max_bs_decode": self._rows()}
 
     def _rows(self) -> int:
         return int(self.sglang.get("max_running_requests") or _DEFAULT_ROWS[self.device])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def activate() -> str | None:
-    """Where SGLang finds the platform's class; None where CUDA is there, which SGLang's own platform serves."""
+    """Name the platform's class for SGLang; None where CUDA is there, which SGLang's own platform serves."""
     return None if torch.cuda.is_available() else f"{__name__}:PlainCpuPlatform"
 
 

@@ -9,15 +9,13 @@ unpickles, with its own list of allowed names, is one of four things:
     [("announced", JSON as bytes)]                          the header of what a broadcast brings next
 
 Bytes are uint8 tensors; lent memory is `megasharp.rollout.sglang.shared_weights_export`'s. What one rank refuses, all
-refuse. A version's tensors come in any number of buckets; an announcement or a file without any closes it. Headers,
-loans and files are checked whole (versions, every name and shape, checksums) before the first weight changes; a
-broadcast that was not announced is refused. Weights from a folder are checked by the header that lies in it.
+refuse (`on_all_ranks`), because SGLang answers with what its first rank found. A version's tensors come in any number
+of buckets; an announcement or a file without any closes it. Headers, loans and files are checked whole (versions, every
+name and shape, checksums) before the first weight changes; a broadcast that was not announced is refused. Weights from
+a folder are checked by the header in it.
 
-An engine's weights under their Hugging Face names: what it holds, as the trainer would have sent it.
-
-SGLang fuses projections, cuts matrices over ranks and pads the vocabulary. A `Slot` undoes that for one tensor.
-
-What every rank of an engine does must end the same on all of them: SGLang answers with what its first rank found.
+SGLang fuses projections, cuts matrices over ranks and pads the vocabulary. A `Slot` undoes that for one tensor, and
+`slots_of` gives an engine's weights under their Hugging Face names, as the trainer would have sent them.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ from megasharp.rollout.sglang.shared_weights_import import Borrower, Goal
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One tensor of a checkpoint and where it lies on this rank: rows `[start, start + size)` of `parameter`.
+    """One tensor of a checkpoint and its place on this rank: rows `[start, start + size)` of `parameter`.
 
     `cut` is the dimension in which ranks hold parts, None where each holds all; `copies` neighbouring ranks hold the
     same part. `rows`: how many rows the whole tensor has; ranks together may hold more, as padding.
@@ -95,7 +93,7 @@ class Slot:
         return part[: self.rows]
 
     def goal(self) -> Goal:
-        """Where on this rank its part of the whole tensor lies."""
+        """The place of its part of the whole tensor on this rank."""
         part = self.parameter.detach()[self.start : self.start + self.size]
         if self.cut is None:
             return Goal(part, 0, 0, self.shape)
@@ -120,7 +118,7 @@ def slots_of(model: nn.Module) -> dict[str, Slot]:
 
 
 def goals_of(model: nn.Module) -> dict[str, Goal]:
-    """Where an update of `model` is to lie on this rank, by the checkpoint's names. Raises ValueError as `slots_of`."""
+    """Destinations of an update of `model` on this rank, by the checkpoint's names. Raises ValueError as `slots_of`."""
     return {name: slot.goal() for name, slot in slots_of(model).items()}
 
 
@@ -133,7 +131,7 @@ def checksums(model: nn.Module) -> dict[str, str]:
 
 
 def known(model: nn.Module) -> bool:
-    """Whether `slots_of` knows the model's family."""
+    """Return True where `slots_of` knows the model's family."""
     return isinstance(model, LlamaForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM)
 
 
@@ -150,7 +148,7 @@ def _slots(network: nn.Module, prefix: str) -> Iterator[Slot]:
 
 
 def _slots_of_layer(layer: Any, owner: str, kind: str, parameter: Tensor) -> Iterator[Slot]:
-    """The checkpoint's tensors that lie in one parameter."""
+    """Yield the checkpoint's tensors that are in one parameter."""
     if isinstance(layer, QKVParallelLinear):
         yield from _query_key_value(layer, owner, kind, parameter)
     elif isinstance(layer, MergedColumnParallelLinear):
@@ -197,7 +195,7 @@ def on_all_ranks(act: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class _Receipt:
-    """What has come of the push under way, or of the last; `memory_version` is the newest that ever came."""
+    """Record of the push under way, or of the last one; `memory_version` is the newest that ever came."""
 
     stamp: Stamp
     memory_version: int | None

@@ -1,4 +1,4 @@
-"""What a request says about its sampling that SGLang does not know: mu and its guard, a seed that counts, and more.
+"""Sampling parameters of a request that SGLang does not know: mu and its guard, a seed that counts, and more.
 
 `check_request` judges it in the server, where a mistake is an answer with status 400; `Columns` holds it, one row per
 request of a batch, where the sampler needs it.
@@ -19,13 +19,26 @@ MIN_P = "plausible_min_p"
 TOP_K = "plausible_top_k"
 BEGUN = "begun"
 CANDIDATES = "candidates"
-_KNOWN = (MU, MIN_P, TOP_K, BEGUN, CANDIDATES)
 # Far above what a model has been trained with, and far below what float32 overflows at.
 _MOST_MU = 1e6
 _MOST_TOKENS = 2**31 - 1
 _MOST_CANDIDATES = 8
 # SGLang's own checks of a server's health carry no seed.
 _DEFAULT_SEED = 0
+
+
+def _tokens(least: int) -> Callable[[float], bool]:
+    return lambda value: isinstance(value, int) and least <= value <= _MOST_TOKENS
+
+
+# Every number that a request may carry: a test of its range, and the range in words.
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    MU: (lambda value: 0 <= value <= _MOST_MU, f"in [0, {_MOST_MU:g}]"),
+    MIN_P: (lambda value: 0 < value <= 1, "in (0, 1]"),
+    TOP_K: (_tokens(1), "a number of tokens, at least 1"),
+    BEGUN: (_tokens(0), "a number of tokens, at least 0"),
+    CANDIDATES: (lambda value: value in range(1, _MOST_CANDIDATES + 1), f"from 1 to {_MOST_CANDIDATES}"),
+}
 
 
 def check_request(custom_params: object, has_memory: bool) -> None:
@@ -35,22 +48,13 @@ def check_request(custom_params: object, has_memory: bool) -> None:
     if not isinstance(custom_params, dict):
         raise ValueError("custom_params must be an object of numbers")
     for name, value in custom_params.items():
-        if name not in _KNOWN:
-            raise ValueError(f"custom_params.{name} is not known; known are {', '.join(_KNOWN)}")
+        if name not in _RANGES:
+            raise ValueError(f"custom_params.{name} is not known; known are {', '.join(_RANGES)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"custom_params.{name} is {value!r}; it must be a finite number")
-    if not 0 <= custom_params.get(MU, 0) <= _MOST_MU:
-        raise ValueError(f"custom_params.{MU} is {custom_params[MU]}; it must be in [0, {_MOST_MU:g}]")
-    if not 0 < custom_params.get(MIN_P, 1) <= 1:
-        raise ValueError(f"custom_params.{MIN_P} is {custom_params[MIN_P]}; it must be in (0, 1]")
-    for name, least in ((TOP_K, 1), (BEGUN, 0)):
-        count = custom_params.get(name, least)
-        if not isinstance(count, int) or not least <= count <= _MOST_TOKENS:
-            raise ValueError(f"custom_params.{name} is {count!r}; it must be a number of tokens, at least {least}")
-    if custom_params.get(CANDIDATES, 1) not in range(1, _MOST_CANDIDATES + 1):
-        raise ValueError(
-            f"custom_params.{CANDIDATES} is {custom_params[CANDIDATES]!r}; it must be from 1 to {_MOST_CANDIDATES}"
-        )
+    for name, (fits, wanted) in _RANGES.items():
+        if name in custom_params and not fits(custom_params[name]):
+            raise ValueError(f"custom_params.{name} is {custom_params[name]!r}; it must be {wanted}")
     of_memory = custom_params.keys() - {BEGUN, CANDIDATES}
     if of_memory and not has_memory:
         raise ValueError(f"custom_params.{min(of_memory)} needs a memory network; this engine holds none")
@@ -58,7 +62,7 @@ def check_request(custom_params: object, has_memory: bool) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """One row per request of a batch, on the batch's device.
+    """Our sampling parameters of a batch, one row per request, on the batch's device.
 
     `mu_S` float32 [S], 0 where a request has none. The guard's two forms: `min_p_S` float32 [S], the logarithm of the
     share of the likeliest token's probability that a token needs, -inf where a request has no such guard; `top_k_S`

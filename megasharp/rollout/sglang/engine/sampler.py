@@ -63,7 +63,12 @@ class EngineSampler(Sampler):  # type: ignore[misc]
         values: dict[str, Tensor] = {}
         if return_logprob and columns is not None and columns.most_candidates:
             # Now: SGLang turns the logits it is given into probabilities, in place.
-            values |= _named(*candidates(logits_SV, _temperature(sampling_info), columns.most_candidates))
+            entropy_S, logp_SN = candidates(logits_SV, _temperature(sampling_info), columns.most_candidates)
+            values["policy_entropy"] = entropy_S
+            # SGLang collects no lists, so each rank is a figure of its own.
+            values |= {
+                f"candidate_logprob_{rank}": logp_S for rank, logp_S in enumerate(logp_SN.unbind(dim=1), start=1)
+            }
         if memory_SV is not None and columns is not None:
             # A tensor of its own, so that the policy's stay.
             calibrated_SV = subtract_memory(logits_SV, memory_SV, columns, sampling_info.temperatures)
@@ -97,7 +102,7 @@ class EngineSampler(Sampler):  # type: ignore[misc]
         kept_SV, token_of_rank_SV = truncate(probs, sampling_info.top_ks, sampling_info.top_ps, sampling_info.min_ps)
         rank_S = draw(kept_SV, uniform_S)
         # A request that cuts nothing draws as it would alone: by token id, whatever others in its batch cut.
-        whole_S = _uncut(sampling_info, probs.shape[1])
+        whole_S = (sampling_info.top_ks >= probs.shape[1]) & (sampling_info.top_ps >= 1) & (sampling_info.min_ps <= 0)
         tokens_S = torch.where(whole_S, draw(probs, uniform_S), at(token_of_rank_SV, rank_S))
         drawn_S = at(kept_SV, rank_S).log() - kept_SV.sum(dim=-1).log()
         self._drawn_logp_S = torch.where(_greedy(sampling_info) | whole_S, at(probs, tokens_S).log(), drawn_S)
@@ -125,12 +130,6 @@ class EngineSampler(Sampler):  # type: ignore[misc]
         }
 
 
-def _named(entropy_S: Tensor, logp_SN: Tensor) -> dict[str, Tensor]:
-    """A figure is one number of a token: SGLang collects no lists."""
-    ranked = {f"candidate_logprob_{rank}": logp_S for rank, logp_S in enumerate(logp_SN.unbind(dim=1), start=1)}
-    return {"policy_entropy": entropy_S} | ranked
-
-
 class OnHost:
     """Numbers on their way to the host, as SGLang's result processing reads them: by row, one step later.
 
@@ -150,14 +149,8 @@ class OnHost:
 
 
 def _temperature(sampling_info: Any) -> Tensor:
-    """float32 [S], at which log-probs are told: 1 for greedy."""
+    """float32 [S], the temperature of the reported log-probs: 1 for greedy."""
     return torch.where(_greedy(sampling_info), 1.0, sampling_info.temperatures.view(-1))
-
-
-def _uncut(sampling_info: Any, vocabulary: int) -> Tensor:
-    """bool [S]: rows that draw from the whole vocabulary."""
-    uncut: Tensor = (sampling_info.top_ks >= vocabulary) & (sampling_info.top_ps >= 1) & (sampling_info.min_ps <= 0)
-    return uncut
 
 
 def _greedy(sampling_info: Any) -> Tensor:

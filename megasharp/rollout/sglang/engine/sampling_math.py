@@ -4,9 +4,8 @@ The order is that of `megasharp.rollout.inprocess.generation`: the memory's logi
 bars tokens by the policy's own probabilities, the difference is divided by the temperature, and top-k, then top-p, cut
 what comes out. top-p is a share of what top-k left, which SGLang's own sampling does not renormalise.
 
-Where the memory network's forward leaves its logits for the sampler, in each process of an engine.
-
-One buffer for the engine's whole life: a CUDA graph writes where it wrote when it was captured.
+`MemoryLogits` is where the memory network's forward leaves its logits for the sampler, in each process of an engine:
+one buffer for the engine's whole life, because a CUDA graph writes where it wrote when it was captured.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def calibration_kl(
 
 
 def truncate(probs_SV: Tensor, top_k_S: Tensor, top_p_S: Tensor, min_p_S: Tensor) -> tuple[Tensor, Tensor]:
-    """What top-k, then top-p of the rest, then min-p leave of each row, not renormalised.
+    """Cut each row by top-k, then by top-p of the rest, then by min-p, without renormalising.
 
     Returns float32 [S, V] probabilities from the likeliest token down, 0 where cut, and the tokens of those ranks;
     ties go to the lower token id.
@@ -148,16 +147,12 @@ def logp_at(logits_SV: Tensor, tokens_S: Tensor, temperature_S: Tensor) -> Tenso
 def candidates(logits_SV: Tensor, temperature_S: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Entropy in nats, float32 [S], and the `count` largest log-probs, float32 [S, N], at each row's temperature."""
     step = max(1, _BLOCK_ELEMENTS // logits_SV.shape[1])
-    found = [
-        _candidates(logits, temperatures, count)
-        for logits, temperatures in zip(torch.split(logits_SV, step), torch.split(temperature_S, step), strict=True)
-    ]
-    return torch.cat([entropy for entropy, _ in found]), torch.cat([logp for _, logp in found])
-
-
-def _candidates(logits_SV: Tensor, temperature_S: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    logp_SV = (logits_SV.float() / temperature_S[:, None]).log_softmax(dim=-1)
-    return torch.special.entr(logp_SV.exp()).sum(dim=-1), logp_SV.topk(min(count, logp_SV.shape[1]), dim=-1).values
+    entropies, largest = [], []
+    for logits, temperatures in zip(torch.split(logits_SV, step), torch.split(temperature_S, step), strict=True):
+        logp_SV = (logits.float() / temperatures[:, None]).log_softmax(dim=-1)
+        entropies.append(torch.special.entr(logp_SV.exp()).sum(dim=-1))
+        largest.append(logp_SV.topk(min(count, logp_SV.shape[1]), dim=-1).values)
+    return torch.cat(entropies), torch.cat(largest)
 
 
 def at(values_SV: Tensor, index_S: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an engine changes in SGLang's server process alone.
+"""Changes of an engine to SGLang's server process alone.
 
 Sleep and wake at the wrong moment become answers. A prompt's cache is shared only by requests that came to the same
 weights: an engine that keeps what is in flight at a push keeps what it has cached too.
@@ -95,7 +95,9 @@ def _judge_sleep(manager: Any, sleep: Sleep) -> None:
 
 
 async def _forget_prefixes(manager: Any) -> None:
-    """Whatever sleeps: they belong to weights that will be others. Raises ValueError where requests are in flight.
+    """Flush the cache, whichever part sleeps: prefixes belong to weights that will change.
+
+    Raises ValueError where requests are in flight.
 
     It succeeds only when nothing runs, which SGLang's scheduler asserts of a release; nothing can come in any more.
     """

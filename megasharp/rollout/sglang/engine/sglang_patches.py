@@ -1,4 +1,4 @@
-"""What an engine changes in SGLang, in each of its processes; `server_patches.py` has what is changed in the server.
+"""Changes of an engine to SGLang, in each of its processes; `server_patches.py` has those of its server alone.
 
 1. `Sampler`: ours, registered under the built-in back-ends' names.
 2. `SamplingBatchInfo`: its three methods meant for it, and the copy made for a forward, carry `requests.Columns`.
@@ -8,13 +8,11 @@
 5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version, and weights that do not fit.
 6. `WeightChecker._compute_checksum`: checksums of whole tensors under their checkpoint's names. SGLang's own hashes its
    fused, cut tensors, with a hash of its own, and needs CUDA.
-7. The names of shared memory.
+7. The names of shared memory: all that an engine's processes share in /dev/shm carries one name, by which whoever
+   stops the engine removes it. SGLang ends its processes by force, which leaves their semaphores, message queues and
+   load figures behind.
 
 And of torch: where ranks meet (`rendezvous.py`).
-
-All that an engine's processes share in /dev/shm carries one name, by which whoever stops the engine removes it.
-
-SGLang ends its processes by force, which leaves their semaphores, message queues and load figures behind.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from megasharp.rollout.sglang.engine.sampler import EngineSampler
 
 
 def name_all_that_is_shared(folder: Path) -> None:
-    """In this process and its children: files lie in `folder`, and what cannot lie in a folder begins with its name."""
+    """Put shared files in `folder`, here and in child processes; what cannot be in a folder begins with its name."""
     process: Any = multiprocessing.current_process()
     # How Python's own semaphores begin; children get it from their parent.
     process._config["semprefix"] = f"/{folder.name}"

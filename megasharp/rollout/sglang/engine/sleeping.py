@@ -1,4 +1,4 @@
-"""Sleep and wake: what an engine may be asked while parts of its memory are given back.
+"""Sleep and wake: the calls that an engine may take while parts of its memory are given back.
 
 SGLang's own calls trust their caller: one that comes at the wrong moment ends the scheduler, and a request to a
 sleeping engine reads memory that is not there. `Sleep` keeps the account in the server, through which all calls come.
@@ -13,9 +13,9 @@ TAGS = (WEIGHTS, "kv_cache")
 
 
 class Sleep:
-    """Which parts are given back, and whether weights are owed: a wake does not bring back what a GPU gave up.
+    """Account of the parts given back, and of weights owed: a wake does not bring back what a GPU gave up.
 
-    `able`: whether the engine was started with `sleep`. `loses_weights`: whether weights are gone after a wake.
+    `able` says that the engine was started with `sleep`, `loses_weights` that weights are gone after a wake.
     """
 
     def __init__(self, able: bool, loses_weights: bool) -> None:
@@ -58,13 +58,13 @@ class Sleep:
         self._owed = False
 
     def why_closed(self) -> str | None:
-        """Why no request can be served; None where one can."""
+        """Return why no request can be served; None where one can."""
         if self._asleep:
             return f"the engine sleeps ({', '.join(sorted(self._asleep))})"
         return "the engine has had no weights since it woke" if self._owed else None
 
     def why_fixed(self) -> str | None:
-        """Why weights can be neither changed nor read; None where they can."""
+        """Return why weights can be neither changed nor read; None where they can."""
         return "the engine's weights sleep" if WEIGHTS in self._asleep else None
 
 

@@ -41,7 +41,7 @@ _NETWORKS = {"Qwen2ForCausalLM": Qwen2ForCausalLM, "Qwen3ForCausalLM": Qwen3ForC
 
 
 class _WithMemory(nn.Module):
-    """What is added to a policy's class; the policy's own class comes after it in the order of bases."""
+    """The memory network beside a policy's class, which comes after this one in the order of bases."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config=quant_config, prefix=prefix)
@@ -70,7 +70,13 @@ class _WithMemory(nn.Module):
         output = super().forward(input_ids, positions, forward_batch, *args, **kwargs)
         with _without_the_policys_schedule():
             hidden = self.memory.model(input_ids, positions, forward_batch)
-        rows = _last_rows(forward_batch)
+        # Logits of each request's last token only, in a tensor of their own: prompt log-probs are the policy's.
+        rows = LogitsMetadata.from_forward_batch(forward_batch)
+        rows.next_token_logits_buffer = None
+        rows.extend_return_logprob = False
+        rows.extend_return_top_logprob = False
+        rows.extend_token_ids_logprob = False
+        rows.capture_hidden_mode = CaptureHiddenMode.NULL
         logits = self.memory.logits_processor(input_ids, hidden, self.memory.lm_head, rows).next_token_logits
         self.memory_logits.store(logits)
         return output
@@ -99,7 +105,7 @@ class Qwen3WithMemory(_WithMemory, Qwen3ForCausalLM):  # type: ignore[misc]
 class _RepeatedHeads(nn.Module):
     """An attention layer that gets each key-value head several times, so that it fills the policy's heads in the pool.
 
-    Query heads of a key-value head lie together, and so do its copies: each copy serves an equal share of them.
+    Query heads of a key-value head are adjacent, and so are its copies: each copy serves an equal share of them.
     """
 
     def __init__(self, inner: Any, repeats: int) -> None:
@@ -142,17 +148,6 @@ def _without_the_policys_schedule() -> Iterator[None]:
         yield
     finally:
         metadata.scheduler_metadata = schedule
-
-
-def _last_rows(forward_batch: Any) -> Any:
-    """Logits of each request's last token only, in a tensor of their own: prompt log-probs are the policy's."""
-    metadata = LogitsMetadata.from_forward_batch(forward_batch)
-    metadata.next_token_logits_buffer = None
-    metadata.extend_return_logprob = False
-    metadata.extend_return_top_logprob = False
-    metadata.extend_token_ids_logprob = False
-    metadata.capture_hidden_mode = CaptureHiddenMode.NULL
-    return metadata
 
 
 EntryClass = [Qwen2WithMemory, Qwen3WithMemory]
