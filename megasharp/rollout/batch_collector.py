@@ -57,5 +57,5 @@ class Rollouts:
         return tuple(Unfinished.untouched(prompt, self._maker.responses_per_prompt) for prompt in self._untrained)
 
     def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
-        """Nothing to go on with: whatever was sampled of the next prompts is sampled anew."""
+        """Return 0: this collector keeps no responses, so the next prompts are sampled from their start."""
         return 0

@@ -50,7 +50,7 @@ class Disk:
                 for number, bucket in enumerate(buckets(tensors, self._config.bucket_mb)):
                     _write(folder / f"model-{number:05d}.safetensors", bucket)
                     digests.of(bucket)
-                    # Where a tensor lies is for the files to say; the header says what there is.
+                    # The files themselves say where a tensor is; the header lists what there is.
                     written += [replace(entry, offset=0) for entry in laid_out(bucket)]
                 (folder / FOLDER_HEADER).write_text(Header(stamp, tuple(written)).to_json())
                 self._receivers.pause()

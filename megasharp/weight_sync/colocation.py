@@ -211,7 +211,7 @@ class SharePlan:
 def tell(plan: SharePlan, texts: Mapping[int, Texts], numbers: Collection[int]) -> dict[int, Failure]:
     """Post every seat's texts to the engines of these numbers; returns, on every rank, those that failed.
 
-    `texts` are those for the seats of this rank. When it returns, no engine reads what it was told of any more.
+    `texts` are those for the seats of this rank. When it returns, no engine reads that memory any more.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     gathered: list[Mapping[int, Texts]] | None = [{} for _ in range(world)] if rank == 0 else None

@@ -1,4 +1,4 @@
-"""Real engines that are lost and begin anew: what they sampled goes to the others, and they serve nothing too early."""
+"""Real engines that are lost and restart: what they sampled goes to the others, and they serve nothing too early."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long("fleet-runs")
 
 
 def test_a_run_goes_on_with_the_engine_that_is_left_until_the_other_comes_back(tmp_path: Path) -> None:
-    """The first is killed in its turn once the other is back, so the run ends on one that began anew."""
+    """The first is killed in its turn once the other is back, so the run ends on one that restarted."""
     with running(tmp_path, "steps=1000") as process:
         seen = wait_for(process, "step 1/1000")
         os.kill(engine_leaders(process)[1].pid, signal.SIGKILL)

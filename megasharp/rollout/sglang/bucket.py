@@ -165,7 +165,7 @@ def laid_out(tensors: Named, digests: Sequence[str] | None = None) -> tuple[Entr
 
 
 def flat_size(entries: Sequence[Entry]) -> int:
-    """Bytes of the flat tensor, uint8, in which they lie."""
+    """Return the number of bytes of the flat tensor, uint8, that holds these entries."""
     return entries[-1].offset + _rounded(entries[-1].nbytes) if entries else 0
 
 

@@ -90,7 +90,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """All weights of a network, to be copied from lent memory. `pieces` is None where those of `layout` were sent."""
+    """All weights of a network, to be copied from exported memory; `pieces` is None where the layout was sent before."""
 
     stamp: Stamp
     memory: Memory
@@ -187,7 +187,7 @@ def _number_of(uuid: str) -> int:
     for number in range(torch.cuda.device_count()):
         if str(torch.cuda.get_device_properties(number).uuid) == uuid:
             return number
-    raise ValueError(f"memory was lent of a GPU that is not visible here: {uuid}")
+    raise ValueError(f"the memory is of a GPU that is not visible here: {uuid}")
 
 
 def _described(memory: Memory) -> dict[str, Any]:

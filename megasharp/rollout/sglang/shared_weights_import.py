@@ -93,7 +93,7 @@ class Borrower:
         return found.storages
 
     def end_push(self) -> None:
-        """Close what was lent for one push only: its lender is about to free or to move it."""
+        """Close memory that was exported for one push only: its owner is about to free or to move it."""
         for lender in [lender for lender, found in self._open.items() if not found.lasting]:
             self._close(lender)
 

@@ -1,4 +1,4 @@
-"""Engines that were lost and begin anew: they serve nothing before they hold the current weights, or stay out."""
+"""Engines that were lost and restart: they serve nothing before they hold the current weights, or stay out."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_an_engine_lost_while_it_starts_counts_too(make: Make, sync: MakeSync, m
 
     monkeypatch.setattr(LocalStarter, "begin", refuse)
     push_until(stand_ins, pushing, "engine 1 stays out")
-    assert stand_ins.told[1:3] == ["engine 1 did not begin anew: no room"] * 2
+    assert stand_ins.told[1:3] == ["engine 1 did not restart: no room"] * 2
 
 
 def test_where_nothing_is_to_begin_anew_nothing_does(make: Make, sync: MakeSync) -> None:

@@ -144,7 +144,7 @@ _REASONS = (
         ("no such file", "does not appear to have", "not a valid model", "unrecognized model", "config.json"),
         "it cannot load the model",
     ),
-    (("no module named",), "its Python lacks a package; build it anew, as docs/engines.md says"),
+    (("no module named",), "its Python lacks a package; build it again, as docs/engines.md says"),
 )
 _DID_NOT_START = "did not start: "
 _THE_USERS = tuple(_DID_NOT_START + reason for _, reason in _REASONS if reason != _PORT_TAKEN)

@@ -324,7 +324,7 @@ class Restarts:
         try:
             self._starting[index] = self._starter.begin(index)
         except (UserError, OSError) as error:
-            self._tell(f"{name} did not begin anew: {one_line(error)}")
+            self._tell(f"{name} did not restart: {one_line(error)}")
 
     def _let_in(self, index: int) -> None:
         name = self._members.all[index].name
@@ -332,7 +332,7 @@ class Restarts:
             engine = self._starting[index].answered()
         except UserError as error:
             del self._starting[index]
-            self._tell(f"{name} did not begin anew: {one_line(error)}")
+            self._tell(f"{name} did not restart: {one_line(error)}")
             return
         if engine is None:
             return
@@ -345,6 +345,6 @@ class Restarts:
             self._members.replace(index, engine)
         except EngineFailed as error:
             engine.kill()
-            self._tell(f"{name} did not begin anew: {one_line(error)}")
+            self._tell(f"{name} did not restart: {one_line(error)}")
             return
         self._tell(f"{name} is back; it serves once it holds the weights that are pushed now")

@@ -65,13 +65,13 @@ class _Sending:
         return [Completion.unsampled(seed, self.sampling) for seed in self.request.seeds]
 
     def go_to(self, api: EngineApi) -> bool:
-        """Note where it is from now on; False where it is to end and need not go."""
+        """Note its engine from now on; returns False where it is to end and need not go."""
         with self._lock:
             self._api, self._sent = api, time.monotonic()
             return not self._ended
 
     def forgo(self) -> None:
-        """It need not go out, or go out again; an engine that has it is not told."""
+        """Do not send it, or not again; an engine that has it gets no abort."""
         with self._lock:
             self._ended = True
 
@@ -91,7 +91,7 @@ class _Sending:
                 self.answer.set_result(answer)
 
     def end(self) -> None:
-        """Have it end where it is; an engine that has it is told, and answers with what it has."""
+        """End it where it is: an engine that has it gets an abort, and answers with what it has."""
         with self._lock:
             self._ended = True
             api, age = self._api, time.monotonic() - self._sent

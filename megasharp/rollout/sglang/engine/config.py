@@ -43,8 +43,10 @@ class EngineSettings:
 
     `deterministic`: each token is drawn with a number hashed from the request's seed and the token's place, as
     `megasharp.rollout.inprocess.generation` does it. `shared` is the folder in shared memory whose name all that the
-    engine's processes share there must carry, so that it can be removed. A record of its own, not a section of the run's
-    configuration: these processes import neither pydantic nor yaml, and know one engine only.
+    engine's processes share there must carry, so that it can be removed.
+
+    A record of its own, not a section of the run's configuration: these processes import neither pydantic nor yaml, and
+    know one engine only.
     """
 
     memory: str | None

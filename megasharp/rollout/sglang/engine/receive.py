@@ -4,15 +4,15 @@ SGLang calls `load_bucket` for POST /update_weights_from_tensor with `load_forma
 unpickles, with its own list of allowed names, is one of four things:
 
     [("file", path as bytes)]                               a file of `megasharp.rollout.sglang.bucket` on this machine
-    [("header", JSON as bytes), ("memory", JSON as bytes)]  a bucket, and the lent memory that it begins
+    [("header", JSON as bytes), ("memory", JSON as bytes)]  a bucket, and the exported memory that it begins
     [("loan", JSON as bytes)]                               a network's weights where their owner has them
     [("announced", JSON as bytes)]                          the header of what a broadcast brings next
 
-Bytes are uint8 tensors; lent memory is `megasharp.rollout.sglang.shared_weights_export`'s. What one rank refuses, all
-refuse (`on_all_ranks`), because SGLang answers with what its first rank found. A version's tensors come in any number
-of buckets; an announcement or a file without any closes it. Headers, loans and files are checked whole (versions, every
-name and shape, checksums) before the first weight changes; a broadcast that was not announced is refused. Weights from
-a folder are checked by the header in it.
+Bytes are uint8 tensors; exported memory is that of `megasharp.rollout.sglang.shared_weights_export`. What one rank
+refuses, all refuse (`on_all_ranks`), because SGLang answers with what its first rank found. A version's tensors come in
+any number of buckets; an announcement or a file without any closes it. Headers, loans and files are checked whole
+(versions, every name and shape, checksums) before the first weight changes; a broadcast that was not announced is
+refused. Weights from a folder are checked by the header in it.
 
 SGLang fuses projections, cuts matrices over ranks and pads the vocabulary. A `Slot` undoes that for one tensor, and
 `slots_of` gives an engine's weights under their Hugging Face names, as the trainer would have sent them.
@@ -208,7 +208,7 @@ _borrowers: WeakKeyDictionary[nn.Module, Borrower] = WeakKeyDictionary()
 
 
 def load_bucket(model: Any, payload: Sequence[tuple[str, Tensor]]) -> None:
-    """Load one bucket, or one network's lent weights; nobody reads the sender's memory any more when it returns.
+    """Load one bucket, or one network's exported weights; nobody reads the sender's memory any more when it returns.
 
     Raises ValueError, and changes nothing, for one that is damaged, unfit, or of an older version.
     """

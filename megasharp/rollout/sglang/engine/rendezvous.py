@@ -31,7 +31,7 @@ def held_port() -> Iterator[int]:
 
 
 def meet_at_one_address() -> None:
-    """From now on the store that rank 0 of a group keeps listens at the address that the others are told."""
+    """Have the store of a group's rank 0 listen only at the address that the other ranks get."""
     # The package has a function of the module's name.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     create: Callable[..., Store] = rendezvous._create_c10d_store

@@ -94,7 +94,7 @@ def calibration_kl(
 
     `probs_SV` [S, V] are the calibrated probabilities at the temperature, `memory_SV` the memory's logits. The two
     log-probs of a token differ by -mu / T times its memory logit and by a constant of the row, which the drawn token
-    tells: so their mean difference takes one product over the vocabulary instead of two more softmaxes.
+    gives: so their mean difference takes one product over the vocabulary instead of two more softmaxes.
     """
     step = max(1, _BLOCK_ELEMENTS // probs_SV.shape[1])
     blocks = zip(torch.split(probs_SV, step), torch.split(memory_SV, step), strict=True)
