@@ -112,6 +112,7 @@ class AsyncRollouts:
         prompt. `SaveAsked` goes through: the step's prompts, with what was sampled of them, are `unfinished` then.
         """
         started = time.perf_counter()
+        # Minus what was counted before this step; the engine's count at its end is added below.
         counts = Counts(retried=-self._engine.retried)
         sampling = self._maker.sampling_for(order)
         self._put_right(sampling, counts)
@@ -208,6 +209,7 @@ class _Step:
         self._start()
         while self._open and self._kept < self._order.wanted:
             for number in self._arrived():
+                # Those that arrived together with the last kept group stay open, and come first in the next step.
                 if self._kept < self._order.wanted:
                     self._finish(number)
             self._start()

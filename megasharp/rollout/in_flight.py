@@ -238,6 +238,7 @@ class PromptWork:
         try:
             parts = future.result()
         except NotSampled as error:
+            # A prompt over which engines were lost is asked for once more, and then given up.
             if aborted or (isinstance(error, EnginesLost) and not self._lost):
                 self._lost = True
                 raise

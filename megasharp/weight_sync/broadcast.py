@@ -118,6 +118,7 @@ class Broadcast:
         """Form the groups where they are not those of the engines alive, then send; yields the outcomes one by one."""
         policy = parts[0][1]
         engines = tuple((member.process.index, member.process.api) for member in self._receivers.alive())
+        # A group's members are fixed: a fleet that has changed needs new groups.
         if not self._groups or self._groups[0].engines != engines:
             self._leave(policy)
             for stage in sorted({stage for stage in policy.call(stage_of) if stage is not None}):
@@ -343,6 +344,7 @@ class SenderGroup:
             timeout=timedelta(seconds=limit_s),
         )
         assert isinstance(group, dist.ProcessGroup)
+        # Where `dist.broadcast` looks up the source's rank in the group.
         c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
         self._group = group
 

@@ -209,6 +209,7 @@ class BucketMemory:
         size = flat_size(entries)
         if self._flat.numel() < size:
             self._flat = torch.empty(max(size, self._least), dtype=torch.uint8, device=self._device)
+            # A CPU's storage moves into shared memory by this, so it comes before anything is copied.
             if self._device.type == "cpu":
                 handle_of(self._flat.untyped_storage())
             self._generation += 1

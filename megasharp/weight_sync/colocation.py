@@ -214,6 +214,7 @@ def tell(plan: SharePlan, texts: Mapping[int, Texts], numbers: Collection[int]) 
     `texts` are those for the seats of this rank. When it returns, no engine reads that memory any more.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
+    # Rank 0 posts for all ranks: one call to an engine carries the texts for all of its ranks.
     gathered: list[Mapping[int, Texts]] | None = [{} for _ in range(world)] if rank == 0 else None
     if world == 1:
         gathered = [texts]

@@ -150,6 +150,7 @@ def _held(
         bucket = next(cut, None)
         held = None if bucket is None else room.filled(bucket, plan.dtype)
         entries = None if held is None else held[0]
+        # All ranks learn from the source what the bucket holds; None ends the stage.
         if len(sources) > 1:
             box = [entries]
             dist.broadcast_object_list(box, src=sources[stage])
@@ -159,6 +160,7 @@ def _held(
         flat = room.room(entries) if held is None else held[1]
         if len(sources) > 1:
             dist.broadcast(flat, src=sources[stage])
+        # Engines read in another process, whose streams know nothing of ours.
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
         yield entries, flat
@@ -207,6 +209,7 @@ class Lender:
         views = part.weight_views()
         if views is None:
             return False
+        # Many views share a storage, and a storage has one handle.
         storages: dict[int, torch.UntypedStorage] = {}
         for view in views:
             storage = view.values.untyped_storage()
@@ -226,6 +229,7 @@ class Lender:
             for view in views
         )
         self._layout = hashlib.sha256(repr(self._pieces).encode()).hexdigest()[:16]
+        # This moves them into shared memory; the handles that engines get are made later.
         for storage in self._storages if part.device.type == "cpu" else ():
             handle_of(storage)
         return True
@@ -248,6 +252,7 @@ def lend(part: RankPart, plan: SharePlan, sent: Sent) -> tuple[int, ...]:
         # Engines read in another process, whose streams know nothing of ours. What older handles counted goes too.
         torch.cuda.synchronize(part.device)
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+    # First without what engines should know already; those that do not know it are told everything.
     for whole in (False, True):
         texts: dict[int, Texts] = {
             seat: [("loan", lender.loan(part, plan, seat, whole).to_json())]
@@ -257,6 +262,7 @@ def lend(part: RankPart, plan: SharePlan, sent: Sent) -> tuple[int, ...]:
         apart = tuple(number for number, failure in failures.items() if NOT_HELD in failure.reason)
         again = tuple(number for number, failure in failures.items() if NOT_OPEN in failure.reason)
         sent.failures |= {number: f for number, f in failures.items() if number not in {*apart, *again}}
+        # What such engines need is on other ranks: they get buckets, now and in all later pushes.
         if apart:
             lender.in_vain = True
             return (*apart, *again)

@@ -382,10 +382,13 @@ class Decoder:
         keys = cache.keys[layer][:, :, view.first : cache.length + 1].flatten(0, 1)
         values = cache.values[layer][:, :, view.first : cache.length + 1].flatten(0, 1)
         queries = query.reshape(-1, repeat, a.head_dim)
+        # Each row's own tokens: one product per (row, key-value head).
         own = _scores(queries, keys, None)
+        # The prompt: one product for all rows that read it.
         grid = _group_major(cache, queries.view(rows, a.kv_heads, repeat, -1))
         shared = _scores(grid, cache.prompt_keys[layer].flatten(0, 1), view.mask)
         shared = _row_major(cache, shared, a.kv_heads).reshape(*own.shape[:2], -1)
+        # One softmax over both, then both sums of values by the same grouping.
         weights = torch.softmax(torch.cat([shared, own], dim=-1), dim=-1)
         padded = shared.shape[-1]
         grid = _group_major(cache, weights[:, :, :padded].reshape(rows, a.kv_heads, repeat, -1))

@@ -248,6 +248,7 @@ class InProcessEngine:
         if self._model is None or not self._complete:
             raise RuntimeError("the in-process engine holds no complete weights; call load_weights first")
         self._check_prompt((*prompt, *response), 0)
+        # Blocks of rows bound the memory of the float64 sums.
         rows = max(1, BLOCK_ELEMENTS // self._policy.vocab)
         given = torch.tensor(list(response), dtype=torch.int64)
         with torch.inference_mode():
@@ -293,6 +294,7 @@ class InProcessEngine:
             )
 
     def _batches(self, requests: Sequence[GenerateRequest]) -> Iterator[list[_Sample]]:
+        # Prompts of like length together, because shorter ones are padded.
         by_length = sorted(range(len(requests)), key=lambda number: len(requests[number].tokens))
         samples = [
             _Sample(number, index, seed) for number in by_length for index, seed in enumerate(requests[number].seeds)
@@ -311,6 +313,7 @@ class InProcessEngine:
         number_of = {tokens: number for number, tokens in enumerate(prompts)}
         rows = [number_of[requests[sample.request].tokens] for sample in batch]
         seeds = [sample.seed for sample in batch]
+        # Without a mu the memory network need not be computed.
         used = model if sampling.memory_mu is not None else model.policy_alone()
         with torch.inference_mode():
             samples = generate_batch(used, list(prompts), rows, seeds, sampling)

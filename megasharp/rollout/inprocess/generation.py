@@ -315,6 +315,7 @@ def generate_batch(
     prompt_S = torch.tensor(prompt_of_row, dtype=torch.int64, device=device)
     seeds_S = seeds_to_int64(seeds, device)
     log = _Log(len(seeds), sampling, device)
+    # One row per prompt; from the selection on, one row per sample.
     logits, cache = model.prefill(prompts)
     logits = logits.select(prompt_S)
     cache.select(prompt_S)
@@ -322,6 +323,7 @@ def generate_batch(
         drawn = draw(logits, seeds_S[log.rows], position, sampling)
         live = log.record(drawn)
         count = int(live.sum())
+        # Nothing is drawn after the last position, so its logits are not computed.
         if count == 0 or position + 1 == sampling.max_tokens:
             break
         tokens = drawn.tokens_S

@@ -50,6 +50,7 @@ def checksum(tensor: Tensor) -> str:
     # A view of words needs their alignment, which parts of a storage may lack.
     aligned = raw[:whole] if raw.data_ptr() % _WORD == 0 else raw[:whole].clone()
     words = aligned.view(torch.int64)
+    # The length counts too: the last word is filled up with zeros.
     total = torch.full((), _signed(raw.numel()), dtype=torch.int64, device=raw.device)
     chunk = _CHUNKS[raw.device.type]
     room = min(chunk, max(1, words.numel()))

@@ -90,7 +90,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """All weights of a network, to be copied from exported memory; `pieces` is None where the layout was sent before."""
+    """All weights of a network, to be copied from exported memory; `pieces` is None where `layout` was sent before."""
 
     stamp: Stamp
     memory: Memory

@@ -137,6 +137,7 @@ class Borrower:
 
 def _plan(network: _Network, goals: Mapping[str, Goal]) -> None:
     moves: list[_Move] = []
+    # Elements of each goal that no piece has covered yet.
     left: dict[str, int] = {}
     for piece in network.pieces:
         goal = goals.get(piece.name)
@@ -188,6 +189,7 @@ def _bound(moves: Sequence[_Move], storages: Sequence[Tensor]) -> list[tuple[Ten
             raw = storages[piece.storage]
             typed[key] = raw[: raw.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         strides = [math.prod(piece.shape[dim + 1 :]) for dim in range(len(piece.shape))]
+        # A piece is contiguous, so a part of it is a strided view of its storage.
         offset = piece.offset // dtype.itemsize
         offset += sum(start * stride for (start, _), stride in zip(move.part, strides, strict=True))
         source = typed[key].as_strided([length for _, length in move.part], strides, offset)

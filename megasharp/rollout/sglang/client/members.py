@@ -100,6 +100,7 @@ class Members:
         member = Member(process)
         answered = Answered(process.api.version())
         with self._changed:
+            # It is to serve the version that is wanted of the engine whose place it takes.
             member.health = replace(member.health, wanted=self.all[index].health.wanted)
             self.all[index] = member
         self.observe(member, answered)

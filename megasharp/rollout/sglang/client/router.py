@@ -131,6 +131,7 @@ class LeastLoaded:
         while waiting:
             with ThreadPoolExecutor(min(_ABORTS_AT_ONCE, len(waiting)), thread_name_prefix="abort") as pool:
                 list(pool.map(_Sending.end, waiting))
+            # Ask again those that have not answered: SGLang forgets an abort that overtakes its request.
             wait([sending.answer for sending in waiting], timeout=_ABORT_S)
             waiting = [sending for sending in waiting if not sending.answer.done()]
 

@@ -89,6 +89,7 @@ class Slot:
         if self.cut is not None and get_parallel().tp_size > 1:
             part = tensor_model_parallel_all_gather(part, dim=self.cut)
             if self.copies > 1:
+                # Neighbouring ranks hold the same part: each counts once.
                 part = torch.cat(part.split(self.size)[:: self.copies])
         return part[: self.rows]
 
@@ -100,6 +101,7 @@ class Slot:
         number = get_parallel().tp_rank // self.copies
         if self.cut == 1:
             return Goal(part, 1, number * part.shape[1], self.shape)
+        # Rows past the whole tensor's are padding, which only the last ranks have.
         first = number * self.size
         real = max(0, min(self.size, self.rows - first))
         return Goal(part[:real], 0, first, self.shape, part[real:] if real < self.size else None)
@@ -140,6 +142,7 @@ def _slots(network: nn.Module, prefix: str) -> Iterator[Slot]:
         raise ValueError(f"the layout of {type(network).__name__} is not known to megasharp")
     for name, parameter in network.named_parameters():
         owner, _, kind = name.rpartition(".")
+        # The memory network is a part of the policy's module, and has slots of its own.
         if not prefix and name.startswith(MEMORY_PREFIX):
             continue
         if kind not in ("weight", "bias"):
@@ -259,6 +262,7 @@ def _load(model: Any, header: Header, tensors: list[tuple[str, Tensor]]) -> None
 def _borrow(model: Any, text: str) -> None:
     loan = parse_loan(text)
     receipt = _accepted(model, loan.stamp)
+    # They differ after parameters have moved, and copies must be planned again then.
     places = [(id(parameter), parameter.data_ptr()) for parameter in model.parameters()]
     borrower = _borrower(model)
     names = borrower.prepare(loan, lambda: goals_of(model), places)
@@ -334,6 +338,7 @@ def _accepted(model: Any, stamp: Stamp) -> _Receipt:
         newest = receipt.memory_version
         refuse_older(stamp.version, receipt.stamp.version)
         refuse_older(stamp.memory_version, newest, "memory")
+    # Another attempt starts from nothing: buckets of two attempts never add up to one version.
     if receipt is None or stamp != receipt.stamp:
         receipt = _Receipt(stamp, newest if stamp.memory_version is None else stamp.memory_version)
     return receipt

@@ -77,6 +77,7 @@ def _judge_sleep(manager: Any, sleep: Sleep) -> None:
 
     async def give_back(self: Any, call: Any, request: Any = None) -> None:
         call.tags = sleep.to_release(call.tags)
+        # Closed first and emptied then, so that no request comes in between.
         sleep.released(call.tags)
         try:
             await _forget_prefixes(self)
