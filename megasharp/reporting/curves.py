@@ -1,11 +1,7 @@
-"""A run's curves over its steps: reward, entropy, and pass@k of its evaluations.
-
-Curves of several runs in the same panels, over the same steps.
-"""
+"""Curves over steps: one run's reward, entropy and pass@k in panels, or several runs in the same panels."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
@@ -16,14 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from megasharp.common.errors import UserError
+from megasharp.reporting.history import evaluated_suites
 from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure, save_figure
 
 Row = Mapping[str, float | None]
 Points = list[tuple[float, float]]
 
-# Fewer points than this are shown as they are.
+# Fewer points than this are shown unsmoothed.
 SMOOTH_FROM = 20
-_PASS_AT_K = re.compile(r"eval/(?P<suite>.+)/pass@(?P<k>\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +41,14 @@ class Events:
 
     @property
     def explanation(self) -> str:
-        """What the lines in the panels mean; empty without any."""
+        """The legend of the lines in the panels; empty without any."""
         limits = ", ".join(f"{limit:.0f} after step {step:.0f}" for step, limit in self.limits)
         parts = ["dashed: reset"] * bool(self.resets) + [f"dotted: response limit {limits}"] * bool(limits)
         return "    ".join(parts)
 
 
 def find_events(rows: Sequence[Row]) -> Events:
-    """What the rows tell of resets and of limits that changed; a step's row tells what was done before its update."""
+    """Find resets and changed limits in the rows; a step's row has those made before its update."""
     limits = _points(rows, "rollout/length_limit")
     changes = [(step - 1, limit) for (_, before), (step, limit) in pairwise(limits) if limit != before]
     resets = tuple(step - 1 for step, done in _points(rows, "policy/reset") if done)
@@ -60,14 +56,14 @@ def find_events(rows: Sequence[Row]) -> Events:
 
 
 def plot_training(rows: Sequence[Row], path: Path) -> Path:
-    """Draw what `rows` (of metrics.jsonl) hold, in small panels, to the PNG `path`; return `path`.
+    """Draw the curves of `rows` (of metrics.jsonl) in small panels to the PNG `path`; return `path`.
 
-    Panels: mean reward, entropy in nats, and per suite pass@1 and pass@k at its largest k. A figure that no
+    Panels: mean reward, entropy in nats, and per suite pass@1 and pass@k at its largest k. A metric that no
     row has gets no panel; null values are left out. Resets of the reference or the optimizer are dashed lines, steps
     from which responses may have another length dotted ones; both are explained below the panels where there are any.
 
     Raises:
-        UserError: the rows have none of these figures, or the file cannot be written.
+        UserError: the rows have none of these metrics, or the file cannot be written.
     """
     panels = [panel for panel in _panels(rows) if panel.points]
     if not panels:
@@ -82,7 +78,10 @@ def plot_training(rows: Sequence[Row], path: Path) -> Path:
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(lines, columns, index + 1)
         _draw(axes, panel, last_step)
-        _mark(axes, events)
+        for step in events.resets:
+            axes.axvline(step, color=LOSS, linewidth=0.9, linestyle="--", zorder=1)
+        for step, _ in events.limits:
+            axes.axvline(step, color=INK, linewidth=0.9, linestyle=":", zorder=1)
     figure.text(0.02, 0.1 / height, events.explanation, fontsize=8, color=MUTED)
     figure.tight_layout(pad=1.2, w_pad=1.6, rect=(0.0, explained / height, 1.0, 1.0))
     return save_figure(figure, path)
@@ -91,17 +90,9 @@ def plot_training(rows: Sequence[Row], path: Path) -> Path:
 def _panels(rows: Sequence[Row]) -> Iterable[Panel]:
     yield Panel("reward", "mean of the step", _points(rows, "reward/mean"), smooth=True)
     yield Panel("entropy", "nats per token", _points(rows, "entropy/policy"), smooth=True)
-    for suite, ks in _suites(rows).items():
+    for suite, ks in evaluated_suites(rows).items():
         for k in sorted({min(ks), max(ks)}):
             yield Panel(f"pass@{k}", suite, _points(rows, f"eval/{suite}/pass@{k}"), smooth=False)
-
-
-def _suites(rows: Sequence[Row]) -> dict[str, set[int]]:
-    suites: dict[str, set[int]] = {}
-    for name in (name for row in rows for name in row):
-        if match := _PASS_AT_K.match(name):
-            suites.setdefault(match["suite"], set()).add(int(match["k"]))
-    return suites
 
 
 def _points(rows: Sequence[Row], name: str) -> Points:
@@ -128,15 +119,8 @@ def _draw(axes: Axes, panel: Panel, last_step: float) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def _mark(axes: Axes, events: Events) -> None:
-    for step in events.resets:
-        axes.axvline(step, color=LOSS, linewidth=0.9, linestyle="--", zorder=1)
-    for step, _ in events.limits:
-        axes.axvline(step, color=INK, linewidth=0.9, linestyle=":", zorder=1)
-
-
 def running_mean(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means over windows of a tenth of the run, each at its window's middle."""
+    """Average over windows of a tenth of the run; each mean is at its window's middle."""
     width = max(3, len(values) // 10)
     kernel = np.full(width, 1.0 / width)
     return np.convolve(steps, kernel, mode="valid"), np.convolve(values, kernel, mode="valid")

@@ -1,24 +1,24 @@
-"""What a run's folder tells of it, whatever state it is in: going on, finished, killed, or made by an older version.
+"""A run read from its folder, whatever its state (running, finished, killed, or written by an older version).
 
-Where a run's wall-clock time went: goodput is the share of it that its history is made of.
+In reading order: `RunHistory` and how it is read, goodput, and the best evaluation beside the last one. Goodput is the
+share of wall-clock time that became the run's history:
 
     goodput = useful step time / wall time
 
-Useful step time: over the steps of the history, each once, the seconds of the step without evaluations, checkpoints and
-start-up, which in older versions' runs the row of the next step contains. A step that was trained again after a restart
-counts as it was last; the earlier time is `repeated`, and so are steps that a killed attempt began. Wall time: over all
-attempts, from when the process began (its imports and checks are part of its start) to the end; of a killed one to when
-it was last seen. Time between attempts (a queue) is nobody's and not counted.
-
-The best evaluation of a run beside its last one, and which suite's figure chose it.
+Useful step time adds up the steps of the history, each once, without evaluations, checkpoints and start-up (in runs of
+older versions the row of the next step contains these). A step that was trained again after a restart counts with its
+last time; its earlier time is `repeated`, and so are steps that a killed attempt had begun. Wall time adds up all
+attempts, from the start of the process (imports and checks included) to its end, or to when a killed one was last seen.
+Time between attempts, in a queue, is not counted.
 
 Papers report peaks (2601.15609, section 5.1: the best of a checkpoint every 50 steps). The suite that chose the peak
-flatters it, because the best of many noisy figures is partly luck; on other suites it is as fair as the last one.
+flatters it, because the best of many noisy metrics is partly luck; on other suites the peak is as fair as the last one.
 """
 
 from __future__ import annotations
 
 import fcntl
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,13 +33,14 @@ from megasharp.metrics.writers import Row, read_metrics
 
 _TIME = "time/"
 _STEP = "step"
+_PASS_AT_K = re.compile(r"eval/(?P<suite>.+)/pass@(?P<k>\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One checkpoint's step, size in bytes, when it was completed (seconds since 1970), and what is wrong with it.
+    """One checkpoint: step, size in bytes, time of completion (seconds since 1970), and its problem, if any.
 
-    Hashes are not computed here: a file that is there with its size counts as whole until a resume reads it.
+    Hashes are not computed here: a file of the right size counts as complete until a resume reads it.
     """
 
     step: int
@@ -51,7 +52,7 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """A run as its folder has it at `now`. `attempts` are by number, None for those of versions without records."""
+    """A run as its folder is at `now`. `attempts` are by number, None for those of versions without records."""
 
     folder: Path
     config: Tree
@@ -63,18 +64,18 @@ class RunHistory:
 
     @property
     def name(self) -> str:
-        """The run's name, as its configuration has it."""
+        """The run's name from its configuration."""
         return str(self.config.get("name", self.folder.name))
 
     @property
     def steps(self) -> int | None:
-        """How many steps the run is to have."""
+        """The number of steps that the run is configured for."""
         steps = self.config.get("steps")
         return steps if isinstance(steps, int) else None
 
     @property
     def token_budget(self) -> int | None:
-        """How many response tokens the run is to have; None: its steps alone end it."""
+        """The number of response tokens that end the run; None: its steps alone end it."""
         budget = self.config.get("token_budget")
         return budget if isinstance(budget, int) else None
 
@@ -85,21 +86,21 @@ class RunHistory:
 
     @property
     def complete(self) -> bool:
-        """Whether the last step of all is in the history."""
+        """True where the last step that is configured is in the history."""
         by_tokens = self.token_budget is not None and self.tokens >= self.token_budget
         return by_tokens or (self.steps is not None and self.last_step >= self.steps)
 
     @property
     def training(self) -> list[Row]:
-        """The rows of training steps, each step once, in order: a step that was trained again counts as it was last."""
+        """The rows of training steps in order, each step once: of a step that was trained again, the last row."""
         by_step = {row["step"] or 0: row for row in self.rows if row.get("time/step") is not None}
         return [by_step[step] for step in sorted(by_step)]
 
     @property
     def stages(self) -> dict[int, dict[str, float]]:
-        """Seconds by stage of each step, with the evaluation and the save that came after it, in the order of steps.
+        """Seconds by stage of each step, with the evaluation and the save after it, in the order of steps.
 
-        Step 0 is the evaluation before the first. In runs of older versions both are the next step's.
+        Step 0 is the evaluation before the first step. In runs of older versions both belong to the next step.
         """
         found: dict[int, dict[str, float]] = {}
         for row in self.rows:
@@ -110,7 +111,7 @@ class RunHistory:
                 continue
             step = int(row["step"] or 0)
             if seconds.pop(_STEP, None) is not None:
-                # A step that was trained again counts as it was last.
+                # Of a step that was trained again, the last row counts.
                 found.pop(step, None)
             of_step = found.setdefault(step, {})
             for stage, value in seconds.items():
@@ -123,7 +124,7 @@ class RunHistory:
         return max((int(row["step"] or 0) for row in self.training), default=0)
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """A figure's (step, value) in the order of steps, nulls left out; of several in one step the last."""
+        """Return a metric's (step, value) in the order of steps, without nulls; of several in one step the last."""
         found = {int(row["step"] or 0): value for row in self.rows if (value := row.get(name)) is not None}
         return sorted(found.items())
 
@@ -135,11 +136,11 @@ class RunHistory:
 
     @property
     def state(self) -> str:
-        """In a few words: running, finished, or how the last attempt ended."""
+        """The state in a few words: running, finished, or how the last attempt ended."""
         last = list(self.attempts.values())[-1] if self.attempts else None
         if self.alive:
             return "running"
-        # The row of the last step is there before its checkpoint and the evaluation at the end.
+        # The row of the last step is written before its checkpoint and the last evaluation.
         if self.complete and (last is None or last.exit_code == 0):
             return "finished"
         if last is None:
@@ -150,7 +151,7 @@ class RunHistory:
 
 
 def read_run(folder: Path, now: Callable[[], float] = time.time) -> RunHistory:
-    """Read a run's folder. Raises UserError in one line for a folder that is no run."""
+    """Read a run's folder. Raises UserError where it is not a run."""
     config = stored_config(folder)
     rows = read_metrics(folder)
     return RunHistory(
@@ -192,9 +193,9 @@ def by_label(histories: Sequence[RunHistory], command: str) -> dict[str, RunHist
 
 
 def _with_rows(attempts: dict[int, AttemptRecord | None], rows: Sequence[Row]) -> dict[int, AttemptRecord | None]:
-    """The records; of the last one, where it has no end, with the rows that were written after it.
+    """Update the last record, where it has no end, from the rows that were written after it.
 
-    A record is some seconds older than the newest row. What earlier attempts wrote beyond theirs is not in the rows.
+    A record is some seconds older than the newest row. Rows that earlier attempts wrote after their record are gone.
     """
     number = max(attempts, default=0)
     record = attempts.get(number)
@@ -214,9 +215,9 @@ def _with_rows(attempts: dict[int, AttemptRecord | None], rows: Sequence[Row]) -
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether a process holds the run: the lock is only looked at, and given back at once.
+    """Return True where a process holds the run's lock, which is taken shared and released at once.
 
-    Where the file system has no locks no run can be started, so none is going on.
+    Where the file system has no locks no run can be started, so none is running.
     """
     try:
         with (folder / ".lock").open("r") as lock:
@@ -229,7 +230,7 @@ def is_alive(folder: Path) -> bool:
 
 
 def read_checkpoints(folder: Path) -> list[CheckpointEntry]:
-    """All checkpoints by step, those that are not complete with their problem."""
+    """Read all checkpoints by step; incomplete ones carry their problem."""
     found = {}
     for path in folder.glob("step_*"):
         name = path.name.removeprefix("step_")
@@ -258,7 +259,7 @@ def _size(path: Path) -> int | None:
         return None
 
 
-# Stages of an attempt's clock that are not a step's.
+# Stages of an attempt's clock that belong to no step.
 _APART = ("start", "eval", "checkpoint")
 
 
@@ -284,11 +285,14 @@ class Goodput:
 def goodput(history: RunHistory) -> Goodput:
     """Account for a run's time so far."""
     rows = history.training
-    useful = sum(_useful(row) for row in rows)
+    useful = 0.0
+    for row in rows:
+        apart = sum(row.get(f"time/{stage}") or 0.0 for stage in _APART)
+        useful += max((row["time/step"] or 0.0) - apart, 0.0)
     known = [record for record in history.attempts.values() if record is not None]
     if not known or len(known) < len(history.attempts):
         return _from_rows(history, useful)
-    # Of an attempt that was killed the record can be some seconds older than its last row.
+    # The record of a killed attempt can be some seconds older than its last row.
     wall = max(sum(duration(record, history) for record in known), useful)
     start, evaluation, checkpoint = (sum(record.seconds.get(stage, 0.0) for record in known) for stage in _APART)
     in_steps = sum(seconds for record in known for stage, seconds in record.seconds.items() if stage not in _APART)
@@ -298,16 +302,11 @@ def goodput(history: RunHistory) -> Goodput:
 
 
 def duration(record: AttemptRecord, history: RunHistory) -> float:
-    """Seconds of one attempt so far."""
+    """Return the seconds of one attempt so far."""
     if record.ended is not None:
         return record.ended - record.started
     newest = list(history.attempts.values())[-1]
     return (history.now if history.alive and record is newest else record.seen) - record.started
-
-
-def _useful(row: Row) -> float:
-    apart = sum(row.get(f"time/{stage}") or 0.0 for stage in _APART)
-    return max((row["time/step"] or 0.0) - apart, 0.0)
 
 
 def _from_rows(history: RunHistory, useful: float) -> Goodput:
@@ -315,7 +314,7 @@ def _from_rows(history: RunHistory, useful: float) -> Goodput:
     if not rows:
         return Goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, True)
     begun = (rows[0]["time"] or 0.0) - (rows[0]["time/step"] or 0.0)
-    # What came before the first step's row began is not in the wall time.
+    # The wall time begins with the first step: rows hold no earlier times.
     ended = max(row.get("time") or 0.0 for row in history.rows)
     wall = max(ended - begun, useful)
     stages = [seconds for step, seconds in history.stages.items() if step >= (rows[0]["step"] or 0)]
@@ -332,7 +331,7 @@ _FIRST = "the first suite, because checkpoint.keep_best names none"
 class Peak:
     """`metric` was best after step `step`, and `last_value` after the last evaluated step, `last_step`.
 
-    `chosen_by` says who named the metric, `kept` whether the peak's checkpoint is there, `last_kept` the last one's.
+    `chosen_by` names what chose the metric; `kept`: the peak's checkpoint is there; `last_kept`: the last step's is.
     """
 
     metric: str
@@ -346,7 +345,7 @@ class Peak:
 
     @property
     def line(self) -> str:
-        """One line for a person."""
+        """The peak in one line for a person."""
         kept = "its checkpoint is there" if self.kept else "no checkpoint of it"
         last = "its checkpoint is there" if self.last_kept else "no checkpoint of it"
         return (
@@ -355,16 +354,22 @@ class Peak:
         )
 
     def tree(self, figures: Mapping[int, Mapping[str, float]]) -> dict[str, object]:
-        """For summary.json: with all figures of both evaluations."""
+        """Return the peak for summary.json, with all metrics of both evaluations."""
         return {**asdict(self), "figures": figures.get(self.step, {}), "last_figures": figures.get(self.last_step, {})}
 
 
 def find_peak(config: Tree, rows: Sequence[Row], checkpoints: Collection[int]) -> Peak | None:
-    """The peak by `checkpoint.keep_best`, or else by pass@k of the first suite at the smallest k.
+    """Return the peak by `checkpoint.keep_best`, or else by pass@k of the first suite at the smallest k.
 
-    None where nothing was evaluated after a step. `checkpoints` are the steps that have a whole one.
+    None where nothing was evaluated after a step. `checkpoints` are the steps with a complete one.
     """
-    metric, chosen_by = _metric(config)
+    named = _section(config, "checkpoint").get("keep_best")
+    if isinstance(named, str):
+        metric, chosen_by = named, KEEP_BEST
+    else:
+        evaluation = _section(config, "eval")
+        suite = str((evaluation.get("suites") or [""])[0]).rpartition("/")[2].removesuffix(".yaml")
+        metric, chosen_by = f"eval/{suite}/pass@{min(evaluation.get('k') or [1])}", _FIRST
     values = {step: value for step, figures in evaluations(rows).items() if (value := figures.get(metric)) is not None}
     best: dict[str, BestFigure] = {}
     for step, value in values.items():
@@ -378,7 +383,7 @@ def find_peak(config: Tree, rows: Sequence[Row], checkpoints: Collection[int]) -
 
 
 def evaluations(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
-    """All figures of evaluations by step, in order; of a step that was evaluated twice the later ones."""
+    """Collect the metrics of evaluations by step, in order; of a step that was evaluated twice the later ones."""
     found: dict[int, dict[str, float]] = {}
     for row in rows:
         figures = {name: value for name, value in row.items() if name.startswith("eval/") and value is not None}
@@ -387,14 +392,12 @@ def evaluations(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
     return dict(sorted(found.items()))
 
 
-def _metric(config: Tree) -> tuple[str, str]:
-    named = _section(config, "checkpoint").get("keep_best")
-    if isinstance(named, str):
-        return named, KEEP_BEST
-    evaluation = _section(config, "eval")
-    suites, ks = evaluation.get("suites") or [""], evaluation.get("k") or [1]
-    suite = str(suites[0]).rpartition("/")[2].removesuffix(".yaml")
-    return f"eval/{suite}/pass@{min(ks)}", _FIRST
+def evaluated_suites(rows: Iterable[Mapping[str, object]]) -> dict[str, list[int]]:
+    """Collect the suites that were evaluated, in the order of the rows, each with its values of k in order."""
+    found: dict[str, set[int]] = {}
+    for match in (match for row in rows for name in row if (match := _PASS_AT_K.match(name))):
+        found.setdefault(match["suite"], set()).add(int(match["k"]))
+    return {suite: sorted(ks) for suite, ks in found.items()}
 
 
 def _section(config: Tree, name: str) -> Tree:

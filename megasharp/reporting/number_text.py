@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: durations, sizes, moments; and tables that show a run's words as they are."""
+"""Numbers as text for a person (durations, sizes, moments), and tables that show a run's text unchanged."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.text import Text
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03 or 2:03."""
+    """Format seconds as hours, minutes and seconds: 1:02:03 or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def size(count: float) -> str:
-    """Bytes in the largest unit that leaves a number of at least one."""
+    """Format bytes in the largest unit that leaves a number of at least one."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -25,15 +25,15 @@ def size(count: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time since 1970 as a date and a time of this machine's zone."""
+    """Format seconds since 1970 as date and time of this machine's zone."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 class Columns:
-    """A table without lines, its headings in this style; what does not fit is folded.
+    """A table without lines, its headings in `style`; long cells are folded.
 
-    Cells are shown as they are. rich reads brackets and colons of a plain string as markup, and an error's words, a
-    host's name or a key's value may hold any: it would leave them out, or fail.
+    Cells are shown unchanged. rich reads brackets and colons of a plain string as markup, which an error message, a
+    host's name or a key's value may contain: it would leave them out, or fail.
     """
 
     def __init__(self, *headings: str, style: str) -> None:
@@ -42,7 +42,7 @@ class Columns:
             self._table.add_column(Text(heading), overflow="fold")
 
     def add_row(self, *cells: str) -> None:
-        """One line more."""
+        """Add a row."""
         self._table.add_row(*map(Text, cells))
 
     def __rich__(self) -> Table:

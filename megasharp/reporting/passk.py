@@ -1,11 +1,9 @@
-"""pass@k against k, for models before and after training: where collapse shows.
+"""Pictures of pass@k: a few curves, many curves in panels, and the frontier between few and many tries.
 
-A model whose pass@1 rose while its pass@k at large k fell has traded variety for confidence: the region in
-which a later curve lies below the first is shaded.
-
-Many pass@k curves, a panel each: its own curve with a band, beside the same one or two curves in every panel.
-
-What a method gains at one try against what it loses at many: a point per row of a sweep, faint ones for its runs.
+`plot_pass_at_k` draws curves over k, for models before and after training. A model whose pass@1 rose while its pass@k
+at large k fell has traded variety for confidence: the region in which a later curve is below the first is shaded.
+`plot_panels` gives each curve of a sweep a panel with its band, beside the same one or two curves in every panel.
+`plot_frontier` draws a sweep's rows as points, pass@k at a small k against a large one, and their runs as faint ones.
 """
 
 from __future__ import annotations
@@ -57,16 +55,21 @@ def plot_pass_at_k(
     height = TOP - BOTTOM - (SECOND_LINE if distinct else 0.0)
     axes = figure.add_axes((LEFT, BOTTOM, max(0.4, width), height))
     dress(axes)
-    top = _top(curves)
+    # The head of the axis: 1 for values that use half of it, closer for hard suites.
+    highest = max(value for curve in curves.values() for value in curve.values())
+    top = 1.0 if highest > 0.5 or highest == 0.0 else 1.25 * highest
     _set_scales(axes, sorted({k for curve in curves.values() for k in curve}), top)
     for name, colour in _colours(curves).items():
-        _draw(axes, curves[name], colour)
+        ks = sorted(curves[name])
+        marker = "o" if len(ks) <= MOST_TICKS else ""
+        values = [curves[name][k] for k in ks]
+        axes.plot(ks, values, color=colour, linewidth=2.2, marker=marker, markersize=4.5, clip_on=False, zorder=3)
     _label_ends(axes, curves, labels, top)
     if len(curves) == 2 and min(map(len, curves.values())) > 1:
         before, after = curves.values()
         _label_starts(axes, before, after, top)
     _head(figure, title, distinct or {})
-    _say_in_a_free_corner(axes, _shade_losses(axes, curves), min(curve[max(curve)] for curve in curves.values()) / top)
+    _shade_losses(axes, curves, top)
     return save_figure(figure, path)
 
 
@@ -83,50 +86,27 @@ def _colours(curves: Mapping[str, Curve]) -> dict[str, str]:
     return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(curves)}
 
 
-def _top(curves: Mapping[str, Curve]) -> float:
-    """The head of the axis: 1 for figures that use half of it, closer for hard suites."""
-    highest = max(value for curve in curves.values() for value in curve.values())
-    return 1.0 if highest > 0.5 or highest == 0.0 else 1.25 * highest
-
-
-def _draw(axes: Axes, curve: Curve, colour: str) -> None:
-    ks = sorted(curve)
-    values = [curve[k] for k in ks]
-    marker = "o" if len(ks) <= MOST_TICKS else ""
-    axes.plot(ks, values, color=colour, linewidth=2.2, marker=marker, markersize=4.5, clip_on=False, zorder=3)
-
-
-def _shade_losses(axes: Axes, curves: Mapping[str, Curve]) -> str:
-    """Shade where a later curve lies below the first, and say how much the worst one lost; "" if none did."""
+def _shade_losses(axes: Axes, curves: Mapping[str, Curve], top: float) -> None:
+    """Shade where a later curve is below the first, and name the largest loss in a free corner."""
     (_, first), *later = curves.items()
     losses: list[tuple[float, int, str]] = []
     for name, curve in later:
         shared = sorted(first.keys() & curve.keys())
         if len(shared) > 1:
             losses += [(first[k] - curve[k], k, name) for k in shared if curve[k] < first[k]]
-            _shade_between(axes, shared, first, curve)
+            # Interpolated on the log axis, so that the shade ends where the drawn lines cross.
+            log2_k = np.linspace(np.log2(shared[0]), np.log2(shared[-1]), 400)
+            upper, lower = (np.interp(log2_k, np.log2(shared), [one[k] for k in shared]) for one in (first, curve))
+            axes.fill_between(2**log2_k, lower, upper, where=lower < upper, color=LOSS, alpha=0.16, linewidth=0)
     if not losses:
-        return ""
+        return
     loss, k, name = max(losses)
-    return f"shaded: lost\n{name} -{_number(loss)} at k = {k}"
-
-
-def _say_in_a_free_corner(axes: Axes, text: str, lowest: float) -> None:
-    """Curves rise with k, so the lower right corner is free, unless one ends low: `lowest` is the lowest end's height.
-
-    Then the upper left one is.
-    """
-    if lowest > CORNER:
+    text = f"shaded: lost\n{name} -{_number(loss)} at k = {k}"
+    # Curves rise with k, so the lower right corner is free unless one ends low; then the upper left one is.
+    if min(curve[max(curve)] for curve in curves.values()) / top > CORNER:
         axes.text(0.98, 0.04, text, transform=axes.transAxes, ha="right", fontsize=9, color=LOSS)
     else:
         axes.text(0.02, 0.96, text, transform=axes.transAxes, va="top", fontsize=9, color=LOSS)
-
-
-def _shade_between(axes: Axes, ks: Sequence[int], first: Curve, later: Curve) -> None:
-    """Interpolated on the log axis, so that the shade ends where the drawn lines cross."""
-    log2_k = np.linspace(np.log2(ks[0]), np.log2(ks[-1]), 400)
-    upper, lower = (np.interp(log2_k, np.log2(ks), [curve[k] for k in ks]) for curve in (first, later))
-    axes.fill_between(2**log2_k, lower, upper, where=lower < upper, color=LOSS, alpha=0.16, linewidth=0)
 
 
 def _set_scales(axes: Axes, ks: Sequence[int], top: float) -> None:
@@ -165,7 +145,7 @@ def _label_ends(axes: Axes, curves: Mapping[str, Curve], labels: Mapping[str, st
 
 
 def spread(heights: Sequence[float], gap: float, top: float) -> list[float]:
-    """Ascending `heights` moved apart to at least `gap`, none above `top` (given that they fit below it)."""
+    """Move ascending `heights` apart to at least `gap`, none above `top` (given that they fit below it)."""
     placed: list[float] = []
     for height in heights:
         placed.append(max(height, placed[-1] + gap) if placed else height)
@@ -177,10 +157,10 @@ def spread(heights: Sequence[float], gap: float, top: float) -> list[float]:
 
 
 def _label_starts(axes: Axes, first: Curve, second: Curve, top: float) -> None:
-    """The values at the smallest k: the higher one above its point, the lower one below."""
+    """Write the values at the smallest k: the higher one above its point, the lower one below."""
     for curve, other, colour in ((first, second, COLOURS[0]), (second, first, COLOURS[1])):
         k = min(curve)
-        # Below the lowest points stand the tick labels.
+        # The tick labels are below the lowest points.
         above = curve[k] > other[min(other)] or curve[k] < LABEL_GAP * top
         axes.annotate(
             _number(curve[k]),
@@ -260,7 +240,7 @@ def _panel(axes: Axes, name: str, curves: Mapping[str, Banded], beside: Sequence
 
 
 _FRONTIER_WIDTH, _FRONTIER_HEIGHT = 8.4, 4.6
-# Names stand in a column beside the axes, numbered as the points are: beside points they would cover each other.
+# Names are in a column beside the axes, with the numbers of the points: beside points they would overlap.
 _AXES = (0.085, 0.12, 0.56, 0.76)
 _NAMES_X, _NAMES_TOP = 0.675, 0.86
 _SIDES = ((0.0, 1.0), (1.0, 0.0), (0.0, -1.0), (-1.0, 0.0), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7))
@@ -285,12 +265,23 @@ def plot_frontier(rows: Mapping[str, Sequence[Point]], ks: tuple[int, int], titl
     for index, (name, runs) in enumerate(drawn.items()):
         colour, mean = COLOURS[index % len(COLOURS)], means[index]
         for run in runs:
-            # A line to the mean tells whose run a faint point is: colours come again.
+            # A line to the mean shows the row of a faint point: colours repeat.
             axes.plot(*zip(mean, run, strict=True), color=colour, alpha=0.35, linewidth=0.8, marker="o", markersize=3)
         axes.scatter(*mean, s=44, color=colour, edgecolors=PAPER, linewidths=0.8, zorder=3)
         figure.text(_NAMES_X, _NAMES_TOP - line * index, f"{index + 1}  {name}", fontsize=8, color=colour, va="top")
     for index, side in enumerate(_free_sides(axes.transData.transform(means))):
-        _label_k(axes, index, means[index], side)
+        axes.annotate(
+            str(index + 1),
+            means[index],
+            xytext=(side[0] * _BESIDE_POINTS, side[1] * _BESIDE_POINTS),
+            textcoords="offset points",
+            color=COLOURS[index % len(COLOURS)],
+            fontsize=7.5,
+            fontweight="bold",
+            ha="center",
+            va="center",
+            zorder=4,
+        )
     axes.set_xlabel(f"pass@{ks[0]}", fontsize=8, color=MUTED)
     axes.set_ylabel(f"pass@{ks[1]}", fontsize=8, color=MUTED)
     figure.text(0.02, 0.95, title, fontsize=11, fontweight="bold", color=INK, va="center")
@@ -298,7 +289,7 @@ def plot_frontier(rows: Mapping[str, Sequence[Point]], ks: tuple[int, int], titl
 
 
 def _free_sides(places_R2: NDArray[np.float64]) -> list[Point]:
-    """For each place on the picture, the side of it on which no other place is near."""
+    """Return for each place on the picture the side on which other places are farthest."""
     if len(places_R2) == 1:
         return [_SIDES[0]]
     sides = np.array(_SIDES)
@@ -309,18 +300,3 @@ def _free_sides(places_R2: NDArray[np.float64]) -> list[Point]:
         nearest = np.linalg.norm(spots[:, None] - others[None], axis=-1).min(axis=1)
         found.append(_SIDES[int(nearest.argmax())])
     return found
-
-
-def _label_k(axes: Axes, index: int, mean: Point, side: Point) -> None:
-    axes.annotate(
-        str(index + 1),
-        mean,
-        xytext=(side[0] * _BESIDE_POINTS, side[1] * _BESIDE_POINTS),
-        textcoords="offset points",
-        color=COLOURS[index % len(COLOURS)],
-        fontsize=7.5,
-        fontweight="bold",
-        ha="center",
-        va="center",
-        zorder=4,
-    )

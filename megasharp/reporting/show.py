@@ -1,15 +1,12 @@
-"""One run on one screen: where it stands, what its time went into, how it was interrupted, where its figures go.
+"""Runs on the screen: one run with its warnings (`screen`), or several beside each other (`page`).
 
-A series of numbers as one line of blocks.
-
-The few curves that a screen shows of a run, and what in them a person should be told.
-
-Several runs side by side: which keys differ, and figures at the steps that all of them have, and at their ends.
+In reading order: the curves of a run and the warnings about them; the screen of one run, with its state, time,
+attempts, checkpoints and curves; several runs with the keys in which they differ, their metrics at the steps that all
+of them have and at their ends, and their cost. The HTML report takes its warnings from here too.
 """
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +18,7 @@ from rich.text import Text
 from megasharp.checkpoint.run_folder import AttemptRecord
 from megasharp.common.control import ControlState
 from megasharp.config.core import Tree, flat
-from megasharp.reporting.history import KEEP_BEST, CheckpointEntry, Peak, RunHistory, find_peak, goodput
+from megasharp.reporting.history import KEEP_BEST, Peak, RunHistory, evaluated_suites, find_peak, goodput
 from megasharp.reporting.history import duration as attempt_seconds
 from megasharp.reporting.number_text import Columns, duration, moment, size
 
@@ -29,7 +26,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """`values` from their lowest to their highest in at most `width` blocks, each the mean of its share of them."""
+    """Draw `values` in at most `width` blocks, each the mean of an equal share of them, from lowest to highest."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -41,15 +38,14 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(BLOCKS[min(int((mean - low) / span * len(BLOCKS)), len(BLOCKS) - 1)] for mean in means)
 
 
-_PASS = re.compile(r"eval/(?P<suite>.+)/pass@(?P<k>\d+)$")
-# An evaluation's figures move by about a hundredth from seed to seed; less than this is no trend.
+# pass@k of one model varies by about a hundredth from seed to seed; less than this is no trend.
 _NOTICEABLE = 0.02
 _RECENT = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """One figure over the steps; `best` is None where neither more nor less is better."""
+    """One metric over the steps; `best` is None where neither more nor less is better."""
 
     label: str
     points: list[tuple[int, float]]
@@ -57,11 +53,11 @@ class Trend:
 
 
 def trends(history: RunHistory) -> list[Trend]:
-    """Reward, entropy, and of each suite pass@k at its smallest and largest k; figures that no row has are left out."""
+    """Return reward, entropy, and of each suite pass@k at its smallest and largest k, as far as rows have them."""
     found = [Trend("reward", history.series("reward/mean"), None)]
     found += [
         Trend(f"{suite} pass@{k}", history.series(f"eval/{suite}/pass@{k}"), None)
-        for suite, ks in suites(history).items()
+        for suite, ks in sorted(evaluated_suites(history.rows).items())
         for k in sorted({ks[0], ks[-1]})
     ]
     graded = [Trend(t.label, t.points, max(t.points, key=lambda p: p[1])) for t in found if t.points]
@@ -69,16 +65,8 @@ def trends(history: RunHistory) -> list[Trend]:
     return [*graded, Trend("entropy", entropy, None)] if entropy else graded
 
 
-def suites(history: RunHistory) -> dict[str, list[int]]:
-    """The suites that were evaluated, each with its values of k in order."""
-    found: dict[str, set[int]] = {}
-    for match in (match for row in history.rows for name in row if (match := _PASS.match(name))):
-        found.setdefault(match["suite"], set()).add(int(match["k"]))
-    return {suite: sorted(found[suite]) for suite in sorted(found)}
-
-
 def warnings(history: RunHistory) -> list[str]:
-    """What looks wrong, a line each."""
+    """List what looks wrong, a line each."""
     return [
         *collapse(history),
         *_entropy(history),
@@ -89,8 +77,8 @@ def warnings(history: RunHistory) -> list[str]:
 
 
 def collapse(history: RunHistory) -> Iterator[str]:
-    """Of each suite whose pass@k at the largest k falls while that at the smallest rises, a line."""
-    for suite, ks in suites(history).items():
+    """Yield a line for each suite whose pass@k falls at the largest k and rises at the smallest."""
+    for suite, ks in sorted(evaluated_suites(history.rows).items()):
         one, many = (history.series(f"eval/{suite}/pass@{k}") for k in (ks[0], ks[-1]))
         if len(one) < 2 or len(many) < 2 or ks[0] == ks[-1]:
             continue
@@ -135,14 +123,14 @@ def _checkpoint_marks(history: RunHistory) -> Iterator[str]:
     yield from (f"checkpoint of step {entry.step}: {entry.problem}" for entry in history.checkpoints if entry.problem)
 
 
-# What one screen has room for, the newest first to stay.
+# What one screen has room for: the newest attempts, checkpoints and events.
 _ATTEMPTS, _CHECKPOINTS, _EVENTS, _WIDTH, _REASON = 5, 3, 3, 40, 160
-# Steps whose mean says how long the next ones take.
+# The mean of this many last steps estimates the next ones.
 _PACE = 50
 
 
 def screen(history: RunHistory) -> RenderableType:
-    """The whole page."""
+    """Lay out the screen of one run."""
     blocks: list[list[RenderableType]] = [
         [Text(f"{history.name}  {history.folder}", style="bold"), *map(Text, _standing(history))],
         [_attempts(history)],
@@ -159,8 +147,7 @@ def _standing(history: RunHistory) -> Iterator[str]:
     of = f" of {steps}, {last / steps:.0%}" if steps else ""
     if history.token_budget:
         of = f" of {steps} at most, tokens {history.tokens:,} of {history.token_budget:,}"
-    pace = _seconds_a_step(history)
-    yield f"{_short(history.state)}  step {last}{of}{_pace(history, pace)}"
+    yield f"{_short(history.state)}  step {last}{of}{_pace(history)}"
     spent = goodput(history)
     if spent.share is None:
         return
@@ -177,32 +164,22 @@ def _standing(history: RunHistory) -> Iterator[str]:
     yield f"goodput  {spent.share:.0%} of {duration(spent.wall)}: {shown}{about}"
 
 
-def _seconds_a_step(history: RunHistory) -> float | None:
-    """Of the last steps, with the evaluations and saves among them: the end is as far as all of it takes."""
+def _pace(history: RunHistory) -> str:
+    """Format seconds per step and the time left; evaluations and saves among the last steps count in both."""
     recent = history.training[-_PACE:]
     if not recent:
-        return None
+        return ""
     after = [
         row for row in history.rows if row.get("time/step") is None and (row["step"] or 0) >= (recent[0]["step"] or 0)
     ]
     apart = sum(value or 0.0 for row in after for name, value in row.items() if name.startswith("time/"))
-    return (sum(row["time/step"] or 0.0 for row in recent) + apart) / len(recent)
-
-
-def _pace(history: RunHistory, pace: float | None) -> str:
-    if pace is None:
-        return ""
-    left = _steps_left(history)
-    word = "ETA" if history.alive else "left if it goes on"
-    return f"  {pace:.3g} s a step" + (f"  {word} {duration(left * pace)}" if left > 0 else "")
-
-
-def _steps_left(history: RunHistory) -> float:
-    """Steps until the end; by tokens where they run out first."""
+    pace = (sum(row["time/step"] or 0.0 for row in recent) + apart) / len(recent)
     left = float((history.steps or 0) - history.last_step)
     if history.token_budget and history.tokens:
+        # The token budget may end the run before its steps do.
         left = min(left, (history.token_budget / history.tokens - 1) * history.last_step)
-    return left
+    word = "ETA" if history.alive else "left if it goes on"
+    return f"  {pace:.3g} s a step" + (f"  {word} {duration(left * pace)}" if left > 0 else "")
 
 
 def _attempts(history: RunHistory) -> RenderableType:
@@ -232,7 +209,7 @@ def _attempt(record: AttemptRecord, history: RunHistory, running: bool) -> Itera
 
 
 def _short(reason: str) -> str:
-    """The attempt's record has all of it: that of a lost engine holds the last lines of its log."""
+    """Shorten a reason: that of a lost engine holds the last lines of its log, and the attempt's record has all."""
     return textwrap.shorten(reason, _REASON, placeholder=" ...")
 
 
@@ -240,27 +217,21 @@ def _checkpoints(history: RunHistory) -> RenderableType:
     shown = history.checkpoints[-_CHECKPOINTS:]
     if not shown:
         return Text("checkpoints  none")
-    best = _kept_best(history)
+    peak = _peak(history)
+    # The checkpoint that `checkpoint.keep_best` keeps, by the curve: the newest checkpoint's record may be older.
+    best = peak.step if peak is not None and peak.chosen_by == KEEP_BEST else None
     if best is not None and best not in {entry.step for entry in shown}:
         shown = [*(entry for entry in history.checkpoints if entry.step == best), *shown]
     table = Columns("checkpoint", "written", "size", "", style="dim")
     for entry in shown:
-        table.add_row(*_checkpoint(entry, entry.step == best))
+        written = moment(entry.written) if entry.written else "-"
+        notes = [entry.problem or "complete", *(["the best"] if entry.step == best else [])]
+        table.add_row(f"step {entry.step}", written, size(entry.size) if entry.size else "-", ", ".join(notes))
     return Group(table, Text("complete: every file is there with its size; a resume compares the hashes too", "dim"))
 
 
-def _checkpoint(entry: CheckpointEntry, best: bool) -> tuple[str, str, str, str]:
-    notes = [entry.problem or "complete", *(["the best"] if best else [])]
-    return (
-        f"step {entry.step}",
-        moment(entry.written) if entry.written else "-",
-        size(entry.size) if entry.size else "-",
-        ", ".join(notes),
-    )
-
-
 def control_of(history: RunHistory) -> ControlState | None:
-    """What the run had decided by its newest checkpoint."""
+    """Return the control state (resets, stages) in the run's newest checkpoint."""
     found = [entry.manifest.control for entry in history.checkpoints if entry.manifest is not None]
     return found[-1] if found else None
 
@@ -268,12 +239,6 @@ def control_of(history: RunHistory) -> ControlState | None:
 def _peak(history: RunHistory) -> Peak | None:
     whole = [entry.step for entry in history.checkpoints if entry.problem is None]
     return find_peak(history.config, history.rows, whole)
-
-
-def _kept_best(history: RunHistory) -> int | None:
-    """The step of the checkpoint that `checkpoint.keep_best` keeps, by the curve: the newest one knows less."""
-    peak = _peak(history)
-    return peak.step if peak is not None and peak.chosen_by == KEEP_BEST else None
 
 
 def _decisions(history: RunHistory) -> Iterator[str]:
@@ -303,14 +268,14 @@ def _trends(found: list[Trend]) -> RenderableType:
     return table
 
 
-# Keys that say who a run is, not what it does.
+# Keys that name a run and do not change what it does.
 _NAMES = frozenset({"name"})
 _MISSING = "-"
 _EQUAL_STEPS = 4
 
 
 def numbered(tree: Tree) -> Iterator[tuple[str, object]]:
-    """`flat`, with the tables in lists by number."""
+    """Flatten a tree as `flat` does, and tables in lists by their number."""
     for key, value in flat(tree):
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             for number, item in enumerate(value):
@@ -320,7 +285,7 @@ def numbered(tree: Tree) -> Iterator[tuple[str, object]]:
 
 
 def differences(runs: Sequence[RunHistory]) -> dict[str, list[str]]:
-    """The keys in which the runs differ, with each run's value; `-` where a run has none."""
+    """Return the keys in which the runs differ, with each run's value; `-` where a run has none."""
     trees = [dict(numbered(run.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for tree in trees for key in tree) if key not in _NAMES]
     values = {key: [str(tree[key]) if key in tree else _MISSING for tree in trees] for key in keys}
@@ -328,18 +293,18 @@ def differences(runs: Sequence[RunHistory]) -> dict[str, list[str]]:
 
 
 def figures(runs: Sequence[RunHistory]) -> list[str]:
-    """The figures that are compared: those of steps, then pass@k of every suite, as far as some run has them."""
+    """List the metrics to compare: those of steps, then pass@k of every suite, as far as some run has them."""
     steps = ["reward/mean", "entropy/policy", "rollout/length_mean"]
     by_suite: dict[str, set[int]] = {}
     for run in runs:
-        for suite, ks in suites(run).items():
+        for suite, ks in evaluated_suites(run.rows).items():
             by_suite.setdefault(suite, set()).update(ks)
     names = [*steps, *(f"eval/{suite}/pass@{k}" for suite, ks in sorted(by_suite.items()) for k in sorted(ks))]
     return [name for name in names if any(run.series(name) for run in runs)]
 
 
 def shared_steps(series: Sequence[Mapping[int, float]]) -> list[int]:
-    """A few steps, evenly chosen, at which every run has the figure; the last of them is always among them."""
+    """Choose a few steps, evenly, at which every run has the metric; the last such step is always among them."""
     common = sorted(set.intersection(*(set(points) for points in series)))
     if len(common) <= _EQUAL_STEPS:
         return common
@@ -348,39 +313,24 @@ def shared_steps(series: Sequence[Mapping[int, float]]) -> list[int]:
 
 
 def page(runs: Mapping[str, RunHistory]) -> RenderableType:
-    """Keys that differ, then each figure at equal steps and at the end of each run, then what it cost.
+    """Lay out the keys that differ, then each metric at equal steps and at each run's end, then the cost.
 
-    `runs` are by what their columns are headed with.
+    `runs` are by the headings of their columns.
     """
-    parts: list[RenderableType] = [_keys(runs)]
-    parts += [_figure(name, runs) for name in figures([*runs.values()])]
-    return Group(*parts, _cost(runs))
-
-
-def _keys(runs: Mapping[str, RunHistory]) -> RenderableType:
+    keys = Columns("key", *runs, style="bold")
     found = differences([*runs.values()])
-    if not found:
-        return Text("the same configuration")
-    table = Columns("key", *runs, style="bold")
     for key, values in found.items():
-        table.add_row(key, *values)
-    return table
-
-
-def _figure(name: str, runs: Mapping[str, RunHistory]) -> RenderableType:
-    series = [dict(run.series(name)) for run in runs.values()]
-    table = Columns(name, *runs, style="bold")
-    for step in shared_steps(series):
-        table.add_row(f"step {step}", *(f"{points[step]:.3f}" for points in series))
-    table.add_row("at the end", *(_end(points) for points in series))
-    return table
-
-
-def _end(points: Mapping[int, float]) -> str:
-    if not points:
-        return _MISSING
-    last = max(points)
-    return f"{points[last]:.3f} (step {last})"
+        keys.add_row(key, *values)
+    parts: list[RenderableType] = [keys if found else Text("the same configuration")]
+    for name in figures([*runs.values()]):
+        series = [dict(run.series(name)) for run in runs.values()]
+        table = Columns(name, *runs, style="bold")
+        for step in shared_steps(series):
+            table.add_row(f"step {step}", *(f"{points[step]:.3f}" for points in series))
+        ends = [f"{points[max(points)]:.3f} (step {max(points)})" if points else _MISSING for points in series]
+        table.add_row("at the end", *ends)
+        parts.append(table)
+    return Group(*parts, _cost(runs))
 
 
 def _cost(runs: Mapping[str, RunHistory]) -> RenderableType:

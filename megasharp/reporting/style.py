@@ -1,4 +1,4 @@
-"""How this project's pictures look: sizes, colours, and where a figure goes."""
+"""The look of this project's pictures: resolution, colours, axes, and writing a figure to PNG."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from megasharp.common.files import completed
 DPI = 150
 INK, MUTED, GRID, PAPER = "#1f2328", "#6b7280", "#e5e7eb", "#ffffff"
 LOSS = "#c2410c"
-# Told apart by people with the common forms of colour blindness too (Okabe and Ito 2008, darkened for white).
+# Distinct also for people with the common forms of colour blindness (Okabe and Ito 2008, darkened for white).
 COLOURS = ("#6b7280", "#0060a8", "#b8560f", "#00795a", "#a3478a", "#8a6d00")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, sizes in inches. It draws by Agg and touches no global state of matplotlib."""
+    """Make an empty figure, sizes in inches. It draws by Agg and touches no global state of matplotlib."""
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
     FigureCanvasAgg(figure)
     return figure
 
 
 def dress(axes: Axes) -> None:
-    """A light grid, no box, small grey tick labels."""
+    """Give axes a light grid, no box and small grey tick labels."""
     axes.set_axisbelow(True)
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)

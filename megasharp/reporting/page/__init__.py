@@ -1,1 +1,1 @@
-"""One HTML file of one run or several: what a person should see, without a network."""
+"""The HTML report: one file of one run or several that needs no network, or a page served on this machine."""

@@ -1,4 +1,4 @@
-"""From run folders to a page: everything is read here once."""
+"""The page of some runs, from their histories: everything is read here, once."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def read_page(folders: Sequence[Path], *, live: bool, evals: Sequence[Path] = ()
 
 
 def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence[EvalResult] = ()) -> Page:
-    """The page of runs, by the names that it gives them, and of evaluations besides.
+    """Collect the page of runs, by their names on it, and of evaluations besides.
 
-    Raises UserError for files of the runs that are damaged.
+    Raises UserError where a file of a run is damaged.
     """
     names, runs = list(histories), list(histories.values())
     results, unread = read_results(runs)
@@ -48,6 +48,12 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
     responses = read_rollouts(runs)
     success = success_figures(results, models)
     timed = [stages(number, run) for number, run in enumerate(runs)]
+    unmetered = [name for name, run in histories.items() if not run.series(_TELEMETRY)]
+    telemetry = (
+        f"No NVML telemetry was recorded by {', '.join(unmetered)}: it needs an NVIDIA GPU on the driver's node."
+        if unmetered
+        else ""
+    )
     return Page(
         title=", ".join(names),
         made=time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -63,7 +69,7 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
         rollouts=responses.shown,
         code_errors=responses.code_errors,
         stages=[one for one in timed if one is not None],
-        telemetry=_telemetry(runs, names),
+        telemetry=telemetry,
     )
 
 
@@ -73,14 +79,7 @@ def _run(name: str, run: RunHistory) -> Run:
     facts = [f"{run.state}, step {run.last_step}{of}", f"{run.tokens:,} response tokens"]
     if spent.share is not None:
         facts.append(f"wall time {duration(spent.wall)}, goodput {spent.share:.0%}")
-    # The page's first sentences tell of collapse, with intervals.
+    # The page's first sentences report collapse, with intervals.
     beside = [line for line in warnings(run) if line not in [*collapse(run)]]
     facts.append(f"seed {run.config.get('seed', 'unknown')}")
     return Run(name, str(run.folder), facts, marks(run), beside)
-
-
-def _telemetry(runs: list[RunHistory], names: list[str]) -> str:
-    without = [name for name, run in zip(names, runs, strict=True) if not run.series(_TELEMETRY)]
-    if not without:
-        return ""
-    return f"No NVML telemetry was recorded by {', '.join(without)}: it needs an NVIDIA GPU on the driver's node."

@@ -1,10 +1,10 @@
-"""pass@k over k, and how often each problem is solved, from the evaluations of runs.
+"""The part of the page that comes from evaluations and probes, in reading order:
 
-Which weights the page speaks of: each run's base, its last, and some between; and what was evaluated besides.
-
-The candidates of fixed responses, as models read them one after the other (2510.14807, figures 2, 8, 9, 11 to 16).
-
-Runs whose responses are the same tokens are drawn together; others get a part of their own.
+- `choose_models`: the weights on the page, which are each run's base, its last and some between, and evaluations
+  besides;
+- `pass_at_k_figures`, `success_figures`: pass@k over k, and shares of problems by their share of correct samples;
+- `probes`: candidates for the tokens of fixed responses that several models read (2510.14807, figures 2, 8, 9, 11 to
+  16). Runs whose fixed responses are the same tokens are drawn together.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from megasharp.reporting.page.records import (
     ProbeText,
     Success,
     rounded,
+    share_bin,
     spread_out,
 )
 
@@ -44,9 +45,9 @@ MOST_STEPS = 6
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The page's models, and where (run, step) is among them; runs from one base have step 0 in common.
+    """The page's models, and the place of each (run, step) among them; runs from one base share step 0.
 
-    `beside` are evaluations that are no run's, by their place.
+    `beside` are evaluations that belong to no run, by their place.
     """
 
     all: list[Model]
@@ -59,7 +60,7 @@ class Models:
         return next((place for place, model in enumerate(self.all) if model.run >= 0 and model.step == 0), None)
 
     def evaluated_on(self, suite: str, results: Results) -> dict[int, EvalResult]:
-        """The results on a suite by model, in the models' order."""
+        """Return the results on a suite by model, in the models' order."""
         found: dict[int, EvalResult] = {}
         for (run, step, name), result in results.items():
             if name == suite and (run, step) in self.place:
@@ -68,14 +69,14 @@ class Models:
         return dict(sorted(found.items()))
 
     def suites(self, results: Results) -> list[str]:
-        """All suites by name."""
+        """Return all suites by name."""
         return sorted({suite for _, _, suite in results} | {result.suite for result in self.beside.values()})
 
 
 def choose_models(
     runs: Sequence[RunHistory], names: Sequence[str], steps: Sequence[Iterable[int]], beside: Sequence[EvalResult] = ()
 ) -> Models:
-    """Of each run's `steps` (those with evaluations or probes) at most MOST_STEPS; step 0 is the base model's."""
+    """Choose of each run's `steps` (with evaluations or probes) at most MOST_STEPS; step 0 is the base model."""
     found: list[Model] = []
     place: dict[tuple[int, int], int] = {}
     bases: dict[str, int] = {}
@@ -93,13 +94,10 @@ def choose_models(
             label = "base" if shared or (step == 0 and len(runs) == 1) else f"{names[number]} {step}"
             found.append(Model(number, step, label, step == chosen[-1] and step > 0, shared))
     places = range(len(found), len(found) + len(beside))
-    found += [Model(-1, one.step or 0, _label(one), last=True, shared=False) for one in beside]
+    for one in beside:
+        step_text = "" if one.step is None or str(one.step) in one.label else f" {one.step}"
+        found.append(Model(-1, one.step or 0, f"{one.label}{step_text}, n = {one.n}", last=True, shared=False))
     return Models(found, place, dict(zip(places, beside, strict=True)))
-
-
-def _label(result: EvalResult) -> str:
-    step = "" if result.step is None or str(result.step) in result.label else f" {result.step}"
-    return f"{result.label}{step}, n = {result.n}"
 
 
 def _base(run: RunHistory) -> str:
@@ -108,11 +106,12 @@ def _base(run: RunHistory) -> str:
 
 
 _SEED = 0
-SHARES = ["0", *(f"to {tenth / 10:g}" for tenth in range(1, 10)), "below 1", "1"]
+TENTHS = 10
+SHARES = ["0", *(f"to {tenth / TENTHS:g}" for tenth in range(1, TENTHS)), "below 1", "1"]
 
 
 def read_results(runs: Sequence[RunHistory]) -> tuple[dict[tuple[int, int, str], EvalResult], list[str]]:
-    """Every evaluation of the runs by (run, step, suite), and a line for each that cannot be read."""
+    """Read every evaluation of the runs by (run, step, suite); return a line for each that cannot be read."""
     found: dict[tuple[int, int, str], EvalResult] = {}
     problems = []
     for number, run in enumerate(runs):
@@ -130,28 +129,25 @@ def read_results(runs: Sequence[RunHistory]) -> tuple[dict[tuple[int, int, str],
 
 
 def pass_at_k_figures(results: Results, models: Models) -> list[PassAtK]:
-    """A figure for each suite, of the models that were evaluated on it."""
+    """Make a figure for each suite, of the models that were evaluated on it."""
     figures = []
     for suite in models.suites(results):
         shown = models.evaluated_on(suite, results)
         if shown:
             points = [ModelPoints(model, _curve(result)) for model, result in shown.items()]
             base = models.base if models.base in shown else None
-            changes = [] if base is None else _changes(base, shown, _starts(models, results, suite))
-            figures.append(PassAtK(suite, _how(list(shown.values())), points, base, changes))
+            # Each run's own step 0 on the suite: runs with other seeds drew other samples there.
+            measured = {place: results.get((model.run, 0, suite)) for place, model in enumerate(models.all)}
+            starts = {place: start for place, start in measured.items() if start is not None}
+            changes = [] if base is None else _changes(base, shown, starts)
+            figures.append(PassAtK(suite, _sampling_note(list(shown.values())), points, base, changes))
     return figures
 
 
-def _starts(models: Models, results: Results, suite: str) -> dict[int, EvalResult]:
-    """By model, what its own run measured before its first step: runs with other seeds drew other samples there."""
-    starts = {place: results.get((model.run, 0, suite)) for place, model in enumerate(models.all)}
-    return {place: start for place, start in starts.items() if start is not None}
-
-
 def _changes(base: int, shown: Mapping[int, EvalResult], starts: Mapping[int, EvalResult]) -> list[ModelPoints]:
-    """pass@k less that of the model's start, which is the base's where its run measured none.
+    """Return pass@k minus that of the model's start, or of the base where its run measured no start.
 
-    With intervals of the mean difference over problems; of other problems nothing.
+    Points have intervals of the mean difference over problems; there are none where the problems differ.
     """
     found = []
     for model in sorted(shown.keys() - {base}):
@@ -171,12 +167,12 @@ def _changes(base: int, shown: Mapping[int, EvalResult], starts: Mapping[int, Ev
 
 
 def _by_problem(result: EvalResult, ks: Sequence[int]) -> dict[str, list[float]]:
-    """Each problem's pass@k, of those with enough samples."""
+    """Return each problem's pass@k, of those with enough samples."""
     rows = [row for row in result.rows if row.samples >= max(ks, default=0)]
     return {row.id: [pass_at_k(row.samples, row.correct, k) for k in ks] for row in rows}
 
 
-def _how(results: Sequence[EvalResult]) -> str:
+def _sampling_note(results: Sequence[EvalResult]) -> str:
     first = results[0]
     samples = sorted({result.n for result in results})
     n = f"{samples[0]}" if len(samples) == 1 else f"{samples[0]} to {samples[-1]}"
@@ -189,28 +185,24 @@ def _how(results: Sequence[EvalResult]) -> str:
 
 
 def _curve(result: EvalResult) -> Points:
+    """Return pass@k with stored intervals or, for results of older versions, with the same computed from rows."""
     ks = sorted(result.pass_at_k)
-    bounds = _bounds(result, ks)
-    return [[k, rounded(result.pass_at_k[k]), *bounds[k]] for k in ks]
-
-
-def _bounds(result: EvalResult, ks: Sequence[int]) -> dict[int, list[float]]:
-    """Stored intervals, or, for results of older versions, the same computed from their rows."""
     stored = {k: result.intervals[f"pass@{k}"] for k in ks if f"pass@{k}" in result.intervals}
     if len(stored) < len(ks):
         values = [*_by_problem(result, ks).values()]
         computed = mean_intervals(np.array(values), seed=_SEED) if values else []
         stored = {k: bound for k, bound in zip(ks, computed, strict=False) if bound is not None}
-    return {k: [rounded(stored[k].low), rounded(stored[k].high)] if k in stored else [] for k in ks}
+    bounds = {k: [rounded(bound.low), rounded(bound.high)] for k, bound in stored.items()}
+    return [[k, rounded(result.pass_at_k[k]), *bounds.get(k, [])] for k in ks]
 
 
 def success_figures(results: Results, models: Models) -> list[Success]:
-    """For each suite, the shares of problems by the share of their samples that is correct."""
+    """Make for each suite the shares of problems by the share of their samples that is correct."""
     figures = []
     for suite in models.suites(results):
         bars = []
         for model, result in models.evaluated_on(suite, results).items():
-            places = [share_bin(row.correct, row.samples) for row in result.rows if row.samples]
+            places = [share_bin(row.correct, row.samples, TENTHS) for row in result.rows if row.samples]
             if places:
                 shares = [rounded(places.count(place) / len(places)) for place in range(len(SHARES))]
                 bars.append(Bars(models.all[model].label, models.all[model].run, model, shares))
@@ -219,26 +211,19 @@ def success_figures(results: Results, models: Models) -> list[Success]:
     return figures
 
 
-def share_bin(correct: int, samples: int) -> int:
-    """The place in SHARES: none, up to 0.1, ..., up to 0.9, less than all, all; in whole numbers, so exactly."""
-    if correct in (0, samples):
-        return 0 if correct == 0 else len(SHARES) - 1
-    return min(-(-10 * correct // samples), len(SHARES) - 2)
-
-
-# What of a probe is on the page, position by position; figures over all tokens are of all responses.
+# The part of a probe that is on the page position by position; numbers over all tokens are of all responses.
 MOST_RESPONSES, MOST_POSITIONS, MOST_CANDIDATES = 12, 160, 12
 _BINS, _RANKS, _WIDTH = 20, 3, 0.05
 
 
 def probed_steps(folder: Path) -> list[int]:
-    """The steps after which a run's weights were probed."""
+    """Return the steps after which a run's weights were probed."""
     found = [re.fullmatch(r"step_(\d+)", path.stem) for path in (folder / FOLDER).glob("step_*.parquet")]
     return sorted(int(match[1]) for match in found if match)
 
 
 def probes(runs: Sequence[RunHistory], models: Models) -> list[Probe]:
-    """All probes of the page. Raises UserError for a damaged file."""
+    """Read all probes of the page. Raises UserError for a damaged file."""
     together: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     responses: dict[int, list[ProbeResponse]] = {}
     for number, run in enumerate(runs):
@@ -273,23 +258,20 @@ def _probe(
     edges = [rounded(width * place, 4) for place in range(_BINS + 1)]
     words = _Words({})
     probed = [_model(model, table, edges, words) for model, table in sorted(tables.items())]
-    texts = _texts(responses, next(iter(tables.values()), None))
+    tokens: dict[int, list[str]] = {}
+    # All models read the same tokens: any table has their texts.
+    if (table := next(iter(tables.values()), None)) is not None:
+        for number, token in zip(table["response"].to_pylist(), table["token"].to_pylist(), strict=True):
+            tokens.setdefault(number, []).append(token)
+    texts = [
+        ProbeText(one.problem, one.prompt, tokens.get(place, [])[:MOST_POSITIONS], len(one.tokens))
+        for place, one in enumerate(responses[:MOST_RESPONSES])
+    ]
     shown = f"{len(texts)} of {len(responses)} responses" if len(texts) < len(responses) else f"{len(texts)} responses"
     note = (
         f"{shown} sampled by the first weights that were evaluated; every model reads the same tokens, at temperature 1"
     )
     return Probe(list(numbers), note, texts, list(words.number), edges, probed)
-
-
-def _texts(responses: Sequence[ProbeResponse], table: pa.Table | None) -> list[ProbeText]:
-    tokens: dict[int, list[str]] = {}
-    if table is not None:
-        for number, token in zip(table["response"].to_pylist(), table["token"].to_pylist(), strict=True):
-            tokens.setdefault(number, []).append(token)
-    return [
-        ProbeText(one.problem, one.prompt, tokens.get(place, [])[:MOST_POSITIONS], len(one.tokens))
-        for place, one in enumerate(responses[:MOST_RESPONSES])
-    ]
 
 
 def _model(model: int, table: pa.Table, edges: Sequence[float], words: _Words) -> ProbedModel:
@@ -328,7 +310,7 @@ def _cells(table: pa.Table, words: _Words) -> list[list[list[float]]]:
 
 
 def _cell(row: Mapping[str, object], words: _Words) -> list[float]:
-    """The candidates in order until they hold MASS, at most MOST_CANDIDATES."""
+    """Return one position: the candidates in order until they have MASS, at most MOST_CANDIDATES."""
     texts, logps, logp, rank = row["candidates"], row["candidate_logp"], row["logp"], row["rank"]
     assert isinstance(texts, list) and isinstance(logps, list) and isinstance(logp, float) and isinstance(rank, int)
     chances = np.exp(logps)

@@ -1,10 +1,9 @@
-"""The curves of metrics.jsonl, each figure with all runs that have it, in sections that belong together.
+"""The part of the page that comes from metrics.jsonl, in reading order:
 
-Where each run's time went: seconds of every stage over the steps, and the whole accounted for.
-
-What happened to a run in its course: attempts that began anew, resets, stages of recipe and response length.
-
-What a person should see, in sentences: how pass@k moved, with what certainty, and which run ends where.
+- `figures`: curves of all metrics, each with all runs that have it, in sections;
+- `stages`: seconds of every stage over the steps, and an account of the whole time;
+- `marks`: events of a run, which are restarts, resets, and stages of recipe and response length;
+- `words`: the page's first sentences, on how pass@k moved and with what certainty, and how the runs end.
 """
 
 from __future__ import annotations
@@ -76,11 +75,18 @@ Results = Mapping[tuple[int, int, str], EvalResult]
 
 
 def figures(runs: Sequence[RunHistory], results: Results) -> list[Figure]:
-    """All figures that some run has, in the order of the sections; evaluations with their intervals."""
+    """Make the figures that some run has, in the order of the sections; evaluations with their intervals."""
     names = dict.fromkeys(name for run in runs for row in run.rows for name in row if name not in _NOT_FIGURES)
     placed = sorted((_place(name), name) for name in names)
-    made = [_figure(name, section, runs, results) for (section, *_), name in placed]
-    return [figure for figure in made if figure.series]
+    made = []
+    for (section, *_), name in placed:
+        heading = _SECTIONS[section][0] if section < len(_SECTIONS) else OTHER
+        title = _TITLES.get(name, name.removeprefix("eval/"))
+        series = [Series(place, _points(name, run, place, results)) for place, run in enumerate(runs)]
+        drawn = [one for one in series if one.points]
+        if drawn:
+            made.append(Figure(name, title, heading, not name.startswith("eval/"), drawn))
+    return made
 
 
 def _place(name: str) -> tuple[int, int, tuple[str | int, ...]]:
@@ -92,15 +98,8 @@ def _place(name: str) -> tuple[int, int, tuple[str | int, ...]]:
 
 
 def _natural(name: str) -> tuple[str | int, ...]:
-    """So that pass@4 comes before pass@16; texts and numbers take turns."""
+    """Split a name so that pass@4 sorts before pass@16: texts and numbers alternate."""
     return tuple(int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", name)))
-
-
-def _figure(name: str, section: int, runs: Sequence[RunHistory], results: Results) -> Figure:
-    title = _SECTIONS[section][0] if section < len(_SECTIONS) else OTHER
-    series = [Series(place, _points(name, run, place, results)) for place, run in enumerate(runs)]
-    drawn = [one for one in series if one.points]
-    return Figure(name, _TITLES.get(name, name.removeprefix("eval/")), title, not name.startswith("eval/"), drawn)
 
 
 def _points(name: str, run: RunHistory, place: int, results: Results) -> Points:
@@ -121,7 +120,7 @@ MOST_COLUMNS = 60
 
 
 def stages(number: int, run: RunHistory) -> Stages | None:
-    """The stages of a run, the one that took longest first; None before its first step."""
+    """Return a run's stages, the longest first; None before its first step."""
     rows = list(run.stages.items())
     totals: dict[str, float] = {}
     for _, seconds in rows:
@@ -135,10 +134,6 @@ def stages(number: int, run: RunHistory) -> Stages | None:
         chosen = [rows[place] for place in part]
         means = [rounded(sum(seconds.get(name, 0.0) for _, seconds in chosen) / len(chosen), 4) for name in names]
         columns.append([float(chosen[0][0]), float(chosen[-1][0]), *means])
-    return Stages(number, names, columns, _account(run))
-
-
-def _account(run: RunHistory) -> list[list[str]]:
     spent = goodput(run)
     parts = {
         "wall time": spent.wall,
@@ -150,11 +145,12 @@ def _account(run: RunHistory) -> list[list[str]]:
         "rest": spent.rest,
     }
     share = [] if spent.share is None else [["goodput", f"{spent.share:.0%}"]]
-    return [*share, *([name, duration(seconds)] for name, seconds in parts.items())]
+    account = [*share, *([name, duration(seconds)] for name, seconds in parts.items())]
+    return Stages(number, names, columns, account)
 
 
 def marks(run: RunHistory) -> list[Mark]:
-    """In the order of steps; each is told after which step it happened."""
+    """Return a run's events in the order of the steps after which they happened."""
     found = [*_restarts(run), *_resets(run), *_lengths(run), *_recipes(run)]
     return sorted(found, key=lambda mark: (mark.step, mark.kind, mark.text))
 
@@ -193,16 +189,16 @@ def _recipes(run: RunHistory) -> Iterator[Mark]:
 
 
 _SEED = 0
-# Without rows to compare problem by problem, less than this is called no change.
+# Without rows to compare problem by problem, a smaller difference counts as no change.
 _NOTICEABLE = 0.02
 
 
 def words(runs: Sequence[RunHistory], names: Sequence[str], results: Results) -> list[str]:
-    """The page's first sentences; none before the second evaluation."""
+    """Write the page's first sentences; none before the second evaluation."""
     lines = [line for number in range(len(runs)) for line in _of_run(number, names[number], results)]
     lines += _between(runs, names, results)
-    told = ["In brackets: 95% intervals of the change, over the same problems."] if lines else []
-    return [*lines, *told, *(line for number, run in enumerate(runs) for line in _entropy(run, names[number]))]
+    note = ["In brackets: 95% intervals of the change, over the same problems."] if lines else []
+    return [*lines, *note, *(line for number, run in enumerate(runs) for line in _entropy(run, names[number]))]
 
 
 def _of_run(run: int, name: str, results: Results) -> Iterator[str]:
@@ -224,7 +220,7 @@ def _of_run(run: int, name: str, results: Results) -> Iterator[str]:
 
 
 class _Change:
-    """How one pass@k moved between two results of one suite; `direction` is 0 where the interval holds no change."""
+    """The change of one pass@k between two results of one suite; `direction` is 0 where the interval contains 0."""
 
     def __init__(self, first: EvalResult, last: EvalResult, k: int) -> None:
         self.k = k
@@ -248,7 +244,7 @@ class _Change:
 
 
 def _difference(first: EvalResult, last: EvalResult, k: int) -> Interval | None:
-    """The 95% interval of the mean change over problems, of the same problems; None where they are not the same."""
+    """Return the 95% interval of the mean change over problems; None where the problems are not the same."""
     before, after = (
         {row.id: pass_at_k(row.samples, row.correct, k) for row in result.rows if row.samples >= k}
         for result in (first, last)
@@ -259,9 +255,9 @@ def _difference(first: EvalResult, last: EvalResult, k: int) -> Interval | None:
 
 
 def _between(runs: Sequence[RunHistory], names: Sequence[str], results: Results) -> Iterator[str]:
-    """Which run ends highest at the largest k that all have.
+    """Compare the runs' ends at the largest k that all have.
 
-    A run that was measured before its first step only has no end.
+    A run that was measured only before its first step has no end.
     """
     for suite in _suites(results) if len(runs) > 1 else []:
         last, at = {}, {}
@@ -275,12 +271,12 @@ def _between(runs: Sequence[RunHistory], names: Sequence[str], results: Results)
             continue
         k = max(shared)
         order = sorted(last, key=lambda run: -last[run].pass_at_k[k])
-        told = "" if _Change(last[order[-1]], last[order[0]], k).direction else " (a difference within the noise)"
+        noise = "" if _Change(last[order[-1]], last[order[0]], k).direction else " (a difference within the noise)"
         steps_differ = len(set(at.values())) > 1
         ends = ", ".join(
             f"{names[run]} {last[run].pass_at_k[k]:.2f}" + f" (step {at[run]})" * steps_differ for run in order
         )
-        yield f"At the end, pass@{k} on {suite}: {ends}{told}."
+        yield f"At the end, pass@{k} on {suite}: {ends}{noise}."
 
 
 def _entropy(run: RunHistory, name: str) -> Iterator[str]:

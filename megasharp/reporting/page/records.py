@@ -1,9 +1,8 @@
-"""What the page holds: plain records that become its JSON. The scripts in `static/` draw them.
+"""The page's records, which become its JSON, and the helpers that keep it small. Scripts in `static/` draw them.
 
 A `model` is the weights of a run after a step; models are named by their place in `Page.models`, runs by theirs in
-`Page.runs`. Points are lists, [x, y] or [x, y, low, high], because a page holds many.
-
-Keeping a page small: a few of many things, evenly chosen, and long curves as means.
+`Page.runs`. Points are lists, [x, y] or [x, y, low, high], because a page holds many. Of many things a page holds a
+few, evenly chosen, and of long curves the means.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as the page names it; `facts` are short lines of where it stands."""
+    """A run as the page names it; `facts` are short lines about its state."""
 
     name: str
     folder: str
@@ -59,7 +58,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure over steps, the runs overlaid. `noisy`: one point a step, which smoothing is for."""
+    """A figure over steps, the runs overlaid. `noisy`: one point per step, which the page may smooth."""
 
     name: str
     title: str
@@ -102,7 +101,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """How many prompts are solved how often, by evaluations of a suite or by the rollouts of training."""
+    """Shares of prompts by the share of their samples that is correct, of a suite or of the rollouts of training."""
 
     source: str
     labels: list[str]
@@ -111,7 +110,7 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class ProbeText:
-    """A fixed response: its problem, its prompt, its first tokens' texts, and how many it has on the whole."""
+    """A fixed response: its problem, its prompt, the texts of its first tokens, and its number of tokens."""
 
     problem: str
     prompt: str
@@ -121,7 +120,7 @@ class ProbeText:
 
 @dataclass(frozen=True, slots=True)
 class ProbedModel:
-    """What one model says of the fixed responses.
+    """One model's candidates for the tokens of the fixed responses.
 
     `rank_means`: mean probability at ranks 1, 2, ...; `entropy`: shares of tokens by entropy; `rank_bins`: of ranks 1
     to 3, shares by probability. `cells[response][position]` is [probability of the token, its rank, then token text's
@@ -171,7 +170,7 @@ class RolloutRow:
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Some of the responses; `note` says which, and how many there are."""
+    """Some of the responses; `note` says which, and how many exist."""
 
     note: str
     rows: list[RolloutRow]
@@ -179,7 +178,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class CodeErrors:
-    """Correct responses that report an error of code: points are [step, share, how many, correct ones]."""
+    """Correct responses that report an error of code: points are [step, share, errors, correct responses]."""
 
     note: str
     series: list[Series]
@@ -189,7 +188,7 @@ class CodeErrors:
 class Stages:
     """Seconds of each stage in `names`, means over ranges of steps: `rows` are [first step, last step, seconds...].
 
-    `totals` are a name and a value each: where all of the run's time went.
+    `totals` are a name and a value each, over all of the run's time.
     """
 
     run: int
@@ -208,7 +207,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Everything. `live`: the page was served and asks for news."""
+    """The whole page. `live`: it was served and polls for changes."""
 
     title: str
     made: str
@@ -231,9 +230,9 @@ Item = TypeVar("Item")
 
 
 def spread_out(items: Sequence[Item], most: int) -> list[Item]:
-    """At most `most` (at least 2) of `items`, at equal distances, and the last.
+    """Choose at most `most` (at least 2) of `items`, at equal distances, and the last.
 
-    The distance is a power of two: when items are added, those that were chosen stay chosen or are halved.
+    The distance is a power of two, so that the choice is stable, or halved, when items are added.
     """
     distance = 1
     while len(chosen := [*range(0, len(items) - 1, distance), len(items) - 1]) > most:
@@ -242,22 +241,28 @@ def spread_out(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> Points:
-    """At most `most` points: means over runs of neighbours of one length, x and y alike, the last run maybe shorter."""
+    """Reduce to at most `most` points: means of x and y over equally many neighbours, at the end maybe fewer."""
     width = -(-len(points) // most) if points else 1
     parts = [points[start : start + width] for start in range(0, len(points), width)]
-    return [[_mean([x for x, _ in part]), _mean([y for _, y in part])] for part in parts]
+    return [[rounded(sum(axis) / len(part), 6) for axis in zip(*part, strict=True)] for part in parts]
 
 
 def ranges(count: int, most: int) -> list[range]:
-    """`count` places as at most `most` ranges of one length, the last maybe shorter."""
+    """Split `count` places into at most `most` ranges of one length, the last maybe shorter."""
     width = max(1, -(-count // most))
     return [range(start, min(start + width, count)) for start in range(0, count, width)]
 
 
+def share_bin(correct: int, samples: int, parts: int) -> int:
+    """Return the bin of a share of samples: 0 for none, 1 to `parts` for equal parts below all, `parts` + 1 for all.
+
+    Computed in integers: a share at a bin's edge is exactly in it.
+    """
+    if correct in (0, samples):
+        return 0 if correct == 0 else parts + 1
+    return -(-parts * correct // samples)
+
+
 def rounded(value: float, digits: int = 5) -> float:
-    """To so many significant digits."""
+    """Round to so many significant digits."""
     return float(f"{value:.{digits}g}")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return rounded(sum(values) / len(values), 6)

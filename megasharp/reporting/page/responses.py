@@ -1,11 +1,11 @@
-"""Some of the responses of training, and what is counted over many of them.
+"""The responses of training on the page: some of them as text, and counts over many of them.
 
-Correct responses that hold code which failed: the case study of 2510.04028 (section 4.2 and appendix C.6).
-
-There, models that solve mathematics write Python and continue with what it would print; responses that end correct
-hold errors such as `TypeError: cannot determine truth value of Relational`, and GRPO reinforces all of their tokens.
-The paper shows such responses and gives no rule. Ours: a response reports an error where a line of it begins a Python
-traceback, or names an exception and then a colon and its message, as Python prints it.
+Counted are groups by their share of correct responses, and correct responses that contain failed code: the case study
+of 2510.04028 (section 4.2 and appendix C.6). There, models that solve mathematics write Python and continue with what
+it would print; responses with a correct answer contain errors such as
+`TypeError: cannot determine truth value of Relational`, and GRPO reinforces all of their tokens. The paper shows such
+responses and gives no rule. Ours: a response reports an error where a line of it begins a Python traceback, or names an
+exception and then a colon and its message, as Python prints it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from megasharp.reporting.page.records import (
     Success,
     ranges,
     rounded,
+    share_bin,
     spread_out,
 )
 
@@ -47,7 +48,7 @@ _WARNING = "Warning"
 
 
 def code_error(text: str) -> str | None:
-    """The first error that `text` reports, such as `TypeError`; None where there is none. Warnings are no errors."""
+    """Return the first error that `text` reports, such as `TypeError`, or None. Warnings are no errors."""
     trace = False
     for match in _PATTERN.finditer(text):
         if match["name"] is None:
@@ -57,22 +58,23 @@ def code_error(text: str) -> str | None:
     return "Traceback" if trace else None
 
 
-# What is on the page: steps of each run, prompts of each step, responses of a prompt, and the letters of all of them.
+# On the page: steps of each run, prompts of each step, responses of a prompt, and the letters of all of them.
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_RESPONSES = 12, 6, 8
 MOST_LETTERS, LONGEST_TEXT = 3_000_000, 6_000
-# What is counted: tables of each run, and responses of each.
+# Counted: tables of each run, and responses of each table.
 COUNTED_STEPS, COUNTED_RESPONSES = 100, 4096
 _LABELS = ["0", "to 1/4", "to 1/2", "to 3/4", "below 1", "1"]
-_PARTS = 3
+# Parts of a share between none and all, and parts of the training.
+_QUARTERS, _PARTS = 4, 3
 _COUNTED = ("group_id", "outcome", "text")
 _SHOWN = ("prompt_id", "group_id", "index", "outcome", "reward", "canonical_answer", "text", "length", "dropped_reason")
-# Written since token texts are; older tables lack them.
+# Columns that older tables lack.
 _NEWER = ("prompt", "token_texts", "token_policy_logp")
 
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """What the page has of training's responses."""
+    """Training's responses as the page has them."""
 
     shown: Rollouts
     success: Success | None
@@ -91,7 +93,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """Of one step: of each group how many were correct and how many scored, and errors in correct responses."""
+    """Counts of one step: (correct, scored) responses of each group, and errors in correct responses."""
 
     step: int
     solved: tuple[tuple[int, int], ...]
@@ -149,18 +151,12 @@ def _success(counted: Sequence[Sequence[_Counted]]) -> Success | None:
         parts = ranges(len(steps), _PARTS)
         for part in parts if len(parts) < _PARTS else (parts[0], parts[-1]):
             chosen = [steps[place] for place in part]
-            places = [_place(*pair) for one in chosen for pair in one.solved]
+            places = [share_bin(*pair, _QUARTERS) for one in chosen for pair in one.solved]
             if places:
                 shares = [rounded(places.count(place) / len(places)) for place in range(len(_LABELS))]
                 label = f"steps {chosen[0].step} to {chosen[-1].step}"
                 bars.append(Bars(label, run, None, shares))
     return Success("training: groups of responses", _LABELS, bars) if bars else None
-
-
-def _place(correct: int, scored: int) -> int:
-    if correct in (0, scored):
-        return 0 if correct == 0 else len(_LABELS) - 1
-    return -(-4 * correct // scored)
 
 
 def _code_errors(counted: Sequence[Sequence[_Counted]]) -> CodeErrors:
@@ -187,14 +183,17 @@ def _shown(tables: Sequence[dict[int, _Table]]) -> Rollouts:
     rows: list[RolloutRow] = []
     left = MOST_LETTERS
     for run, table in enumerate(tables):
-        # Runs side by side need the same steps.
+        # Runs can be compared only at the same steps.
         steps = spread_out(shared if len(shared) > 1 else sorted(table), SHOWN_STEPS)
         budget = left // (len(tables) - run)
         for place, step in enumerate(steps):
-            found = _rows_of(run, table[step])
-            kept = _fitting(found, budget // (len(steps) - place))
-            rows += kept
-            used = sum(map(_letters, kept))
+            room, used = budget // (len(steps) - place), 0
+            for row in _rows_of(run, table[step]):
+                letters = _letters(row)
+                if used + letters > room:
+                    break
+                rows.append(row)
+                used += letters
             budget, left = budget - used, left - used
     steps_of_all = sum(map(len, tables))
     note = (
@@ -204,16 +203,6 @@ def _shown(tables: Sequence[dict[int, _Table]]) -> Rollouts:
         "rest is in rollouts/."
     )
     return Rollouts(note if rows else "No responses were recorded (log.rollouts).", rows)
-
-
-def _fitting(rows: Sequence[RolloutRow], room: int) -> list[RolloutRow]:
-    kept = []
-    for row in rows:
-        room -= _letters(row)
-        if room < 0:
-            break
-        kept.append(row)
-    return kept
 
 
 def _letters(row: RolloutRow) -> int:

@@ -1,13 +1,12 @@
-"""The page on this machine's loopback address, made anew when the runs' files have changed.
+"""The page as one HTML file, and a server of it on this machine's loopback address.
 
-Only 127.0.0.1 is listened on, and only requests that name it (or localhost) are answered: a page of another site cannot
-read this one by giving its own name this address.
+The file contains its styles and scripts and loads nothing from a network. Text of models and users is in it as JSON
+only, with `<`, `>` and `&` escaped, so that no text can end the script element that contains it; the scripts make text
+nodes of it. The page's own policy (CSP) allows only its one script, by hash, and no loading; a served page may ask its
+own server.
 
-A page's records as one HTML file: its own styles and scripts inside, nothing from a network.
-
-Text of models and users goes into the page as JSON only, in which `<`, `>` and `&` are written as escapes: so no text
-can end the script element that holds it. The scripts make text nodes of it. Besides, the page's own policy (CSP) lets
-only its one script run, by hash, and load nothing; a served page may ask its own server.
+The server makes the page anew when the runs' files have changed. It listens on 127.0.0.1 only and answers only requests
+that name it or localhost: otherwise a page of another site could read this one by giving its own name this address.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 
 def as_json(page: Page) -> str:
-    """The page's JSON, safe inside of a script element. Halves of surrogate pairs become U+FFFD."""
+    """Return the page's JSON, safe inside of a script element. Halves of surrogate pairs become U+FFFD."""
     text = json.dumps(asdict(page), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     readable = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found[0]], readable)
 
 
 def as_html(page: Page) -> str:
-    """The whole file."""
-    # One strict script; a `"use strict"` in its middle would be a mere string.
+    """Return the whole HTML file."""
+    # One strict script: `"use strict"` has an effect only at its beginning.
     script = '"use strict";\n' + "\n".join(_static(name).replace('"use strict";\n', "", 1) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
@@ -65,9 +64,9 @@ _WATCHED = ("metrics.jsonl", "config.yaml", "evals", "rollouts", "probe", "check
 
 
 class LivePage:
-    """The newest page of some run folders and evaluations' `files`; `collect` reads them.
+    """The newest page of some run folders and evaluations' `files`, which `collect` reads.
 
-    What cannot be read is said in place of news.
+    Where they cannot be read, requests are answered with the error.
     """
 
     def __init__(self, folders: Sequence[Path], collect: Callable[[], Page], files: Sequence[Path] = ()) -> None:
@@ -78,7 +77,7 @@ class LivePage:
         self._page: Page | None = None
 
     def newest(self) -> tuple[str, Page]:
-        """The page, and a tag that changes with the runs' files. Raises UserError for a damaged run."""
+        """Return a tag that changes with the runs' files, and the page. Raises UserError for a damaged run."""
         with self._lock:
             state = fingerprint(self._watched)
             if self._page is None or state != self._state:
@@ -87,7 +86,7 @@ class LivePage:
 
 
 def fingerprint(watched: Sequence[Path]) -> str:
-    """Changes when one of these files, or of the files in one of these folders, was written."""
+    """Return a hash that changes when one of these files, or a file in one of these folders, was written."""
     seen = []
     for path in (each for one in watched for each in (one, *sorted(one.glob("*")))):
         try:
@@ -99,14 +98,14 @@ def fingerprint(watched: Sequence[Path]) -> str:
 
 
 def open_server(page: LivePage, port: int) -> ThreadingHTTPServer:
-    """A server that answers once it is told to; port 0 is any free one. Raises UserError for a port that is taken."""
+    """Open a server, not serving yet; port 0 is any free one. Raises UserError where the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             _answer(self, page)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody reads a line for each request."""
+            """Log nothing: nobody reads a line for each request."""
 
     try:
         server = _Server((HOST, port), Handler)
@@ -119,7 +118,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
-        """A page that was closed while it was answered is no error."""
+        """Report an error, unless the page was closed while it was answered."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

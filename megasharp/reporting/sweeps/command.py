@@ -20,9 +20,9 @@ _PASS = re.compile(r"pass@\d+")
 def write_results(
     config: SweepConfig, cells: Sequence[Cell], finished: Mapping[Cell, Path], out: Path
 ) -> tuple[str, list[Path]]:
-    """Write results.md, results.csv, pass_at_k.png and frontier.png to `out`; returns the table and the paths.
+    """Write results.md, results.csv, pass_at_k.png and frontier.png to `out`; return the table and the paths.
 
-    A table of a part of the runs says so. Raises UserError where nothing is finished.
+    The table of a part of the runs is marked as partial. Raises UserError where nothing is finished.
     """
     if not finished:
         raise UserError(f"{config.name}: none of its {len(cells)} runs is finished")
@@ -30,21 +30,30 @@ def write_results(
     suite = config.results.suite or _only_suite(next(iter(histories.values())))
     measured = _measured(config, histories, suite)
     _check_ks(config, measured)
-    against = _row_of(cells, config.results.against)
+    # The first row of the case that the others are compared with.
+    against = next((cell.row for cell in cells if cell.case == config.results.against), None)
     table = rows(measured, against)
-    text = _head(config, cells, finished, suite) + markdown(table, config.results.k, against)
+    part = "" if len(finished) == len(cells) else f"**Partial: {len(finished)} of {len(cells)} runs are finished.** "
+    text = (
+        f"{part}{config.name} on {suite}: mean over runs [95% interval over problems]"
+        "<br>lowest to highest run. Entropy in nats.\n\n"
+    ) + markdown(table, config.results.k, against)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.md", text)
     with completed(out / "results.csv") as temporary:
         frame(measured).to_csv(temporary, index=False, float_format="%.6g")
     beside = [name for name in (_before(config), against) if name in measured]
     picture = plot_panels({row.name: _banded(row) for row in table}, beside, config.name, out / "pass_at_k.png")
-    frontier = _frontier(config, measured, out / "frontier.png")
+    # The smallest k of the table against the largest.
+    ks = min(config.results.k), max(config.results.k)
+    found = {name: [means(run.figures) for run in runs] for name, runs in measured.items()}
+    points = {name: [(one[f"pass@{ks[0]}"], one[f"pass@{ks[1]}"]) for one in each] for name, each in found.items()}
+    frontier = plot_frontier(points, ks, config.name, out / "frontier.png")
     return text, [out / "results.md", out / "results.csv", picture, frontier]
 
 
 def _measured(config: SweepConfig, histories: Mapping[Cell, RunHistory], suite: str) -> dict[str, list[Measured]]:
-    """By row, in the sweep's order; the model before training comes first."""
+    """Measure the runs by row, in the sweep's order; the model before training comes first."""
     found: dict[str, list[Measured]] = {}
     before = config.results.before
     if before is not None:
@@ -56,7 +65,7 @@ def _measured(config: SweepConfig, histories: Mapping[Cell, RunHistory], suite: 
 
 
 def _check_ks(config: SweepConfig, measured: Mapping[str, Sequence[Measured]]) -> None:
-    """Every run was measured at each k that the table is to show."""
+    """Raise UserError where a run was not measured at each k that the table shows."""
     for runs in measured.values():
         for one in runs:
             known = sorted(int(name.removeprefix("pass@")) for name in one.figures if _PASS.fullmatch(name))
@@ -72,35 +81,11 @@ def _before(config: SweepConfig) -> str:
     return "base" if config.results.before is not None else ""
 
 
-def _row_of(cells: Sequence[Cell], case: str | None) -> str | None:
-    """The first row of a case."""
-    return next((cell.row for cell in cells if cell.case == case), None) if case is not None else None
-
-
 def _only_suite(history: RunHistory) -> str:
     suites = sorted({path.stem for path in (history.folder / "evals").glob("step_*/*.json")})
     if len(suites) != 1:
         raise UserError(f"results.suite: say which; {history.folder} was evaluated on {', '.join(suites) or 'none'}")
     return suites[0]
-
-
-def _head(config: SweepConfig, cells: Sequence[Cell], finished: Mapping[Cell, Path], suite: str) -> str:
-    part = "" if len(finished) == len(cells) else f"**Partial: {len(finished)} of {len(cells)} runs are finished.** "
-    return (
-        f"{part}{config.name} on {suite}: mean over runs [95% interval over problems]"
-        "<br>lowest to highest run. Entropy in nats.\n\n"
-    )
-
-
-def _frontier(config: SweepConfig, measured: Mapping[str, Sequence[Measured]], path: Path) -> Path:
-    """Of the smallest and the largest k of the table."""
-    ks = min(config.results.k), max(config.results.k)
-    first, last = (f"pass@{k}" for k in ks)
-    points = {
-        name: [(found[first], found[last]) for found in (means(run.figures) for run in runs)]
-        for name, runs in measured.items()
-    }
-    return plot_frontier(points, ks, config.name, path)
 
 
 def _banded(row: Row) -> Banded:

@@ -1,7 +1,6 @@
-"""A sweep's file, and the runs that it stands for.
+"""A sweep's file and its runs: cases x values of axes x seeds over one run file.
 
-A sweep is cases x values of axes x seeds over one run file. Each of its runs is a run file of its own that includes
-that one, so any of them can be looked at, begun or resumed by hand.
+Each run has a run file of its own that includes that one, so any of them can be read, started or resumed by hand.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from megasharp.config.core import PRESETS, Tree, apply_overrides, find, merge, r
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 Axes = dict[str, Annotated[list[JsonValue], Field(min_length=1)]]
-# What each run of a sweep has of its own.
+# Keys that each run of a sweep has of its own.
 _OWN = ("name", "seed", "include")
 
 
@@ -40,7 +39,7 @@ class CaseConfig(Section):
 
 
 class ResultsConfig(Section):
-    """What the table shows: pass@k of `suite` (where the runs have one only, that one), and what it is compared with.
+    """The content of the table: pass@k of `suite` (or of the runs' only suite), and the rows that it is compared with.
 
     `before` names a case whose evaluation before its first step is a row of its own, `against` the case from which the
     others' differences are taken.
@@ -67,7 +66,7 @@ class ResultsConfig(Section):
 
 
 class SlurmConfig(Section):
-    """How runs are submitted, as `megasharp submit` names it; at most `at_once` of the array's jobs run together."""
+    """Options of `megasharp submit` for the runs; at most `at_once` of the array's jobs run together."""
 
     time: str = Field(
         default="24:00:00",
@@ -196,9 +195,9 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
 
 
 def cells(config: SweepConfig, path: Path) -> list[Cell]:
-    """All runs of the sweep in `path`, a seed's together, so that one that is stopped early has compared something.
+    """List the runs of the sweep in `path`, seed by seed, so that a sweep that is stopped early can be compared.
 
-    Raises UserError where two runs would have one name, or a name is none.
+    Raises UserError where two runs would have one name, or a name is invalid.
     """
     found = [
         _cell(config, path, name, case, values, seed)
@@ -221,7 +220,7 @@ def cells(config: SweepConfig, path: Path) -> list[Cell]:
 
 
 def _values(axes: Axes) -> Iterator[Mapping[str, JsonValue]]:
-    """Every choice of one value of each axis."""
+    """Yield every choice of one value of each axis."""
     for chosen in itertools.product(*axes.values()):
         yield dict(zip(axes, chosen, strict=True))
 
@@ -229,24 +228,26 @@ def _values(axes: Axes) -> Iterator[Mapping[str, JsonValue]]:
 def _cell(
     config: SweepConfig, path: Path, name: str, case: CaseConfig, values: Mapping[str, JsonValue], seed: int
 ) -> Cell:
-    row = "-".join([*([name] if name else []), *(_told(key, value) for key, value in values.items())]) or config.name
+    row = (
+        "-".join([*([name] if name else []), *(_axis_text(key, value) for key, value in values.items())]) or config.name
+    )
     run = f"{row}_s{seed}"
-    tree: Tree = {"include": [str(_found(path, item)) for item in (config.run, *case.include)]}
+    tree: Tree = {"include": [str(_find_beside(path, item)) for item in (config.run, *case.include)]}
     for keys in (config.set, case.set, values):
         tree = merge(tree, nested(keys))
     return Cell(run, row, name, seed, merge(tree, {"name": run, "seed": seed}))
 
 
-def _told(key: str, value: JsonValue) -> str:
-    """An axis's value in a name: `recipe.casp.alpha` of 0.05 is alpha0.05."""
+def _axis_text(key: str, value: JsonValue) -> str:
+    """Format an axis's value for a name: `recipe.casp.alpha` of 0.05 is alpha0.05."""
     shown = f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
     if isinstance(value, list):
         shown = "+".join(map(str, value))
     return f"{key.rpartition('.')[2]}{shown}"
 
 
-def _found(sweep: Path, item: str) -> Path:
-    """A file that a sweep names, as a run file's include is found."""
+def _find_beside(sweep: Path, item: str) -> Path:
+    """Find a file that a sweep names, in the places where a run file's include is found."""
     found = find(item, sweep.resolve().parent)
     if not found.is_file():
         raise UserError(f"{sweep}: no file {item!r} beside it, in {Path.cwd()} or among the presets in {PRESETS}")
@@ -254,7 +255,7 @@ def _found(sweep: Path, item: str) -> Path:
 
 
 def nested(keys: Mapping[str, JsonValue]) -> Tree:
-    """Dotted keys as tables: `{"recipe.casp.alpha": 0.1}` is `{"recipe": {"casp": {"alpha": 0.1}}}`."""
+    """Turn dotted keys into tables: `{"recipe.casp.alpha": 0.1}` is `{"recipe": {"casp": {"alpha": 0.1}}}`."""
     tree: Tree = {}
     for key, value in keys.items():
         inner: Tree | JsonValue = nested(value) if isinstance(value, dict) else value

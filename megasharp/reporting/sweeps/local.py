@@ -1,4 +1,4 @@
-"""A sweep's runs on this machine: some at once, each a process of its own that goes on where it stopped."""
+"""A sweep's runs on this machine: some at a time, each in a process of its own that continues where it stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A run by its name, the command that begins it or goes on with it, and the file that gets what it prints."""
+    """A run: its name, the command that starts or continues it, and the file for its output."""
 
     name: str
     command: Sequence[str]
@@ -38,20 +38,20 @@ class _Running:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # A terminal's Ctrl-C comes once, from here.
+                # A terminal's Ctrl-C reaches a run once, from here.
                 process_group=0,
                 preexec_fn=ended_with_parent(),  # noqa: PLW1509 - this process has one thread
             )
         self.tasks[process] = (task, time.monotonic())
 
     def ended(self) -> Iterator[tuple[Task, int, float]]:
-        """Tasks that are over, their exit codes and seconds."""
+        """Yield tasks that have ended, their exit codes and seconds."""
         for process in [process for process in self.tasks if process.poll() is not None]:
             task, began = self.tasks.pop(process)
             yield task, process.returncode, time.monotonic() - began
 
     def end(self) -> None:
-        """Ask all to end, and wait."""
+        """Ask all processes to end, and wait."""
         for process in self.tasks:
             process.terminate()
         until = time.monotonic() + _END_S
@@ -64,9 +64,9 @@ class _Running:
 
 
 def run_all(tasks: Sequence[Task], at_once: int, done: Callable[[Task, int, float], None]) -> None:
-    """Run `tasks` in order, `at_once` together; `done` is told each one's exit code and seconds.
+    """Run `tasks` in order, `at_once` together; `done` gets each one's exit code and seconds.
 
-    A run that fails holds up no other. Raises RunFailed at the end if any did.
+    A run that fails stops no other. Raises RunFailed at the end if any failed.
     """
     waiting, failed = list(tasks), []
     with _all_ended() as running:
@@ -87,7 +87,7 @@ def run_all(tasks: Sequence[Task], at_once: int, done: Callable[[Task, int, floa
 
 
 def last_line(log: Path) -> str:
-    """What a run said last."""
+    """Return the last line that a run printed."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 

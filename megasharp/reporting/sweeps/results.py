@@ -1,10 +1,8 @@
-"""What a sweep's finished runs found: each row's figures over its seeds, with intervals, and beside one other row.
+"""Results of a sweep's finished runs: each row's metrics over its seeds, and minus another row's; Markdown and CSV.
 
-Two things vary. Which problems a suite has and which samples were drawn: 95% intervals, by resampling problems, each
-with its mean over the row's runs. And how a run went: the lowest and the highest run stand beside the mean, because
-three runs are too few for an interval of their own.
-
-A sweep's rows as Markdown and CSV.
+Two things vary. The problems of a suite and the samples drawn give 95% intervals, by resampling problems, each with its
+mean over the row's runs. The runs differ too: the lowest and the highest run are beside the mean, because three runs
+are too few for an interval of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run's evaluation after `step`, and how many tokens it had sampled by then.
+    """One run's evaluation after `step`, and the number of tokens it had sampled by then.
 
     `figures` are [problems] each, as `evals.columns` has them and `MEAN`; NaN where a problem has none.
     """
@@ -44,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure's mean over runs, its interval over problems, and the lowest and the highest run."""
+    """A metric's mean over runs, its interval over problems, and the lowest and the highest run."""
 
     mean: float
     interval: Interval
@@ -54,9 +52,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table: estimates by the figures' names.
+    """One row of the table: estimates by the metrics' names.
 
-    `difference` is this row's figure minus that of the row it stands beside, problem by problem, of the same seeds;
+    `difference` is this row's metric minus that of the row it is compared with, problem by problem, of the same seeds;
     empty where there is none.
     """
 
@@ -67,7 +65,7 @@ class Row:
 
 
 def measure(history: RunHistory, suite: str, seed: int, *, first: bool = False) -> Measured:
-    """A run's last evaluation on `suite`, or with `first` the one before its first step.
+    """Read a run's last evaluation on `suite`, or with `first` the one before its first step.
 
     Raises UserError where it has none.
     """
@@ -83,19 +81,16 @@ def measure(history: RunHistory, suite: str, seed: int, *, first: bool = False) 
     found[MEAN] = np.mean([found[f"pass@{k}"] for k in ks], axis=0)
     problems = tuple(row.id for row in result.rows)
     places = [problems.index(row.id) for row in kept]
-    figures = {name: _placed(values, places, len(problems)) for name, values in found.items()}
+    figures = {}
+    for name, values in found.items():
+        # NaN for problems that were left out.
+        figures[name] = np.full(len(problems), np.nan)
+        figures[name][places] = values
     return Measured(seed, step, 0 if first else history.tokens, problems, figures)
 
 
-def _placed(values: Values, places: Sequence[int], problems: int) -> Values:
-    """NaN for problems that were left out."""
-    whole = np.full(problems, np.nan)
-    whole[places] = values
-    return whole
-
-
 def rows(measured: Mapping[str, Sequence[Measured]], against: str | None) -> list[Row]:
-    """The table's rows, in order, with their differences from the row `against`.
+    """Make the table's rows, in order, with their differences from the row `against`.
 
     Raises UserError where runs were not measured on the same problems.
     """
@@ -117,7 +112,7 @@ def _row(name: str, runs: Sequence[Measured], other: Mapping[int, Mapping[str, V
 
 
 def _estimates(figures: Mapping[str, Sequence[Values]]) -> dict[str, Estimate]:
-    """Of figures by name, [problems] of each run; those that no run has are left out."""
+    """Estimate metrics by name, [problems] of each run; those that no run has are left out."""
     known = {name: np.stack(values) for name, values in figures.items() if values}
     if not known:
         return {}
@@ -133,7 +128,7 @@ def _estimates(figures: Mapping[str, Sequence[Values]]) -> dict[str, Estimate]:
 
 
 def _mean(values: Values, axis: int) -> Values:
-    """The mean of what is known; NaN where nothing is."""
+    """Return the mean of the values that are not NaN; NaN where there is none."""
     known = ~np.isnan(values)
     count = known.sum(axis=axis)
     total = np.asarray(np.where(known, values, 0.0).sum(axis=axis))
@@ -141,7 +136,7 @@ def _mean(values: Values, axis: int) -> Values:
     return mean
 
 
-# Shown beside pass@k where they were measured, and how they are headed.
+# Metrics beside pass@k where they were measured, and their headings.
 _BESIDE = {
     "distinct_correct": "distinct correct",
     "token_entropy": "token entropy",
@@ -150,22 +145,32 @@ _BESIDE = {
 
 
 def markdown(rows: Sequence[Row], ks: Sequence[int], against: str | None) -> str:
-    """The table: figures with intervals over problems, below them the lowest and the highest run; then differences.
+    """Format the table: metrics with intervals over problems, below them the lowest and highest run; then differences.
 
     A difference is bold where its interval is on one side of zero and every pair of runs is on the same side.
     """
     shown = [*(f"pass@{k}" for k in ks), MEAN, *(name for name in _BESIDE if any(name in row.figures for row in rows))]
     heads = [_BESIDE.get(name, name) for name in shown]
-    lines = [*_lines(["", "runs", *heads], (_figures(row, shown) for row in rows))]
+    cells = []
+    for row in rows:
+        estimates = [_estimate(row.figures[name], len(row.seeds)) if name in row.figures else "" for name in shown]
+        cells.append([f"`{row.name}`", str(len(row.seeds)), *estimates])
+    lines = [*_lines(["", "runs", *heads], cells)]
     beside = [row for row in rows if row.difference]
     if beside:
         lines += ["", f"Minus `{against}`, problem by problem, runs of the same seed:", ""]
-        lines += _lines(["", *heads], (_differences(row, shown) for row in beside))
+        cells = []
+        for row in beside:
+            change, runs = row.difference, len(row.seeds)
+            cells.append(
+                [f"`{row.name}`", *(_difference(change[name], runs) if name in change else "" for name in shown)]
+            )
+        lines += _lines(["", *heads], cells)
     return "\n".join(lines) + "\n"
 
 
 def frame(measured: Mapping[str, Sequence[Measured]]) -> pd.DataFrame:
-    """A line for each run: its row, seed, steps, tokens, and the mean over problems of every figure."""
+    """Return a line for each run: its row, seed, steps, tokens, and the mean over problems of every metric."""
     return pd.DataFrame(
         [
             {"row": name, "seed": one.seed, "step": one.step, "tokens": one.tokens, **means(one.figures)}
@@ -182,26 +187,14 @@ def _lines(heads: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
-def _figures(row: Row, shown: Sequence[str]) -> list[str]:
-    several = len(row.seeds) > 1
-    cells = [_estimate(row.figures[name], several) if name in row.figures else "" for name in shown]
-    return [f"`{row.name}`", str(len(row.seeds)), *cells]
-
-
-def _estimate(found: Estimate, several: bool) -> str:
+def _estimate(found: Estimate, runs: int) -> str:
     interval = f"{found.mean:.3f} [{found.interval.low:.3f}, {found.interval.high:.3f}]"
-    return f"{interval}<br>{found.lowest:.3f} to {found.highest:.3f}" if several else interval
+    return f"{interval}<br>{found.lowest:.3f} to {found.highest:.3f}" if runs > 1 else interval
 
 
-def _differences(row: Row, shown: Sequence[str]) -> list[str]:
-    several = len(row.seeds) > 1
-    cells = [_difference(row.difference[name], several) if name in row.difference else "" for name in shown]
-    return [f"`{row.name}`", *cells]
-
-
-def _difference(found: Estimate, several: bool) -> str:
-    """Bold where neither the interval over problems nor the runs leave the sign open."""
+def _difference(found: Estimate, runs: int) -> str:
+    """Format a difference, bold where neither the interval over problems nor the runs leave the sign open."""
     text = f"{found.mean:+.3f} [{found.interval.low:+.3f}, {found.interval.high:+.3f}]"
     if min(found.interval.low, found.lowest) > 0 or max(found.interval.high, found.highest) < 0:
         text = f"**{text}**"
-    return f"{text}<br>{found.lowest:+.3f} to {found.highest:+.3f}" if several else text
+    return f"{text}<br>{found.lowest:+.3f} to {found.highest:+.3f}" if runs > 1 else text

@@ -24,9 +24,9 @@ from megasharp.evals.result_files import save
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page import responses
 from megasharp.reporting.page.collect import read_page
-from megasharp.reporting.page.evaluations import SHARES, share_bin
+from megasharp.reporting.page.evaluations import SHARES, TENTHS
 from megasharp.reporting.page.metrics import words
-from megasharp.reporting.page.records import Page, ranges, spread_out, thinned
+from megasharp.reporting.page.records import Page, ranges, share_bin, spread_out, thinned
 from megasharp.reporting.page.serve import as_html, as_json
 
 
@@ -149,7 +149,7 @@ def test_success_of_evaluations_and_of_training(page: Page) -> None:
     ],
 )
 def test_share_bins_are_exact(correct: int, samples: int, label: str) -> None:
-    assert SHARES[share_bin(correct, samples)] == label
+    assert SHARES[share_bin(correct, samples, TENTHS)] == label
 
 
 def test_responses_have_their_tokens_probabilities(page: Page) -> None:
