@@ -67,9 +67,12 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     responses = [response for group in groups for response in group.responses]
     if not responses:
         return {}
+    outcomes = Counter(response.verdict.outcome for response in responses)
+    rewards = [response.verdict.reward for response in _judged(responses)]
     reasons = Counter(group.dropped_reason for group in groups if group.dropped_reason is not None)
     return {
-        **_reward_metrics(responses),
+        **{f"reward/outcome_{outcome}": outcomes[outcome] / len(responses) for outcome in Outcome},
+        **({"reward/mean": sum(rewards) / len(rewards)} if rewards else {}),
         **_answer_metrics(groups),
         "group/dropped": float(reasons.total()),
         **{f"group/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())},
@@ -80,15 +83,6 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _judged(responses: Sequence[Response]) -> list[Response]:
     return [response for response in responses if response.verdict.outcome is not Outcome.INFRA]
-
-
-def _reward_metrics(responses: Sequence[Response]) -> dict[str, float]:
-    outcomes = Counter(response.verdict.outcome for response in responses)
-    figures = {f"reward/outcome_{outcome}": outcomes[outcome] / len(responses) for outcome in Outcome}
-    rewards = [response.verdict.reward for response in _judged(responses)]
-    if rewards:
-        figures["reward/mean"] = sum(rewards) / len(rewards)
-    return figures
 
 
 def _answer_metrics(groups: Sequence[Group]) -> dict[str, float]:

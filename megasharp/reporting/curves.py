@@ -149,22 +149,19 @@ def plot_runs(figures: Mapping[str, Mapping[str, Series]], path: Path) -> Path:
     height = 2.6 * lines + foot
     figure = new_figure(3.4 * columns, height)
     for index, (name, runs) in enumerate(panels.items()):
-        _draw_runs(figure.add_subplot(lines, columns, index + 1), name, runs, colours)
+        axes = figure.add_subplot(lines, columns, index + 1)
+        dress(axes)
+        for run, colour in colours.items():
+            steps, values = np.array(runs.get(run) or np.empty((0, 2))).reshape(-1, 2).T
+            plain = name.startswith("eval/") or len(values) < SMOOTH_FROM
+            if not plain:
+                steps, values = running_mean(steps, values)
+            axes.plot(steps, values, color=colour, linewidth=1.8, marker="o" if plain else None, markersize=3)
+        axes.set_title(name, fontsize=9, fontweight="bold", color=INK, loc="left")
+        axes.set_xlabel("step", fontsize=8, color=MUTED)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
     lines_drawn = figure.axes[0].get_lines()
     figure.legend(lines_drawn, list(colours), loc="lower left", ncols=len(colours), frameon=False, fontsize=8)
     figure.tight_layout(pad=1.0, w_pad=1.4, rect=(0.0, foot / height, 1.0, 1.0))
     return save_figure(figure, path)
-
-
-def _draw_runs(axes: Axes, name: str, runs: Mapping[str, Series], colours: Mapping[str, str]) -> None:
-    dress(axes)
-    for run, colour in colours.items():
-        steps, values = np.array(runs.get(run) or np.empty((0, 2))).reshape(-1, 2).T
-        plain = name.startswith("eval/") or len(values) < SMOOTH_FROM
-        if not plain:
-            steps, values = running_mean(steps, values)
-        axes.plot(steps, values, color=colour, linewidth=1.8, marker="o" if plain else None, markersize=3)
-    axes.set_title(name, fontsize=9, fontweight="bold", color=INK, loc="left")
-    axes.set_xlabel("step", fontsize=8, color=MUTED)
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(4))

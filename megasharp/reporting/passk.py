@@ -58,7 +58,10 @@ def plot_pass_at_k(
     # The head of the axis: 1 for values that use half of it, closer for hard suites.
     highest = max(value for curve in curves.values() for value in curve.values())
     top = 1.0 if highest > 0.5 or highest == 0.0 else 1.25 * highest
-    _set_scales(axes, sorted({k for curve in curves.values() for k in curve}), top)
+    ks = sorted({k for curve in curves.values() for k in curve})
+    _set_scales(axes, ks if len(ks) <= MOST_TICKS else [k for k in ks if k.bit_count() == 1], top)
+    axes.set_xlim(ks[0] / 1.25, ks[-1] * 1.25)
+    axes.set_xlabel("k (tries per problem)", fontsize=9, color=MUTED)
     for name, colour in _colours(curves).items():
         ks = sorted(curves[name])
         marker = "o" if len(ks) <= MOST_TICKS else ""
@@ -109,16 +112,14 @@ def _shade_losses(axes: Axes, curves: Mapping[str, Curve], top: float) -> None:
         axes.text(0.02, 0.96, text, transform=axes.transAxes, va="top", fontsize=9, color=LOSS)
 
 
-def _set_scales(axes: Axes, ks: Sequence[int], top: float) -> None:
-    ticks = ks if len(ks) <= MOST_TICKS else [k for k in ks if k.bit_count() == 1]
+def _set_scales(axes: Axes, ticks: Sequence[int], top: float) -> None:
+    """Put k on a log2 axis with these ticks, and pass@k from 0 to `top`."""
     axes.set_xscale("log", base=2)
-    axes.set_xlim(ks[0] / 1.25, ks[-1] * 1.25)
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.set_ylim(0.0, top)
-    axes.set_xlabel("k (tries per problem)", fontsize=9, color=MUTED)
 
 
 def _number(value: float) -> str:
@@ -231,12 +232,7 @@ def _panel(axes: Axes, name: str, curves: Mapping[str, Banded], beside: Sequence
     axes.fill_between(ks, [curve.low[k] for k in ks], [curve.high[k] for k in ks], color=COLOURS[2], alpha=0.18, lw=0)
     axes.plot(ks, [curve.values[k] for k in ks], color=COLOURS[2], linewidth=1.8)
     axes.set_title(name, fontsize=8.5, color=INK, loc="left", fontweight="bold")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(ks[:: max(1, ceil(len(ks) / _TICKS))]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.set_ylim(0.0, min(1.0, 1.05 * top))
+    _set_scales(axes, ks[:: max(1, ceil(len(ks) / _TICKS))], min(1.0, 1.05 * top))
 
 
 _FRONTIER_WIDTH, _FRONTIER_HEIGHT = 8.4, 4.6

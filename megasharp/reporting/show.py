@@ -330,15 +330,11 @@ def page(runs: Mapping[str, RunHistory]) -> RenderableType:
         ends = [f"{points[max(points)]:.3f} (step {max(points)})" if points else _MISSING for points in series]
         table.add_row("at the end", *ends)
         parts.append(table)
-    return Group(*parts, _cost(runs))
-
-
-def _cost(runs: Mapping[str, RunHistory]) -> RenderableType:
-    table = Columns("cost", *runs, style="bold")
+    cost = Columns("cost", *runs, style="bold")
     spent = [goodput(run) for run in runs.values()]
-    table.add_row("steps", *(f"{run.last_step} of {run.steps}, {run.state}" for run in runs.values()))
-    table.add_row("wall time", *(duration(one.wall) for one in spent))
-    table.add_row("goodput", *(_MISSING if one.share is None else f"{one.share:.0%}" for one in spent))
+    cost.add_row("steps", *(f"{run.last_step} of {run.steps}, {run.state}" for run in runs.values()))
+    cost.add_row("wall time", *(duration(one.wall) for one in spent))
+    cost.add_row("goodput", *(_MISSING if one.share is None else f"{one.share:.0%}" for one in spent))
     seconds = [one.useful / max(len(run.training), 1) for one, run in zip(spent, runs.values(), strict=True)]
-    table.add_row("seconds a step", *(f"{value:.3g}" for value in seconds))
-    return table
+    cost.add_row("seconds a step", *(f"{value:.3g}" for value in seconds))
+    return Group(*parts, cost)

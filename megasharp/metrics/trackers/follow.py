@@ -122,7 +122,22 @@ def main(tracker: str, project: str, root: Path, ends: TextIO) -> None:
     with (folder / f".{tracker}.lock").open("w") as lock:
         # The process of the previous attempt may still be sending.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _follow(tracker, project, root, over)
+        path = record_path(root, tracker)
+        record = Record.model_validate_json(path.read_text(encoding="utf-8")) if path.exists() else None
+        text = (root / "config.yaml").read_text(encoding="utf-8")
+        described = Described(project, root.name, path.parent, parse_yaml(text, "config.yaml"))
+        module, name = _OPENERS[tracker].split(".")
+        opener: Open = getattr(import_module(f"megasharp.metrics.trackers.{module}"), name)
+        sink = opener(described, record.id if record else None)
+        # Written anew even if there was a record: the folder may have been moved since.
+        sent = record.sent if record else {}
+        record = Record(id=sink.id, folder=str(root.resolve()), inode=root.stat().st_ino, sent=sent)
+        write_text(path, record.model_dump_json())
+        follower = Follower(root / METRICS_FILE, record, path, sink)
+        while not over.wait(_POLL_S):
+            follower.follow()
+        follower.follow()
+        sink.close()
 
 
 def _wait_for_end(ends: TextIO, over: threading.Event) -> None:
@@ -130,25 +145,6 @@ def _wait_for_end(ends: TextIO, over: threading.Event) -> None:
     # The kernel ends this process in time, also where the library does not return.
     signal.alarm(LIMIT_S)
     over.set()
-
-
-def _follow(tracker: str, project: str, root: Path, over: threading.Event) -> None:
-    path = record_path(root, tracker)
-    record = Record.model_validate_json(path.read_text(encoding="utf-8")) if path.exists() else None
-    text = (root / "config.yaml").read_text(encoding="utf-8")
-    described = Described(project, root.name, path.parent, parse_yaml(text, "config.yaml"))
-    module, name = _OPENERS[tracker].split(".")
-    opener: Open = getattr(import_module(f"megasharp.metrics.trackers.{module}"), name)
-    sink = opener(described, record.id if record else None)
-    # Written anew even if there was a record: the folder may have been moved since.
-    sent = record.sent if record else {}
-    record = Record(id=sink.id, folder=str(root.resolve()), inode=root.stat().st_ino, sent=sent)
-    write_text(path, record.model_dump_json())
-    follower = Follower(root / METRICS_FILE, record, path, sink)
-    while not over.wait(_POLL_S):
-        follower.follow()
-    follower.follow()
-    sink.close()
 
 
 if __name__ == "__main__":

@@ -17,18 +17,16 @@ class MlflowRun:
 
     def __init__(self, described: Described, known: str | None) -> None:
         self._client = MlflowClient()
-        self.id = known or self._make(described)
         if known is not None:
+            self.id = known
             self._client.update_run(known, status="RUNNING")
-
-    def _make(self, described: Described) -> str:
+            return
         found = self._client.get_experiment_by_name(described.project)
         experiment = found.experiment_id if found else self._client.create_experiment(described.project)
-        run = str(self._client.create_run(experiment, run_name=described.name).info.run_id)
+        self.id = str(self._client.create_run(experiment, run_name=described.name).info.run_id)
         params = [Param(name, str(value)[:MAX_PARAM_VAL_LENGTH]) for name, value in flat(described.config)]
         for begin in range(0, len(params), MAX_PARAMS_TAGS_PER_BATCH):
-            self._client.log_batch(run, params=params[begin : begin + MAX_PARAMS_TAGS_PER_BATCH])
-        return run
+            self._client.log_batch(self.id, params=params[begin : begin + MAX_PARAMS_TAGS_PER_BATCH])
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send each value with the time of its row."""

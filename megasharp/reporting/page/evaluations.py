@@ -80,7 +80,8 @@ def choose_models(
     found: list[Model] = []
     place: dict[tuple[int, int], int] = {}
     bases: dict[str, int] = {}
-    base_of = [_base(run) for run in runs]
+    bases_of_runs = (run.config.get("model") for run in runs)
+    base_of = [str(model.get("path")) if isinstance(model, dict) else "" for model in bases_of_runs]
     for number, run_steps in enumerate(steps):
         for step in (chosen := spread_out(sorted(set(run_steps)), MOST_STEPS)):
             base = base_of[number]
@@ -98,11 +99,6 @@ def choose_models(
         step_text = "" if one.step is None or str(one.step) in one.label else f" {one.step}"
         found.append(Model(-1, one.step or 0, f"{one.label}{step_text}, n = {one.n}", last=True, shared=False))
     return Models(found, place, dict(zip(places, beside, strict=True)))
-
-
-def _base(run: RunHistory) -> str:
-    model = run.config.get("model")
-    return str(model.get("path")) if isinstance(model, dict) else ""
 
 
 _SEED = 0
@@ -279,6 +275,14 @@ def _model(model: int, table: pa.Table, edges: Sequence[float], words: _Words) -
     logps = table["candidate_logp"].to_pylist()
     ranks = np.exp(np.array([(logp + [-np.inf] * FEWEST)[:FEWEST] for logp in logps])).reshape(-1, FEWEST)
     counts = np.histogram(np.clip(entropy, edges[0], edges[-1]), bins=edges)[0]
+    cells: list[list[list[float]]] = []
+    for row in table.to_pylist():
+        if row["response"] >= MOST_RESPONSES:
+            break
+        if row["response"] == len(cells):
+            cells.append([])
+        if row["position"] < MOST_POSITIONS:
+            cells[-1].append(_cell(row, words))
     return ProbedModel(
         model=model,
         tokens=len(table),
@@ -289,24 +293,12 @@ def _model(model: int, table: pa.Table, edges: Sequence[float], words: _Words) -
             _shares(np.histogram(ranks[:, rank], bins=np.linspace(0.0, 1.0, round(1 / _WIDTH) + 1))[0])
             for rank in range(_RANKS)
         ],
-        cells=_cells(table, words),
+        cells=cells,
     )
 
 
 def _shares(counts: np.ndarray) -> list[float]:
     return [rounded(float(share)) for share in counts / max(1, counts.sum())]
-
-
-def _cells(table: pa.Table, words: _Words) -> list[list[list[float]]]:
-    cells: list[list[list[float]]] = []
-    for row in table.to_pylist():
-        if row["response"] >= MOST_RESPONSES:
-            break
-        if row["response"] == len(cells):
-            cells.append([])
-        if row["position"] < MOST_POSITIONS:
-            cells[-1].append(_cell(row, words))
-    return cells
 
 
 def _cell(row: Mapping[str, object], words: _Words) -> list[float]:

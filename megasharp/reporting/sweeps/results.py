@@ -98,17 +98,18 @@ def rows(measured: Mapping[str, Sequence[Measured]], against: str | None) -> lis
     if any(one.problems != every[0].problems for one in every):
         raise UserError("the sweep's runs were evaluated on different problems: run those anew that differ")
     other = {one.seed: one.figures for one in measured.get(against, ())} if against is not None else {}
-    return [_row(name, runs, {} if name == against else other) for name, runs in measured.items() if runs]
-
-
-def _row(name: str, runs: Sequence[Measured], other: Mapping[int, Mapping[str, Values]]) -> Row:
-    pairs = [(one.figures, other[one.seed]) for one in runs if one.seed in other]
-    figures = {figure: [one.figures[figure] for one in runs if figure in one.figures] for figure in runs[0].figures}
-    differences = {
-        figure: [own[figure] - beside[figure] for own, beside in pairs if figure in own and figure in beside]
-        for figure in figures
-    }
-    return Row(name, tuple(one.seed for one in runs), _estimates(figures), _estimates(differences))
+    found = []
+    for name, runs in measured.items():
+        if not runs:
+            continue
+        pairs = [(one.figures, other[one.seed]) for one in runs if one.seed in other and name != against]
+        figures = {figure: [one.figures[figure] for one in runs if figure in one.figures] for figure in runs[0].figures}
+        differences = {
+            figure: [own[figure] - beside[figure] for own, beside in pairs if figure in own and figure in beside]
+            for figure in figures
+        }
+        found.append(Row(name, tuple(one.seed for one in runs), _estimates(figures), _estimates(differences)))
+    return found
 
 
 def _estimates(figures: Mapping[str, Sequence[Values]]) -> dict[str, Estimate]:

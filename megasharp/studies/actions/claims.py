@@ -62,8 +62,7 @@ def judge(results: Results) -> tuple[Claim, ...]:
         _theorem(policies, "mean", "with Algorithm 1's r - mean of the group", 1.0),
         *(claim(results) for claim in of_training),
         _extremes(policies),
-        _middle_actions(results),
-        _negative_only(results),
+        *(claim(results) for claim in (_middle_actions, _negative_only)),
     )
 
 

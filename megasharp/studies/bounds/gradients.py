@@ -196,6 +196,13 @@ def summarise(kernel: GradientKernel, reading: str) -> Alignment:
     identity = {response: index for index, response in enumerate(dict.fromkeys(kernel.response_R))}
     which_R = np.array([identity[response] for response in kernel.response_R])
     distinct_RR = ~apart_RR & (which_R[:, None] != which_R[None, :])
+    dominates = []
+    for question in np.unique(kernel.question_R):
+        own_R = kernel.question_R == question
+        others = gram_RR[np.ix_(own_R, own_R)][distinct_RR[np.ix_(own_R, own_R)]]
+        # A question with one distinct response says nothing about Assumption 3.3.
+        if others.size:
+            dominates.append(np.diagonal(gram_RR)[own_R].min() > others.max())
     return Alignment(
         mean=float(between.mean()),
         deviation=float(between.std()),
@@ -205,7 +212,7 @@ def summarise(kernel: GradientKernel, reading: str) -> Alignment:
         absorbed=float((gram_RR * sign_R * sign_R[:, None])[apart_RR].mean()),
         self_alignment=float(np.diagonal(gram_RR).mean()),
         cross_alignment=float(gram_RR[distinct_RR].mean()),
-        dominated=_dominated(gram_RR, distinct_RR, kernel.question_R),
+        dominated=float(np.mean(dominates)) if dominates else float("nan"),
     )
 
 
@@ -224,17 +231,6 @@ def _jackknife_error(gram_RR: Floats, question_R: Counts) -> float:
         means.append(gram_RR[np.ix_(kept_R, kept_R)][apart_RR].mean())
     count = len(questions)
     return float(np.sqrt((count - 1) / count * np.square(np.array(means) - np.mean(means)).sum()))
-
-
-def _dominated(gram_RR: Floats, distinct_RR: Bools, question_R: Counts) -> float:
-    """Return the share of questions with Assumption 3.3, of those with more than one distinct response."""
-    holds = []
-    for question in np.unique(question_R):
-        own_R = question_R == question
-        others = gram_RR[np.ix_(own_R, own_R)][distinct_RR[np.ix_(own_R, own_R)]]
-        if others.size:
-            holds.append(np.diagonal(gram_RR)[own_R].min() > others.max())
-    return float(np.mean(holds)) if holds else float("nan")
 
 
 def repeated_share(kernel: GradientKernel) -> float:

@@ -316,12 +316,16 @@ class Sharing:
 
 
 def over_sharpening(group: int, trials: int, rng: Generator) -> Sharing:
-    """Batches of `group` samples from the reference, normalised advantages; distances are total variation."""
+    """Try batches of `group` samples from the reference, normalised advantages; distances are total variation."""
     cases = random_cases(trials, rng)
     reference_M, correct_M = cases.reference_M, cases.correct_M
     count_M = rng.multinomial(np.full(trials, group), reference_M)
     advantage_M = normalised_advantages(correct_M, count_M)
-    exact_M = _exact_optimum(cases)
+    # Theorem 3.1's policy with the advantages of an infinite batch.
+    accuracy = (reference_M * correct_M).sum(-1)
+    sigma = np.sqrt(accuracy * (1 - accuracy))
+    infinite_M = binary_advantages(correct_M, (1 - accuracy) / sigma, -accuracy / sigma)
+    exact_M = optimal_policy(reference_M, infinite_M, cases.beta)
     batch_M = batch_policy(reference_M, advantage_M, count_M, cases.beta)
     ratio_M = ratio_policy(reference_M, advantage_M, count_M, cases.beta)
     return Sharing(
@@ -331,11 +335,3 @@ def over_sharpening(group: int, trials: int, rng: Generator) -> Sharing:
         float(np.abs(batch_M - exact_M).sum(-1).mean() / 2),
         float(np.abs(ratio_M - exact_M).sum(-1).mean() / 2),
     )
-
-
-def _exact_optimum(cases: Cases) -> Floats:
-    """Theorem 3.1's policy with the advantages of an infinite batch."""
-    accuracy = (cases.reference_M * cases.correct_M).sum(-1)
-    sigma = np.sqrt(accuracy * (1 - accuracy))
-    advantage_M = binary_advantages(cases.correct_M, (1 - accuracy) / sigma, -accuracy / sigma)
-    return optimal_policy(cases.reference_M, advantage_M, cases.beta)

@@ -91,10 +91,6 @@ def _steps(found: Iterable[Result]) -> str:
     return "/".join(str(steps_cell(result.median_step)) for result in found)
 
 
-def _of(results: Results, estimator: Estimator) -> Result:
-    return results[replace(PLAIN, estimator=estimator)]
-
-
 def _collapses(results: Results) -> Claim:
     main = [r for e in ESTIMATORS for r in _sizes(results, replace(PLAIN, estimator=e))]
     collapsed = sum(result.collapsed >= MOST for result in main)
@@ -160,7 +156,8 @@ def _normalised_is_slowest(results: Results) -> Claim:
     cases = _estimators_of_figure_1(results)
     favour = sum(slower(normalised, raw) and slower(normalised, shifted) for raw, shifted, normalised in cases)
     against = sum(slower(shifted, normalised) for _, shifted, normalised in cases)
-    at = "; ".join(f"{e} {_of(results, e).dominance:.2f}" for e in ("raw", "normalised", "mean-shifted"))
+    shown: tuple[Estimator, ...] = ("raw", "normalised", "mean-shifted")
+    at = "; ".join(f"{e} {results[replace(PLAIN, estimator=e)].dominance:.2f}" for e in shown)
     ours = (
         f"clearly so in {favour} of {len(cases)} pairs of lr and G, mean-shifted clearly slower in {against}; "
         f"dominance at lr .5, G={GROUP_SIZE}: {at} (a step is divided by a std of about .5 or less)"

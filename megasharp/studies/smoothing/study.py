@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.random import Generator, default_rng
+from numpy.random import default_rng
 
 from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure
 from megasharp.studies.claims import COLUMNS, Check, clearly_above, pooled
@@ -47,7 +47,19 @@ def run(options: Options) -> Findings:
     """Run the study: `options.seeds` blocks of trials."""
     rng = default_rng(options.seed)
     seeds = options.seeds or SEEDS
-    results = _measure(seeds, rng)
+    blocks = [theorem.trial_checks(TRIALS, rng) for _ in range(seeds)]
+    whole = [pooled(same) for same in zip(*blocks, strict=True)]
+    compared = [theorem.compare(theorem.random_cases(THEOREM_TRIALS, rng)) for _ in range(seeds)]
+    results = Results(
+        checks={(check.where, check.statement): check for check in whole},
+        theorem=tuple(pooled(same) for same in zip(*(one.checks for one in compared), strict=True)),
+        pressure=np.concatenate([one.pressure for one in compared]),
+        exists=np.concatenate([one.exists for one in compared]),
+        kept={name: np.concatenate([one.dominated[name] for one in compared]) for name in DIVERGENCES},
+        mixed=theorem.enumerate_improvement(rng, MIXED)[0],
+        all_correct=theorem.enumerate_improvement(rng, theorem.ENUMERATED)[0],
+        sharper=np.array([theorem.enumerate_improvement(rng, MIXED)[1] for _ in range(BASES)]),
+    )
     base_N = tilt(np.ones(theorem.TRAJECTORIES), SHOWN_STEEPNESS * rng.normal(size=theorem.TRAJECTORIES))
     correct_N = np.arange(theorem.TRAJECTORIES) < SHOWN_CORRECT
     judged = (_collapse_claims, _theorem_claims, _extension_claims)
@@ -57,22 +69,6 @@ def run(options: Options) -> Findings:
         tables=_tables(results),
         claims=tuple(claim for judge in judged for claim in judge(results)),
         figure=draw(results.mixed, bonus, smooth, results.pressure, results.exists, results.kept),
-    )
-
-
-def _measure(seeds: int, rng: Generator) -> Results:
-    blocks = [theorem.trial_checks(TRIALS, rng) for _ in range(seeds)]
-    whole = [pooled(same) for same in zip(*blocks, strict=True)]
-    compared = [theorem.compare(theorem.random_cases(THEOREM_TRIALS, rng)) for _ in range(seeds)]
-    return Results(
-        {(check.where, check.statement): check for check in whole},
-        tuple(pooled(same) for same in zip(*(one.checks for one in compared), strict=True)),
-        np.concatenate([one.pressure for one in compared]),
-        np.concatenate([one.exists for one in compared]),
-        {name: np.concatenate([one.dominated[name] for one in compared]) for name in DIVERGENCES},
-        theorem.enumerate_improvement(rng, MIXED)[0],
-        theorem.enumerate_improvement(rng, theorem.ENUMERATED)[0],
-        np.array([theorem.enumerate_improvement(rng, MIXED)[1] for _ in range(BASES)]),
     )
 
 
@@ -226,7 +222,14 @@ def draw(
     axes = figure.subplots(1, 3)
     for panel in axes.flat:
         dress(panel)
-    _improvement(axes[0], improvement)
+    base = np.linspace(0, 1, 200)
+    points = [(one.base, one.counted) for one in improvement]
+    axes[0].plot(base, improvement_probability(base, SAMPLES), color=_BLUE, label="1 - (1 - base)ⁿ (Prop B.2)")
+    axes[0].plot(*zip(*points, strict=True), "o", color=_ORANGE, ms=5, label="all data sets enumerated")
+    axes[0].legend(fontsize=8, frameon=False, loc="lower right")
+    axes[0].set(xlim=(0, 1), ylim=(0, 1.02))
+    _labels(axes[0], "base probability of a correct trajectory", f"P(it gains), n = {SAMPLES}")
+    _title(axes[0], "Selection bias")
     axes[1].plot(*bonus, color=_ORANGE, linewidth=2, label="entropy bonus on all")
     axes[1].plot(*smooth, color=_BLUE, linewidth=2, label="differential smoothing")
     axes[1].plot(smooth[0][0], smooth[1][0], "o", color=INK, ms=5, label="no bonus (RL)", zorder=4)
@@ -245,17 +248,6 @@ def _title(axes: Axes, text: str) -> None:
 def _labels(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x, fontsize=9, color=MUTED)
     axes.set_ylabel(y, fontsize=9, color=MUTED)
-
-
-def _improvement(axes: Axes, improvement: list[Enumeration]) -> None:
-    base = np.linspace(0, 1, 200)
-    axes.plot(base, improvement_probability(base, SAMPLES), color=_BLUE, label="1 - (1 - base)ⁿ (Prop B.2)")
-    points = [(one.base, one.counted) for one in improvement]
-    axes.plot(*zip(*points, strict=True), "o", color=_ORANGE, ms=5, label="all data sets enumerated")
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
-    axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    _labels(axes, "base probability of a correct trajectory", f"P(it gains), n = {SAMPLES}")
-    _title(axes, "Selection bias")
 
 
 def _domain(axes: Axes, pressure: Floats, exists: Bools, kept: dict[str, Bools]) -> None:

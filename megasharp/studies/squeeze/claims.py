@@ -244,7 +244,16 @@ def draw(measured: Measured) -> Figure:
     panels = [figure.add_subplot(2, 3, index + 1) for index in range(6)]
     for axes in panels:
         dress(axes)
-    _draw_one_update(panels[0])
+    logit_SV = torch.from_numpy(start_logits())[None]
+    change_SV = penalty_gradient(logit_SV, torch.tensor([ONE_UPDATE_RANK - 1]))
+    ranks = np.arange(1, SHOWN_RANKS + 1)
+    moved_V, shifted_V = change_SV[0, :SHOWN_RANKS], probability_change(logit_SV, change_SV)[0, :SHOWN_RANKS]
+    panels[0].bar(ranks - 0.2, moved_V.numpy(), width=0.4, color=COLOURS[1], label="logit")
+    panels[0].bar(ranks + 0.2, shifted_V.numpy(), width=0.4, color=COLOURS[2], label="probability")
+    panels[0].axhline(0.0, color=MUTED, linewidth=0.8)
+    panels[0].set_xticks(ranks)
+    title = f"one negative update on rank {ONE_UPDATE_RANK}"
+    _label(panels[0], title, "first-order change (Lemma 2)", "rank", "lower right")
     of_measured = (_draw_penalised, _draw_sampled, _draw_distinct, _draw_shapes, _draw_budgets)
     for axes, draw_panel in zip(panels[1:], of_measured, strict=True):
         draw_panel(axes, measured)
@@ -257,20 +266,6 @@ def _label(axes: Axes, title: str, subject: str, x: str, place: str) -> None:
     axes.text(0, 1.03, subject, transform=axes.transAxes, fontsize=8, color=MUTED)
     axes.set_xlabel(x, fontsize=8, color=MUTED)
     axes.legend(fontsize=8, loc=place, frameon=True, framealpha=0.9, edgecolor="none")
-
-
-def _draw_one_update(axes: Axes) -> None:
-    logit_SV = torch.from_numpy(start_logits())[None]
-    change_SV = penalty_gradient(logit_SV, torch.tensor([ONE_UPDATE_RANK - 1]))
-    ranks = np.arange(1, SHOWN_RANKS + 1)
-    moved_V, shifted_V = change_SV[0, :SHOWN_RANKS], probability_change(logit_SV, change_SV)[0, :SHOWN_RANKS]
-    axes.bar(ranks - 0.2, moved_V.numpy(), width=0.4, color=COLOURS[1], label="logit")
-    axes.bar(ranks + 0.2, shifted_V.numpy(), width=0.4, color=COLOURS[2], label="probability")
-    axes.axhline(0.0, color=MUTED, linewidth=0.8)
-    axes.set_xticks(ranks)
-    _label(
-        axes, f"one negative update on rank {ONE_UPDATE_RANK}", "first-order change (Lemma 2)", "rank", "lower right"
-    )
 
 
 def _draw_penalised(axes: Axes, measured: Measured) -> None:

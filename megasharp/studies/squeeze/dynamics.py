@@ -35,20 +35,16 @@ def peak(entropy: float = math.log(PLATEAU)) -> Floats:
     low, high = 1.0 / VOCABULARY, 1.0
     for _ in range(200):
         middle = (low + high) / 2.0
+        rest = 1.0 - middle
+        spread = rest * math.log(rest / (VOCABULARY - 1)) if rest > 0.0 else 0.0
         # The entropy falls as the top grows from 1/V to 1.
-        low, high = (middle, high) if _entropy_of_top(middle) > entropy else (low, middle)
+        low, high = (middle, high) if -middle * math.log(middle) - spread > entropy else (low, middle)
     return with_top(low)
 
 
 def with_top(top: float) -> Floats:
     """Return a distribution whose rank 1 has `top` and whose others share the rest evenly, [V]."""
     return np.concatenate([[top], np.full(VOCABULARY - 1, (1.0 - top) / (VOCABULARY - 1))])
-
-
-def _entropy_of_top(top: float) -> float:
-    rest = 1.0 - top
-    spread = rest * math.log(rest / (VOCABULARY - 1)) if rest > 0.0 else 0.0
-    return -top * math.log(top) - spread
 
 
 def distinct(p_V: Floats, samples: int) -> float:

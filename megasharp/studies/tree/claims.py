@@ -169,13 +169,18 @@ def tables(results: Results) -> tuple[Table, ...]:
     betas = (((beta,), sgd[at_entropy(beta)]) for beta in BETAS)
     strengths = (((n, alpha), sgd[casp(n, alpha)]) for n in TOPNS for alpha in ALPHAS)
     variants = (((name,), sgd[setting]) for name, setting in VARIANTS.items())
+    modes: list[tuple[Cell, ...]] = []
+    for name, setting in MAIN.items():
+        mean_M = sgd[setting].mode_probability_RM.mean(axis=0)
+        modes.append((name, *(float(p) for p in mean_M), float(1.0 - mean_M.sum())))
+    heads = ("method", *MODES, "not rewarded")
     return (
         _table("methods", "2510.14807 figure 5", ("method", "paper"), methods),
         _table("entropy", "entropy bonus, by coefficient", ("beta",), betas),
         _table("casp", "CaSP, by N and alpha (lambda 1.1, no gate)", ("N", "alpha"), strengths),
         _table("variants", "CaSP, other variants", ("variant",), variants),
         _table("rates", "other learning rates and Adam", ("method", "optimizer", "lr"), _rates(results)),
-        _modes(sgd),
+        Table("modes", "exact probability of each mode, mean over seeds", heads, tuple(modes)),
     )
 
 
@@ -194,15 +199,6 @@ def _rates(results: Results) -> Iterable[tuple[tuple[Cell, ...], Result]]:
             yield (name, "SGD", lr), results.sgd[at_rate(setting, lr)]
         for lr in ADAM_RATES:
             yield (name, "Adam", lr), results.adam[at_rate(setting, lr)]
-
-
-def _modes(sgd: Mapping[Setting, Result]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for name, setting in MAIN.items():
-        mean_M = sgd[setting].mode_probability_RM.mean(axis=0)
-        rows.append((name, *(float(p) for p in mean_M), float(1.0 - mean_M.sum())))
-    title = "exact probability of each mode, mean over seeds"
-    return Table("modes", title, ("method", *MODES, "not rewarded"), tuple(rows))
 
 
 _PAPER_TITLES = {"GRPO": "paper: 1", "GRPO + entropy": "paper: 6, .48", "CaSP": "paper: 6, 1.00"}

@@ -156,8 +156,15 @@ def gradient(policy_RDV: Floats, batch: Batch, columns: Columns) -> Floats:
     """Return the gradient of the objective, which is maximised, with respect to the logits, [R, D, V]."""
     rank_RDV = ranks(policy_RDV)
     entropy_RD = entropy(policy_RDV)
-    weight_RGL, spread_RGL = _weights(batch, rank_RDV, entropy_RD, columns)
-    state_RGL = np.arange(len(policy_RDV))[:, None, None] * STATES + batch.state_RGL
+    # Per action: the weight of its update, and the part of it that goes to the candidates.
+    run_R11 = np.arange(len(policy_RDV))[:, None, None]
+    advantage_RGL = np.broadcast_to(batch.advantage_RG[..., None], batch.state_RGL.shape)
+    gate_RGL = gate(entropy_RD[run_R11, batch.state_RGL], columns.quantile_R)
+    is_top1_RGL = rank_RDV[run_R11, batch.state_RGL, batch.action_RGL] == 0
+    punished_RGL = gate_RGL & is_top1_RGL & (advantage_RGL < 0)
+    weight_RGL = np.where(punished_RGL, columns.lambda_R[:, None, None], 1.0) * advantage_RGL
+    spread_RGL = np.where(gate_RGL & (advantage_RGL > 0), columns.alpha_R[:, None, None], 0.0) * weight_RGL
+    state_RGL = run_R11 * STATES + batch.state_RGL
     sampled_RDV = _total(4 * state_RGL + batch.action_RGL, weight_RGL - spread_RGL, policy_RDV.shape)
     spread_RD = _total(state_RGL, spread_RGL, entropy_RD.shape)
     visits_RD = _total(state_RGL, np.ones_like(weight_RGL), entropy_RD.shape)
@@ -171,18 +178,6 @@ def gradient(policy_RDV: Floats, batch: Batch, columns: Columns) -> Floats:
     entropy_gradient_RDV = -policy_RDV * (log_RDV + entropy_RD[..., None])
     total_RDV = pulled_RDV + bonus_RD[..., None] * entropy_gradient_RDV
     return np.asarray(total_RDV / (batch.advantage_RG.shape[1] * HORIZON))
-
-
-def _weights(batch: Batch, rank_RDV: Counts, entropy_RD: Floats, columns: Columns) -> tuple[Floats, Floats]:
-    """Return per action the weight of its update, and the part of it that goes to the candidates; both [R, G, L]."""
-    run_R11 = np.arange(len(rank_RDV))[:, None, None]
-    advantage_RGL = np.broadcast_to(batch.advantage_RG[..., None], batch.state_RGL.shape)
-    gate_RGL = gate(entropy_RD[run_R11, batch.state_RGL], columns.quantile_R)
-    is_top1_RGL = rank_RDV[run_R11, batch.state_RGL, batch.action_RGL] == 0
-    punished_RGL = gate_RGL & is_top1_RGL & (advantage_RGL < 0)
-    weight_RGL = np.where(punished_RGL, columns.lambda_R[:, None, None], 1.0) * advantage_RGL
-    spread_RGL = np.where(gate_RGL & (advantage_RGL > 0), columns.alpha_R[:, None, None], 0.0) * weight_RGL
-    return weight_RGL, spread_RGL
 
 
 def ranks(policy_RDV: Floats) -> Counts:
