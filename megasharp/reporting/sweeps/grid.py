@@ -232,7 +232,13 @@ def _cell(
         "-".join([*([name] if name else []), *(_axis_text(key, value) for key, value in values.items())]) or config.name
     )
     run = f"{row}_s{seed}"
-    tree: Tree = {"include": [str(_find_beside(path, item)) for item in (config.run, *case.include)]}
+    files = []
+    for item in (config.run, *case.include):
+        found = find(item, path.resolve().parent)
+        if not found.is_file():
+            raise UserError(f"{path}: no file {item!r} beside it, in {Path.cwd()} or among the presets in {PRESETS}")
+        files.append(str(found.resolve()))
+    tree: Tree = {"include": [*files]}
     for keys in (config.set, case.set, values):
         tree = merge(tree, nested(keys))
     return Cell(run, row, name, seed, merge(tree, {"name": run, "seed": seed}))
@@ -244,14 +250,6 @@ def _axis_text(key: str, value: JsonValue) -> str:
     if isinstance(value, list):
         shown = "+".join(map(str, value))
     return f"{key.rpartition('.')[2]}{shown}"
-
-
-def _find_beside(sweep: Path, item: str) -> Path:
-    """Find a file that a sweep names, in the places where a run file's include is found."""
-    found = find(item, sweep.resolve().parent)
-    if not found.is_file():
-        raise UserError(f"{sweep}: no file {item!r} beside it, in {Path.cwd()} or among the presets in {PRESETS}")
-    return found.resolve()
 
 
 def nested(keys: Mapping[str, JsonValue]) -> Tree:

@@ -154,7 +154,11 @@ def markdown(rows: Sequence[Row], ks: Sequence[int], against: str | None) -> str
     heads = [_BESIDE.get(name, name) for name in shown]
     cells = []
     for row in rows:
-        estimates = [_estimate(row.figures[name], len(row.seeds)) if name in row.figures else "" for name in shown]
+        estimates = []
+        for found in (row.figures.get(name) for name in shown):
+            text = f"{found.mean:.3f} [{found.interval.low:.3f}, {found.interval.high:.3f}]" if found else ""
+            several = f"<br>{found.lowest:.3f} to {found.highest:.3f}" if found and len(row.seeds) > 1 else ""
+            estimates.append(text + several)
         cells.append([f"`{row.name}`", str(len(row.seeds)), *estimates])
     lines = [*_lines(["", "runs", *heads], cells)]
     beside = [row for row in rows if row.difference]
@@ -186,11 +190,6 @@ def _lines(heads: Sequence[str], rows: Iterable[list[str]]) -> Iterator[str]:
     yield "|---" * len(heads) + "|"
     for row in rows:
         yield f"| {' | '.join(row)} |"
-
-
-def _estimate(found: Estimate, runs: int) -> str:
-    interval = f"{found.mean:.3f} [{found.interval.low:.3f}, {found.interval.high:.3f}]"
-    return f"{interval}<br>{found.lowest:.3f} to {found.highest:.3f}" if runs > 1 else interval
 
 
 def _difference(found: Estimate, runs: int) -> str:

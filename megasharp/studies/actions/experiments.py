@@ -317,11 +317,6 @@ _STAGES = ("peak a1", "at step", "a2 there", "lowest a2", "step a2 > .5", "seeds
 
 def tabulate(results: Results) -> tuple[Table, ...]:
     """Make all tables, in the paper's order."""
-    of_training = (_figure_1, _group_sizes, _temperatures, _four)
-    return (_theorem(), *(table(results) for table in of_training))
-
-
-def _theorem() -> Table:
     lines: list[tuple[Cell, ...]] = []
     for rule in RULES:
         ratios = [theorem_ratio(rule, np.array(START), np.array(REWARDS), size) for size in GROUP_SIZES]
@@ -330,7 +325,9 @@ def _theorem() -> Table:
         f"Algorithm 1's expected update over Theorem 1's, by enumeration (r {slashed(REWARDS)}, pi {slashed(START)})"
     )
     columns = ("advantage of a sample", *(f"G={size}" for size in GROUP_SIZES), "not proportional by")
-    return Table("theorem", title, columns, tuple(lines))
+    theorem = Table("theorem", title, columns, tuple(lines))
+    of_training = (_figure_1, _group_sizes, _temperatures, _four)
+    return (theorem, *(table(results) for table in of_training))
 
 
 def _stages(result: Result) -> tuple[Cell, ...]:

@@ -297,7 +297,16 @@ def draw(results: Results, trajectory: Trajectory) -> Figure:
     panels = [figure.add_subplot(2, 3, index + 1) for index in range(6)]
     for axes in panels:
         dress(axes)
-    _draw_seeds(panels[0], trajectory)
+    seen: set[str] = set()
+    for policy_TV in trajectory.policy_RTV[:SHOWN_SEEDS]:
+        winner, colour = ("Cat", COLOURS[1]) if policy_TV[-1, CAT] > policy_TV[-1, PERSIAN] else ("Persian", COLOURS[2])
+        label = None if winner in seen else f"{winner} wins"
+        panels[0].plot(policy_TV[:, CAT], color=colour, linewidth=1.2, alpha=0.75, label=label)
+        seen.add(winner)
+    panels[0].set_ylim(-0.02, 1.17)
+    panels[0].set_yticks(np.linspace(0.0, 1.0, 6))
+    _legend(panels[0], "upper right", columns=2)
+    _label(panels[0], f"raw rewards, G={GROUP_SIZE}, SGD", f"p(Cat) on the Persian input, {SHOWN_SEEDS} seeds at most")
     for estimator, colour in zip(DISTINCT_ESTIMATORS, COLOURS[1:], strict=False):
         _draw_mean(panels[1], results, replace(PLAIN, estimator=estimator), estimator, colour)
     _shares(panels[1])
@@ -335,19 +344,6 @@ def _label(axes: Axes, title: str, subject: str, x: str = "step") -> None:
 
 def _legend(axes: Axes, place: str, columns: int = 1) -> None:
     axes.legend(fontsize=7.5, loc=place, ncol=columns, frameon=True, framealpha=0.9, edgecolor="none")
-
-
-def _draw_seeds(axes: Axes, trajectory: Trajectory) -> None:
-    seen: set[str] = set()
-    for policy_TV in trajectory.policy_RTV[:SHOWN_SEEDS]:
-        winner, colour = ("Cat", COLOURS[1]) if policy_TV[-1, CAT] > policy_TV[-1, PERSIAN] else ("Persian", COLOURS[2])
-        label = None if winner in seen else f"{winner} wins"
-        axes.plot(policy_TV[:, CAT], color=colour, linewidth=1.2, alpha=0.75, label=label)
-        seen.add(winner)
-    axes.set_ylim(-0.02, 1.17)
-    axes.set_yticks(np.linspace(0.0, 1.0, 6))
-    _legend(axes, "upper right", columns=2)
-    _label(axes, f"raw rewards, G={GROUP_SIZE}, SGD", f"p(Cat) on the Persian input, {SHOWN_SEEDS} seeds at most")
 
 
 def _draw_mean(axes: Axes, results: Results, setting: Setting, label: str, colour: str) -> None:

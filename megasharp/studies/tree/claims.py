@@ -214,7 +214,19 @@ def draw(results: Results) -> Figure:
         _draw_policies(axes, name, results.sgd[setting])
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncol=7, fontsize=9, frameon=False, bbox_to_anchor=(0.5, 1.0))
-    _draw_entropy(panels[3], results.sgd)
+    axes = panels[3]
+    dress(axes)
+    found = [results.sgd[at_entropy(beta)] for beta in BETAS]
+    modes = [float(result.modes_R.mean()) / len(MODES) for result in found]
+    accuracy = [result.accuracy for result in found]
+    axes.plot(BETAS, modes, color=COLOURS[1], marker="o", markersize=4, linewidth=1.6, label="modes found / 6")
+    axes.plot(BETAS, accuracy, color=COLOURS[2], marker="s", markersize=4, linewidth=1.6, label="accuracy")
+    axes.axhline(0.48, color=MUTED, linewidth=0.8, linestyle=":")
+    axes.text(0.42, 0.495, "paper's accuracy .48", fontsize=7.5, color=MUTED)
+    axes.set_ylim(0.0, 1.08)
+    axes.set_xlabel("entropy coefficient", fontsize=8, color=MUTED)
+    axes.legend(fontsize=8, loc="lower left", frameon=False)
+    _title(axes, "GRPO + entropy, by coefficient", "mean over seeds")
     _draw_casp(panels[4], results.sgd, "modes")
     _draw_casp(panels[5], results.sgd, "accuracy")
     figure.tight_layout(pad=1.4, w_pad=2.2, h_pad=2.6, rect=(0.0, 0.0, 1.0, 0.95))
@@ -242,21 +254,6 @@ def _draw_policies(axes: Axes, name: str, result: Result) -> None:
     axes.set_xlabel(f"{len(seeds)} seeds", fontsize=8, color=MUTED)
     ours = f"modes found {result.median_modes:g} (median), accuracy {result.accuracy:.3f}"
     _title(axes, name, f"{ours}  ({_PAPER_TITLES[name]})")
-
-
-def _draw_entropy(axes: Axes, sgd: Mapping[Setting, Result]) -> None:
-    dress(axes)
-    found = [sgd[at_entropy(beta)] for beta in BETAS]
-    modes = [float(result.modes_R.mean()) / len(MODES) for result in found]
-    accuracy = [result.accuracy for result in found]
-    axes.plot(BETAS, modes, color=COLOURS[1], marker="o", markersize=4, linewidth=1.6, label="modes found / 6")
-    axes.plot(BETAS, accuracy, color=COLOURS[2], marker="s", markersize=4, linewidth=1.6, label="accuracy")
-    axes.axhline(0.48, color=MUTED, linewidth=0.8, linestyle=":")
-    axes.text(0.42, 0.495, "paper's accuracy .48", fontsize=7.5, color=MUTED)
-    axes.set_ylim(0.0, 1.08)
-    axes.set_xlabel("entropy coefficient", fontsize=8, color=MUTED)
-    axes.legend(fontsize=8, loc="lower left", frameon=False)
-    _title(axes, "GRPO + entropy, by coefficient", "mean over seeds")
 
 
 def _draw_casp(axes: Axes, sgd: Mapping[Setting, Result], what: str) -> None:
