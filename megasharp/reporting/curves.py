@@ -130,17 +130,17 @@ Series = Sequence[tuple[int, float]]
 
 
 def plot_runs(figures: Mapping[str, Mapping[str, Series]], path: Path) -> Path:
-    """Draw each of `figures` (by name, then by run: points of step and value) as one panel to the PNG `path`.
+    """Draw each metric of `figures` (by name, then by run: points of step and value) as one panel to the PNG `path`.
 
     Every run has one colour in all panels, named once below them. Long curves of steps, which are noisy, are shown as
     running means; evaluations are shown as they are.
 
     Raises:
-        UserError: no figure has a point, or the file cannot be written.
+        UserError: no metric has a point, or the file cannot be written.
     """
     panels = {name: runs for name, runs in figures.items() if any(runs.values())}
     if not panels:
-        raise UserError(f"{path}: nothing to draw; these runs have no figures yet")
+        raise UserError(f"{path}: nothing to draw; these runs have no metrics yet")
     names = dict.fromkeys(run for runs in figures.values() for run in runs)
     colours = dict(zip(names, cycle(COLOURS[1:]), strict=False))
     columns = min(3, len(panels))

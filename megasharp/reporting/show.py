@@ -259,8 +259,8 @@ def _decisions(history: RunHistory) -> Iterator[str]:
 
 def _trends(found: list[Trend]) -> RenderableType:
     if not found:
-        return Text("no figures yet")
-    table = Columns("figure", "", "first", "best", "last", style="dim")
+        return Text("no metrics yet")
+    table = Columns("metric", "", "first", "best", "last", style="dim")
     for trend in found:
         values = [value for _, value in trend.points]
         best = f"{trend.best[1]:.3f} at {trend.best[0]}" if trend.best else ""

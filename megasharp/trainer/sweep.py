@@ -85,7 +85,7 @@ class Sweep:
 
     def tell(self, out: Path | None) -> None:
         """Table, CSV and picture of what is finished, in `out` or the sweep's folder."""
-        from megasharp.reporting.sweeps.command import write_results
+        from megasharp.reporting.sweeps.results import write_results
 
         finished = {cell: self._folder / cell.name for cell in self._cells if self._state(cell) == _FINISHED}
         for cell in finished:

@@ -179,7 +179,7 @@ def test_a_screen_tells_attempts_checkpoints_and_decisions(run: Folder) -> None:
 def test_a_run_that_has_only_begun_and_one_without_evaluations_are_shown(run: Folder) -> None:
     run.config()
     page = printed(screen(read_run(run.root)))
-    assert "never trained a step  step 0 of 10, 0%" in page and "no figures yet" in page and "goodput" not in page
+    assert "never trained a step  step 0 of 10, 0%" in page and "no metrics yet" in page and "goodput" not in page
     run.rows(steps(1, 3))
     page = printed(screen(read_run(run.root)))
     assert "reward" in page and "0.010" in page and "0.030 at 3" in page and "pass@" not in page

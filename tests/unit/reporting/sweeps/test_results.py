@@ -14,9 +14,8 @@ from megasharp.evals.result import EvalSetting, summarize
 from megasharp.evals.result_files import save
 from megasharp.evals.samples import ProblemResult
 from megasharp.reporting.history import read_run
-from megasharp.reporting.sweeps.command import write_results
 from megasharp.reporting.sweeps.grid import CaseConfig, Cell, ResultsConfig, SweepConfig
-from megasharp.reporting.sweeps.results import MEAN, Estimate, Row, frame, markdown, measure, rows
+from megasharp.reporting.sweeps.results import MEAN, Estimate, Row, frame, markdown, measure, rows, write_results
 
 N = 4
 KS = (1, 2, 4)
