@@ -1,1 +1,1 @@
-"""Configuration: strict loading (`core`) and the whole schema of one run (`run`)."""
+"""Configuration: strict loading (`core`) and the schema of a run (`run_config`)."""

@@ -1,14 +1,12 @@
-"""Strict configuration: a base class that refuses unknown keys, YAML with includes, dotted overrides.
+"""Strict configuration: YAML with includes, dotted overrides, validation; and where a path in a file leads.
 
 Every mistake becomes one `UserError` line that names the file and the key.
-
-Where a path in a configuration leads: beside its file, from the working directory, or among what megasharp ships.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -25,12 +23,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
 PRESETS = SHIPPED / "configs"
 
-# The keys of a run that hold a path, or a list of them.
-PATH_KEYS = ("model.path", "data.path", "recipe.dlc.memory.path", "rollout.python", "eval.suites")
-
 
 def find(path: str, beside: Path | None = None) -> Path:
-    """The first that exists of: below the folder `beside`, as written, what megasharp ships, one of its presets.
+    """Return the first that exists: below the folder `beside`, as written, in what megasharp ships, in its presets.
 
     As written means from the working directory. A path that exists nowhere is returned as written, for the caller's
     own message.
@@ -42,8 +37,10 @@ def find(path: str, beside: Path | None = None) -> Path:
     return next((place for place in (*near, written, SHIPPED / written, PRESETS / written) if place.exists()), written)
 
 
-# The tree as YAML gives it, before validation: it never leaves this room.
+# The tree as YAML gives it, before validation: it never leaves this package.
 Tree = dict[str, Any]
+# Takes a file's own tree and the file's path, and returns the tree that is laid over what the file includes.
+Rewrite = Callable[[Tree, Path], Tree]
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,7 +68,7 @@ for _yaml in (_Loader, _Dumper):
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value written in `text`. Raises UserError naming `where` when it is not YAML."""
+    """Return the value written in `text`. Raises UserError naming `where` when it is not YAML."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -79,7 +76,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def merge(base: Tree, over: Tree) -> Tree:
-    """`base` with `over` laid on top: tables merge key by key, anything else is replaced."""
+    """Lay `over` on `base`: tables merge key by key, any other value is replaced."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -88,7 +85,7 @@ def merge(base: Tree, over: Tree) -> Tree:
 
 
 def flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every value of `tree` with its dotted path; an empty table is a value."""
+    """Yield every value of `tree` with its dotted path; an empty table is a value."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -96,11 +93,11 @@ def flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield f"{prefix}{key}", value
 
 
-def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> Tree:
+def read_tree(path: Path, rewrite: Rewrite = lambda tree, _: tree, seen: tuple[Path, ...] = ()) -> Tree:
     """Read a YAML file and the pieces it includes; later pieces win, the file itself wins over all of them.
 
     An include is looked up beside the file, from the working directory, and among the shipped presets, in this order.
-    So is a path of the run's (`PATH_KEYS`): one that exists beside the file is absolute in the tree.
+    `seen` are the files that led to this one. Raises UserError for a file that cannot be read, or includes itself.
     """
     path = path.resolve()
     if path in seen:
@@ -112,47 +109,23 @@ def read_tree(path: Path, seen: tuple[Path, ...] = ()) -> Tree:
     tree = parse_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a table of keys, found {type(tree).__name__}")
-    return included(tree, path, seen)
+    return included(tree, path, rewrite, seen)
 
 
-def included(tree: Tree, path: Path, seen: tuple[Path, ...] = ()) -> Tree:
-    """`tree`, the content of a file at `path`, over the pieces that it includes. Raises UserError."""
+def included(tree: Tree, path: Path, rewrite: Rewrite = lambda tree, _: tree, seen: tuple[Path, ...] = ()) -> Tree:
+    """Lay `tree`, the content of a file at `path`, over the pieces that it includes. Raises UserError."""
     tree = dict(tree)
     includes = tree.pop("include", [])
     if not isinstance(includes, list) or not all(isinstance(item, str) for item in includes):
         raise UserError(f"{path}: include: expected a list of file names")
     merged: Tree = {}
     for item in includes:
-        merged = merge(merged, read_tree(find(item, path.parent), (*seen, path)))
-    return merge(merged, _with_paths(tree, path.parent.absolute()))
+        merged = merge(merged, read_tree(find(item, path.parent), rewrite, (*seen, path)))
+    return merge(merged, rewrite(tree, path))
 
 
-def _with_paths(tree: Tree, folder: Path) -> Tree:
-    """`tree`, read from a file in `folder`, with its paths as they are meant there."""
-    for key in PATH_KEYS:
-        value: Any = tree
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        if isinstance(value, str):
-            tree = merge(tree, _nested(key, _meant(value, folder)))
-        elif isinstance(value, list):
-            tree = merge(tree, _nested(key, [_meant(item, folder) for item in value]))
-    return tree
-
-
-def _meant(item: Any, folder: Path) -> Any:
-    """The absolute path of what exists in `folder` and is not what the working directory has there; else the item.
-
-    A file that is read where it lies keeps its words, so that a run goes on with the configuration it was stored with.
-    """
-    if not isinstance(item, str) or not item:
-        return item
-    near, written = folder / item, Path(item).expanduser()
-    return str(near) if near.exists() and not (written.exists() and near.samefile(written)) else item
-
-
-def _nested(key: str, value: Any) -> Tree:
-    """A value below the tables of its dotted key."""
+def nested(key: str, value: Any) -> Tree:
+    """Put a value below the tables of its dotted key."""
     for part in reversed(key.split(".")):
         value = {part: value}
     tree: Tree = value
@@ -165,7 +138,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
         key, equals, text = item.partition("=")
         if not equals or not key or not all(key.split(".")):
             raise UserError(f"override {item!r}: expected key=value with a dotted key, such as policy.tp=2")
-        tree = merge(tree, _nested(key, parse_yaml(text, f"override {item!r}")))
+        tree = merge(tree, nested(key, parse_yaml(text, f"override {item!r}")))
     return tree
 
 
@@ -182,7 +155,9 @@ def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
         first = mistakes[_most_telling(paths, mistakes)]
         path = _path(tree, first)
         key = ".".join(str(part) for part in path)
-        others = len({other for other in paths if not _leads_to(other, paths)}) - 1
+        # A place that leads to another mistake is the same mistake, seen from further up.
+        ends = {path for path in paths if not any(len(p) > len(path) and p[: len(path)] == path for p in paths)}
+        others = len(ends) - 1
         more = f" (and {others} more)" if others > 0 else ""
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
@@ -203,7 +178,7 @@ _Path = tuple[int | str, ...]
 
 
 def _path(tree: Tree, error: ErrorDetails) -> _Path:
-    """Where in the user's tree a mistake is: pydantic also names the alternative of a union that it tried."""
+    """Return the place of a mistake in the user's tree, without the alternatives of unions that pydantic names too."""
     node: Any = tree
     path: list[int | str] = []
     for number, part in enumerate(error["loc"], start=1):
@@ -217,12 +192,8 @@ def _path(tree: Tree, error: ErrorDetails) -> _Path:
     return tuple(path)
 
 
-def _leads_to(path: _Path, others: Sequence[_Path]) -> bool:
-    return any(len(other) > len(path) and other[: len(path)] == path for other in others)
-
-
 def _most_telling(paths: Sequence[_Path], mistakes: Sequence[ErrorDetails]) -> int:
-    """The first mistake, or the one deepest inside the same value: that union alternative came closest.
+    """Choose the first mistake, or the one deepest inside the same value: that union alternative came closest.
 
     Of several there an unknown key: it says which keys there are.
     """
@@ -231,7 +202,7 @@ def _most_telling(paths: Sequence[_Path], mistakes: Sequence[ErrorDetails]) -> i
 
 
 def _nearest(schema: type[BaseModel], location: _Path) -> str:
-    """A hint with the keys that exist at the place of an unknown key."""
+    """Return a hint with the keys that exist at the place of an unknown key."""
     tables: list[type[BaseModel]] = [schema]
     named = False
     for part in location[:-1]:
@@ -257,18 +228,18 @@ def _nearest(schema: type[BaseModel], location: _Path) -> str:
 
 
 def tables_in(annotation: Any) -> list[type[BaseModel]]:
-    """The tables among a field's alternatives, in a list or a table of them too."""
+    """Return the tables among a field's alternatives, also those in a list or a table of them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [table for one in get_args(annotation) for table in tables_in(one)]
 
 
 def dump_yaml(section: Section) -> str:
-    """The resolved configuration as YAML, keys in schema order."""
+    """Return the resolved configuration as YAML, keys in schema order."""
     return dump_tree(section.model_dump(mode="json"))
 
 
 def dump_tree(tree: Tree) -> str:
-    """A tree as YAML that `read_tree` reads back."""
+    """Return a tree as YAML that `read_tree` reads back."""
     text: str = yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text

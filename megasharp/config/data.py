@@ -1,4 +1,4 @@
-"""What is trained on: problems, how much is asked of them, and who judges the responses."""
+"""Training data: problems, batch sizes and length limits, and the judge of responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SandboxKind = Literal["bubblewrap", "none"]
 
 
 class StagnationConfig(Section):
-    """True when a figure of the evaluations, such as `eval/<suite>/pass@1`, has stopped growing.
+    """True when a metric of the evaluations, such as `eval/<suite>/pass@1`, has stopped growing.
 
     That is: `patience` scheduled evaluations in a row are not above the best by more than `min_improvement`.
     """
@@ -36,7 +36,7 @@ class StagnationConfig(Section):
 
 
 class ThresholdConfig(Section):
-    """True when the mean of a figure of the training steps over the last `steps` of them is above `value`."""
+    """True when the mean of a training metric over the last `steps` steps is above `value`."""
 
     metric: Literal["rollout/truncated", "rollout/length_mean"] = Field(
         description="Training metric to watch: rollout/truncated, the share of responses cut off at the limit, or "
@@ -56,7 +56,7 @@ class ThresholdConfig(Section):
 
 
 class LengthStageConfig(Section):
-    """Responses have this limit until the first of its ends: a step, a threshold, an evaluation that stagnates."""
+    """A limit on responses until the first of its ends: a step, a threshold, an evaluation that stagnates."""
 
     until: int | None = Field(
         default=None,
@@ -82,11 +82,11 @@ class LengthStageConfig(Section):
 
 
 class DataConfig(Section):
-    """Where prompts come from and how much is asked of them, lengths in tokens.
+    """Source of the prompts, number of prompts and responses per step, and length limits in tokens.
 
-    Problems are those of a `task` in the file `path`, or of a data `set`, from the hub, or from `path` where files of
-    the set's own schema lie. `prompt` is another template than the set's. `stages` come before `max_response_tokens`,
-    which holds for the rest of the run.
+    Problems are those of a `task` in the file `path`, or of a data `set`, from the hub or from `path` in the set's own
+    schema. `prompt` replaces the set's template. `stages` come before `max_response_tokens`, which holds for the rest
+    of the run.
     """
 
     task: str | None = Field(
@@ -148,23 +148,22 @@ class DataConfig(Section):
 
     @property
     def name(self) -> str:
-        """The task or the set, as messages call it."""
+        """Name of the set or the task, for messages."""
         return self.set or self.task or ""
 
     @property
     def largest_response(self) -> int:
-        """The largest limit of all stages: what room is planned for, and what a token's constant share is of."""
+        """Largest response limit of all stages: memory is planned for it, and token_sum_over_constant divides by it."""
         return max(self.max_response_tokens, *(stage.max_response_tokens for stage in self.stages), 1)
 
 
 class RewardConfig(Section):
-    """Where verification runs: 0 workers is in the driver, right for verifiers that only compute.
+    """Verification of responses: in the driver with 0 workers, which suits verifiers that only compute.
 
-    Without the key it is 0, but 1 to 4 for a `function` and for tasks whose verifier may take for ever, `math` among
-    them. Worker processes are killed and replaced when a response takes them longer than `timeout_s`. `function`,
-    written `package.module:function`, judges training's responses in place of the task's verifier; evaluations keep
-    theirs.
-    Programs that the model writes run in a sandbox of bubblewrap's; with none they have this user's rights.
+    Without the key it is 0, but 1 to 4 for a `function` and for tasks such as `math` whose verifier can hang. A worker
+    process is killed and replaced when a response takes longer than `timeout_s`. `function`, written
+    `package.module:function`, judges training responses instead of the task's verifier; evaluations keep the verifier.
+    Programs that the model writes run in bubblewrap; with `sandbox: none` they have this user's rights.
     """
 
     workers: int | None = Field(

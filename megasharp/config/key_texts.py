@@ -1,4 +1,4 @@
-"""What `megasharp config` prints: all keys of a run file with their defaults, one key's text, a schema for editors."""
+"""Texts of `megasharp config`: all keys of a run file with their defaults, one key's meaning, a schema for editors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BOUNDS = {
 
 
 def config_text(key: str = "", *, json_schema: bool = False) -> str:
-    """The answer to `megasharp config`, without a last line break. Raises UserError for a key that does not exist."""
+    """Return the answer to `megasharp config`, without a last line break. Raises UserError for an unknown key."""
     if json_schema:
         if key:
             raise UserError(f"config: --json-schema is of all keys; leave {key} out")
@@ -41,7 +41,10 @@ def config_text(key: str = "", *, json_schema: bool = False) -> str:
 
 
 def describe_key(key: str) -> str:
-    """A key's type, default and description, and the keys below it. Raises UserError naming a close one if unknown."""
+    """Return a key's type, default and description, and the keys below it.
+
+    Raises UserError for an unknown key, naming a close one.
+    """
     keys = dict(described_keys(RunConfig))
     if key not in keys:
         last = [each for each in keys if each.endswith(f".{key}")]
@@ -60,7 +63,7 @@ def describe_key(key: str) -> str:
 
 
 def editor_schema() -> dict[str, Any]:
-    """A JSON schema of run files, for editors that complete and check YAML.
+    """Return a JSON schema of run files, for editors that complete and check YAML.
 
     It requires no key: a file may get its required ones from what it includes, or from the command line.
     """
@@ -77,7 +80,7 @@ def editor_schema() -> dict[str, Any]:
 
 
 def described_keys(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[type[BaseModel], str]]]:
-    """Every key of `table` and of the tables below it, by dotted path, with the table and the name it has there."""
+    """Yield every key of `table` and of the tables below it, by dotted path, with its table and its name there."""
     for name, field in table.model_fields.items():
         yield f"{prefix}{name}", (table, name)
         for inner in tables_in(field.annotation):
@@ -85,7 +88,7 @@ def described_keys(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[s
 
 
 def _tree(table: type[BaseModel], indent: str = "") -> Iterator[str]:
-    """The keys of `table` as lines of YAML."""
+    """Yield the keys of `table` as lines of YAML."""
     for name, field in table.model_fields.items():
         inner = tables_in(field.annotation)
         if _is_table(field) and inner[0].model_fields:
@@ -102,19 +105,19 @@ def _tree(table: type[BaseModel], indent: str = "") -> Iterator[str]:
 
 
 def _is_table(field: FieldInfo) -> bool:
-    """Whether the key is a table and nothing else, so that its keys stand below it."""
+    """Return whether the key is a table and nothing else, so that its keys stand below it."""
     return isclass(field.annotation) and issubclass(field.annotation, BaseModel)
 
 
 def _value(default: object) -> str:
-    """A default in YAML, on one line."""
+    """Return a default in YAML, on one line."""
     if isinstance(default, list):
         return f"[{', '.join(map(_value, default))}]"
     return default if isinstance(default, str) else json.dumps(default)
 
 
 def _type(schema: _Schema) -> str:
-    """A type in words."""
+    """Return a type in words."""
     if "anyOf" in schema:
         return " | ".join(map(_type, schema["anyOf"]))
     if "enum" in schema or "const" in schema:

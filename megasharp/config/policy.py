@@ -118,17 +118,10 @@ class LoraConfig(Section):
 class PolicyConfig(Section):
     """The policy under training and how it is split over ranks; dp follows from the world size.
 
-    `device: auto` is a GPU where the file asks for some (`cluster.gpus_per_node`) or a run without Ray finds one.
-
-    `head: chunked` computes logits a thousand tokens at a time and once more in backward, instead of holding those of a
-    whole micro-batch: less memory for one matrix product of the output layer more.
-    `transformer_engine`: layers of NVIDIA's modules; auto takes them on GPUs where they are installed. `fp8`: they
-    multiply in 8 bits, with scales as `fp8_recipe` says. `overlap`: data-parallel ranks exchange gradients and weights
-    while they compute; auto on GPUs with more than one of them.
-    `recompute_modules`: what `recompute: selective` computes twice, by Megatron's names; its other ones are of other
-    models, but for `layernorm`, which asks for Transformer Engine, whose layers have no norms of their own to save.
-    `optimizer_offload`: main weights and moments (12 bytes a parameter) lie in page-locked host memory and pass through
-    the GPU in each step; `offload` only frees the GPU while engines sample.
+    `optimizer_offload` and `offload` differ: the first keeps main weights and moments in host memory and streams them
+    through the GPU in each step, the second only frees the GPU while engines sample. Of Megatron's names for
+    `recompute_modules` two are offered: the others belong to other models, and `layernorm` needs Transformer Engine,
+    whose layers have no norms of their own to save.
     """
 
     device: Literal["auto", "cuda", "cpu"] = Field(

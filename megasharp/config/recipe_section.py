@@ -1,6 +1,6 @@
-"""Which methods train, with their options, until which step, and when reference and optimizer are reset.
+"""The recipe of a run: its methods with their options, the schedule of methods, and resets.
 
-The tables come from the table of methods, so a new method brings its own keys.
+The tables of options come from the table of methods, so a new method brings its own keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_serializer
 
 from megasharp.algos import METHODS
-from megasharp.algos.base import Method, MethodParams, Reduction
+from megasharp.algos.base import MethodParams, Reduction
 from megasharp.common.section import Section
 from megasharp.config.data import StagnationConfig
 
@@ -19,7 +19,7 @@ ReductionName = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum
 
 
 class ScheduleStage(Section):
-    """Until this step the run uses these methods instead of `recipe.methods`."""
+    """Other methods than `recipe.methods`, until this step."""
 
     until: int = Field(
         ge=1,
@@ -49,7 +49,7 @@ class ResetConfig(Section):
 
 
 class RecipeBase(Section):
-    """Which methods train; each method's parameters stand in a table of its name."""
+    """The methods that train; the parameters of each are in a table of its name."""
 
     methods: list[str] = Field(
         default=["grpo"],
@@ -79,12 +79,12 @@ class RecipeBase(Section):
     )
 
     def params(self) -> Mapping[str, MethodParams]:
-        """Every built method's parameter table, by name."""
+        """Return the parameter table of every method, by name."""
         return {name: getattr(self, name) for name in METHODS}
 
     @model_serializer(mode="wrap")
     def _tables_as_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A method's table holds only what was set in it: a default written out would override a bundle's value."""
+        """Write only what was set in a method's table: a default written out would override a bundle's value."""
         tree: dict[str, Any] = handler(self)
         for name, params in self.params().items():
             written = params.model_dump(mode="json", exclude_unset=True)
@@ -94,24 +94,19 @@ class RecipeBase(Section):
         return tree
 
     def chosen_reduction(self) -> Reduction | None:
-        """The reduction set by hand, or None to let the methods prescribe it."""
+        """Return the reduction set by hand, or None to let the methods prescribe it."""
         return Reduction(self.reduction) if self.reduction else None
 
 
-def _options(name: str, method: type[Method[Any]]) -> str:
-    """The description of a method's table."""
-    opening = f"Options of {name}" if method.Params.model_fields else f"{name} has no options"
-    return f"{opening}: {method.options}"
-
-
 def _recipe_schema() -> type[RecipeBase]:
-    named: dict[str, Any] = {
-        name: (method.Params, Field(default=method.Params(), description=_options(name, method)))
-        for name, method in METHODS.items()
-    }
+    named: dict[str, Any] = {}
+    for name, method in METHODS.items():
+        opening = f"Options of {name}" if method.Params.model_fields else f"{name} has no options"
+        named[name] = (method.Params, Field(default=method.Params(), description=f"{opening}: {method.options}"))
     return create_model("RecipeConfig", __base__=RecipeBase, **named)
 
 
+# mypy cannot see the fields that the table of methods adds.
 if TYPE_CHECKING:
     RecipeConfig = RecipeBase
 else:

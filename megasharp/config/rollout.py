@@ -1,4 +1,4 @@
-"""How responses are sampled, how weights reach the engines, and where both sides have their places."""
+"""Sampling of responses, transfer of weights to the engines, and placement of policy and engines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic import Field
 
 from megasharp.common.section import Section
 
-# What a flag of SGLang can be in YAML; the installed SGLang judges names, types and choices.
+# A flag of SGLang in YAML; the installed SGLang checks names, types and choices.
 EngineFlag = int | float | bool | str | list[int | float | bool | str] | None
-# Ways of weights to engines of their own, and all ways: `auto` stands for one of these.
+# Transports of weights to separate engines, and all transports; `auto` stands for one of these.
 FleetTransport = Literal["shared_memory", "ipc", "nccl", "gloo", "disk"]
 Transport = Literal["inprocess", FleetTransport]
 InFlight = Literal["retract", "in_place"]
@@ -18,11 +18,11 @@ EnginePlacement = Literal["colocated", "disaggregated"]
 
 
 class RolloutConfig(Section):
-    """How responses are sampled and by what.
+    """Sampling of training responses, and the engine that does it.
 
-    `oversample` is the share of prompts sampled beyond those wanted. Stragglers, unfinished when enough groups are
-    there, are aborted between steps or kept in flight. A prompt's responses have `request_limit_s` seconds. An engine
-    that is lost begins anew up to `restarts` times within an hour, while another is left.
+    `oversample` is the share of prompts sampled beyond those wanted. Responses that are unfinished when enough groups
+    are there are aborted between steps or kept in flight. The responses of a prompt have `request_limit_s` seconds. A
+    lost engine is restarted up to `restarts` times within an hour, while another one is left.
     """
 
     engine: Literal["inprocess", "sglang"] = Field(
@@ -103,10 +103,10 @@ class RolloutConfig(Section):
 
 
 class SyncConfig(Section):
-    """How weights travel from the learner to the engines.
+    """Transfer of weights from the learner to the engines.
 
     An engine that does not answer one call of a push (a bucket; from disk or to verify, all weights) within `limit_s`
-    seconds is given up, and the push goes on with the others. The default lets 64 GB come at 110 MB/s.
+    seconds is given up, and the push goes on with the others. The default is enough for 64 GB at 110 MB/s.
     """
 
     transport: Literal["auto", Transport] = Field(
@@ -140,7 +140,7 @@ class SyncConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Where processes are placed: a slot for each rank of policy and engines, a GPU and `cpus_per_slot` CPUs.
+    """Placement of processes: each rank of policy and engines has a slot, which is a GPU and `cpus_per_slot` CPUs.
 
     Co-located engines share the policy's slots. With `gpus_per_node` 0 a slot is CPUs only.
     """

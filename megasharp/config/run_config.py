@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from megasharp.common.section import Section
 from megasharp.common.watchdog import STAGE_TIMEOUT_S
-from megasharp.config.core import Tree, apply_overrides, find, included, read_tree, validate
+from megasharp.config.core import Tree, apply_overrides, find, included, merge, nested, read_tree, validate
 from megasharp.config.data import DataConfig, RewardConfig
 from megasharp.config.policy import ModelConfig, PolicyConfig
 from megasharp.config.recipe_section import RecipeConfig
@@ -20,9 +21,9 @@ from megasharp.config.rollout import ClusterConfig, RolloutConfig, SyncConfig
 
 
 class CheckpointConfig(Section):
-    """When a checkpoint is written and which ones stay; the last step always writes one.
+    """Schedule and retention of checkpoints; the last step always writes one.
 
-    `keep_best` names a figure of the evaluations: the step of the best one gets a checkpoint that stays.
+    `keep_best` names a metric of the evaluations: the step of its best value gets a checkpoint that stays.
     """
 
     every: int = Field(
@@ -59,9 +60,8 @@ class EvalConfig(Section):
     """Periodic evaluation: `n` samples per problem, unbiased pass@k for every k in `k` (all k <= n).
 
     The policy alone is sampled; `with_memory` evaluates each suite a second time with DLC's subtraction.
-    `probe` responses, sampled at the first evaluation, are read again at every one: how likely each of their tokens,
-    and what else, has become (0: none; only the in-process engine can).
-    `max_response_tokens` holds for the whole run, so that figures compare; null is the largest limit of training.
+    `probe` responses, sampled at the first evaluation, are scored again at every one, to see how the probabilities of
+    their tokens move. `max_response_tokens` is one limit for the whole run, so that evaluations compare.
     """
 
     every: int = Field(
@@ -124,11 +124,10 @@ class EvalConfig(Section):
 
 
 class LogConfig(Section):
-    """Where figures go besides metrics.jsonl, and of how many of the most probable tokens they tell.
+    """Outputs besides metrics.jsonl: TensorBoard, trackers, and the table of responses of each step.
 
-    `rollout_tokens` bounds the response tokens of a step whose texts and log-probs are in the table of its responses.
-
-    `wandb` is a project (or entity/project), `mlflow` an experiment; keys and servers are those libraries' own matter.
+    `wandb` is a project (or entity/project), `mlflow` an experiment; their libraries read keys and servers from their
+    own environment variables.
     """
 
     tensorboard: bool = Field(
@@ -165,13 +164,13 @@ class LogConfig(Section):
 
     @property
     def trackers(self) -> dict[str, str]:
-        """What each tracker, by its library's name, is to put the run under."""
+        """Project or experiment for each tracker that is on, by the name of its library."""
         asked = {"wandb": self.wandb, "mlflow": self.mlflow}
         return {name: project for name, project in asked.items() if project is not None}
 
 
 class LongStagesConfig(Section):
-    """Seconds for stages that may rightly take long: a start, a step's responses, one suite's samples, a save."""
+    """Time limits in seconds of stages that may rightly take long: start, sampling, one suite's evaluation, a save."""
 
     start: float | None = Field(
         default=7200.0,
@@ -197,12 +196,11 @@ class LongStagesConfig(Section):
 
 
 class GuardConfig(Section):
-    """When the run protects itself: steps in a row that were not applied, gradient spikes, a stage's time in seconds.
+    """Limits at which a run protects itself: steps in a row that were not applied, gradient spikes, stages that hang.
 
-    A stage that takes longer than `stage_timeout_s`, or than its own of `long_stages`, ends the run, with the stacks of
-    all processes in the attempt's logs. Null: no limit.
-    A spike is a gradient norm `spike_sigma` standard deviations above the mean of the last `spike_window` updates.
-    Above `engine_gap`, a step's mean distance in nats of the learner's log-probs from the engine's, the run says so.
+    A stage that takes longer than `stage_timeout_s`, or than its own limit in `long_stages`, ends the run; the stacks
+    of all processes are then in the attempt's logs. A spike is a gradient norm `spike_sigma` standard deviations above
+    the mean of the last `spike_window` updates.
     """
 
     nan_limit: int = Field(
@@ -322,11 +320,46 @@ class RunConfig(Section):
     )
 
 
+# The keys of a run that hold a path, or a list of them.
+PATH_KEYS = ("model.path", "data.path", "recipe.dlc.memory.path", "rollout.python", "eval.suites")
+
+
+def with_paths_beside(tree: Tree, file: Path) -> Tree:
+    """Make the paths in the tree of a run file absolute where they exist beside that file.
+
+    Others are looked up later, from the working directory and in what megasharp ships. What the working directory has
+    at the same place keeps its words, so that a resumed run has the configuration that it was stored with.
+    """
+    folder = file.parent.absolute()
+
+    def beside(item: Any) -> Any:
+        if not isinstance(item, str) or not item:
+            return item
+        near, written = folder / item, Path(item).expanduser()
+        return str(near) if near.exists() and not (written.exists() and near.samefile(written)) else item
+
+    for key in PATH_KEYS:
+        value: Any = tree
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        # Anything else is left to the schema, which says what is wrong with it.
+        if isinstance(value, str):
+            tree = merge(tree, nested(key, beside(value)))
+        elif isinstance(value, list):
+            tree = merge(tree, nested(key, [beside(item) for item in value]))
+    return tree
+
+
 def run_of(tree: Tree, path: Path) -> RunConfig:
-    """The run that a file at `path` with this content stands for. Raises UserError in one line."""
-    return validate(RunConfig, included(tree, path), str(path))
+    """Return the run that a file at `path` with this content stands for. Raises UserError in one line."""
+    return validate(RunConfig, included(tree, path, with_paths_beside), str(path))
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read, merge, override and validate a run file, or a shipped one by its name. Raises UserError in one line."""
-    return validate(RunConfig, apply_overrides(read_tree(find(str(path))), overrides), str(path))
+    """Read, merge, override and validate a run file, or a shipped one by its name.
+
+    Paths in it are found beside the file that has them, from the working directory, or in what megasharp ships. Raises
+    UserError in one line.
+    """
+    tree = read_tree(find(str(path)), with_paths_beside)
+    return validate(RunConfig, apply_overrides(tree, overrides), str(path))

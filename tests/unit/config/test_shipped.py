@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from megasharp.cli.quickstart import write_quickstart
 from megasharp.common.errors import UserError
 from megasharp.config import core
-from megasharp.config.core import PATH_KEYS, PRESETS, SHIPPED, find, included, read_tree
-from megasharp.config.run_config import RunConfig, load_run
+from megasharp.config.core import PRESETS, SHIPPED, find, read_tree
+from megasharp.config.run_config import PATH_KEYS, RunConfig, load_run, with_paths_beside
 from megasharp.evals.groups import load_group
 from megasharp.evals.suites import load_suite
 
@@ -71,6 +71,13 @@ def test_paths_beside_the_run_file_are_found_from_elsewhere(places: Path) -> Non
     assert load_run(places / "run/run.yaml", ["model.path=m"]).model.path == "m", "an override is of the command's"
 
 
+def test_only_a_run_that_is_loaded_gets_paths_beside_its_file(places: Path) -> None:
+    """A stored configuration is read as it was written."""
+    (places / "run/m").mkdir()
+    (places / "run/config.yaml").write_text(RUN)
+    assert read_tree(places / "run/config.yaml")["model"] == {"path": "m"}
+
+
 def test_a_run_file_in_the_working_directory_keeps_its_words(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (places / "run/m").mkdir()
     (places / "run/run.yaml").write_text(RUN)
@@ -80,7 +87,7 @@ def test_a_run_file_in_the_working_directory_keeps_its_words(places: Path, monke
 
 @each_case("tree", [{"model": 3}, {"model": {"path": 3}}, {"model": {"path": ""}}, {"eval": {"suites": [1, None]}}])
 def test_what_is_no_path_is_left_to_the_schema(places: Path, tree: dict[str, Any]) -> None:
-    assert included(tree, places / "run/run.yaml") == tree
+    assert with_paths_beside(tree, places / "run/run.yaml") == tree
 
 
 @each_case("key", PATH_KEYS)
