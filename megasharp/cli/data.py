@@ -31,7 +31,9 @@ def list_command() -> None:
     list_sets(typer.echo)
 
 
-@data_app.command("show")
+@data_app.command(
+    "show", help="How many problems a data set has, how long they are, and the first ones as a model reads them."
+)
 def show(
     name: Annotated[str, typer.Argument(help="A data set's name.")],
     path: Annotated[Path | None, typer.Option(help="Its rows: a file or folder; without it, the hub's.")] = None,
@@ -39,7 +41,6 @@ def show(
     limit: Annotated[int, typer.Option(min=0, help="How many problems to print.")] = 3,
     model: Annotated[Path | None, typer.Option(help="A model's folder: its chat template and tokenizer.")] = None,
 ) -> None:
-    """How many problems a data set has, how long they are, and the first ones as a model reads them."""
     show_set(name, path, prompt, limit, model, typer.echo)
 
 

@@ -1,28 +1,18 @@
-"""What a run decides in its course: a state that checkpoints carry, and the rules that move it.
+"""Decisions that a run takes in its course: a state that checkpoints carry, and the rules that move it.
 
-The state changes only by what is told (a step's figures, an evaluation's), each step's once, so a run that is stopped
-and resumed decides as one that was not.
+The state changes only by metrics of training steps and evaluations, each step's once. So a run that is stopped and
+resumed decides as an uninterrupted one. It decides on four things, each with a rule and a state below:
 
-When a figure of the evaluations has stopped growing.
-
-The best evaluation so far, figure by figure, with the step whose weights it measured.
-
-Above which gradient norm a step is left out: far from what the run's last steps had.
-
-As OLMo-core's optimizer does it: mean + 6 standard deviations over the last 128 steps. A norm that was too large is
-counted among them, but as twice the limit at most: so norms that have grown somewhat for good pass after a few steps,
-and one huge norm does not let the next one through.
-
-How long responses may be at which step: stages, as in ProRL (8k, then 16k) and DeepScaleR (8k, 16k, 24k).
-
-A stage ends after a step, when a figure of the training steps is above a value (responses meet the limit), or when an
-evaluation stagnates, whichever comes first; the last one lasts to the end.
-
-When the present weights become the reference, and the optimizer begins anew (ProRL, arXiv 2505.24864).
-
-Printed: reference and optimizer are reset when validation stagnates or degrades. The authors' later account: every 200
-to 500 steps, the optimizer kept. What "stagnates" means in numbers is ours: `StagnationRule`. After a reset the value
-to beat is that of the last evaluation, so that a policy which has degraded gets as much time as any other.
+- Stagnation: a metric of the evaluations has stopped growing. The best value of every metric is kept, with its step.
+- Spikes: the gradient norm above which an update is left out, as in OLMo-core's optimizer: mean + 6 standard deviations
+  over the last 128 steps. A norm above the limit is counted as twice the limit at most: norms that have grown somewhat
+  for good pass after a few steps, and one huge norm does not let the next one through.
+- Length stages: the response limit of each step, as in ProRL (8k, then 16k) and DeepScaleR (8k, 16k, 24k). A stage ends
+  after a step, when a training metric is above a value, or when an evaluation stagnates; the last one has no end.
+- Resets: the present weights become the reference, and the optimizer restarts (ProRL, arXiv 2505.24864). The paper
+  resets both when validation stagnates or degrades; the authors' later account is every 200 to 500 steps with the
+  optimizer kept. The numbers of `StagnationRule` are ours. After a reset the value to beat is that of the last
+  evaluation, so that a policy which has degraded gets as much time as any other.
 """
 
 from __future__ import annotations
@@ -45,7 +35,7 @@ class StagnationRule:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What a rule has seen: the best value and its step, the last value and its step, evaluations since the best."""
+    """The evaluations that a rule has seen: best and last value with their steps, and how many came since the best."""
 
     best: float | None = None
     best_step: int = 0
@@ -54,7 +44,7 @@ class Watch:
     waited: int = 0
 
     def seen(self, rule: StagnationRule, step: int, figures: Mapping[str, float]) -> Watch:
-        """With the evaluation after `step`; one that does not give the metric says nothing."""
+        """Return the watch with the evaluation after `step`; one without the metric changes nothing."""
         value = figures.get(rule.metric)
         if value is None:
             return self
@@ -63,11 +53,11 @@ class Watch:
         return replace(self, last=value, last_step=step, waited=self.waited + 1)
 
     def anew(self) -> Watch:
-        """Counting begins again: what is to be beaten now is the last evaluation, not the best one."""
+        """Return a watch that counts from zero and has the last evaluation to beat, not the best one."""
         return Watch(self.last, self.last_step, self.last, self.last_step, 0)
 
     def stagnates(self, rule: StagnationRule) -> str | None:
-        """The reason in words, where the metric stagnates."""
+        """Return the reason in words where the metric stagnates, else None."""
         if self.waited < rule.patience:
             return None
         return (
@@ -76,26 +66,26 @@ class Watch:
         )
 
 
-# Figures of an evaluation of which more is better, beside pass@k for every k; `eval/<suite>/` stands before them.
+# Metrics of an evaluation of which more is better, besides pass@k for every k; their names begin `eval/<suite>/`.
 GROWING = ("avg@n", "pass@n", "greedy", "distinct_correct")
 
 
 @dataclass(frozen=True, slots=True)
 class BestFigure:
-    """The highest value of a figure, and after which step it was first reached."""
+    """The highest value of a metric, and the step after which it was first reached."""
 
     value: float
     step: int
 
 
 def is_growing(name: str) -> bool:
-    """Whether more of this figure is better, by its name in the metrics."""
+    """Return whether more of this metric is better, by its name."""
     figure = name.rpartition("/")[2]
     return name.startswith("eval/") and (figure in GROWING or figure.startswith("pass@"))
 
 
 def with_evaluation(best: Mapping[str, BestFigure], step: int, figures: Mapping[str, float]) -> dict[str, BestFigure]:
-    """`best` with the evaluation after `step`. The model that training starts from (step 0) is not counted."""
+    """Return `best` with the evaluation after `step`; the model that training starts from (step 0) does not count."""
     found = dict(best)
     for name, value in figures.items():
         if step > 0 and is_growing(name) and (name not in found or value > found[name].value):
@@ -104,7 +94,7 @@ def with_evaluation(best: Mapping[str, BestFigure], step: int, figures: Mapping[
 
 
 _MOST_LIMITS = 2.0
-# With fewer the deviation says little, and a run's first steps are its most different ones.
+# With fewer norms the deviation says little, and a run's first steps vary most.
 _FEWEST = 20
 
 
@@ -123,17 +113,17 @@ class SpikeState:
     norms: tuple[float, ...] = ()
 
     def limit(self, rule: SpikeRule) -> float | None:
-        """The largest norm that is applied; None while there are too few to tell."""
+        """Return the largest norm that is applied; None while too few are known."""
         if len(self.norms) < _FEWEST:
             return None
         mean = statistics.fmean(self.norms)
         return mean + rule.sigma * statistics.pstdev(self.norms, mean)
 
     def seen(self, rule: SpikeRule, norms: Sequence[float]) -> SpikeState:
-        """With the norms of a training step's optimizer steps; what is not finite, or zero, tells nothing.
+        """Return the state with the norms of a training step's optimizer steps; non-finite and zero ones do not count.
 
-        Zero is a step whose groups are all right or all wrong. Where rewards are rare these are most steps, and were
-        they counted, those that learn something would be spikes.
+        Zero is a step whose groups are all right or all wrong. Where rewards are rare most steps are such; if they
+        counted, every step with a gradient would be a spike.
         """
         state = self
         for norm in norms:
@@ -165,7 +155,7 @@ class LengthStage:
 
 @dataclass(frozen=True, slots=True)
 class LengthChange:
-    """After `step` responses may have `max_response_tokens`."""
+    """A change of the limit: after `step` responses may have `max_response_tokens`."""
 
     step: int
     max_response_tokens: int
@@ -174,7 +164,7 @@ class LengthChange:
 
 @dataclass(frozen=True, slots=True)
 class LengthState:
-    """The present stage's number, what its ends have seen, why it is over if it is, and the changes so far."""
+    """The present stage's number, the values its ends have seen, why it is over if it is, and the changes so far."""
 
     stage: int = 0
     recent: tuple[float, ...] = ()
@@ -183,7 +173,7 @@ class LengthState:
     changes: tuple[LengthChange, ...] = ()
 
     def trained(self, stages: Sequence[LengthStage], figures: Mapping[str, float]) -> LengthState:
-        """With a step's figures."""
+        """Return the state with a training step's metrics."""
         above = stages[self.stage].above
         if above is None or above.metric not in figures:
             return self
@@ -195,7 +185,7 @@ class LengthState:
         return replace(self, recent=recent, over=self.over or words)
 
     def evaluated(self, stages: Sequence[LengthStage], step: int, figures: Mapping[str, float]) -> LengthState:
-        """With the evaluation after `step`."""
+        """Return the state with the evaluation after `step`."""
         rule = stages[self.stage].stagnation
         if rule is None:
             return self
@@ -203,12 +193,12 @@ class LengthState:
         return replace(self, watch=watch, over=self.over or watch.stagnates(rule))
 
     def before(self, stages: Sequence[LengthStage], step: int) -> LengthState:
-        """As it is for step `step`: stages that are over have given way to the next ones."""
+        """Return the state for step `step`, in which the next stage has begun where one is over."""
         state = self
         while (reason := state._end(stages[state.stage], step)) is not None:
             following = stages[state.stage + 1]
             change = LengthChange(step - 1, following.max_response_tokens, reason)
-            # What an evaluation under one limit gave is no measure for the next stage: it begins with nothing seen.
+            # An evaluation under one limit does not measure the next stage, which so begins with nothing seen.
             state = LengthState(state.stage + 1, changes=(*state.changes, change))
         return state
 
@@ -248,27 +238,27 @@ class ResetState:
     done: tuple[Reset, ...] = ()
 
     def evaluated(self, rule: ResetRule, step: int, figures: Mapping[str, float]) -> ResetState:
-        """With the evaluation after `step`."""
+        """Return the state with the evaluation after `step`."""
         if rule.stagnation is None:
             return self
         watch = self.watch.seen(rule.stagnation, step, figures)
         return replace(self, watch=watch, due=watch.stagnates(rule.stagnation))
 
     def before(self, rule: ResetRule, step: int) -> Reset | None:
-        """The reset that is to be carried out before the update of `step`."""
+        """Return the reset to carry out before the update of `step`, if any."""
         reason = self.due
         if reason is None and rule.every is not None and step > 1 and (step - 1) % rule.every == 0:
             reason = f"every {rule.every} steps"
         return None if reason is None else Reset(step - 1, reason, rule.what)
 
     def carried_out(self, reset: Reset) -> ResetState:
-        """With a reset that `before` asked for."""
+        """Return the state after a reset that `before` asked for."""
         return ResetState(self.watch.anew(), None, (*self.done, reset))
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When to reset, how long responses may be in which stage, which gradients are too large, and when it is enough.
+    """The rules of a run: resets, response limits by stage, gradient spikes, and the token budget.
 
     The last stage has no end. `token_budget` counts response tokens; None: the number of steps alone ends the run.
     """
@@ -281,9 +271,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """Everything that was decided so far; `evaluated_step` is the last one whose evaluation the rules were told.
+    """Everything decided so far; `evaluated_step` is the last step whose evaluation the rules have seen.
 
-    `tokens` counts what was sampled for all steps.
+    `tokens` counts the response tokens sampled for all steps.
     """
 
     resets: ResetState = field(default_factory=ResetState)
@@ -295,51 +285,51 @@ class ControlState:
 
 
 class Control:
-    """Applies the rules to the state, which is where a run left it."""
+    """Applies the rules to the state; a resumed run starts from the stored one."""
 
     def __init__(self, rules: Rules, state: ControlState) -> None:
         self._rules = rules
         self.state = state
 
     def response_limit(self, step: int) -> int:
-        """How many tokens a response of `step` may have; asked before its rollouts."""
+        """Return the response limit of `step` in tokens; called before its rollouts."""
         lengths = self.state.lengths.before(self._rules.stages, step)
         spikes = self.state.spikes if lengths.stage == self.state.lengths.stage else SpikeState()
         self.state = replace(self.state, lengths=lengths, spikes=spikes)
         return self._rules.stages[lengths.stage].max_response_tokens
 
     def reset(self, step: int) -> Reset | None:
-        """What is to be reset before the update of `step`; stays so until `carried_out`."""
+        """Return the reset due before the update of `step`, if any; the answer stays the same until `carried_out`."""
         return self.state.resets.before(self._rules.reset, step)
 
     def carried_out(self, reset: Reset) -> None:
-        """A reset is done. Gradients after it are of another size, so those before it set them no limit."""
+        """Record a reset. Gradients after it are of another size, so the norms before it no longer limit them."""
         self.state = replace(self.state, resets=self.state.resets.carried_out(reset), spikes=SpikeState())
 
     def norm_limit(self) -> float | None:
-        """The largest gradient norm that the next update may have; None: any that is finite."""
+        """Return the largest gradient norm that the next update may have; None: any that is finite."""
         return None if self._rules.spike is None else self.state.spikes.limit(self._rules.spike)
 
     def updated(self, norms: Sequence[float]) -> None:
-        """The gradient norms of a step's updates."""
+        """Record the gradient norms of a step's updates."""
         if self._rules.spike is not None:
             self.state = replace(self.state, spikes=self.state.spikes.seen(self._rules.spike, norms))
 
     def trained(self, figures: Mapping[str, float]) -> None:
-        """A step's figures, before its checkpoint."""
+        """Record a step's metrics, before its checkpoint."""
         lengths = self.state.lengths.trained(self._rules.stages, figures)
         tokens = self.state.tokens + int(figures.get("rollout/tokens", 0.0))
         self.state = replace(self.state, lengths=lengths, tokens=tokens)
 
     def over(self) -> bool:
-        """Whether the run has sampled what it may."""
+        """Return whether the run has used up its token budget."""
         return self._rules.token_budget is not None and self.state.tokens >= self._rules.token_budget
 
     def evaluated(self, step: int, figures: Mapping[str, float], *, scheduled: bool) -> None:
-        """All figures of the evaluations after `step`; told twice, they count once.
+        """Record all metrics of the evaluations after `step`; given twice, they count once.
 
-        Only what the schedule of evaluations asks for moves resets and stages: an evaluation because the run's end was
-        set earlier would make it another run.
+        Only scheduled evaluations move resets and stages. A run whose `steps` was lowered evaluates at its new end,
+        and must not decide otherwise than the longer run at that step.
         """
         self.state = replace(self.state, best=with_evaluation(self.state.best, step, figures))
         if scheduled and step > self.state.evaluated_step:

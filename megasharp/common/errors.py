@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: each is one line that says what, where, and what to do."""
+"""Errors that end a run or a command: each is one line that says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import errno
 
 
 class UserError(Exception):
-    """A mistake the user can mend; the command line prints it as one line and exits with `exit_code`."""
+    """A mistake that the user can fix; the command line prints it as one line and exits with `exit_code`."""
 
     exit_code = 2
 
 
 class RunFailed(UserError):
-    """The run failed and another start may mend it, as where engines are lost or late; the message says what failed."""
+    """A failure that another start may fix, such as engines that are lost or late; the message says what failed."""
 
     exit_code = 1
 
 
 class TrainingStopped(Exception):
-    """The run ended itself after saving a checkpoint (for instance too many non-finite steps)."""
+    """The end of a run that stopped itself after saving a checkpoint, for instance after too many non-finite steps."""
 
 
 class RankDied(Exception):
@@ -43,12 +43,12 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large
 
 
 def one_line(error: BaseException) -> str:
-    """The error's text on one line, for messages that promise to be one line."""
+    """Return the error's text on one line, for messages that promise to be one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether an error, or one it was raised from, says that the disk (or quota, or file size limit) is full.
+    """Return whether an error, or one it was raised from, says that the disk (or quota, or file size limit) is full.
 
     Writers that work in processes of their own pass only the text on, so the text counts too.
     """

@@ -1,4 +1,4 @@
-"""How a command ends: an error that is the user's, or a signal, is one line on standard error and an exit code."""
+"""The end of a command: a user's mistake, or a signal, becomes one line on standard error and an exit code."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def collect_as_usual() -> None:
 
 
 def run_command(command: Callable[[], object]) -> None:
-    """Run a command to its end; errors become exit codes: 2 is the user's to mend, 1 is a run that stopped or failed.
+    """Run a command to its end; errors become exit codes: 2 is a mistake of the user's, 1 a run that stopped or failed.
 
     SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130; a run that saved because its
     time was up gives 75.
     """
-    # Nothing here may reach for a hub: models and data are folders on disk.
+    # Models and data are folders on disk: no command may reach for a hub unless the user says so.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         with signals.handled():

@@ -1,10 +1,10 @@
-"""Files and folders that appear under their name only when they are complete.
+"""Files and folders that appear under their final name only when they are complete, and temporary folders.
 
-Temporary files that do not outlive their owner for long: what a killed process left, the next one removes.
-
-The owner holds a lock on its folder, which ends with the process however that ends. Process ids would not do:
-containers share /tmp and /dev/shm without sharing their processes. Locks of folders are not seen from other machines,
-so names say on which one a folder was made, since which start of it; folders of others are left alone.
+`completed`, `completed_folder` and `write_text` write beside the target and rename. `Scratch` is a temporary folder:
+what a killed process left, the next one removes. The owner holds a lock on its folder, which the kernel drops however
+the process ends. Process ids would not do, because containers share /tmp and /dev/shm without sharing processes. Other
+machines do not see the lock, so a folder's name has four letters of the machine and its boot, and folders of others are
+left alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Scratch:
 
 
 def parent_for_sockets() -> Path:
-    """Where temporary files go, or /tmp where that path is too long for sockets some folders below it."""
+    """Return the folder of temporary files, or /tmp where its path is too long for sockets some folders below it."""
     usual = tempfile.gettempdir()
     return Path(usual if len(usual) <= _LONGEST_PARENT else "/tmp")
 
@@ -86,7 +86,7 @@ def remove_abandoned(prefix: str, parent: Path) -> None:
 
 
 def _here() -> str:
-    """Four letters for this machine and its present start."""
+    """Return four letters for this machine and its present boot."""
     try:
         name = _BOOT.read_bytes()
     except OSError:
@@ -95,7 +95,7 @@ def _here() -> str:
 
 
 def _locked(prefix: str, parent: Path) -> tuple[Path, int | None]:
-    """A new folder and the descriptor that holds its lock."""
+    """Return a new folder and the descriptor that holds its lock."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{prefix}{_here()}", dir=parent))
         with suppress(FileNotFoundError):
@@ -104,7 +104,7 @@ def _locked(prefix: str, parent: Path) -> tuple[Path, int | None]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
                 return path, lock
-            # Somebody took it for an abandoned one before it was locked.
+            # Another process took it for abandoned before it was locked.
             os.close(lock)
 
 
@@ -124,7 +124,7 @@ class FileHash:
 
     @classmethod
     def of(cls, path: Path) -> FileHash:
-        """Read in pieces."""
+        """Return the hash of a file, which is read in pieces."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return cls(file.tell(), digest)
@@ -141,10 +141,10 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def held(folder: Path, busy: str) -> Iterator[None]:
-    """Nobody else holds `folder` before the block ends; it is made if missing.
+    """Hold `folder`, which is made if missing, against other processes until the block ends.
 
-    Raises UserError, with `busy` as its reason, where somebody does, and where it cannot be written. A file system
-    without locks holds nobody up.
+    Raises UserError, with `busy` as its reason, where another process holds it, and where it cannot be written. A file
+    system without locks keeps no process out.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,34 +202,28 @@ def completed_folder(path: Path) -> Iterator[Path]:
     try:
         yield scratch.path
         with folder_errors(path):
-            _like_any_other(scratch.path)
+            # The temporary folder was made for its owner alone; it gets the mode of a new one.
+            mask = os.umask(0)
+            os.umask(mask)
+            scratch.path.chmod(0o777 & ~mask)
             for inner in (*scratch.path.rglob("*"), scratch.path):
                 flush(inner)
-            _rename(scratch.path, path)
+            try:
+                scratch.path.rename(path)
+            except OSError as error:
+                if path.exists():
+                    raise UserError(
+                        f"{path} was made by another process in the meantime: it stays, this one goes"
+                    ) from error
+                raise
             flush(path.absolute().parent)
     finally:
         scratch.close()
 
 
-def _rename(folder: Path, path: Path) -> None:
-    try:
-        folder.rename(path)
-    except OSError as error:
-        if path.exists():
-            raise UserError(f"{path} was made by another process in the meantime: it stays, this one goes") from error
-        raise
-
-
-def _like_any_other(folder: Path) -> None:
-    """Give a temporary folder, which is made for its owner alone, the mode of a new one."""
-    mask = os.umask(0)
-    os.umask(mask)
-    folder.chmod(0o777 & ~mask)
-
-
 @contextmanager
 def folder_errors(path: Path) -> Iterator[None]:
-    """Turn what the disk says while the folder `path` is written into one line for the user."""
+    """Turn errors of the disk while the folder `path` is written into one line for the user."""
     try:
         yield
     except Exception as error:
@@ -247,5 +241,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """Opener for files that this user alone may read."""
+    """Open a file that this user alone may read; for `open(opener=...)`."""
     return os.open(path, flags, 0o600)

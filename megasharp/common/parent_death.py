@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def ended_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """For subprocess's `preexec_fn`: the child gets signal `number` when this process ends.
+    """Return a `preexec_fn` for subprocess: the child gets signal `number` when this process ends.
 
     Only for a process of one thread: the function runs between fork and exec.
     """
@@ -23,7 +23,7 @@ def ended_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], N
 
 
 def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """This process gets signal `number` when its parent, whose process id is `parent`, ends; at once if it has."""
+    """Have the kernel send this process signal `number` when its parent, process `parent`, ends; exit if it has."""
     _ask_the_kernel(_library(), parent, number)
 
 

@@ -1,18 +1,17 @@
-"""Random number generators of a process: Python's, NumPy's and torch's, as text from which they come back bit for bit.
+"""Randomness of a process: generator states that are saved and restored bit for bit, and deterministic computation.
 
-Rollouts draw from none of them, and engines have no state to save: a response's seed is a hash of (run seed, prompt,
-epoch, index), `rollout/step_request.py: response_seed`, and a token's number one of that seed and the token's place.
-Nor does training, as long as nothing is dropped out. They are saved for what a method, a verifier or a library may
-draw.
+The states are Python's, NumPy's and torch's. Rollouts draw from none of them, and engines have no state to save: a
+response's seed is a hash of (run seed, prompt, epoch, index), `rollout/step_request.py: response_seed`, and a token's
+random number is a hash of that seed and the token's position. Training draws none either without dropout. The states
+are saved for draws of a method, a verifier or a library.
 
-`deterministic: true` in a process that computes: the same numbers from the same start, bit for bit.
-
-torch then takes deterministic kernels, and raises where it has none. Its flash attention's backward, which otherwise
-adds up queries' gradients as tiles happen to end, takes another algorithm (`_flash_attention_backward` in torch's
+With `deterministic: true` a process computes the same numbers from the same start, bit for bit. torch then takes
+deterministic kernels, and raises where it has none. The backward of its flash attention, which otherwise adds up the
+gradients of queries in the order in which tiles end, takes another algorithm (`_flash_attention_backward` in torch's
 attention_backward.cu asks for this very setting; with `warn_only` it would only warn). Our own kernels have no atomic
-additions. Megatron, told by `deterministic_mode` of its own configuration, looks rows of the embedding up by indexing,
-whose gradient does not depend on the order of additions. On a CPU a process computes on one thread
-(`trainer/resolve/devices.py`), because sums depend on how many there are.
+additions. Megatron's `deterministic_mode` looks up rows of the embedding by indexing, whose gradient does not depend on
+the order of additions. On a CPU a process computes on one thread (`trainer/resolve/devices.py`), because sums depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from megasharp.common.section import Section
 
 
 class PythonState(Section):
-    """Of `random`: the version of its format, 625 words, and the second Gaussian number where one was drawn ahead."""
+    """State of `random`: the version of its format, 625 words, and the Gaussian number that was drawn ahead, if any."""
 
     version: int
     words: list[int]
@@ -37,7 +36,7 @@ class PythonState(Section):
 
 
 class NumpyState(Section):
-    """Of `numpy.random`'s legacy functions: 624 words of the Mersenne Twister, the place in them, and the Gaussian."""
+    """State of `numpy.random`'s legacy functions: 624 words of the Mersenne Twister, the place, the Gaussian."""
 
     words: list[int]
     position: int
@@ -46,7 +45,7 @@ class NumpyState(Section):
 
 
 class GeneratorStates(Section):
-    """Of one process. torch's are bytes in base64: the CPU's, each CUDA device's, and by name what others track."""
+    """States of one process; torch's are bytes in base64: the CPU's, each CUDA device's, those of libraries by name."""
 
     python: PythonState
     numpy: NumpyState
@@ -56,7 +55,7 @@ class GeneratorStates(Section):
 
 
 def seed_generators(seed: int) -> None:
-    """Begin Python's, NumPy's and torch's generators of this process."""
+    """Seed Python's, NumPy's and torch's generators of this process."""
     random.seed(seed)
     # NumPy takes 32 bits.
     np.random.seed(seed % 2**32)
@@ -64,10 +63,10 @@ def seed_generators(seed: int) -> None:
 
 
 def generator_states() -> GeneratorStates:
-    """Where this process's generators stand."""
+    """Return the states of this process's generators."""
     version, words, gauss = random.getstate()
     _, numpy_words, position, has_gauss, numpy_gauss = np.random.get_state(legacy=True)
-    # A process that has not used its GPUs, as the driver's, must not begin to by being asked.
+    # Asking would initialise CUDA in a process that uses no GPU, such as the driver.
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return GeneratorStates(
         python=PythonState(version=version, words=list(words), gauss=gauss),
@@ -83,7 +82,7 @@ def generator_states() -> GeneratorStates:
 
 
 def restore_generators(states: GeneratorStates) -> None:
-    """Bring this process's generators back; of CUDA devices those that both processes have."""
+    """Restore this process's generators; of CUDA devices those that both processes have."""
     python, numpy = states.python, states.numpy
     random.setstate((python.version, tuple(python.words), python.gauss))
     words = np.array(numpy.words, dtype=np.uint32)
@@ -95,16 +94,16 @@ def restore_generators(states: GeneratorStates) -> None:
 
 
 def as_text(state: Tensor) -> str:
-    """A generator's bytes (uint8) in base64."""
+    """Return a generator's bytes (uint8) in base64."""
     return base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
 def from_text(text: str) -> Tensor:
-    """What `as_text` wrote."""
+    """Return the bytes (uint8) that `as_text` wrote."""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
-# What cuBLAS, NCCL and Transformer Engine read when a process first uses them. With NCCL's own choice, which may be
+# Read by cuBLAS, NCCL and Transformer Engine when a process first uses them. With NCCL's own choice, which may be
 # sums inside the switches (NVLS), the order of additions is not fixed; Megatron asks for one of the others too.
 VARIABLES = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -114,7 +113,7 @@ VARIABLES = {
 
 
 def compute_deterministically() -> None:
-    """Switch this process over, before its first product on a GPU. Variables that are set already stay."""
+    """Make this process compute deterministically, before its first product on a GPU. Variables already set stay."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
     torch.use_deterministic_algorithms(True)

@@ -1,8 +1,8 @@
 """Records that packages hand to each other: every arrow of a step carries one of these.
 
 Shape suffixes; `learner/block_plan.py` and `learner/output_head.py` add their own:
-`_B` prompts, `_G` responses of a group, `_S` sequences (responses of a batch), `_T` tokens, `_P` rows of a packed
-micro-batch (prompt rows included), `_N` top-N candidates, `_V` vocabulary, `_Vp` one rank's shard of it, `_H` hidden.
+`_B` prompts, `_G` responses of a group, `_S` sequences (responses of a batch), `_T` tokens, `_P` tokens of a packed
+micro-batch (prompts included), `_N` top-N candidates, `_V` vocabulary, `_Vp` one rank's shard of it, `_H` hidden.
 
 A response keeps BOTH log-probs of each sampled token: the sampler's (after temperature, truncation and DLC) and the
 policy's own (at the same temperature, before truncation). They are never silently exchanged.
@@ -22,7 +22,7 @@ MEMORY_PREFIX = "memory."
 
 
 class Outcome(StrEnum):
-    """What verification found. The non-correct outcomes are separate metrics; `INFRA` is masked, never scored."""
+    """Result of a verification. The non-correct outcomes are separate metrics; `INFRA` is masked, never scored."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why an engine stopped: end token, length limit, or an abort from outside."""
+    """Reason why an engine stopped: end token, length limit, or an abort from outside."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -42,7 +42,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """What a verifier needs to judge a response; each task derives its own."""
+    """The part of a problem that a verifier needs to judge a response; each task derives its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Plausible:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `top_p=1.0` and `top_k=0` mean no truncation; `temperature=0.0` is greedy.
+    """Settings by which tokens are drawn. `top_p=1.0`, `top_k=0`: no truncation; `temperature=0.0`: greedy.
 
     `memory_mu` is the balance factor mu of DLC (2601.15609 section 4.2): tokens come from the softmax of
     (policy logits - mu * memory logits) / temperature. A number needs an engine that holds a memory network, and 0.0
@@ -137,7 +137,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What an engine returns for one sample; all tensors are 1-D over its tokens, the end token included.
+    """An engine's result for one sample; all tensors are 1-D over its tokens, the end token included.
 
     `sampler_logp` is what the token was drawn with (after the memory's subtraction and truncation); `policy_logp` and,
     where the engine holds a memory network, `memory_logp` are each network's own over the whole vocabulary. All three
@@ -164,7 +164,7 @@ class Completion:
 
     @classmethod
     def unsampled(cls, seed: int, sampling: SamplingParams) -> Completion:
-        """What a request gets that could not be served: no tokens, and FinishReason.ABORT."""
+        """Return the completion of a request that could not be served: no tokens, and FinishReason.ABORT."""
         tokens, empty = torch.empty(0, dtype=torch.int64), torch.empty(0)
         if sampling.memory_mu is None:
             return cls(tokens, empty, empty, None, (), FinishReason.ABORT, seed)
@@ -232,7 +232,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """How a packed row of tokens splits into runs that attend causally; one run may continue another.
+    """The split of packed tokens into runs that attend causally; one run may continue another.
 
     A run `i` covers packed rows `[start[i], start[i] + length[i])` and sees, besides itself, all rows of run
     `prefix[i]` (-1 for none): that is how the responses of a group share one copy of their prompt.
@@ -249,7 +249,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenInputs:
-    """What methods see: flat tensors over the response tokens of a micro-batch. Never logits.
+    """The tensors that methods see, flat over the response tokens of a micro-batch. Never logits.
 
     What rollouts recorded (`sampler_logp_T`, `policy_logp_T`) and, inside the loss, `logp_T` and `entropy_T` are always
     there; any other field that may be None is present exactly when some method's `needs` asks for it. Only `logp_T`,
@@ -386,7 +386,7 @@ Metrics = Mapping[str, Metric]
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one training step reports.
+    """Metrics of one training step.
 
     `skipped` counts optimizer steps left out for a non-finite loss or gradient, or as one of `spikes`: their gradient
     norm was above the limit that was given. `norms` are the norms of all of them, `grad_norm` is their mean.
@@ -405,7 +405,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """How the policy is split over ranks. `world` = dp * tp * pp * cp.
+    """The split of the policy over ranks. `world` = dp * tp * pp * cp.
 
     Each pipeline rank holds `vpp` chunks of layers; above 1 the stages interleave, so that fewer of them stand idle.
     """
@@ -423,17 +423,17 @@ class ParallelLayout:
 
     @property
     def shards(self) -> int:
-        """Over how many ranks the optimizer's state is cut."""
+        """Number of ranks that share the optimizer's state."""
         return self.dp * self.cp
 
     @property
     def micro_batch_multiple(self) -> int:
-        """What a rank's number of micro-batches must divide by: interleaved stages take `pp` of them in turn."""
+        """Divisor of a rank's number of micro-batches: interleaved stages take `pp` of them in turn."""
         return self.pp if self.vpp > 1 else 1
 
 
 def as_dtype(name: str) -> torch.dtype:
-    """The torch dtype called `name` in a config: float32, bfloat16, float16 or float64."""
+    """Return the torch dtype of this name: float32, bfloat16, float16 or float64."""
     return {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,

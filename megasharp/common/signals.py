@@ -1,11 +1,11 @@
-"""How a command ends by a signal: the first SIGTERM or Ctrl-C raises `Stopped` in the main thread.
+"""Signals of a command: the first SIGTERM or Ctrl-C raises `Stopped` in the main thread.
 
-Later ones are ignored, so whatever is closed on the way out is closed whole. What must not be cut short before that is
-`held`: a signal waits for it. `arrived` tells afterwards, because libraries turn an exception that comes out of nowhere
-into another, or drop it.
+Later ones are ignored, so that everything is closed completely on the way out. In a `held` section a signal waits for
+the end. `arrived` says afterwards whether one came, because libraries replace or drop an exception that they do not
+expect.
 
-SIGUSR1 is another matter (`save_heard`): time is nearly up, and a run that hears it saves where it stands. And another
-thread may find that the run has failed (`fail`): its error is raised in the main thread as a signal's is.
+SIGUSR1 (`save_heard`) means that time is nearly up: a run that receives it saves and ends. Another thread may also find
+that the run has failed (`fail`): its error is raised in the main thread like a signal's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from types import FrameType, TracebackType
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 SAVE = signal.SIGUSR1
-# What wakes the main thread of a driver from a system call; in ranks it asks for stacks.
+# Wakes the main thread of a driver from a system call; in ranks it asks for stacks.
 _WAKE = signal.SIGUSR2
-# What sysexits.h calls a temporary failure: whoever started the command may start it again.
+# EX_TEMPFAIL of sysexits.h, a temporary failure: whoever started the command may start it again.
 AGAIN = 75
 
 
@@ -54,11 +54,11 @@ class TimeIsUp(SystemExit):
 
 
 class _State:
-    """What this process has got; `holds` counts the `held` sections that the main thread is in.
+    """Signals that this process has received; `holds` counts the `held` sections that the main thread is in.
 
-    `late`: the signal came while the command was closed for an error, which is then what ended it.
-    `save`: SIGUSR1 has arrived; `at_once`: the main thread is in an `interruptible` section. `failure`: what another
-    thread found.
+    `late`: the signal came while the command was closing after an error, so the error ended it. `waiting`: a signal or
+    failure came inside a `held` section. `save`: SIGUSR1 has arrived. `at_once`: the main thread is in an
+    `interruptible` section. `failure`: the error that another thread found.
     """
 
     arrived: signal.Signals | None = None
@@ -71,14 +71,14 @@ class _State:
 
 
 def arrived() -> signal.Signals | None:
-    """The signal that ends this command; None while there was none, and where an error had ended it before."""
+    """Return the signal that ends this command; None while there was none, and where an error had ended it before."""
     return None if _State.late else _State.arrived
 
 
 def check() -> None:
     """Raise `Stopped` if a signal has arrived: for places that must not be passed when its exception was lost.
 
-    What another thread found is raised too.
+    The error that another thread found is raised too.
     """
     number = arrived()
     if number is not None:
@@ -89,7 +89,7 @@ def check() -> None:
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Signals are ours inside. After one has arrived they are ignored: the process is about to end."""
+    """Handle signals inside the block. After one has arrived they are ignored: the process is about to end."""
     before = [signal.signal(number, _handle) for number in NUMBERS]
     try:
         yield
@@ -112,7 +112,7 @@ def _handle(number: int, _: FrameType | None) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A signal that arrives inside is raised at the end."""
+    """Delay a signal that arrives inside the block to its end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -130,7 +130,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def failures_heard() -> Iterator[None]:
-    """Inside, `interrupt` raises in the main thread what `fail` was given; at the end of a `held` section there."""
+    """Let `interrupt` raise in the main thread the error given to `fail`; within `held`, at that section's end."""
     before = signal.signal(_WAKE, _wake)
     try:
         yield
@@ -139,17 +139,17 @@ def failures_heard() -> Iterator[None]:
 
 
 def fail(error: BaseException) -> None:
-    """From another thread: the run has failed, whatever the main thread makes of it."""
+    """Record, from another thread, that the run has failed, whatever the main thread makes of it."""
     _State.failure = error
 
 
 def failure() -> BaseException | None:
-    """What another thread found, which is then the cause of all other errors."""
+    """Return the error that another thread found, which is then the cause of all other errors."""
     return _State.failure
 
 
 def interrupt() -> None:
-    """From another thread: raise in the main thread what `fail` was given, as soon as it runs Python code."""
+    """Raise, from another thread, the error given to `fail` in the main thread as soon as that runs Python code."""
     number = threading.main_thread().ident
     assert number is not None
     signal.pthread_kill(number, _WAKE)
@@ -166,9 +166,9 @@ def _wake(_: int, __: FrameType | None) -> None:
 
 @contextmanager
 def save_heard() -> Iterator[None]:
-    """SIGUSR1 asks for a save inside, and afterwards it is ignored: the command is about to end, saved or done.
+    """Take SIGUSR1 as a request to save inside the block; afterwards it is ignored, as the command is about to end.
 
-    Where whoever started this process has held it back, it is let through.
+    Where the process that started this one has blocked the signal, it is unblocked.
     """
     before = signal.signal(SAVE, _hear)
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {SAVE})
@@ -196,7 +196,7 @@ def check_save() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, SIGUSR1 raises `SaveAsked` at once: for work that takes long and that a resumed run does again."""
+    """Let SIGUSR1 raise `SaveAsked` at once inside: for long work that a resumed run does again."""
     check_save()
     _State.at_once = True
     try:
@@ -207,7 +207,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def save_kept_from_children() -> Iterator[None]:
-    """Processes started inside never hear SIGUSR1, which Slurm sends to all of a job, and which would end them."""
+    """Start processes with SIGUSR1 blocked: Slurm sends it to all of a job, and it would end them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {SAVE})
     try:
         yield
@@ -217,16 +217,16 @@ def save_kept_from_children() -> Iterator[None]:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Nor an interrupt from the terminal: when they end is this process's to say."""
+    """Start processes with SIGUSR1 and a terminal's interrupt blocked: this process decides when they end."""
     with save_kept_from_children():
-        # It is started with the first child, and lets interrupts through again then.
+        # multiprocessing starts its tracker with the first child and then unblocks interrupts: start it before.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
 
 
 class ClosingStack(ExitStack):
-    """An ExitStack that no signal cuts short: all of it is undone, and what it was left with goes on."""
+    """An ExitStack that no signal cuts short: all of it is undone before the signal is raised."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /

@@ -1,8 +1,8 @@
-"""The stacks of a run's ranks, and which rank is at fault when nothing moves.
+"""Stacks of a run's ranks, and the rank at fault when a run hangs.
 
-A rank leaves `rank_N.process` beside its log: who it is and where. On SIGUSR2 it writes the stacks of all its threads
-to that log, from C code that needs neither the interpreter nor its lock. So a rank that writes none is stopped, or in
-the kernel, or gone, and of those that do write, one that is not in the collective is what the others wait for.
+A rank writes its process id and host to `rank_N.process` beside its log. On SIGUSR2 it writes the stacks of all its
+threads to that log, from C code that needs neither the interpreter nor its lock. So a rank that writes none is stopped,
+in the kernel, or gone; and of those that do write, the others wait for the one that is not in the collective.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _STATES = {
 class RankProcess:
     """A rank's process; `node` is Ray's name of its node, empty without Ray.
 
-    `started` is when it began, in clock ticks of the kernel's since the machine's own start; 0 where it does not say.
+    `started` is when it began, in clock ticks since the machine's boot; 0 where the kernel does not say.
     """
 
     rank: int
@@ -61,22 +61,22 @@ class RankProcess:
 
     @property
     def here(self) -> bool:
-        """Whether it is a process of this machine."""
+        """Return whether it is a process of this machine."""
         return self.host == socket.gethostname()
 
     @property
     def where(self) -> str:
-        """Which process it is, for a report."""
+        """Name of the process in a report."""
         return f"process {self.pid} on {self.host}"
 
     def state(self) -> str:
-        """The kernel's letter for it; `GONE` also where another process of this machine has its number by now."""
+        """Return the kernel's letter for it; `GONE` also where another process has its number by now."""
         return state_of(self.pid) if _start_of(self.pid) == self.started else GONE
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one rank showed: the kernel's letter for its state, and its stacks, empty where it wrote none."""
+    """One rank's answer: the kernel's letter for its state, and its stacks, empty where it wrote none."""
 
     rank: int
     where: str
@@ -85,7 +85,7 @@ class Report:
 
 
 def write_stacks_on_signal(rank: int, log: Path, node: str = "") -> None:
-    """In a rank whose standard error is its log already: answer SIGUSR2, then say in `rank_N.process` who it is."""
+    """Answer SIGUSR2 in a rank whose standard error is its log, then write `rank_N.process`."""
     faulthandler.register(STACKS, file=2, all_threads=True, chain=False)
     record = log.with_suffix(".process")
     partial = record.with_suffix(".partial")
@@ -95,7 +95,7 @@ def write_stacks_on_signal(rank: int, log: Path, node: str = "") -> None:
 
 
 def read_process(log: Path) -> RankProcess | None:
-    """Who writes this log; None where nobody has said so yet."""
+    """Return the process that writes this log; None where none has registered yet."""
     try:
         return RankProcess(**json.loads(log.with_suffix(".process").read_text()))
     except (OSError, ValueError, TypeError):
@@ -103,7 +103,7 @@ def read_process(log: Path) -> RankProcess | None:
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter for a process of this machine, such as T for a stopped one."""
+    """Return the kernel's letter for a process of this machine, such as T for a stopped one."""
     fields = _fields(pid)
     if fields:
         return fields[0]
@@ -122,7 +122,7 @@ def _start_of(pid: int) -> int:
 
 
 def _fields(pid: int) -> list[str]:
-    """The kernel's line on a process, from its state on; empty where there is none."""
+    """Return the kernel's line on a process, from its state on; empty where there is none."""
     try:
         # The name in parentheses may hold anything.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -131,7 +131,7 @@ def _fields(pid: int) -> list[str]:
 
 
 def examine_all(processes: Sequence[tuple[RankProcess, Path]], limit_s: float) -> list[Report]:
-    """Ask ranks of this machine for their stacks, all at once; returns within `limit_s` seconds what they wrote."""
+    """Ask ranks of this machine for their stacks, all at once; return what they wrote within `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     asked = [_ask(process, log) for process, log in processes]
     reports = []
@@ -142,12 +142,12 @@ def examine_all(processes: Sequence[tuple[RankProcess, Path]], limit_s: float) -
 
 
 def unreachable(process: RankProcess) -> Report:
-    """Of a rank whose machine does not answer."""
+    """Return the report of a rank whose machine does not answer."""
     return Report(process.rank, process.where, "unreachable", "")
 
 
 def _ask(process: RankProcess, log: Path) -> int | None:
-    """Send the signal; returns where in the log the answer begins, None where there can be none."""
+    """Send the signal; return where in the log the answer begins, None where there can be none."""
     if process.state() == GONE:
         return None
     try:
@@ -176,7 +176,7 @@ def _written(log: Path, begin: int, deadline: float) -> str:
 
 
 def end(processes: Sequence[RankProcess]) -> None:
-    """Kill those of this machine, stopped ones too."""
+    """Kill these processes of this machine, stopped ones too."""
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):
             if process.state() != GONE:
@@ -184,14 +184,14 @@ def end(processes: Sequence[RankProcess]) -> None:
 
 
 def at_fault(reports: Sequence[Report]) -> list[tuple[int, str]]:
-    """The ranks that hold up the others, and why in a few words; empty where none stands out.
+    """Return the ranks that hold up the others, and why in a few words; empty where none stands out.
 
     First those that the kernel says do not run, or that write no stacks; then those that are not in a collective while
     others are; then those that work while others have nothing to do.
     """
-    silent = [(report.rank, _silence(report)) for report in reports if not _answers(report)]
+    silent = [report for report in reports if not report.stacks or report.state in (*STOPPED, "Z", GONE)]
     if silent:
-        return silent
+        return [(one.rank, _STATES.get(one.state) or f"writes no stacks (state {one.state})") for one in silent]
     doing = {report.rank: _doing(report.stacks) for report in reports}
     waiting = [rank for rank, what in doing.items() if what == "collective"]
     if waiting:
@@ -206,17 +206,8 @@ def at_fault(reports: Sequence[Report]) -> list[tuple[int, str]]:
     return [(rank, f"{reason} ({_place(texts[rank])})") for rank in late]
 
 
-def _answers(report: Report) -> bool:
-    return bool(report.stacks) and report.state not in (*STOPPED, "Z", GONE)
-
-
-def _silence(report: Report) -> str:
-    known = _STATES.get(report.state)
-    return known if known else f"writes no stacks (state {report.state})"
-
-
 def _doing(stacks: str) -> str:
-    """`collective`, `idle` (it waits for its next call) or `working`, of the thread that answers calls."""
+    """Return `collective`, `idle` (it waits for its next call) or `working`, of the thread that answers calls."""
     frames = _frames(stacks)
     if any(part in frame["file"] for frame in frames for part in _COLLECTIVE):
         return "collective"
@@ -229,7 +220,7 @@ def _of(frame: re.Match[str], path: str) -> bool:
 
 
 def _place(stacks: str) -> str:
-    """The innermost frame, for one line."""
+    """Return the innermost frame, for one line."""
     frames = _frames(stacks)
     if not frames:
         return "no Python frame"
@@ -237,7 +228,7 @@ def _place(stacks: str) -> str:
 
 
 def _frames(stacks: str) -> list[re.Match[str]]:
-    """Frames, the innermost first, of the thread that answers calls; of the last thread where none is known to."""
+    """Return frames, innermost first, of the thread that answers calls; of the last thread where none is known to."""
     threads = [list(_FRAME.finditer(block)) for block in stacks.split(_BEGIN)[1:]]
     of_a_rank = [frames for frames in threads if any(_of(frame, path) for frame in frames for path in _OF_A_RANK)]
     return (of_a_rank or threads or [[]])[-1]

@@ -1,7 +1,7 @@
-"""Starts a run again after a failure that another start can mend: `megasharp train --retries N`.
+"""Restarts of a run after failures that another start may fix: `megasharp train --retries N`.
 
-A small parent, of the standard library: what uses memory or can hang is the child, one for each attempt. Whatever kills
-the parent ends the child; a signal that asks the parent to end, or to save, is the child's.
+The parent is small and needs the standard library alone; each attempt is a child, which uses the memory and may hang.
+Whatever kills the parent ends the child. A signal that asks the parent to end, or to save, is passed on to the child.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megasharp.common import signals
 from megasharp.common.parent_death import ended_with_parent
 from megasharp.common.stack_dumps import STOPPED, state_of
 
-# What ends a run for good: done, a user's mistake, saved as asked, interrupted, terminated.
+# Exit codes after which a run is not restarted: done, a user's mistake, saved as asked, interrupted, terminated.
 _FINAL = frozenset({0, 2, signals.AGAIN, 128 + signal.SIGINT, 128 + signal.SIGTERM})
 _NO_CHECKPOINT = "no checkpoint"
 _SAME_PLACE = 2
@@ -32,9 +32,9 @@ _LOOK_S = 1.0
 class Supervisor:
     """Attempts of one run, whose folder is `root`, one after the other.
 
-    `command` starts an attempt; with `again` after it a later one. `pause_s` lies between two: what the one before held
-    is given back meanwhile. `note` says a line to the user. A child that is stopped, as by SIGSTOP, for more than
-    `stopped_limit_s` is killed and counts as failed; None: it may be for ever.
+    `command` starts an attempt; with `again` after it a later one. `pause_s` is the time between two, in which the
+    system frees what the earlier one held. `note` prints a line. A child that is stopped, as by SIGSTOP, for more than
+    `stopped_limit_s` is killed and counts as failed; None: no limit.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Supervisor:
         self._untold: deque[signal.Signals] = deque()
 
     def run(self, retries: int) -> int:
-        """Run to an end that is final, or until `retries` restarts are used up; returns the last attempt's exit code.
+        """Run to an end that is final, or until `retries` restarts are used up; return the last attempt's exit code.
 
         A child that a signal ended counts as 128 + its number.
         """
@@ -84,11 +84,14 @@ class Supervisor:
                 return code
             begun.append(standing)
             self._note(f"{failure}; starts again at {standing} (restart {len(begun)} of {retries})")
-            if not self._pause():
+            until = time.monotonic() + self._pause_s
+            while time.monotonic() < until and not self._arrived:
+                time.sleep(_POLL_S)
+            if self._arrived:
                 return self._ended()
 
     def _attempt(self, more: Sequence[str]) -> int:
-        """Start the command and wait for it; returns its exit code, or minus the number of the signal that ended it."""
+        """Start the command and wait for it; return its exit code, or minus the number of the signal that ended it."""
         # USR1 waits until the run can hear it (`signals.save_heard`), and a terminal's Ctrl-C comes once, from here.
         with signals.save_kept_from_children():
             self._child = subprocess.Popen(
@@ -102,7 +105,7 @@ class Supervisor:
         return self._end_of(self._child)
 
     def _end_of(self, child: subprocess.Popen[bytes]) -> int:
-        """The child's exit code. One that is stopped for too long is ended: its own watchdog does not run either.
+        """Wait for the child's exit code. One that is stopped for too long is killed: its watchdog does not run either.
 
         Only time in which this process runs counts: Slurm suspends a job with all its processes.
         """
@@ -118,7 +121,7 @@ class Supervisor:
                 child.kill()
 
     def _failure(self, code: int) -> str | None:
-        """What went wrong, in a few words; None after an end that is final."""
+        """Return the failure in a few words; None after an end that is final."""
         number = code if code >= 0 else 128 - code
         record = self._record()
         if number in _FINAL or record.get("gave_up"):
@@ -130,7 +133,7 @@ class Supervisor:
         return str(record.get("reason") or f"the run ended with exit code {code}")
 
     def _record(self) -> Mapping[str, Any]:
-        """The last attempt's own record; empty where it came to none."""
+        """Return the last attempt's own record; empty where it wrote none."""
         paths = self._root.glob("logs/attempt_*/attempt.json")
         for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
             try:
@@ -142,21 +145,14 @@ class Supervisor:
         return {}
 
     def _standing(self) -> str:
-        """The newest complete checkpoint."""
+        """Return the name of the newest complete checkpoint."""
         try:
             return (self._root / "checkpoints" / "latest").read_text().strip() or _NO_CHECKPOINT
         except OSError:
             return _NO_CHECKPOINT
 
-    def _pause(self) -> bool:
-        """Wait before the next attempt; False when a signal came."""
-        until = time.monotonic() + self._pause_s
-        while time.monotonic() < until and not self._arrived:
-            time.sleep(_POLL_S)
-        return not self._arrived
-
     def _ended(self) -> int:
-        """The exit code where a signal came and the attempt had failed, or none was under way."""
+        """Return the exit code where a signal came and the attempt had failed, or none was running."""
         ends = [number for number in self._arrived if number != signals.SAVE]
         if ends:
             return 128 + ends[0]
@@ -165,7 +161,7 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ours inside. Where whoever started this process has held USR1 back, it is let through."""
+        """Handle signals inside. Where the process that started this one has blocked USR1, it is unblocked."""
         before = {number: signal.signal(number, self._handle) for number in (*signals.NUMBERS, signals.SAVE)}
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signals.SAVE})
         try:
@@ -181,9 +177,9 @@ class Supervisor:
         self._tell()
 
     def _tell(self) -> None:
-        """Pass on what has arrived, each once; a signal that comes in the middle does the same."""
+        """Pass on the signals that have arrived, each once; a signal that comes in the middle does the same."""
         while self._child is not None and self._child.returncode is None and self._untold:
             with suppress(IndexError):
                 self._child.send_signal(self._untold.popleft())
-                # A child that is stopped would never hear it.
+                # A stopped child would never receive it.
                 self._child.send_signal(signal.SIGCONT)

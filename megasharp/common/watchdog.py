@@ -1,10 +1,10 @@
-"""A run that stands still is ended: a thread of the driver looks at the clock, whatever the main thread waits for.
+"""The end of a run that hangs: a thread of the driver compares each stage's time with its budget.
 
-When a stage exceeds its budget the stacks of the driver and of all ranks go to `stacks.txt` in the attempt's logs, the
-ranks are killed, and `StageTimeout` is raised in the main thread with the one line that names who held up the others.
-A main thread that does not come back from C code is not waited for: then the process ends here, with exit code 1,
-and what it had started ends with it. Where C code keeps the interpreter's lock no thread of Python's runs, this one
-neither: faulthandler's own timer, which is set anew as long as this thread runs, then ends the process.
+When a stage exceeds its budget, the stacks of the driver and of all ranks go to `stacks.txt` in the attempt's logs, the
+ranks are killed, and `StageTimeout` is raised in the main thread, in one line that names the rank at fault. Where the
+main thread does not come back from C code, this thread ends the process with exit code 1, and the processes it started
+end with it. Where C code keeps the interpreter's lock, no Python thread runs, this one included: then faulthandler's C
+timer, which this thread sets again as long as it runs, ends the process.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ STACKS_FILE = "stacks.txt"
 STAGE_TIMEOUT_S = 7200.0
 _POLL_S = 0.25
 _TIMER_S = 5.0
-# How long ranks may take to write their stacks; one that does not is at fault.
+# Seconds for ranks to write their stacks; one that does not is at fault.
 _ANSWER_S = 5.0
 # On another node a process has to be started first.
 _FAR_S = 60.0
-# What looking at everything may take at most: a shared disk may be what hangs.
+# Limit of looking at everything: a shared disk may be what hangs.
 _LOOK_S = 600.0
 _NAMED = 4
 
@@ -49,7 +49,7 @@ There = Callable[[str, float, Callable[..., Any], tuple[Any, ...]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Seconds that a stage may take, None for as long as it likes, and the key of the run file that says so."""
+    """Seconds that a stage may take, None for no limit, and the key of the run file that says so."""
 
     seconds: float | None
     key: str
@@ -57,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is watched: the clock's present stage with its seconds, and the ranks by their logs.
+    """The watched parts of a run: the clock's present stage with its seconds, and the ranks by their logs.
 
     `ranks` is the number of ranks that are processes of their own. `there(node, seconds, function, arguments)` calls a
     function on a node of that name, for ranks that are not on this machine.
@@ -121,7 +121,7 @@ class Watchdog:
             if time.monotonic() > timer:
                 timer = time.monotonic() + _TIMER_S
                 _set_timer(budget.seconds, self._grace_s)
-        # Not where this thread failed: the timer is what ends a run that stands still then.
+        # Not where this thread raised: then the timer has to end a run that hangs.
         faulthandler.cancel_dump_traceback_later()
 
     def _expired(self, what: str) -> None:
@@ -164,7 +164,7 @@ class Watchdog:
         _by_node(processes, end_there)
 
     def _on(self, node: str, function: Callable[..., Any], *arguments: object) -> Any:
-        """What a function returns on a node; None where the node does not answer."""
+        """Call a function on a node; return None where the node does not answer."""
         if self._watched.there is None:
             return None
         try:
@@ -174,7 +174,7 @@ class Watchdog:
             return None
 
     def _write(self, line: str, reports: Sequence[Report], missing: Sequence[int]) -> str:
-        """Write `stacks.txt`; says where the stacks are, or why they are nowhere."""
+        """Write `stacks.txt`; return where the stacks are, or why they could not be written."""
         path = self._watched.logs / STACKS_FILE
         try:
             write_text(path, sections(line, reports, missing))
@@ -184,7 +184,7 @@ class Watchdog:
 
 
 def _by_node(processes: Sequence[RankProcess], deed: Callable[[str | None, list[RankProcess]], _Found]) -> list[_Found]:
-    """What `deed` finds for the processes of each node, None for this machine, all nodes at the same time."""
+    """Call `deed` for the processes of each node, None for this machine, all nodes at once; return its results."""
     nodes: dict[str | None, list[RankProcess]] = {}
     for process in processes:
         nodes.setdefault(None if process.here else process.node, []).append(process)
@@ -200,7 +200,7 @@ def _set_timer(budget: float | None, grace: float) -> None:
 
 
 def verdict(reports: Sequence[Report], missing: Sequence[int]) -> str:
-    """Who is at fault, in a few words for one line."""
+    """Name the ranks at fault and why, in a few words for one line."""
     faults = [*((rank, "has not started") for rank in missing), *at_fault(reports)]
     if faults:
         more = f" and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
@@ -216,19 +216,16 @@ def _drivers_place() -> str:
 
 
 def sections(line: str, reports: Sequence[Report], missing: Sequence[int]) -> str:
-    """The text of `stacks.txt`: what was found, then a section for each process, the driver's first."""
-    parts = [line, f"==== driver: process {os.getpid()} on {socket.gethostname()} ====\n{_drivers_stacks()}"]
+    """Return the text of `stacks.txt`: the verdict, then a section for each process, the driver's first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    # Every thread of the driver, the innermost frame last.
+    stacks = "\n".join(
+        f"Thread {names.get(number, number)} (most recent call last):\n{''.join(traceback.format_stack(frame))}"
+        for number, frame in sys._current_frames().items()
+    )
+    parts = [line, f"==== driver: process {os.getpid()} on {socket.gethostname()} ====\n{stacks}"]
     for report in reports:
         head = f"==== rank {report.rank}: {report.where}, state {report.state} ===="
         parts.append(f"{head}\n{report.stacks or 'It wrote no stacks.'}")
     parts += [f"==== rank {rank}: not started ====" for rank in missing]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
-
-
-def _drivers_stacks() -> str:
-    """Of every thread, the innermost frame last."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"Thread {names.get(number, number)} (most recent call last):\n{''.join(traceback.format_stack(frame))}"
-        for number, frame in sys._current_frames().items()
-    )

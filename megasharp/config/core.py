@@ -152,7 +152,10 @@ def validate(schema: type[SectionT], tree: Tree, where: str) -> SectionT:
     except ValidationError as error:
         mistakes = error.errors()
         paths = [_path(tree, mistake) for mistake in mistakes]
-        first = mistakes[_most_telling(paths, mistakes)]
+        # The first mistake, or the one deepest inside the same value: that alternative of a union came closest. Of
+        # several there an unknown key, because its message says which keys there are.
+        below = [number for number, place in enumerate(paths) if place[: len(paths[0])] == paths[0]]
+        first = mistakes[max(below, key=lambda n: (len(paths[n]), mistakes[n]["type"] == "extra_forbidden"))]
         path = _path(tree, first)
         key = ".".join(str(part) for part in path)
         # A place that leads to another mistake is the same mistake, seen from further up.
@@ -190,15 +193,6 @@ def _path(tree: Tree, error: ErrorDetails) -> _Path:
             continue
         path.append(part)
     return tuple(path)
-
-
-def _most_telling(paths: Sequence[_Path], mistakes: Sequence[ErrorDetails]) -> int:
-    """Choose the first mistake, or the one deepest inside the same value: that union alternative came closest.
-
-    Of several there an unknown key: it says which keys there are.
-    """
-    below = [number for number, path in enumerate(paths) if path[: len(paths[0])] == paths[0]]
-    return max(below, key=lambda number: (len(paths[number]), mistakes[number]["type"] == "extra_forbidden"))
 
 
 def _nearest(schema: type[BaseModel], location: _Path) -> str:
