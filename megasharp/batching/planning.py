@@ -134,10 +134,10 @@ class Draft:
         return [i for members in self.members.values() for i in members]
 
 
-# How much more FLOPs than expected a micro-batch may have where all are filled alike, and where one is after the other.
+# The capacity in FLOPs over the expected FLOPs of a micro-batch: where all are filled alike, and one after the other.
 _SPREAD, _FILLED = 1.02, 1.04
 _MOST_LOST = 1.5
-# Ranks whose largest is within this share of the mean are even; above the other, more micro-batches are worth a try.
+# Up to the first excess over the mean ranks are even; above the second, more micro-batches are worth a try, so many.
 _EVEN, _UNEVEN = 0.02, 0.05
 _MORE = 2
 
@@ -145,17 +145,17 @@ _MORE = 2
 def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]:
     """Plan each rank's micro-batches: equally many, a multiple of `multiple`, from the most expensive to the cheapest.
 
-    1. As few micro-batches as the token budget allows, in whole rows of `dp * multiple`.
-    2. So many micro-batches, filled again to equal FLOPs within the budget (Coffman, Garey and Johnson's MULTIFIT,
-       1978: bin packing with a smaller capacity), unless they are too full for that.
-    3. Neighbours by FLOPs go to different ranks, paired by differences; so ranks are even, and their k-th micro-batches
-       cost alike.
-    4. What is left of the largest rank's excess is exchanged, response by response.
-    5. Where ranks are still uneven (a rank has a few responses only), 2 to 4 again within the token budget alone, with
-       groups whole and taken apart; above 5 % also with few full micro-batches, whole ones of which change ranks (one
-       has a response beyond the budget). What makes the largest rank smallest stays.
-    6. Where they are more than 5 % uneven, and no single response is why, up to two more micro-batches a rank (times
-       `multiple`) leave the room that full ones lack.
+    1. Fill as few micro-batches as the token budget allows; round their number up to a multiple of `dp * multiple`.
+    2. Fill that number again to equal FLOPs within the budget (Coffman, Garey and Johnson's MULTIFIT, 1978: bin packing
+       with a smaller capacity), unless they are too full for that.
+    3. Deal neighbours by FLOPs to different ranks, paired by differences: ranks come out even, and their k-th
+       micro-batches cost alike.
+    4. Exchange what is left of the largest rank's excess, response by response.
+    5. Where ranks are still uneven (a rank has a few responses only), repeat 2 to 4 within the token budget alone, with
+       groups whole and taken apart. Above 5 %, if a response is beyond the budget, try few full micro-batches too,
+       whole ones of which change ranks. Keep the plan whose largest rank is smallest.
+    6. Where ranks are more than 5 % uneven, and no single response is why, try up to two more micro-batches a rank
+       (times `multiple`): they leave the room that full ones lack.
 
     `budget` counts tokens, prompts included; a response that is larger is alone in its micro-batch. Ranks that have
     less to do get empty micro-batches.
@@ -176,7 +176,7 @@ def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]
 
 
 def _plan_count(sizes: Sizes, packed: list[Draft], count: int, dp: int, budget: int) -> list[list[Draft]]:
-    """Steps 2 to 5, for `count` micro-batches in all."""
+    """Carry out steps 2 to 5 of `plan` for `count` micro-batches in all."""
     # What is lost where the budget is filled is lost at smaller capacities, too.
     lost = min(_MOST_LOST, len(packed) * budget / max(1, sum(draft.tokens for draft in packed)))
     mean = sum(draft.flops for draft in packed) / count
@@ -205,7 +205,7 @@ def loads(ranks: list[list[Draft]]) -> list[float]:
 
 
 def imbalance(values: Sequence[float]) -> float:
-    """Return by how much the largest is above the mean, as a share of the mean; 0 where nothing is to do."""
+    """Return the largest's excess over the mean, as a share of the mean; 0 where all are 0."""
     total = sum(values)
     return max(values) * len(values) / total - 1.0 if total else 0.0
 
@@ -383,7 +383,7 @@ _PARTNERS = 3
 def _deal(
     drafts: list[Draft], count: int, dp: int, sizes: Sizes, budget: int, emptied: bool = False
 ) -> list[list[Draft]]:
-    """Steps 3 and 4: `count` micro-batches to `dp` ranks; where many are empty (`emptied`), whole ones swap ranks."""
+    """Carry out steps 3 and 4 of `plan`; with `emptied`, whole micro-batches change ranks in between."""
     drafts = drafts + [Draft() for _ in range(count - len(drafts))]
     ranks = [[drafts[number] for number in share] for share in even_shares([draft.flops for draft in drafts], dp)]
     if emptied:

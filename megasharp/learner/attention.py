@@ -57,6 +57,7 @@ class _Rotation(torch.autograd.Function):
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    # Element i is turned with element i + head_dim / 2, as in transformers' models, not with its neighbour.
     first, second = x.chunk(2, dim=-1)
     turned = torch.empty_like(x, memory_format=torch.contiguous_format)
     out_first, out_second = turned.chunk(2, dim=-1)
@@ -118,6 +119,7 @@ def attend(
     if rows.exchange is not None:
         key, value = all_rows(key, rows.exchange), all_rows(value, rows.exchange)
     plan = rows.plan(window)
+    # Padded queries are computed, too, and dropped by `restore_P`.
     outputs = []
     for block in plan.blocks:
         out = F.scaled_dot_product_attention(

@@ -46,6 +46,7 @@ class Spans:
         parts = []
         for first, end in bounds:
             start = self.start.clamp(min=first)
+            # A span that began earlier has rows of its own before the cut's first query; keys are those of all ranks.
             before = self.before + (start - self.start)
             cut = Spans(
                 start=start,
@@ -76,6 +77,7 @@ def spans_of(segments: Segments, window: int | None, step: int | None = None) ->
     """
     counts = torch.ones_like(segments.length) if step is None else -(-segments.length // step)
     run = torch.repeat_interleave(counts)
+    # Rows of the run before each of its spans.
     skipped = (torch.arange(run.numel()) - (counts.cumsum(0) - counts)[run]) * (step or 0)
     prefix = segments.prefix[run].clamp(min=0)
     length, before = segments.length[run] - skipped, prefix_length(segments)[run] + skipped
@@ -128,6 +130,7 @@ def cut_plan(segments: Segments, window: int | None, cut: ContextCut) -> Attenti
     """Plan the queries that a context-parallel rank holds, by numbers of its own rows; keys are all ranks' joined."""
     reach = longest_context(segments) if window is None else window
     spans = spans_of(segments, window, step=window).within(cut.bounds, window)
+    # A held row's number among the rank's own rows, and every row's among the keys, which are joined in ranks' order.
     local_P, places_P = torch.zeros(cut.rows, dtype=torch.int64), cut.places()
     local_P[cut.held()] = torch.arange(cut.rows // cut.size)
 

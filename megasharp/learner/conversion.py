@@ -66,6 +66,7 @@ def hf_to_megatron(source: Path, target: Path, *, tp: int = 1, pp: int = 1, dtyp
         hashed = _HashingReader(reader, written)
 
         def value(name: str) -> Tensor:
+            # Whole: the part of rank 0 of 1.
             return megatron_tensor(hashed, reader.family, arch, name, 0, 1)
 
         with completed_folder(target) as folder, folder_errors(target):
@@ -199,6 +200,7 @@ class MegatronWeights:
                 continue
             rule, layer = self.family.rule_for(self.architecture, parameter)
             a, b = self._adapter(parameter)
+            # A fused projection is several of Hugging Face's: A has their rows in turn, B is cut as the weight is.
             parts = zip(rule.hf, a.chunk(len(rule.hf)), rule.merge([b], self.architecture), strict=True)
             yield from ((name.format(layer=layer), one_a, one_b) for name, one_a, one_b in parts)
 

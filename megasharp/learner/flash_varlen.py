@@ -69,6 +69,7 @@ def varlen_plan(spans: Spans, num_rows: int, window: int | None, places_P: Tenso
     span = torch.repeat_interleave(keys)
     row_K = spans.seen(span, torch.arange(span.numel()) - key_starts[span] - spans.before[span])
     row_K = row_K if places_P is None else places_P[row_K]
+    # Without shared prompts the keys are the rows themselves, and no layer gathers any.
     in_order = places_P is None and row_K.numel() == num_rows and bool((row_K == torch.arange(num_rows)).all())
     return VarlenPlan(
         query_starts=_starts(spans.length).to(torch.int32),
@@ -128,6 +129,7 @@ class _VarlenAttention(torch.autograd.Function):
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         query, key, value, out, *statistics = ctx.saved_tensors
         plan, exchange = ctx.plan, ctx.exchange
+        # Gathered again: kept, they would take memory in every layer until backward.
         keys, values = _gathered(key, plan, exchange), _gathered(value, plan, exchange)
         query_grad, keys_grad, values_grad = flash_backward(
             gradients[0].contiguous(), query, keys, values, out, statistics, plan, ctx.scale
@@ -145,6 +147,7 @@ def _summed(gradient: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Te
     """Sum the gradients of gathered rows back into a rank's rows, over a row's copies on all ranks."""
     if plan.key_rows is None:
         return gradient
+    # A prompt's keys are seen by many responses: in bfloat16 a long sum would lose what each adds.
     exact = torch.promote_types(gradient.dtype, torch.float32)
     total = torch.zeros(plan.all_rows, *gradient.shape[1:], dtype=exact, device=gradient.device)
     total.index_add_(0, plan.key_rows, gradient.to(exact))
@@ -156,6 +159,7 @@ def flash_forward(
 ) -> tuple[Tensor, ...]:
     """Return the output [P, heads, head_dim] and three statistics, which `flash_backward` takes."""
     forward: Callable[..., tuple[Tensor, ...]] = torch.ops.aten._flash_attention_forward
+    # The numbers are dropout, causal and "return the softmax"; with a window the kernel is causal by its right side, 0.
     out, log_sum, state, unused, _ = forward(
         query, key, value, *_lengths(plan), 0.0, plan.window is None, False, scale=scale, **_window(plan)
     )
