@@ -1,8 +1,8 @@
-"""Context parallelism: the packed tokens of a micro-batch are cut over ranks, and attention alone sees them all.
+"""Context parallelism: the packed tokens of a micro-batch, its rows, are cut over ranks; attention alone sees them all.
 
 The rows are cut into 2 * size chunks, and rank r computes chunks r and 2 * size - 1 - r (a zigzag): late rows of a long
 run see many keys and early rows few, so every rank gets some of both (arXiv 2407.21783, section 3.3.2). Inside core
-attention every rank gathers the keys and values of all ranks, and backward sums their gradients over ranks and hands
+attention every rank gathers the keys and values of all ranks, and backward sums their gradients over ranks and gives
 each its own (reduce-scatter). A ring of sends would hide more of the exchange, but it would need the softmax in parts,
 which windows and shared prompts cut unevenly; gathering is exact for both, and with grouped queries keys and values are
 a fraction of the queries.

@@ -98,13 +98,13 @@ def sort_options(options: Options) -> PassThrough:
     Raises UserError for a key that the installed version lacks, that megasharp sets itself, or that asks for another
     model, and for a value of another type than the installed version declares.
     """
-    known = {room: {f.name for f in fields(config)} for room, config in PASS_THROUGH.items()}
+    known = {part: {f.name for f in fields(config)} for part, config in PASS_THROUGH.items()}
     # A policy with which every setting of megasharp's own appears; only names are read of the others.
     every = PolicyConfig(recompute="full", fp8="hybrid")
     own_model = {*_settings(_ANY_ARCHITECTURE, ParallelLayout(), torch.float32, every), "deterministic_mode"}
     for key, value in options.items():
-        rooms = [room for room, names in known.items() if key in names]
-        if not rooms:
+        parts = [part for part, names in known.items() if key in names]
+        if not parts:
             raise UserError(f"policy.megatron.{key}: the installed megatron-core has no such option")
         if key in _INSTEAD:
             raise UserError(f"policy.megatron.{key}: {_INSTEAD[key]}")
@@ -112,9 +112,9 @@ def sort_options(options: Options) -> PassThrough:
             raise UserError(f"policy.megatron.{key}: megasharp sets this itself, from the checkpoint or the run's keys")
         if key.startswith(_OTHER_MODELS):
             raise UserError(f"policy.megatron.{key}: this would be another model than the checkpoint's")
-        for room in rooms:
-            _check_type(key, value, PASS_THROUGH[room])
-    return PassThrough(**{room: {k: v for k, v in options.items() if k in names} for room, names in known.items()})
+        for part in parts:
+            _check_type(key, value, PASS_THROUGH[part])
+    return PassThrough(**{part: {k: v for k, v in options.items() if k in names} for part, names in known.items()})
 
 
 def _check_type(key: str, value: object, config: type) -> None:

@@ -159,7 +159,10 @@ class HeadRequest:
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """The sampling temperature (applied to logits before everything), the real vocabulary size, and the form."""
+    """Settings of a network's head.
+
+    `temperature` divides logits before everything. `vocab`: the size of the real vocabulary, without padding.
+    """
 
     temperature: float
     vocab: int

@@ -39,7 +39,7 @@ def meet(store: Store, rank: int, world: int, device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Ranks of this process in each dimension, and whether it stands at an end of the pipeline."""
+    """Numbers of this rank in each dimension; `first_stage` and `last_stage`: it is at an end of the pipeline."""
 
     tp: int
     pp: int

@@ -98,7 +98,7 @@ def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """A rank's own facts: its number, its node's address in the cluster, its device, log and CPU threads."""
+    """Facts of one rank: number, its node's address in the cluster, device, log and CPU threads."""
 
     rank: int
     address: str
@@ -157,7 +157,7 @@ class RankActor:
         """Open the store where `world` ranks meet, on this node's address; returns its port."""
         listening = socket.create_server((self._facts.address, 0))
         port: int = listening.getsockname()[1]
-        # The store is handed a socket, because by itself it would listen on every interface.
+        # The store gets a socket, because by itself it would listen on every interface.
         self._store = TCPStore(
             self._facts.address,
             port,

@@ -23,7 +23,7 @@ from megasharp.algos.dlc import cross_entropy_recipe
 from megasharp.algos.recipe import Recipe, training_sequence
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.files import FileHash
-from megasharp.common.records import Group, Mean, Metrics, MicroBatch, MiniBatch, StepBatch, StepStats
+from megasharp.common.records import Group, Mean, Metrics, MiniBatch, StepBatch, StepStats
 from megasharp.learner.learner import Annotation, LearnerSettings, RankLearner, add_metrics
 from megasharp.learner.parallel import meet
 from megasharp.learner.rank import POLICY, Rank
@@ -179,23 +179,20 @@ class RanksLearner:
 
 
 def _annotated(mini: MiniBatch, by_rank: Sequence[Sequence[Annotation]]) -> MiniBatch:
-    return dataclasses.replace(
-        mini,
-        per_rank=tuple(
-            tuple(_filled(micro, a) for micro, a in zip(micros, annotations, strict=True))
-            for micros, annotations in zip(mini.per_rank, by_rank, strict=True)
-        ),
-    )
-
-
-def _filled(micro: MicroBatch, annotation: Annotation) -> MicroBatch:
-    inputs = dataclasses.replace(
-        micro.inputs,
-        old_logp_T=annotation.old_logp_T,
-        old_entropy_T=annotation.old_entropy_T,
-        ref_logp_T=annotation.ref_logp_T,
-    )
-    return dataclasses.replace(micro, inputs=inputs)
+    """Fill in the results of each data-parallel rank's micro-batches."""
+    per_rank = []
+    for micros, results in zip(mini.per_rank, by_rank, strict=True):
+        filled = []
+        for micro, found in zip(micros, results, strict=True):
+            inputs = dataclasses.replace(
+                micro.inputs,
+                old_logp_T=found.old_logp_T,
+                old_entropy_T=found.old_entropy_T,
+                ref_logp_T=found.ref_logp_T,
+            )
+            filled.append(dataclasses.replace(micro, inputs=inputs))
+        per_rank.append(tuple(filled))
+    return dataclasses.replace(mini, per_rank=tuple(per_rank))
 
 
 class MemoryNetwork:
