@@ -3,9 +3,11 @@
 A method overrides only the hooks it changes, so its file is its difference from GRPO. Hooks see flat per-token
 tensors (`TokenInputs`), never logits and never a process group. Hooks before the update (up to `prepare`) see the whole
 step at once, so that what they compute does not depend on packing; hooks of the loss see one micro-batch at a time.
-`megasharp.algos.recipe` applies a list of methods in the order of the hooks.
+`megasharp.algos.recipe` applies a list of methods in the order of the hooks. `gated` stands here because methods and
+metrics share it: it picks the tokens at which the policy is least sure.
 
-Which tokens of a response are gated: those at which the policy is least sure (CaSP, 2510.14807 appendix E.1).
+A suffix names a tensor's axes: G the scored responses of one group, S sequences, T packed response tokens, N candidates
+a token. Token tensors have the learner's dtype, rewards and advantages before the update are float64.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field
 from torch import Tensor
@@ -25,7 +27,7 @@ from megasharp.ops.segment import segment_broadcast, segment_quantile
 
 
 class Reduction(StrEnum):
-    """How per-token losses become one number; always with counts over the whole optimizer step."""
+    """The rule by which per-token losses become one number; its counts are of the whole optimizer step."""
 
     TOKEN_MEAN = "token_mean"
     SEQ_MEAN_TOKEN_MEAN = "seq_mean_token_mean"
@@ -34,7 +36,7 @@ class Reduction(StrEnum):
 
 
 class OldLogp(IntEnum):
-    """When the log-probs of the policy that is about to be updated are needed.
+    """The point at which the log-probs of the policy before the update are needed.
 
     IN_LOSS: only inside the loss; on the first optimizer step they equal the current ones, so no extra pass is due.
     BEFORE_STEP: by `calibrate` or `prepare`, hence before the first forward of the update.
@@ -60,7 +62,7 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a method reads. The union over a recipe decides which passes run and which fields are present.
+    """The inputs that a method reads. Their union over a recipe decides which passes run and which fields are present.
 
     `topn`: how many of the most probable candidates, at least. `draw`: a uniform number per token. `gate`: the quantile
     of a response's entropies above which a position counts as gated, where a method has one.
@@ -113,7 +115,7 @@ class Ramp(Section):
     )
 
     def at(self, step: int) -> float:
-        """The value in training step `step`, counted from 1: the first has `start`, step `steps` + 1 has `end`."""
+        """Return the value in training step `step`, from 1: the first has `start`, step `steps` + 1 has `end`."""
         done = min(step - 1, self.steps) / self.steps
         share = done if self.shape == "linear" else (1.0 - math.cos(math.pi * done)) / 2.0
         return self.start + share * (self.end - self.start)
@@ -123,13 +125,17 @@ class MethodParams(Section):
     """Base of every method's parameter table. A parameter of type `float | Ramp` may change with the step."""
 
     def at(self, step: int) -> Self:
-        """These parameters in training step `step`: every ramp replaced by its value."""
+        """Return these parameters in training step `step`, from 1: every ramp replaced by its value."""
         ramps = {name: value.at(step) for name, value in self if isinstance(value, Ramp)}
         return self.model_copy(update=ramps) if ramps else self
 
 
+# A parameter that is never negative: a number, or a ramp over the training steps.
+Coefficient = Annotated[float, Field(ge=0.0)] | Ramp
+
+
 def settled(value: float | Ramp) -> float:
-    """A coefficient after `MethodParams.at`; a ramp by itself stands at its start."""
+    """Return a coefficient after `MethodParams.at`; a ramp that was not settled counts with its start."""
     return value.start if isinstance(value, Ramp) else value
 
 
@@ -156,70 +162,70 @@ class Method(Generic[ParamsT]):
         self.params = params
 
     def at(self, step: int) -> Self:
-        """This method in training step `step`, its ramps settled."""
+        """Return this method in training step `step`, from 1, its ramps settled."""
         return type(self)(self.params.at(step))
 
     def within(self, response_limit: int) -> Self:
-        """This method in a run whose responses end after `response_limit` tokens at the latest.
+        """Return this method in a run whose responses end after `response_limit` tokens at the latest.
 
-        Parameters that stand relative to that limit are settled here. Raises UserError when they do not fit it.
+        Parameters that stand relative to that limit are settled here. Raises UserError where they do not fit it.
         """
         return self
 
     def needs(self) -> Needs:
-        """What this method reads, given its parameters."""
+        """Return the inputs that this method reads, given its parameters."""
         return Needs()
 
     def reshapes_rewards(self) -> bool:
-        """Whether, with these parameters, estimators see other rewards than the verdicts'."""
+        """Tell if, with these parameters, estimators see other rewards than the verdicts'."""
         return "rewards" in overridden_hooks(type(self))
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
-        """Why this method cannot stand in one recipe with `other`, called `name`; None when it can."""
+        """Return why this method excludes `other`, called `name`, from its recipe; None where it does not."""
         return None
 
     def select(self, groups: Sequence[Group]) -> list[str | None]:
-        """Per group of one collection: None keeps it; a text drops it and is the reason that is counted."""
+        """Return, for each group of one collection, None to keep it, or the reason to drop it, which is counted."""
         raise NotImplementedError
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
-        """Reshape a group's rewards, float64 [G]."""
+        """Reshape the rewards of a group's scored responses: float64 [G] in and out."""
         raise NotImplementedError
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
-        """The estimator: float64 [G] in and out; exactly one method of a recipe has it."""
+        """Estimate one advantage a response: float64 [G] in and out. Exactly one method of a recipe has this hook."""
         raise NotImplementedError
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
-        """Change advantages token by token, before the update; float64. `x` is the whole training step."""
+        """Change advantages [T], float64, token by token before the update. `x` is the whole training step."""
         raise NotImplementedError
 
     def prepare(self, adv_T: Tensor, x: TokenInputs) -> Stats:
-        """Statistics over one whole optimizer step, before it; `x` is that step, advantages are calibrated."""
+        """Compute statistics over one optimizer step, before it. `x` is that step, `adv_T` [T] is calibrated."""
         raise NotImplementedError
 
     def log_ratio(self, logr_T: Tensor, x: TokenInputs, adv_T: Tensor) -> Tensor:
-        """Change the log importance ratio, log pi - log pi_old, before the clip."""
+        """Change the log importance ratio [T], log pi - log pi_old in nats, before the clip."""
         raise NotImplementedError
 
     def direction(self, logp_T: Tensor, x: TokenInputs, adv_T: Tensor) -> tuple[Tensor, TokenMetrics]:
-        """A log-prob with the same value and another gradient."""
+        """Return a log-prob [T] of the same value with another gradient."""
         raise NotImplementedError
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
-        """The unreduced loss per token; exactly one method of a recipe has it."""
+        """Return the unreduced loss per token [T]. Exactly one method of a recipe has this hook."""
         raise NotImplementedError
 
     def weight(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
-        """A factor on the surrogate per token, without gradient."""
+        """Return a factor [T] on the surrogate per token, without gradient."""
         raise NotImplementedError
 
     def correction(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
-        """A factor per token for a sampler that is not the policy, without gradient."""
+        """Return a factor [T] on the surrogate for a sampler that is not the policy, without gradient."""
         raise NotImplementedError
 
     def penalty(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
-        """A term added to the loss per token."""
+        """Return a term [T] that is added to the loss per token."""
         raise NotImplementedError
 
 
@@ -240,7 +246,7 @@ EXCLUSIVE_HOOKS = ("advantages", "surrogate")
 
 
 def overridden_hooks(method: type[Method[Any]]) -> tuple[str, ...]:
-    """The hooks a method fills, in the order in which they are applied."""
+    """Return the hooks that a method fills, in the order in which they are applied."""
     return tuple(hook for hook in HOOKS if getattr(method, hook) is not getattr(Method, hook))
 
 
@@ -248,8 +254,9 @@ DEFAULT_QUANTILE = 0.8
 
 
 def gated(x: TokenInputs, quantile: float) -> Tensor:
-    """bool [T]: unmasked tokens whose entropy is above the `quantile` of their response's unmasked tokens.
+    """Return bool [T]: unmasked tokens whose entropy is above the `quantile` of their response's unmasked tokens.
 
+    CaSP's gate (2510.14807, appendix E.1); entropies are in nats, of the current policy.
     The comparison is strict, so of equal entropies none passes the threshold they set, and a response of one token is
     not gated. By definition 0 gates every unmasked token, and 1 none.
     """

@@ -1,4 +1,4 @@
-"""From names to a recipe: bundles unfold, tables are filled, and what cannot be combined is refused by name."""
+"""Make a recipe of methods' names: unfold bundles, fill in parameters, refuse by name what cannot be combined."""
 
 from __future__ import annotations
 
@@ -37,29 +37,28 @@ def build_recipe(
 ) -> Recipe:
     """Build and check a recipe; `params` are the user's tables by method name, `key` is what messages call the list.
 
-    `constant` is the run's largest response limit in tokens: the horizon of `token_sum_over_constant`. Methods are told
-    `response_limit` by `Method.within`, the stage's own where it is another.
-    The estimator goes first, the others keep the order in which they are named.
+    `constant` is the run's largest response limit in tokens, the horizon of `token_sum_over_constant`; `response_limit`
+    is the stage's, where it has its own. The estimator goes first, the others keep the order in which they are named.
     Raises UserError, naming the methods, for one that is unknown or a combination that is not possible.
     """
-    _check_names(names, key)
-    members = _unfolded(names)
-    if not any(_fills(name, "surrogate") for name in members):
-        members[DEFAULT_SURROGATE] = _Member(DEFAULT_SURROGATE, {})
-    _check_exclusive(members, key)
-    limit = response_limit or int(constant)
-    methods = {name: _made(name, member, params.get(name)).within(limit) for name, member in members.items()}
-    _check_pairs(methods, members, key)
-    ordered = dict(sorted(methods.items(), key=lambda item: not _fills(item[0], "advantages")))
-    return Recipe(ordered, reduction or _prescribed(names, members, key), constant, mini_batches)
-
-
-def _check_names(names: Sequence[str], key: str) -> None:
     for name in names:
         if name not in METHODS:
             raise UserError(f"{key}: unknown method {name!r}; known are: {', '.join(METHODS)}")
     if len(set(names)) < len(names):
         raise UserError(f"{key}: a method is named twice in [{', '.join(names)}]")
+    members = _unfolded(names)
+    if not any(_fills(name, "surrogate") for name in members):
+        members[DEFAULT_SURROGATE] = _Member(DEFAULT_SURROGATE, {})
+    _check_exclusive(members, key)
+    limit = response_limit or int(constant)
+    methods: dict[str, Method[Any]] = {}
+    for name, member in members.items():
+        # A user's own values win over those of the bundles that bring the method.
+        values = {**member.settings, **(_set_values(params[name]) if name in params else {})}
+        methods[name] = METHODS[name](METHODS[name].Params(**values)).within(limit)
+    _check_pairs(methods, members, key)
+    ordered = dict(sorted(methods.items(), key=lambda item: not _fills(item[0], "advantages")))
+    return Recipe(ordered, reduction or _prescribed(names, members, key), constant, mini_batches)
 
 
 def _fills(name: str, hook: str) -> bool:
@@ -67,7 +66,7 @@ def _fills(name: str, hook: str) -> bool:
 
 
 def _unfolded(names: Sequence[str]) -> dict[str, _Member]:
-    """The named methods and what they bring, each once; values that several set are the later bringer's."""
+    """The named methods and those that they bring, each once; of a value that several set, the last one counts."""
     members: dict[str, _Member] = {}
     for name in names:
         for found, settings in _brought(name, {}):
@@ -79,7 +78,7 @@ def _unfolded(names: Sequence[str]) -> dict[str, _Member]:
 
 
 def _brought(name: str, settings: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """A method after everything that it brings, so that a bundle's own values override its members'."""
+    """Yield a method after all that it brings, so that a bundle's own values override its members'."""
     for brought, params in METHODS[name].brings.items():
         yield from _brought(brought, _set_values(params))
     yield name, settings
@@ -87,11 +86,6 @@ def _brought(name: str, settings: Mapping[str, object]) -> Iterator[tuple[str, M
 
 def _set_values(params: MethodParams) -> dict[str, object]:
     return {key: getattr(params, key) for key in params.model_fields_set}
-
-
-def _made(name: str, member: _Member, chosen: MethodParams | None) -> Method[Any]:
-    values = {**member.settings, **(_set_values(chosen) if chosen is not None else {})}
-    return METHODS[name](METHODS[name].Params(**values))
 
 
 def _check_exclusive(members: Mapping[str, _Member], key: str) -> None:
@@ -115,7 +109,7 @@ def _check_pairs(methods: Mapping[str, Method[Any]], members: Mapping[str, _Memb
 
 
 def _prescribed(names: Sequence[str], members: Mapping[str, _Member], key: str) -> Reduction:
-    """The reduction that the named methods prescribe, else the one of what they bring, else the token mean."""
+    """The reduction that the named methods prescribe, else that of the methods they bring, else the token mean."""
     for among in (names, list(members)):
         found = {name: METHODS[name].reduction for name in among if METHODS[name].reduction is not None}
         if len(set(found.values())) > 1:

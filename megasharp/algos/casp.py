@@ -94,7 +94,10 @@ class CaSP(Method[CaSPParams]):
         share_T = self.params.alpha * gate_T * (adv_T > 0)
         # The batch may hold more candidates than this method asked for.
         candidate_logp_TN = x.topn_logp_TN[:, : self.params.topn]
-        omega_TN = self._omega(candidate_logp_TN.detach())
+        if self.params.omega == "softmax":
+            omega_TN = candidate_logp_TN.detach().softmax(1)
+        else:
+            omega_TN = torch.full_like(candidate_logp_TN, 1.0 / candidate_logp_TN.shape[1])
         smoothed_T = (1.0 - share_T) * logp_T + share_T * (omega_TN * candidate_logp_TN).sum(1)
         metrics = {
             "method/casp/gate_rate": TokenMetric(gate_T, x.mask_T),
@@ -111,11 +114,6 @@ class CaSP(Method[CaSPParams]):
         if self.params.penalty_on != "advantage":
             return torch.ones_like(adv_T), {}
         return 1.0 + (self.params.lambda_top1 - 1.0) * self._penalised(x, adv_T), {}
-
-    def _omega(self, candidate_logp_TN: Tensor) -> Tensor:
-        if self.params.omega == "softmax":
-            return candidate_logp_TN.softmax(1)
-        return torch.full_like(candidate_logp_TN, 1.0 / candidate_logp_TN.shape[1])
 
     def _gate(self, x: TokenInputs) -> Tensor:
         return gated(x, self.params.quantile).to(x.mask_T.dtype)

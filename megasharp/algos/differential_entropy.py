@@ -13,25 +13,23 @@ responses only the penalty remains, and the other way round; equal and opposite 
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric, TokenMetrics, settled
+from megasharp.algos.base import Coefficient, Method, MethodParams, Needs, TokenMetric, TokenMetrics, settled
 from megasharp.common.records import TokenInputs
 
 
 class DifferentialEntropyParams(MethodParams):
     """Coefficients of the bonus on correct responses and of the penalty on incorrect ones; both from zero up."""
 
-    correct: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+    correct: Coefficient = Field(
         default=0.001,
         description="Factor of the entropy bonus on tokens of correct responses, a number or a ramp. The paper's "
         "value is unknown; 0.001 is a proposal. 0: no bonus.",
     )
-    incorrect: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+    incorrect: Coefficient = Field(
         default=0.001,
         description="Factor of the entropy penalty on tokens of all other responses, a number or a ramp. The paper's "
         "value is unknown; 0.001 is a proposal. 0: no penalty.",

@@ -75,8 +75,10 @@ class DifficultyFilter(Method[DifficultyFilterParams]):
         return Needs(refill_rounds=self.params.max_rounds - 1)
 
     def select(self, groups: Sequence[Group]) -> list[str | None]:
-        rates = [_success_rate(group) for group in groups]
-        easiest_first = sorted(range(len(groups)), key=lambda i: _hardest_if_none(rates[i]), reverse=True)
+        correct = [correct_of(group) for group in groups]
+        rates = [float(correct_G.mean()) if correct_G.numel() else None for correct_G in correct]
+        # A group without a scored response counts as hardest.
+        easiest_first = sorted(range(len(groups)), key=lambda i: -1.0 if (p := rates[i]) is None else p, reverse=True)
         easiest = set(easiest_first[: int(self.params.drop_easiest * len(groups))])
         return [self._reason(rate, number in easiest) for number, rate in enumerate(rates)]
 
@@ -88,12 +90,3 @@ class DifficultyFilter(Method[DifficultyFilterParams]):
         if easiest or (self.params.high is not None and rate >= self.params.high):
             return "too_easy"
         return None
-
-
-def _hardest_if_none(rate: float | None) -> float:
-    return -1.0 if rate is None else rate
-
-
-def _success_rate(group: Group) -> float | None:
-    correct_G = correct_of(group)
-    return float(correct_G.mean()) if correct_G.numel() else None

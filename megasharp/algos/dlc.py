@@ -6,6 +6,8 @@ A memory network learns, by one cross-entropy step per training step on every sa
 been saying; sampling subtracts its logits, so that often sampled modes are drawn less. Only sampling changes: there is
 no hook here, the loss is the recipe's own, and the importance ratio stays pi / pi_old of the policy.
 
+    memory's loss = - mean over response tokens of log pi_memory(y_t | x, y_<t)
+
 Printed: the formula in words, the cross-entropy update every step, the policy's learning rate for the memory network.
 Derived (ours): the temperature divides the difference, softmax((z_policy - mu z_memory) / T); the memory learns from
 response tokens of all responses, correct or not; no correction of the ratio for the other sampler is the default,
@@ -18,26 +20,22 @@ subtraction, and takes one of two forms:
     plausible: {min_p: 0.1}     tokens with at least a tenth of the likeliest token's probability at the temperature
     plausible: {top_k: 20}      the 20 likeliest tokens
 
-Next-token cross-entropy on sampled responses: the loss of DLC's memory network (arXiv 2601.15609, section 4.2).
-
-    loss = - mean over response tokens of log pi_memory(y_t | x, y_<t)
-
-Not a method of the table: it is no way to train a policy on rewards.
+The memory's cross-entropy is no method of the table, because it is no way to train a policy on rewards.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from megasharp.algos.base import (
+    Coefficient,
     MemoryNeed,
     Method,
     MethodParams,
     Needs,
-    Ramp,
     Reduction,
     Stats,
     TokenMetric,
@@ -50,7 +48,7 @@ from megasharp.common.section import Section
 
 
 class CrossEntropy(Method[MethodParams]):
-    """Minus the log-prob of each sampled token."""
+    """The loss of the memory network: minus the log-prob of each sampled token."""
 
     paper = "2601.15609"
 
@@ -60,12 +58,12 @@ class CrossEntropy(Method[MethodParams]):
 
 
 def cross_entropy_recipe() -> Recipe:
-    """The recipe of one supervised step; its advantages are never asked for."""
+    """Return the recipe of one supervised step of the memory network; it has no estimator of advantages."""
     return Recipe({"cross_entropy": CrossEntropy(MethodParams())}, Reduction.TOKEN_MEAN, constant=1.0, mini_batches=1)
 
 
 class MemoryParams(Section):
-    """The memory network: where it starts from, and its learning rate (None: the policy's)."""
+    """The memory network: its starting weights, and its learning rate (None: the policy's)."""
 
     path: str = Field(
         default="examples/quickstart/memory",
@@ -80,7 +78,7 @@ class MemoryParams(Section):
 
 
 class PlausibleParams(Section):
-    """The guard, ours: `types.Plausible`."""
+    """The guard, ours: `records.Plausible`."""
 
     min_p: float | None = Field(
         default=None,
@@ -104,9 +102,9 @@ class PlausibleParams(Section):
 
 
 class DLCParams(MethodParams):
-    """`mu` is how much of the memory's logits is subtracted; it may change with the step."""
+    """`mu` weighs the memory's logits, which are subtracted; it may change with the step."""
 
-    mu: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+    mu: Coefficient = Field(
         default=0.2,
         description="Factor of the memory network's logits that sampling subtracts, a number or a ramp. The paper's "
         "value is unknown; 0.2 is a proposal. 0: plain sampling.",

@@ -25,28 +25,36 @@ is all there is, and `grpo` would scale it up to 1 however small gamma is. The c
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Ramp, TokenMetric, TokenMetrics, settled
-from megasharp.common.records import Group, Outcome, Response, TokenInputs
+from megasharp.algos.base import (
+    Coefficient,
+    Method,
+    MethodParams,
+    Needs,
+    OldLogp,
+    TokenMetric,
+    TokenMetrics,
+    settled,
+)
+from megasharp.algos.group_statistics import mean_logp
+from megasharp.common.records import Group, Outcome, TokenInputs
 from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
-
-NonNegative = Annotated[float, Field(ge=0.0)]
 
 
 class DSParams(MethodParams):
     """`gamma_p` weighs the term of correct responses, `gamma_n` of all others; `form` and `logp` say what it is."""
 
-    gamma_p: NonNegative | Ramp = Field(
+    gamma_p: Coefficient = Field(
         default=0.01,
         description="Weight of the log-prob term of correct responses, a number or a ramp; unlikely ones gain most. "
         "The paper uses 0.01 to 0.03. 0: only wrong responses change.",
     )
-    gamma_n: NonNegative | Ramp = Field(
+    gamma_n: Coefficient = Field(
         default=0.01,
         description="Weight of the log-prob term of responses that are not correct, a number or a ramp; unlikely ones "
         "lose most. The paper uses 0.002 to 0.01. 0: only correct responses change.",
@@ -89,7 +97,10 @@ class DS(Method[DSParams]):
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
         if self.params.form != "reward_seq_mean":
             return rewards_G
-        terms = [self._factor(_is_correct(r)) * _mean_logp(r) for r in group.responses]
+        terms = [
+            self._factor(response.verdict.outcome is Outcome.CORRECT) * mean_logp(response)
+            for response in group.responses
+        ]
         return rewards_G + rewards_G.new_tensor(terms)
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
@@ -116,13 +127,3 @@ class DS(Method[DSParams]):
         if self.params.form == "seq_mean":
             return segment_broadcast(segment_mean(logp_T, x.seq_T, x.num_sequences, x.mask_T), x.seq_T)
         return segment_broadcast(segment_sum(logp_T * x.mask_T, x.seq_T, x.num_sequences), x.seq_T)
-
-
-def _is_correct(response: Response) -> bool:
-    return response.verdict.outcome is Outcome.CORRECT
-
-
-def _mean_logp(response: Response) -> float:
-    """0 for a response without tokens."""
-    logp_T = response.completion.policy_logp.double()
-    return float(logp_T.sum()) / max(response.length, 1)

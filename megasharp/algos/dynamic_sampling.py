@@ -25,7 +25,7 @@ REASON = "uniform"
 
 
 class DynamicSamplingParams(MethodParams):
-    """`max_rounds`: how many rounds of prompts a step may sample in all; 1 drops groups without replacing them."""
+    """`max_rounds` is the largest number of sampling rounds in a step; 1 drops groups without replacing them."""
 
     max_rounds: int = Field(
         default=10,

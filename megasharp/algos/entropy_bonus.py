@@ -10,19 +10,17 @@ sampled token. Reduced as the policy's loss is, per token. Printed for RLVR: 1e-
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric, TokenMetrics, settled
+from megasharp.algos.base import Coefficient, Method, MethodParams, Needs, TokenMetric, TokenMetrics, settled
 from megasharp.common.records import TokenInputs
 
 
 class EntropyBonusParams(MethodParams):
     """`coefficient` multiplies the entropy."""
 
-    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+    coefficient: Coefficient = Field(
         default=0.001,
         description="Factor of the policy's entropy (nats) that is subtracted from the loss, a number or a ramp. "
         "Papers use 0.0001 to 0.01. 0: no bonus.",

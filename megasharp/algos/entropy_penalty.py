@@ -9,19 +9,19 @@ the policy's loss is, per token. Degenerate case: a certain token has neither en
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric, TokenMetrics, settled
+from megasharp.algos.base import Coefficient, Method, MethodParams, Needs, TokenMetric, TokenMetrics, settled
 from megasharp.common.records import TokenInputs
 
 
 class EntropyPenaltyParams(MethodParams):
     """`coefficient` multiplies the entropy."""
 
-    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+    coefficient: Coefficient = Field(
         default=0.001,
         description="Factor of the policy's entropy (nats) that is added to the loss, a number or a ramp. The paper's "
         "value is unknown; 0.001 is a proposal. 0: no penalty.",

@@ -1,8 +1,8 @@
-"""What methods ask of a group: which responses count, whether their rewards differ, how many are correct.
+"""Quantities that several methods share: of a group's responses, and of the importance ratio.
 
-Estimators that read which responses are correct, and no reward.
-
-The importance ratio as the surrogates share it: its bound, its metrics, and a log-prob that follows it.
+Of a group: the scored responses' rewards and which of them are correct, the centred rewards, a response's mean
+log-prob, and the base of estimators that read which responses are correct and no reward. Of the ratio pi / pi_old, as
+the surrogates use it: its bound, its metrics, and a log-prob with its gradient.
 """
 
 from __future__ import annotations
@@ -20,34 +20,42 @@ Divisor = Literal["unbiased", "population"]
 
 
 def is_scored(response: Response) -> bool:
-    """Whether the verdict says something about the policy; an infra failure does not."""
+    """Tell if the verdict says something about the policy; an infra failure does not."""
     return response.verdict.outcome is not Outcome.INFRA
 
 
 def rewards_of(group: Group) -> Tensor:
-    """The verdicts' rewards of the scored responses, float64 [G]."""
+    """Return the verdicts' rewards of the scored responses, float64 [G]."""
     return torch.tensor([r.verdict.reward for r in group.responses if is_scored(r)], dtype=torch.float64)
 
 
 def correct_of(group: Group) -> Tensor:
-    """1 for each correct and 0 for each other scored response, float64 [G]."""
+    """Return 1 for each correct and 0 for each other scored response, float64 [G]."""
     correct = [r.verdict.outcome is Outcome.CORRECT for r in group.responses if is_scored(r)]
     return torch.tensor(correct, dtype=torch.float64)
 
 
 def uniform(rewards_G: Tensor) -> bool:
-    """Whether there is nothing to compare: fewer than two rewards, or all of them equal."""
+    """Tell if there is nothing to compare: fewer than two rewards, or all of them equal."""
     # Compared with each other: the mean of equal rewards may differ from them in the last bit.
     return rewards_G.numel() < 2 or bool((rewards_G == rewards_G[0]).all())
 
 
 def centred(rewards_G: Tensor) -> Tensor:
-    """Rewards less their mean; exactly zero in a uniform group."""
+    """Return the rewards less their mean, [G]; exactly zero in a uniform group."""
     return torch.zeros_like(rewards_G) if uniform(rewards_G) else rewards_G - rewards_G.mean()
 
 
+def mean_logp(response: Response) -> float:
+    """Return the mean log-prob per token (nats) of a response, as the engine recorded it; 0 without tokens."""
+    return float(response.completion.policy_logp.double().sum()) / max(response.length, 1)
+
+
 class OutcomeEstimator(Method[ParamsT]):
-    """Base of such estimators: a reward that another method reshapes would never reach them, so it is refused."""
+    """Base of estimators that read which responses are correct, and no reward.
+
+    A method that reshapes rewards is refused beside them: they would never see its rewards.
+    """
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
         if not other.reshapes_rewards():
@@ -59,20 +67,20 @@ LOG_RATIO_BOUND = 20.0
 
 
 def bounded(logr_T: Tensor) -> Tensor:
-    """Log-ratios within [-20, 20], so that one stray token cannot overflow the step; no gradient outside."""
+    """Clamp log-ratios [T] to [-20, 20], so that one stray token cannot overflow the step; no gradient outside."""
     return logr_T.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def logp_along(x: TokenInputs, logr_T: Tensor) -> Tensor:
-    """log pi [T] with the gradient of the log-ratio, so that what other methods made of that gradient is kept."""
+    """Return log pi [T] with the gradient of the log-ratio, which other methods may have changed."""
     assert x.logp_T is not None
     return x.logp_T.detach() + (logr_T - logr_T.detach())
 
 
 def ratio_metrics(x: TokenInputs, logr_T: Tensor) -> dict[str, TokenMetric]:
-    """`policy/ratio` rho and `policy/kl_old`, the estimate rho - 1 - log rho of KL(pi_old || pi), from bounded log rho.
+    """Return `policy/ratio` rho and `policy/kl_old`, rho - 1 - log rho, an estimate of KL(pi_old || pi) in nats.
 
-    Where a method changes the ratio (`gspo`, `bypass`), both speak of the changed one.
+    `logr_T` [T] is the bounded log rho. Where a method changes the ratio (`gspo`, `bypass`), both are of that one.
     """
     logr_T = logr_T.detach()
     ratio_T = torch.exp(logr_T)
@@ -83,7 +91,7 @@ def ratio_metrics(x: TokenInputs, logr_T: Tensor) -> dict[str, TokenMetric]:
 
 
 def clip_metrics(x: TokenInputs, too_high_T: Tensor, too_low_T: Tensor) -> dict[str, TokenMetric]:
-    """`policy/clip_high` and `policy/clip_low`: shares of tokens whose ratio a bound acted on; bool [T] each."""
+    """Return `policy/clip_high` and `policy/clip_low`, the shares of tokens that a bound acted on; bool [T] each."""
     return {
         "policy/clip_high": TokenMetric(too_high_T.to(x.mask_T.dtype), x.mask_T),
         "policy/clip_low": TokenMetric(too_low_T.to(x.mask_T.dtype), x.mask_T),

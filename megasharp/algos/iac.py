@@ -75,7 +75,12 @@ class IAC(Method[IACParams]):
         wrong_T = size_T - x.group_correct_T.to(adv_T.dtype)
         normalized_T = (wrong_T / size_T) ** self.params.alpha
         weight_T = self._weight(normalized_T, wrong_T, share_T)
-        metrics = {"method/iac/weight": TokenMetric(weight_T, share_T), **_histogram(normalized_T, share_T)}
+        metrics = {"method/iac/weight": TokenMetric(weight_T, share_T)}
+        # Shares of the positive trajectories by (1 - p)^alpha, whatever the form; the last bin includes 1.
+        bin_T = (normalized_T * BINS).floor().clamp(max=BINS - 1)
+        for i in range(BINS):
+            name = f"method/iac/weight_{i / BINS}_{(i + 1) / BINS}"
+            metrics[name] = TokenMetric((bin_T == i).to(share_T.dtype), share_T)
         return torch.where(positive_T, weight_T * adv_T, adv_T), metrics
 
     def _weight(self, normalized_T: Tensor, wrong_T: Tensor, share_T: Tensor) -> Tensor:
@@ -92,12 +97,3 @@ def _once_per_response(positive_T: Tensor, x: TokenInputs) -> Tensor:
     """1 / (positive tokens of the response) at positive tokens, so that every positive trajectory sums to 1."""
     count_T = segment_broadcast(segment_sum(positive_T.double(), x.seq_T, x.num_sequences), x.seq_T)
     return positive_T / count_T.clamp(min=1.0)
-
-
-def _histogram(normalized_T: Tensor, share_T: Tensor) -> TokenMetrics:
-    """Shares of the positive trajectories by (1 - p)^alpha, whatever the form; the last bin includes 1."""
-    bin_T = (normalized_T * BINS).floor().clamp(max=BINS - 1)
-    return {
-        f"method/iac/weight_{i / BINS}_{(i + 1) / BINS}": TokenMetric((bin_T == i).to(share_T.dtype), share_T)
-        for i in range(BINS)
-    }

@@ -10,23 +10,23 @@ shifts the loss. All are zero where the two policies agree. Public GRPO configur
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, Ramp, TokenMetric, TokenMetrics, settled
+from megasharp.algos.base import Coefficient, Method, MethodParams, Needs, TokenMetric, TokenMetrics, settled
+from megasharp.algos.group_statistics import bounded
 from megasharp.common.records import TokenInputs
 
-LOG_RATIO_BOUND = 20.0
 Estimator = Literal["k1", "k2", "k3"]
 
 
 class KLParams(MethodParams):
     """`coefficient` multiplies the estimate `form`."""
 
-    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+    coefficient: Coefficient = Field(
         default=0.001,
         description="Factor of the divergence from the reference policy in the loss, a number or a ramp. Public GRPO "
         "settings use 0.001. 0: no penalty.",
@@ -50,15 +50,12 @@ class KL(Method[KLParams]):
 
     def penalty(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
         assert x.logp_T is not None and x.ref_logp_T is not None
-        difference_T = (x.ref_logp_T - x.logp_T).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        estimate_T = _estimate(self.params.form, difference_T)
+        difference_T = bounded(x.ref_logp_T - x.logp_T)
+        if self.params.form == "k1":
+            estimate_T = -difference_T
+        elif self.params.form == "k2":
+            estimate_T = difference_T.square() / 2.0
+        else:
+            estimate_T = torch.exp(difference_T) - difference_T - 1.0
         metrics = {"policy/kl_ref": TokenMetric(estimate_T.detach(), x.mask_T)}
         return settled(self.params.coefficient) * estimate_T, metrics
-
-
-def _estimate(form: Estimator, difference_T: Tensor) -> Tensor:
-    if form == "k1":
-        return -difference_T
-    if form == "k2":
-        return difference_T.square() / 2.0
-    return torch.exp(difference_T) - difference_T - 1.0

@@ -17,13 +17,23 @@ another method puts on the surrogate (`forking_tokens`, `truncated_is`) is on th
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from megasharp.algos.base import Method, MethodParams, Needs, OldLogp, Ramp, Stats, TokenMetric, TokenMetrics, settled
+from megasharp.algos.base import (
+    Coefficient,
+    Method,
+    MethodParams,
+    Needs,
+    OldLogp,
+    Stats,
+    TokenMetric,
+    TokenMetrics,
+    settled,
+)
 from megasharp.algos.bypass import Bypass
 from megasharp.algos.casp import CaSP
 from megasharp.algos.covariance import covariance, covariance_means, draw_threshold, share_of
@@ -41,7 +51,7 @@ class KLCovParams(MethodParams):
         description="Share of the optimizer step's tokens that are penalised, those of the highest covariance. The "
         "authors use 0.002 for 7B and 0.0002 for 32B.",
     )
-    coefficient: Annotated[float, Field(ge=0.0)] | Ramp = Field(
+    coefficient: Coefficient = Field(
         default=1.0,
         description="Factor of the penalty on the distance from the old policy, a number or a ramp. The authors use 1.",
     )
@@ -73,13 +83,10 @@ class KLCov(Method[KLCovParams]):
         return {**means, "covariance": lowest, "draw": draw_threshold(x, scored_T & (cov_T == lowest), tied)}
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
-        logr_T = bounded(logr_T)
-        chosen_T = self._chosen(x, adv_T, stats).to(x.mask_T.dtype)
-        loss_T = -adv_T * torch.exp(logr_T) + settled(self.params.coefficient) * chosen_T * logr_T.abs()
-        return loss_T, {**ratio_metrics(x, logr_T), "method/kl_cov/penalised": TokenMetric(chosen_T, x.mask_T)}
-
-    def _chosen(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> Tensor:
         assert x.draw_T is not None
+        logr_T = bounded(logr_T)
         cov_T = covariance(adv_T, x, stats)
         tied_T = (cov_T == stats["covariance"]) & (x.draw_T <= stats["draw"])
-        return (x.mask_T > 0) & ((cov_T > stats["covariance"]) | tied_T)
+        chosen_T = ((x.mask_T > 0) & ((cov_T > stats["covariance"]) | tied_T)).to(x.mask_T.dtype)
+        loss_T = -adv_T * torch.exp(logr_T) + settled(self.params.coefficient) * chosen_T * logr_T.abs()
+        return loss_T, {**ratio_metrics(x, logr_T), "method/kl_cov/penalised": TokenMetric(chosen_T, x.mask_T)}

@@ -43,7 +43,7 @@ class PKPOParams(MethodParams):
 
 
 class PKPO(Method[PKPOParams]):
-    """What a response adds to the best of a subset, in the mean over all subsets."""
+    """The gain of a subset's best reward by a response, in the mean over all subsets."""
 
     paper = "2505.15201"
     status = "as printed; k unknown"

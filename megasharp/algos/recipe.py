@@ -1,13 +1,9 @@
-"""A recipe: a list of methods, applied in the order of the hooks.
+"""A recipe: a list of methods, applied in the order of the hooks, and one reduction of their losses.
 
 The pipeline around it (loop, packing, learner) is blind to methods; it calls `select`, `advantages`, `calibrate` and
-`loss`. `megasharp.algos.build_recipe` makes one from names and refuses what cannot be combined.
-
-From losses per token to one number, applied once and with counts over the whole optimizer step.
-
-The result does not depend on packing, micro-batch size or the number of ranks, because no count here is local.
-
-Which recipe trains at which step: `recipe.schedule` gives the first steps other methods than the rest of the run.
+`loss`. `megasharp.algos.build_recipe` makes one from names and refuses what cannot be combined. Losses per token become
+one number once, with counts over the whole optimizer step: as no count is local, the result does not depend on packing,
+micro-batch size or the number of ranks. A `RecipeSchedule` gives a run's first steps other recipes than the rest.
 """
 
 from __future__ import annotations
@@ -41,9 +37,10 @@ from megasharp.ops.segment import means_on_host
 def token_coefficients(
     reduction: Reduction, mask_T: Tensor, seq_T: Tensor, length_S: Tensor, denominators: Denominators
 ) -> Tensor:
-    """The factor of each token's loss, so that the loss is `sum(loss_T * coefficient_T)`; [T], no gradient.
+    """Return the factor of each token's loss, so that the loss is `sum(loss_T * coefficient_T)`; [T], no gradient.
 
-    `length_S` counts unmasked tokens per sequence of the micro-batch; a sequence without any gets no weight.
+    `mask_T` [T] is 1 or 0, `seq_T` int64 [T] numbers the sequences, `length_S` [S] counts unmasked tokens per sequence
+    of the micro-batch; a sequence without any gets no weight.
     With N tokens, S sequences, |y| tokens of a sequence and a constant horizon C in the whole step:
     token_mean 1/N; seq_mean_token_mean 1/(S |y|); seq_mean_token_sum 1/S; token_sum_over_constant 1/(S C).
     """
@@ -79,13 +76,13 @@ class Recipe:
 
     @property
     def annotation(self) -> Needs:
-        """What must be computed by passes of their own before the update."""
+        """Inputs that passes of their own must compute before the update."""
         old = self.needs.old_logp
         in_loss_is_enough = old is OldLogp.IN_LOSS and self.mini_batches == 1
         return dataclasses.replace(self.needs, old_logp=OldLogp.NONE if in_loss_is_enough else old)
 
     def at(self, step: int) -> Self:
-        """This recipe in training step `step`, coefficients that change with the step settled."""
+        """Return this recipe in training step `step`, from 1, coefficients that change with the step settled."""
         methods = {name: method.at(step) for name, method in self.methods.items()}
         return type(self)(methods, self.reduction, self.constant, self.mini_batches)
 
@@ -93,7 +90,7 @@ class Recipe:
         return [m for m in self.methods.values() if hook in overridden_hooks(type(m))]
 
     def select(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups, those that a method refuses with the first refusing method's reason."""
+        """Return the groups, those that a method drops with the reason of the first one that does."""
         reasons = [method.select(groups) for method in self._filling("select")]
         first = [next((r for r in by_method if r is not None), None) for by_method in zip(*reasons, strict=True)]
         return [
@@ -102,7 +99,10 @@ class Recipe:
         ]
 
     def advantages(self, groups: Sequence[Group]) -> list[TrainSequence]:
-        """One training sequence per response of every kept group; infra failures are masked, never scored."""
+        """Return one training sequence for each response of every kept group, its advantage float64 on every token.
+
+        Infra failures are masked, never scored.
+        """
         return [sequence for group in groups if group.dropped_reason is None for sequence in self._sequences(group)]
 
     def _sequences(self, group: Group) -> list[TrainSequence]:
@@ -119,7 +119,10 @@ class Recipe:
         ]
 
     def calibrate(self, batch: StepBatch) -> tuple[StepBatch, Metrics]:
-        """Every `calibrate` hook on the whole step, then every method's statistics of each optimizer step."""
+        """Apply every `calibrate` hook to the whole step, then compute the statistics of each optimizer step.
+
+        Returns the step with its new advantages and statistics, and the hooks' metrics.
+        """
         methods = self._filling("calibrate")
         metrics: dict[str, Mean] = {}
         if methods:
@@ -135,7 +138,7 @@ class Recipe:
         return batch, metrics
 
     def prepare(self, mini: MiniBatch) -> tuple[Stats, ...]:
-        """Every method's statistics over one optimizer step, in the order of the methods."""
+        """Return every method's statistics over one optimizer step, in the order of the methods."""
         adv_T, x = joined(micro_batches([mini]))
         x = _scored_only(x)
         adv_T = _scored(adv_T, x.mask_T)
@@ -145,10 +148,10 @@ class Recipe:
     def loss(
         self, micro: MicroBatch, x: TokenInputs, denominators: Denominators, stats: MiniBatchStats
     ) -> tuple[Tensor, Metrics]:
-        """This micro-batch's share of the step's loss (shares add up to it), and its metrics.
+        """Return this micro-batch's share of the step's loss, a scalar with gradient, and its metrics.
 
-        `x` is `micro.inputs` with the learner's `logp_T` (and what else `needs` asks for) filled in; `stats` are the
-        mini-batch's `statistics`.
+        The shares of all micro-batches add up to the loss. `x` is `micro.inputs` with the learner's `logp_T`, and
+        whatever else `needs` asks for; `stats` are the mini-batch's `statistics`.
         """
         x = _scored_only(x)
         adv_T = _scored(micro.advantage_T.detach().to(x.mask_T.dtype), x.mask_T)
@@ -159,7 +162,10 @@ class Recipe:
     def _token_loss(self, x: TokenInputs, adv_T: Tensor, stats: MiniBatchStats) -> tuple[Tensor, TokenMetrics]:
         assert x.logp_T is not None
         by_method = dict(zip(self.methods.values(), stats or [{}] * len(self.methods), strict=True))
-        directed_T, metrics = self._directed(x, adv_T)
+        directed_T, metrics = x.logp_T, dict[str, TokenMetric]()
+        for method in self._filling("direction"):
+            directed_T, more = method.direction(directed_T, x, adv_T)
+            metrics |= more
         logr_T = directed_T - x.before_T
         for method in self._filling("log_ratio"):
             logr_T = method.log_ratio(logr_T, x, adv_T)
@@ -177,17 +183,9 @@ class Recipe:
             loss_T, metrics = loss_T + penalty_T, metrics | dict(more)
         return loss_T, metrics
 
-    def _directed(self, x: TokenInputs, adv_T: Tensor) -> tuple[Tensor, dict[str, TokenMetric]]:
-        assert x.logp_T is not None
-        directed_T, metrics = x.logp_T, dict[str, TokenMetric]()
-        for method in self._filling("direction"):
-            directed_T, more = method.direction(directed_T, x, adv_T)
-            metrics |= more
-        return directed_T, metrics
-
 
 def _scored_only(x: TokenInputs) -> TokenInputs:
-    """The inputs with 0 at masked tokens, and without gradient into what the loss holds constant.
+    """Return the inputs with 0 at masked tokens, and without gradient into what the loss holds constant.
 
     A non-finite value at a masked token would otherwise reach the gradient: zero times it is not zero.
     """
@@ -217,7 +215,7 @@ def _scored(value: Tensor, mask_T: Tensor) -> Tensor:
 
 
 def training_sequence(group: Group, index: int, advantage: float | None) -> TrainSequence:
-    """Response `index` of a group with one advantage for all its tokens; None masks the whole response."""
+    """Return response `index` of a group with one advantage for all its tokens; None masks the whole response."""
     response = group.responses[index]
     completion = response.completion
     scored = [r for r in group.responses if is_scored(r)]
@@ -240,12 +238,13 @@ def training_sequence(group: Group, index: int, advantage: float | None) -> Trai
 
 
 def _means(metrics: TokenMetrics) -> dict[str, Mean]:
-    return means_on_host({name: _sums(metric.value_T, metric.weight_T) for name, metric in metrics.items()})
-
-
-def _sums(value_T: Tensor, weight_T: Tensor) -> tuple[Tensor, Tensor]:
-    masked_T = torch.where(weight_T > 0, value_T * weight_T, torch.zeros_like(weight_T))
-    return masked_T.sum(), weight_T.sum()
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, metric in metrics.items():
+        weight_T = metric.weight_T
+        # A value at a masked token may be infinite, and zero times that is not zero.
+        masked_T = torch.where(weight_T > 0, metric.value_T * weight_T, torch.zeros_like(weight_T))
+        sums[name] = masked_T.sum(), weight_T.sum()
+    return means_on_host(sums)
 
 
 class RecipeSchedule:
@@ -269,14 +268,14 @@ class RecipeSchedule:
 
     @property
     def all(self) -> tuple[Recipe, ...]:
-        """Every stage's recipe under every limit, the final one under the largest limit last."""
+        """Every stage's recipe under every response limit, the final one under the largest limit last."""
         limited = (recipe for schedule in self._limited.values() for recipe in schedule.all)
         return (*limited, *(recipe for _, recipe in self._stages), self.final)
 
     def at(self, step: int, response_limit: int | None = None) -> Recipe:
-        """The recipe of training step `step` (from 1), coefficients that change with the step settled.
+        """Return the recipe of training step `step` (from 1), coefficients that change with the step settled.
 
-        `response_limit` is how many tokens its responses may have; None is the run's largest limit.
+        `response_limit` is the step's limit on responses in tokens; None is the run's largest one.
         """
         if response_limit in self._limited:
             return self._limited[response_limit].at(step)

@@ -31,7 +31,7 @@ from megasharp.ops.segment import segment_broadcast, segment_mean, segment_sum
 
 
 class TruncatedISParams(MethodParams):
-    """What the weight is of (`level`), and what becomes of weights outside [`low`, `high`] (`mode`)."""
+    """`level` is the unit of the weight, `mode` the treatment of weights outside [`low`, `high`]."""
 
     level: Literal["token", "sequence", "geometric"] = Field(
         default="token",
@@ -69,7 +69,13 @@ class TruncatedIS(Method[TruncatedISParams]):
         return Needs(old_logp=OldLogp.IN_LOSS, sampler_logp=True)
 
     def correction(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
-        weight_T = torch.exp(bounded(self._log_weight(x)))
+        assert x.sampler_logp_T is not None
+        logw_T = x.before_T - x.sampler_logp_T
+        if self.params.level == "sequence":
+            logw_T = segment_broadcast(segment_sum(logw_T * x.mask_T, x.seq_T, x.num_sequences), x.seq_T)
+        elif self.params.level == "geometric":
+            logw_T = segment_broadcast(segment_mean(logw_T, x.seq_T, x.num_sequences, x.mask_T), x.seq_T)
+        weight_T = torch.exp(bounded(logw_T))
         outside_T = (weight_T < self.params.low) | (weight_T > self.params.high)
         if self.params.mode == "mask":
             weight_T = weight_T.masked_fill(outside_T, 0.0)
@@ -80,12 +86,3 @@ class TruncatedIS(Method[TruncatedISParams]):
             "method/truncated_is/weight_squared": TokenMetric(weight_T.square(), x.mask_T),
             "method/truncated_is/outside": TokenMetric(outside_T.to(weight_T.dtype), x.mask_T),
         }
-
-    def _log_weight(self, x: TokenInputs) -> Tensor:
-        assert x.sampler_logp_T is not None
-        difference_T = x.before_T - x.sampler_logp_T
-        if self.params.level == "token":
-            return difference_T
-        if self.params.level == "sequence":
-            return segment_broadcast(segment_sum(difference_T * x.mask_T, x.seq_T, x.num_sequences), x.seq_T)
-        return segment_broadcast(segment_mean(difference_T, x.seq_T, x.num_sequences, x.mask_T), x.seq_T)

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from megasharp.algos.base import Method, MethodParams
-from megasharp.common.records import Group, Response
+from megasharp.algos.group_statistics import mean_logp
+from megasharp.common.records import Group
 
 
 class UnlikelinessParams(MethodParams):
@@ -50,12 +50,7 @@ class Unlikeliness(Method[UnlikelinessParams]):
     Params = UnlikelinessParams
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
-        likelihood_G = rewards_G.new_tensor([_mean_logp(response) for response in group.responses])
+        likelihood_G = rewards_G.new_tensor([mean_logp(response) for response in group.responses])
         rank_G = likelihood_G.argsort(stable=True).argsort().to(rewards_G.dtype)
         likelier_G = rank_G if self.params.form == "code" else rank_G + 1.0
         return rewards_G * (1.0 - self.params.beta * likelier_G / max(rewards_G.numel(), 1))
-
-
-def _mean_logp(response: Response) -> float:
-    total = float(response.completion.policy_logp.to(torch.float64).sum())
-    return total / max(response.length, 1)

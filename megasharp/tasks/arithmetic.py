@@ -1,6 +1,7 @@
-"""A small bounded parser of arithmetic: the only thing that ever reads what a model wrote as arithmetic.
+"""Arithmetic that a model wrote: a small bounded parser, and canonical forms that count equal expressions once.
 
-Grammar, over ASCII only; spaces (U+0020) may stand between tokens and mean nothing:
+Nothing else reads a model's text as arithmetic. Grammar, over ASCII only; spaces (U+0020) may stand between tokens and
+mean nothing:
 
     expression := term (("+" | "-") term)*
     term       := factor (("*" | "/") factor)*
@@ -11,9 +12,7 @@ Everything else is refused: unary signs, `**`, `//`, `1e3`, `1.0`, `2(3)`, leadi
 digits, tabs and newlines, `=`. Unary minus is refused because the problems give positive numbers and four
 binary operators, and because `-(a-b)` would be one more spelling of `b-a`.
 
-Canonical forms of arithmetic expressions, so that trivially equal ones can be counted as one answer.
-
-Two expressions get the same form exactly when they differ by
+Two expressions get the same canonical form exactly when they differ by
 - the order of the terms of a sum or of the factors of a product: `3+5`, `5+3`; `a*(b+c)`, `(c+b)*a`,
 - how sums and products nest: `(a+b)+c`, `a+(b+c)`; `a-(b-c)`, `a-b+c`; `a/(b/c)`, `a*c/b`,
 - where a sign sits: `(a-b)*(c-d)`, `(b-a)*(d-c)`; `a-(b-c)*d`, `a+(c-b)*d`.
@@ -85,10 +84,6 @@ def _subtract(left: Form, right: Form) -> Form:
     return _sum(left.value - right.value, left.plus + right.minus, left.minus + right.plus)
 
 
-def _negated(form: Form) -> Form:
-    return _sum(-form.value, form.minus, form.plus)
-
-
 def _as_product(form: Form) -> tuple[_Product, bool]:
     """The form as one non-negative product, and whether a minus sign was taken out of it."""
     if len(form.plus) + len(form.minus) == 1:
@@ -100,7 +95,7 @@ def _as_product(form: Form) -> tuple[_Product, bool]:
         signed = tuple(term for term in form.plus if term.value)
         form = min(form, Form(form.value, _sorted(form.minus + zeros), signed), key=lambda each: each.text)
     elif negative:
-        form = _negated(form)
+        form = _sum(-form.value, form.minus, form.plus)
     return _Product(form.value, (f"({form.text})",), ()), negative
 
 
@@ -198,16 +193,13 @@ class _Parser:
         form = operand()
         while (operator := self._peek()) and operator in operators:
             self._next += 1
-            form = self._combine(operator, form, operand())
+            right = operand()
+            try:
+                form = combine(operator, form, right)
+            except ZeroDivisionError:
+                # Reading goes on, so that a text with bad syntax further on is reported as that.
+                self._divided_by_zero = True
         return form
-
-    def _combine(self, operator: str, left: Form, right: Form) -> Form:
-        try:
-            return combine(operator, left, right)
-        except ZeroDivisionError:
-            # Reading goes on, so that a text with bad syntax further on is reported as that.
-            self._divided_by_zero = True
-            return left
 
     def _term(self) -> Form:
         return self._chain("*/")

@@ -5,10 +5,10 @@ Schema of allenai/ai2_arc (ARC-Challenge; read from the cards of its copies): `i
 `question`, `options`, `answer` (A to J), `answer_index`, `cot_content`, `category`, `src`; an option "N/A" stands for
 none, as in its own evaluation. How 2510.04028 writes options is not printed; they are written as MMLU-Pro does.
 
-The verifier takes the label that a response chooses, in the last box or after its last "answer is". 2510.04028 asks for
-a box for ARC-c and MMLU-Pro alike (appendix C.2). MMLU-Pro's own prompts end in "the answer is (X)", and its evaluation
-(evaluate_from_local.py) reads that, then "Answer: X", then any last capital letter, which is a guess that is not made
-here. Labels are the problem's: letters, or numbers as in some of ARC's.
+The verifier takes the label in the response's last box or after its last "answer is". 2510.04028 asks for a box for
+ARC-c and MMLU-Pro alike (appendix C.2). MMLU-Pro's own prompts end in "the answer is (X)", and its evaluation
+(evaluate_from_local.py) reads that, then "Answer: X", then any last capital letter, a guess that is not made here.
+Labels are the problem's: letters, or numbers as in some of ARC's.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _LABEL = re.compile(
 # A label may be followed by its option's text, as in "B. a comet", or by a reason, but not by more of a sentence, as in
 # "A comet".
 _END = re.compile(r"[\s$*]*(?:[.:)\],;].*|(?i:because|since)\b.*|[-\u2013\u2014]\s.*)?", re.DOTALL)
-# Nor by more labels and nothing else: "(B) or (C)", "B, A", "A. B. C". Who names several chooses none.
+# Nor by more labels and nothing else: "(B) or (C)", "B, A", "A. B. C".
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _BETWEEN = ("and", "or")
 # LaTeX's spaces, and its dollar signs in brackets.
@@ -131,7 +131,7 @@ class ChoiceAnswer(TaskAnswer):
 
 
 def verify(text: str, answer: TaskAnswer) -> Verdict:
-    r"""Judge which label is chosen. The canonical answer is the label. Rewards are 1.0 or 0.0.
+    r"""Judge the label that a response chooses. The canonical answer is the label. Rewards are 1.0 or 0.0.
 
     FORMAT: no box and no "answer is", or neither followed by one of the problem's labels. A box, where there is one, is
     the answer, whatever is said elsewhere.
@@ -155,15 +155,14 @@ def label_in(text: str, labels: tuple[str, ...]) -> str | None:
     if match is None or (match[2] and not _END.fullmatch(match[3])):
         return None
     label = (match[1] or match[2]).upper()
-    return label if label in labels and not _names_more(match[3], labels) else None
-
-
-def _names_more(rest: str, labels: tuple[str, ...]) -> bool:
-    """Whether what follows a label is made of more labels, to its end; another single letter is taken for one."""
-    words = [word for word in _WORD.findall(rest) if word.lower() not in _BETWEEN]
-    return any(word.upper() in labels for word in words) and all(
+    if label not in labels:
+        return None
+    # A label that is followed by more labels to the end is no choice; another single letter is taken for a label.
+    words = [word for word in _WORD.findall(match[3]) if word.lower() not in _BETWEEN]
+    several = any(word.upper() in labels for word in words) and all(
         len(word) == 1 or word.upper() in labels for word in words
     )
+    return None if several else label
 
 
 def load_items(path: Path) -> list[TaskItem]:

@@ -58,7 +58,7 @@ def read_records(path: Path) -> list[CodeRecord]:
 
 
 def _record(fields: Fields, where: str) -> CodeRecord:
-    """Check a line's fields, and that there is a test."""
+    """Check a line's fields. Raises UserError, naming the line, also where it has no test."""
     name, prompt = fields.get("id"), fields.get("prompt")
     for key, value in (("id", name), ("prompt", prompt)):
         if not isinstance(value, str) or not value:

@@ -1,10 +1,9 @@
 """Countdown: reach a target from given numbers, each used exactly once, with + - * / and parentheses.
 
-A seeded generator makes solvable problems, which data files hold one a line; the verifier judges a response exactly. An
-exhaustive solver gives every distinct solution of a problem, distinct as in the verifier's canonical answer.
-
-For a multiset of numbers the solver combines the forms of every way to cut it in two; forms of parts are shared between
-problems through a cache. Four numbers take milliseconds, five about a second the first time.
+A seeded generator makes solvable problems, of which data files hold one a line; the verifier judges a response exactly.
+An exhaustive solver gives all solutions of a problem that differ in the verifier's canonical form. For a multiset of
+numbers the solver combines the forms of every way to cut it in two; forms of parts are shared between problems through
+a cache. Four numbers take milliseconds, five about a second the first time.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from random import Random
 
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.arithmetic import Form, NotArithmeticError, combine, number, parse
-from megasharp.tasks.extraction import Fields, check_names, positive_field, positives_field, read_objects, text_field
+from megasharp.tasks.extraction import check_names, positive_field, positives_field, read_objects, text_field
 from megasharp.tasks.judge import TaskItem
 
 
 @dataclass(frozen=True, slots=True)
 class CountdownRange:
-    """Which problems to make: numbers from 1 to `largest_number`, targets from 1 to `largest_target`."""
+    """The range of problems to make: numbers from 1 to `largest_number`, targets from 1 to `largest_target`."""
 
     largest_number: int = 9
     largest_target: int = 40
@@ -44,7 +43,7 @@ class CountdownProblem:
 
     @property
     def key(self) -> tuple[tuple[int, ...], int]:
-        """What makes two problems the same: the numbers in any order, and the target."""
+        """The numbers in any order and the target, equal for two problems that are the same."""
         return tuple(sorted(self.numbers)), self.target
 
 
@@ -62,7 +61,7 @@ class CountdownRecord:
 
     @property
     def answer(self) -> CountdownAnswer:
-        """What the verifier needs."""
+        """The problem as the verifier needs it."""
         return CountdownAnswer(self.numbers, self.target)
 
 
@@ -108,20 +107,13 @@ def read_records(path: Path) -> list[CountdownRecord]:
 
     Raises UserError, naming the file and the line, for a missing or empty file, a bad line, a repeated id.
     """
-    objects = read_objects(path, "make one with tools/make_countdown_data.py")
-    records = [_record(fields, where) for where, fields in objects]
+    records: list[CountdownRecord] = []
+    for where, fields in read_objects(path, "make one with tools/make_countdown_data.py"):
+        solutions = None if fields.get("solutions") is None else positive_field(fields, "solutions", where)
+        name, numbers = text_field(fields, "id", where), positives_field(fields, "numbers", where)
+        records.append(CountdownRecord(name, numbers, positive_field(fields, "target", where), solutions))
     check_names([record.id for record in records], path)
     return records
-
-
-def _record(fields: Fields, where: str) -> CountdownRecord:
-    solutions = None if fields.get("solutions") is None else positive_field(fields, "solutions", where)
-    return CountdownRecord(
-        text_field(fields, "id", where),
-        positives_field(fields, "numbers", where),
-        positive_field(fields, "target", where),
-        solutions,
-    )
 
 
 @dataclass(frozen=True, slots=True)

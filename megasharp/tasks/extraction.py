@@ -1,9 +1,11 @@
-"""Where the answer stands in a response: the last box, the last pair of tags, or what follows "the answer is".
+"""Reading what tasks are given: the answer in a response, and the fields of a data file's lines.
 
-Every search reads the last `MAX_CHARACTERS` of a response only, in time that grows with them and no faster: a response
-may be of any length, and made of nothing but opening braces.
+An answer is in the last box, in the last pair of tags, or after the last "the answer is". Every search reads the last
+`MAX_CHARACTERS` of a response only, in time that grows linearly with them: a response may be of any length, and made of
+nothing but opening braces.
 
-Data files of one JSON object a line: each with where it stands, and its fields checked with that place's name.
+A data file holds one JSON object a line. Each object comes with its place (`file:line`), and the functions that check a
+field name that place in their UserError.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ _STATED = re.compile(rf"{_MARKER}(?:[ \t*:]*(?<=[:*#])[ \t]*\n\s*)?[ \t*:]*((?:(
 
 
 def ending(text: str) -> str:
-    """The part of a response that is searched for its answer."""
+    """Return the part of a response that is searched for its answer."""
     return text[-MAX_CHARACTERS:]
 
 
 def last_box(text: str) -> str | None:
-    r"""What stands in the last complete `\boxed{...}`, stripped; None where there is none.
+    r"""Return the contents of the last complete `\boxed{...}`, stripped; None where there is none.
 
-    A box in a box is part of the outer one, and what is returned holds no box. A box that is never closed is none.
+    A box in a box is part of the outer one, and loses its braces and command. A box that is never closed is none.
 
     Example: `last_box(r"\boxed{1}, no: \boxed{\frac{1}{2}}")` is `\frac{1}{2}`.
     """
@@ -43,6 +45,7 @@ def last_box(text: str) -> str | None:
     if not boxes:
         return None
     _, begin, end = boxes[-1]
+    # Boxes within the last one: what opens and what closes them is left out of the text.
     inside = [box for box in boxes if begin <= box[0]]
     marks = sorted([(start, inner) for start, inner, _ in inside] + [(close, close + 1) for _, _, close in inside])
     kept: list[str] = []
@@ -53,7 +56,7 @@ def last_box(text: str) -> str | None:
 
 
 def last_tag(text: str, name: str = "answer") -> str | None:
-    """What stands between the last `<name>` that is closed and its `</name>`, stripped; None where there is none.
+    """Return the text between the last closed `<name>` and its `</name>`, stripped; None where there is none.
 
     Example: `last_tag("<answer>1</answer> <answer> 2 </answer>")` is `2`.
     """
@@ -64,9 +67,9 @@ def last_tag(text: str, name: str = "answer") -> str | None:
 
 
 def last_stated(text: str) -> str | None:
-    """What follows the last "answer is", "answer:" or "####" on its line, stripped; None where nothing does.
+    """Return the text after the last "answer is", "answer:" or "####" on its line, stripped; None where none follows.
 
-    Where a colon ends their line, it is the next line with anything on it. What was stated before is none of it.
+    Where a colon, a star or `####` ends that line, it is the next line with anything on it.
 
     Example: `last_stated("So the answer is (B).")` is `(B).`
     """
@@ -75,7 +78,7 @@ def last_stated(text: str) -> str | None:
 
 
 def _closed_boxes(text: str) -> list[tuple[int, int, int]]:
-    """Where each closed box starts, where its contents do, and where it is closed; in the order of the last."""
+    """Find closed boxes: where each starts, where its contents start, and where it is closed; in order of closing."""
     starts = {match.end(): match.start() for match in _BOX.finditer(text)}
     boxes: list[tuple[int, int, int]] = []
     open_at: list[int] = []
@@ -93,7 +96,7 @@ Fields = Mapping[str, object]
 
 
 def read_objects(path: Path, remedy: str) -> list[tuple[str, Fields]]:
-    """The objects of a JSONL file, each with `file:line`; empty lines are skipped.
+    """Read the objects of a JSONL file, each with its place, `file:line`; empty lines are skipped.
 
     Raises UserError, naming the file and the line, for a missing or empty file (`remedy` says what to do then) and for
     a line that is no JSON object.
@@ -109,7 +112,7 @@ def read_objects(path: Path, remedy: str) -> list[tuple[str, Fields]]:
 
 
 def parse_object(line: bytes, where: str) -> tuple[str, Fields]:
-    """One line's object, after where it stands. Raises UserError, naming that place, where it holds none."""
+    """Parse one line's object and return it after its place. Raises UserError, naming that place, where it is none."""
     try:
         fields = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -136,7 +139,7 @@ def is_unicode(text: str) -> bool:
 
 
 def absent(fields: Fields, key: str) -> str:
-    """What a message adds where a row has no such field: those that it has. Empty where it has the field."""
+    """The end of a message about a missing field: the fields that the row has. Empty where it has the field."""
     return "" if key in fields else f"; there is no field '{key}' here, only: {', '.join(map(str, fields)) or 'none'}"
 
 
@@ -193,7 +196,7 @@ def positives_field(fields: Fields, key: str, where: str) -> tuple[int, ...]:
 
 
 def is_positive(value: object) -> bool:
-    """Whether a JSON value is a positive integer; true and false are none."""
+    """Return True for a positive integer; a JSON true or false is none."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

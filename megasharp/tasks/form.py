@@ -1,7 +1,7 @@
-"""Prompts of which only the form of the response is judged.
+"""Prompts whose responses are judged by their form alone.
 
-A data file holds prompts, as one's own text, and the form that each asks for. The verifier sees whether a response
-thinks and answers in tags, or puts its answer into a box.
+A data file holds prompts, as one's own text, and the form that each asks for. The verifier checks that a response
+thinks and answers in tags, or that it puts its answer into a box.
 
 DeepSeek-R1 (2501.12948, section 2.2.2) rewards `<think>...</think>` beside accuracy, TinyZero answer tags. The paper
 gives no pattern; open-r1's `format_reward` is `^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$`: nothing stands
@@ -90,7 +90,7 @@ def _tags(text: str) -> bool:
 
 
 def _seen(text: str) -> bool:
-    """Whether a text has a character with a shape: not white space, a control, a format character or a filler."""
+    """Find a character with a shape in a text: no white space, no control, no format character and no filler."""
     return any(
         not (each.isspace() or each in _FILLERS or unicodedata.category(each) in ("Cc", "Cf", "Mn")) for each in text
     )

@@ -1,9 +1,8 @@
-"""Who judges responses: one small protocol, and the judge that does it in this process.
+"""Problems and judges: the records that every task's file makes and reads, and the protocol of a judge.
 
-Whoever samples hands over texts and gets verdicts back; whether a pool of processes (`megasharp/tasks/sandbox/pool.py`)
-or this process judged them is not its matter.
-
-One problem before tokenization, as every task's file makes it, and the digest of many.
+A task's file makes each problem a `TaskItem` and has a `Verifier`. A sampler hands texts to a `Judge` and gets verdicts
+back; it does not know whether this process (`DirectJudge`) or a pool of processes (`megasharp/tasks/sandbox/pool.py`)
+has judged them.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from megasharp.common.signals import Stopped
 class TaskItem:
     """One problem before tokenization.
 
-    `turns` are messages, each a role and a text, that the model's own chat template makes the prompt of
-    (`tasks/stream.py`); where there are none, the prompt is `text` as it stands. `question` is what is asked, without
-    what a prompt adds; empty where a prompt adds nothing.
+    `turns` are messages, each a role and a text, of which the model's own chat template makes the prompt
+    (`tasks/stream.py`); where there are none, the prompt is `text` as it stands. `question` is the problem without
+    the words that a prompt adds; empty where a prompt adds nothing.
 
     Example: `TaskItem("countdown-train-00017", "countdown", "3 5 7 8=24:", CountdownAnswer((3, 5, 7, 8), 24),
     "train.jsonl")`.
@@ -40,13 +39,14 @@ class TaskItem:
 
 
 def digest_of(items: Sequence[TaskItem]) -> str:
-    """SHA-256 of problems in their order: ids, texts and answers."""
+    """Return the SHA-256 of problems in their order: ids, texts, answers and messages."""
     digest = hashlib.sha256()
     for item in items:
         digest.update(repr((item.id, item.text, item.answer, *item.turns)).encode())
     return digest.hexdigest()
 
 
+# A pure function from a response's text and the problem's answer to a verdict.
 Verifier = Callable[[str, TaskAnswer], Verdict]
 
 
@@ -77,7 +77,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DirectJudge:
-    """Judges in this process, one item after the other, without a time limit: for verifiers that only compute."""
+    """The judge in this process: one item after the other, without a time limit, for verifiers that only compute."""
 
     verifiers: Mapping[str, Verifier]
 
@@ -92,7 +92,7 @@ class DirectJudge:
 
 
 def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
-    """The verifier's verdict; ERROR with reward 0 and the exception's name and text where it raised one.
+    """Return the verifier's verdict; where it raised, ERROR with reward 0 and the exception's name and text.
 
     A signal that ends the command is no verdict: its `Stopped` passes through.
     """
@@ -100,6 +100,6 @@ def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
         return verifier(text, answer)
     except Stopped:
         raise
-    # A user's function may call sys.exit, which is no wish of the trainer's.
+    # A user's function may call sys.exit, which must not end the trainer.
     except (Exception, SystemExit) as error:
         return Verdict(Outcome.ERROR, 0.0, detail=f"{type(error).__name__}: {one_line(error)}")

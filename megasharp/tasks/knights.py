@@ -56,7 +56,7 @@ class KnightsPuzzle:
 
     @property
     def answer(self) -> KnightsAnswer:
-        """What the verifier needs."""
+        """The solution as the verifier needs it."""
         return KnightsAnswer(tuple(zip(self.names, self.solution, strict=True)))
 
 
@@ -73,7 +73,7 @@ class KnightsRecord:
 
 
 def is_true(statement: Statement, knights: Sequence[bool]) -> bool:
-    """Whether a statement holds where `knights` says who is one. Example: `is_true(("same", 0, 1), (True, True))`."""
+    """Evaluate a statement, with `knights` saying who is one. Example: `is_true(("same", 0, 1), (True, True))`."""
     kind, *parts = statement
     if kind in _OF_PERSON:
         return knights[_person(parts[0])] == (kind == "knight")
@@ -167,7 +167,11 @@ def _sentence(statement: Statement, names: Sequence[str]) -> str:
     if kind in _OF_PAIR:
         of = "the same" if kind == "same" else "of different kinds"
         return f"{names[_person(parts[0])]} and {names[_person(parts[1])]} are {of}"
-    inner = [_clause(_statement(part), names) for part in parts]
+    inner: list[str] = []
+    for part in map(_statement, parts):
+        text = _sentence(part, names)
+        # A statement with parts of its own stands in parentheses.
+        inner.append(text if part[0] in (*_OF_PERSON, *_OF_PAIR) else f"({text})")
     match kind:
         case "not":
             return f"it is not true that {inner[0]}"
@@ -177,12 +181,6 @@ def _sentence(statement: Statement, names: Sequence[str]) -> str:
             return f"{inner[0]} if and only if {inner[1]}"
         case _:
             return f" {kind} ".join(inner)
-
-
-def _clause(statement: Statement, names: Sequence[str]) -> str:
-    """A statement in another one, in parentheses where it has parts."""
-    text = _sentence(statement, names)
-    return text if statement[0] in (*_OF_PERSON, *_OF_PAIR) else f"({text})"
 
 
 def read_records(path: Path) -> list[KnightsRecord]:
@@ -216,15 +214,12 @@ def _read_statement(value: object, people: int, where: str, depth: int = 1) -> S
     kind, *parts = value if isinstance(value, list) and value else [None]
     persons = {"knight": 1, "knave": 1, "same": 2, "different": 2}
     inner = {"not": 1, "and": 2, "or": 2, "if": 2, "iff": 2}
-    if isinstance(kind, str) and len(parts) == persons.get(kind) and all(_is_place(part, people) for part in parts):
-        return kind, *parts
+    places = [part for part in parts if isinstance(part, int) and not isinstance(part, bool) and 0 <= part < people]
+    if isinstance(kind, str) and len(parts) == persons.get(kind) == len(places):
+        return kind, *places
     if isinstance(kind, str) and len(parts) == inner.get(kind) and depth < MAX_DEPTH:
         return kind, *(_read_statement(part, people, where, depth + 1) for part in parts)
     raise UserError(f"{where}: {str(value)[:80]} is no statement about people 0 to {people - 1}; see tasks/knights.py")
-
-
-def _is_place(value: object, people: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < people
 
 
 def _person(part: object) -> int:
@@ -250,7 +245,7 @@ class _UnreadableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KnightsAnswer(TaskAnswer):
-    """Who is a knight, by name, and what knights and knaves are called in the puzzle.
+    """The solution: for each name, if it is a knight's; and the puzzle's words for knights and knaves.
 
     Example: `KnightsAnswer((("Zoey", True), ("Oliver", False)))`.
     """
@@ -284,7 +279,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
 
 def _assignment(text: str, answer: KnightsAnswer) -> dict[str, bool]:
-    """Who is said to be a knight, by name in small letters."""
+    """Read the answer's text: for each name in small letters, if it is said to be a knight's."""
     names = {name.casefold() for name, _ in answer.knights}
     roles = {answer.truthful.casefold(): True, answer.lying.casefold(): False}
     said: dict[str, bool] = {}

@@ -31,7 +31,7 @@ SIGNS = {
 
 
 def prompt_text(puzzle: KnightsPuzzle) -> str:
-    """What everyone says, parted by commas, then a colon. Example: `-1,=01:` of two people."""
+    """Everyone's statement, with commas between them, then a colon. Example: `-1,=01:` of two people."""
     return ",".join(map(_short, puzzle.statements)) + ":"
 
 
@@ -45,7 +45,7 @@ def _short(part: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnightsShortAnswer(TaskAnswer):
-    """Who is a knight, by place. Example: `KnightsShortAnswer((True, False))`."""
+    """The solution: for each place, if it is a knight's. Example: `KnightsShortAnswer((True, False))`."""
 
     knights: tuple[bool, ...]
 

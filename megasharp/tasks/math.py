@@ -115,17 +115,20 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     bound = beyond(given) or beyond(gold)
     if same_text(gold, given) or (bound is None and _same(gold, given)):
         return Verdict(Outcome.CORRECT, 1.0, canonical(gold))
-    name = _other_name(given, canonical(gold))
+    right_name, name = canonical(gold), canonical(given)
+    if name == right_name:
+        # The name of a wrong answer is never that of the right one: `5 m` where that is 5 cm.
+        name = _short(given) + " (wrong)" * (_short(given) == name)
     return Verdict(Outcome.WRONG, 0.0, name, f"compared as text only: {bound}" if bound else "")
 
 
 def load_library() -> None:
-    """Import the algebra now: in the process that workers are forked from, before the first of them."""
+    """Import the algebra now: for the process that workers are forked from, before the first of them."""
     importlib.import_module("megasharp.tasks.math_algebra")
 
 
 def answer_in(text: str) -> str | None:
-    """The answer that a response gives, unread; None where it gives none."""
+    """The text of the answer that a response gives; None where it gives none."""
     box = last_box(text)
     if box is not None:
         return box
@@ -153,18 +156,12 @@ def canonical(text: str) -> str:
         return _short(text)
 
 
-def _other_name(given: str, gold_name: str) -> str:
-    """The canonical text of a wrong answer, which is never that of the right one: `5 m` where that is 5 cm."""
-    name = canonical(given)
-    return _short(given) + " (wrong)" * (_short(given) == gold_name) if name == gold_name else name
-
-
 def _short(text: str) -> str:
     return without_spaces(text)[:MAX_LENGTH]
 
 
 def _same(gold: str, given: str) -> bool:
-    """Whether two plain answers are the same, by words, bases, units and percent, then by algebra."""
+    """Compare two plain answers by words, bases, units and percent, then by algebra."""
     from megasharp.tasks.math_algebra import equal
 
     if is_words(gold) or is_words(given):

@@ -1,4 +1,4 @@
-"""The algebra of mathematical answers: math-verify's parser and sympy, imported by whoever judges mathematics only.
+"""The algebra of mathematical answers: math-verify's parser and sympy, imported only where mathematics is judged.
 
 They take half a second of every process that imports them, which runs of other tasks need not spend.
 """
@@ -41,7 +41,7 @@ def parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:
 
 
 def equal(gold_text: str, given_text: str) -> bool:
-    """Whether two plain answers are equal: by math-verify, or as a decimal and what rounds to it."""
+    """Compare two plain answers by math-verify, or as a decimal and a number that rounds to it."""
     capitals = stand_ins(gold_text, given_text)
     gold_text, given_text = with_stand_ins(gold_text, capitals), with_stand_ins(given_text, capitals)
     gold, given = parse(gold_text), parse(given_text)
@@ -64,7 +64,7 @@ def _complex_beside(
 
 
 def _answers(gold: sympy.Basic, given: sympy.Basic) -> bool:
-    """Whether the library's rule may be applied that an equation's right side is its answer.
+    """Decide if the library's rule, that an equation's right side is its answer, may be applied.
 
     It may for `x=3` and `f(x)=3`, and for `2+3=5`, which is true, but not for `x^x=5`. Where the known answer names a
     value, no equation is solved for it: that may take for ever.
@@ -79,7 +79,7 @@ def _answers(gold: sympy.Basic, given: sympy.Basic) -> bool:
 
 
 def _rounds(text: str, expression: sympy.Basic) -> bool:
-    """Whether a text is a decimal with digits enough to be a rounded number, and `expression` rounds to it."""
+    """Return True where a text is a decimal of at least six digits, and `expression` rounds to it."""
     number = re.fullmatch(r"-?(\d*)\.(\d+)", text.strip())
     if number is None or len((number[1] + number[2]).lstrip("0")) < _ROUNDED_DIGITS:
         return False

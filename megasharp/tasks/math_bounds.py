@@ -1,15 +1,14 @@
-"""What an algebra system may be asked: everything else is compared as text only.
+"""Bounds on the answers that an algebra system is given; others are compared as text only.
 
 sympy computes what it is given: `9^{9^{9^9}}` and `(10^9)!` until memory ends, an integral for minutes; math-verify's
 parser takes a time for nested braces that grows exponentially. No limit of time can be set from within (SIGALRM works
 in one thread of a process only), so the bounds are on the text. What they let through may still take long: whoever runs
 the verifier in a process that can be killed is the last bound.
 
-Letters of both cases in one answer: math-verify reads every letter as its small one, so that `K-k` would be zero.
-
-Its parser hands no option for that down to latex2sympy2, so a capital that must stay apart is written as a Greek letter
-that neither answer has. Where an answer uses one case of a letter only, case is ignored as math-verify's graders do:
-a lone `X` is `x`. Words are not symbols, and stay without case.
+Answers with letters of both cases are prepared here too: math-verify reads every letter as its small one, so that `K-k`
+would be zero. Its parser hands no option for that down to latex2sympy2, so a capital that must stay apart is written as
+a Greek letter that neither answer has. Where an answer uses one case of a letter only, case is ignored as math-verify's
+graders do: a lone `X` is `x`. Words are not symbols, and stay without case.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _STAND_INS = (
     "beta",
     "alpha",
 )
-# What is no symbol comes first: text, an exponent's E. Then commands, of which some are Greek capitals, then letters.
+# The first two are no symbols: text, an exponent's E. Then commands, of which some are Greek capitals, then letters.
 _SYMBOL = re.compile(
     r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s*\{[^{}]*\}|(?<=\d)[eE](?=[+-]?\d)"
     r"|(?P<symbol>\\(?P<command>[A-Za-z]+)|[A-Za-z])"
@@ -48,7 +47,7 @@ _GREEK = {*_STAND_INS, "gamma", "epsilon", "pi"}
 
 
 def stand_ins(*texts: str) -> Mapping[str, str]:
-    r"""By capital, the Greek letter to write for it: of those that one of the `texts` has beside their small letter.
+    r"""Map each capital that one of the `texts` has beside its small letter to the Greek letter to write for it.
 
     Both are without a backslash. Where there are more capitals than free Greek letters, the last ones have none.
 
@@ -112,10 +111,17 @@ _FACTORIAL = re.compile(r"(\d+)\s*!")
 
 
 def beyond(text: str) -> str | None:
-    r"""Why an answer must not be given to sympy, or None. Example: `beyond("9^{9^9}")` is `"a tower of exponents"`."""
+    r"""Return why an answer must not be given to sympy, or None.
+
+    Example: `beyond("9^{9^9}")` is `"a tower of exponents"`.
+    """
     if len(text) > MAX_LENGTH:
         return f"longer than {MAX_LENGTH} characters"
-    if _depth(text) > MAX_DEPTH:
+    deepest = depth = 0
+    for sign in text:
+        depth += (sign in "{([") - (sign in "})]")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
         return f"nested deeper than {MAX_DEPTH}"
     if any(len(number) > MAX_DIGITS for number in _NUMBER.findall(text)):
         return f"a number of more than {MAX_DIGITS} digits"
@@ -125,21 +131,14 @@ def beyond(text: str) -> str | None:
         return f"functions of functions, more than {MAX_FUNCTIONS}"
     if any(len(number) > MAX_FACTORIAL_DIGITS for number in _FACTORIAL.findall(text)):
         return "a large factorial"
-    if any(_large_binomial(*match) for match in _BINOMIAL.findall(text)):
-        return "a large binomial coefficient"
+    for binomial in map("".join, _BINOMIAL.findall(text)):
+        if "^" in binomial or any(len(number) > MAX_FACTORIAL_DIGITS + 1 for number in _NUMBER.findall(binomial)):
+            return "a large binomial coefficient"
     return _exponents(text)
 
 
-def _depth(text: str) -> int:
-    deepest = depth = 0
-    for sign in text:
-        depth += (sign in "{([") - (sign in "})]")
-        deepest = max(deepest, depth)
-    return deepest
-
-
 def _nested_functions(text: str) -> int:
-    r"""How many functions are within each other at most, as far as brackets tell: 2 in `\sin(\cos 1)\tan 2`.
+    r"""Count the functions that are within each other at most, by their brackets: 2 in `\sin(\cos 1)\tan 2`.
 
     A function ends with its argument, which is a bracket or a sign or more before the next function.
     """
@@ -160,14 +159,8 @@ def _nested_functions(text: str) -> int:
     return deepest
 
 
-def _large_binomial(above: str, below: str) -> bool:
-    return "^" in above + below or any(
-        len(number) > MAX_FACTORIAL_DIGITS + 1 for number in _NUMBER.findall(above + below)
-    )
-
-
 def _exponents(text: str) -> str | None:
-    """Why its powers are too large, or None."""
+    """Return why a text's powers are too large, or None."""
     text = text.replace("**", "^")
     exponents = [(place, _group(text, place + 1)) for place, sign in enumerate(text) if sign == "^"]
     rooted = r"\sqrt" in text or any("/" in exponent or "frac" in exponent for _, exponent in exponents)
@@ -187,7 +180,7 @@ def _exponents(text: str) -> str | None:
 
 
 def _expansion(text: str, exponents: list[tuple[int, str]]) -> str | None:
-    """Why its polynomials are too large to multiply out or to divide, or None."""
+    """Return why a text's polynomials are too large to multiply out or to divide, or None."""
     variables = set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)))
     if not variables:
         return None
@@ -201,7 +194,7 @@ def _expansion(text: str, exponents: list[tuple[int, str]]) -> str | None:
 
 
 def _group(text: str, start: int) -> str:
-    """What stands in braces at `start`, braces included, or the number or the one sign there."""
+    """The group in braces at `start`, braces included, or the number or the one sign there."""
     rest = text[start:]
     if not rest.startswith("{"):
         digits = re.match(r"\s*(?:-?\d+|\\[A-Za-z]+|.)", rest)
@@ -215,5 +208,5 @@ def _group(text: str, start: int) -> str:
 
 
 def _is_group(text: str, place: int) -> bool:
-    """Whether what the sign at `place` raises to a power stands in brackets."""
+    """Return True where the sign at `place` raises a bracket to a power."""
     return text[:place].rstrip().endswith((")", "]", "}"))

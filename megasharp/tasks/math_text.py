@@ -111,12 +111,12 @@ def _fraction(decimal: re.Match[str]) -> str:
 
 
 def is_row(text: str) -> bool:
-    """Whether a plain answer is numbers in a row with nothing but spaces between them: a text, and no mathematics."""
+    """Return True for numbers in a row with only spaces between them, which are a text, and no mathematics."""
     return _ROW.fullmatch(text) is not None
 
 
 def is_words(text: str) -> bool:
-    """Whether a plain answer is words of a language: set as text, or at least four letters and no function's name."""
+    """Return True for words of a language: set as text, or at least four letters and no function's name."""
     inner = _WORD_COMMANDS.sub(r"\1", text).strip()
     if not _LETTERS.fullmatch(inner):
         return False
@@ -165,7 +165,7 @@ def in_base(text: str) -> tuple[str, int] | None:
 
 
 def same_text(gold: str, given: str) -> bool:
-    """Whether two answers are written alike, spaces aside."""
+    """Return True where two answers are written alike, spaces aside."""
     return without_spaces(gold) == without_spaces(given)
 
 

@@ -41,7 +41,7 @@ class OwnReward:
 
 
 def verdict_of(returned: object, path: str) -> Verdict:
-    """A Verdict as it is; of a number, CORRECT where it is at least 1, else WRONG, with the number as the reward.
+    """Return a Verdict as it is; of a number, CORRECT where it is at least 1, else WRONG, with that reward.
 
     Raises ValueError for anything else, and for what is not finite.
 
@@ -99,7 +99,7 @@ def _checked(found: object, path: str) -> OwnFunction:
 
 
 def _check_annotations(found: Callable[..., object], path: str) -> None:
-    """Refuse what the function itself says that it does not take or return; what it leaves open is not asked."""
+    """Refuse annotations that exclude the arguments or the result of a reward; a function may have none."""
     try:
         hints = get_type_hints(found)
     except (NameError, TypeError, AttributeError):

@@ -2,9 +2,8 @@
 
 A template is data. Where `chat` is set, its text is the message of a user, after `system` where there is one, and the
 model's own chat template writes both; otherwise the text is the whole prompt, markers of a family of models included.
-Of the four papers only 2510.04028 prints its prompt as text.
-
-The prompt that asks for an answer in a box: 2510.04028's, the same for every model and every set of problems.
+Of the four papers only 2510.04028 prints its prompt as text (`boxed_prompt`), the same for every model and every set of
+problems.
 """
 
 from __future__ import annotations

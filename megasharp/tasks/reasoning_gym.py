@@ -164,7 +164,7 @@ class GymAnswer(TaskAnswer):
 
 
 def verify(text: str, answer: TaskAnswer) -> Verdict:
-    """The score of what stands in the last answer tags, between 0 and 1. CORRECT is a score of 1, and nothing below.
+    """Score the text in the last answer tags, between 0 and 1. CORRECT is a score of 1, and nothing below.
 
     FORMAT with reward 0: no answer tags (some scorers give 0.01 for that), or nothing or too much in them. WRONG keeps
     its score as the reward, which for many data sets is above 0 for a part of the answer, or for any answer at all. The
@@ -189,7 +189,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
 
 def calls(text: str) -> bool:
-    """Whether Python would find an attribute in a text, or a call of anything but a function of mathematics.
+    """Find an attribute in a text, or a call of anything but a function of mathematics, as Python would.
 
     Example: `calls("sin(x)*(x+1)")` is False, `calls("exec(x)")`, `calls("[f][0](x)")` and `calls("x.f")` are True.
     """

@@ -70,8 +70,11 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     """
     assert isinstance(answer, ShortAnswer)
     box = last_box(text)
-    if _boxed_whole(text, answer.target):
-        box = answer.target
+    if {"{", "}"}.intersection(answer.target):
+        # A target that is not balanced ends its box too early: the box counts if it begins with the whole target.
+        after = ending(text).rpartition("\\boxed{")[2][: 2 * MAX_LENGTH]
+        if "".join(after.split()).startswith("".join(answer.target.split()) + "}"):
+            box = answer.target
     given = bare(box if box is not None else last_stated(text) or "")
     if not given or len(given) > MAX_LENGTH:
         return Verdict(Outcome.FORMAT, 0.0, None, "no short answer")
@@ -81,14 +84,6 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
         given = target
     right = given == target
     return Verdict(Outcome.CORRECT if right else Outcome.WRONG, float(right), given)
-
-
-def _boxed_whole(text: str, target: str) -> bool:
-    """Whether the last box begins with a target that holds braces and closes after it, spaces left out."""
-    if not {"{", "}"}.intersection(target):
-        return False
-    after = ending(text).rpartition("\\boxed{")[2][: 2 * MAX_LENGTH]
-    return "".join(after.split()).startswith("".join(target.split()) + "}")
 
 
 def bare(text: str) -> str:

@@ -1,8 +1,8 @@
-"""The stream of training prompts: shuffled anew each epoch, endless, and restorable to the exact prompt.
+"""Problems as prompts: a model's text of each, a seeded sample, and the endless stream of training prompts.
 
-Prompts as a model reads them: text as it stands, or messages in the model's own chat template.
-
-A seeded sample of problems, such as the 128 questions of ARC-c on which 2510.04028 evaluates (appendix C.2).
+A prompt is a problem's text as it stands, or its messages in the model's own chat template. Evaluations may take a
+sample, as 2510.04028 takes 128 questions of ARC-c (appendix C.2). The stream is shuffled in each epoch anew and can be
+restored to the exact prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Turns = Sequence[tuple[str, str]]
 
 
 class ChatEncoder(Protocol):
-    """The part of a tokenizer that prompts need."""
+    """The methods of a tokenizer that prompts need."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`."""
@@ -32,7 +32,7 @@ class ChatEncoder(Protocol):
 
 
 def prompt_of(item: TaskItem, tokenizer: ChatEncoder) -> str:
-    """The text that a model reads. Raises UserError where it takes a chat template, and the tokenizer has none."""
+    """Return the text that a model reads. Raises UserError where it needs a chat template that the tokenizer lacks."""
     return tokenizer.chat(item.turns) if item.turns else item.text
 
 
@@ -121,7 +121,7 @@ class PromptStream:
 
     @property
     def pending(self) -> tuple[DataCursor, ...]:
-        """Prompts before the cursor that `restore` was told of and that were not handed out since."""
+        """Prompts before the cursor that were given to `restore` and not handed out since."""
         return tuple(self._pending)
 
     def restore(self, cursor: DataCursor, pending: Sequence[DataCursor] = ()) -> None:
@@ -148,19 +148,16 @@ class PromptStream:
             place = self._pending.pop(0)
             return self._prompt(place, self._order_of(place.epoch))
         prompt = self._prompt(self._cursor, self._order)
-        self._advance()
-        return prompt
-
-    def _prompt(self, place: DataCursor, order: Sequence[int]) -> Prompt:
-        item, tokens = self._items[order[place.position]]
-        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, place.epoch, place.position)
-
-    def _advance(self) -> None:
         epoch, position = self._cursor.epoch, self._cursor.position + 1
         if position == len(self):
             epoch, position = epoch + 1, 0
             self._order = self._shuffled(epoch)
         self._cursor = DataCursor(epoch, position)
+        return prompt
+
+    def _prompt(self, place: DataCursor, order: Sequence[int]) -> Prompt:
+        item, tokens = self._items[order[place.position]]
+        return Prompt(item.id, item.task, item.text, tokens, item.answer, item.source, place.epoch, place.position)
 
     def _order_of(self, epoch: int) -> list[int]:
         """The order of an epoch that pending prompts are of: a large file takes a second to shuffle."""

@@ -29,7 +29,7 @@ class TextTokenizer:
     vocabulary_size: int
 
     def digest(self) -> str:
-        """SHA-256 of what it makes of text and tokens, and of what ends a response."""
+        """Return the SHA-256 of its rules between text and tokens, its chat template and its stop tokens."""
         fast = getattr(self.backend, "backend_tokenizer", None)
         rules = sorted(self.backend.get_vocab().items()) if fast is None else fast.to_str()
         return hashlib.sha256(repr((rules, self.backend.chat_template, self.stop_token_ids)).encode()).hexdigest()
@@ -99,21 +99,16 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
             f"{folder}: cannot load its tokenizer ({one_line(error)}); "
             "the folder needs tokenizer.json and tokenizer_config.json"
         ) from error
-    stops = _stop_token_ids(backend, folder)
-    pad = backend.pad_token_id
-    largest = max(backend.get_vocab().values())
-    return TextTokenizer(backend, stops, stops[0] if pad is None else pad, largest + 1)
-
-
-def _stop_token_ids(backend: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
-    stops = set(_generation_stops(folder / "generation_config.json"))
+    named = set(_generation_stops(folder / "generation_config.json"))
     if backend.eos_token_id is not None:
-        stops.add(backend.eos_token_id)
-    if not stops:
+        named.add(backend.eos_token_id)
+    if not named:
         raise UserError(
             f"{folder}: no end token; set eos_token in tokenizer_config.json or eos_token_id in generation_config.json"
         )
-    return tuple(sorted(stops))
+    stops, pad = tuple(sorted(named)), backend.pad_token_id
+    largest = max(backend.get_vocab().values())
+    return TextTokenizer(backend, stops, stops[0] if pad is None else pad, largest + 1)
 
 
 def _generation_stops(path: Path) -> list[int]:

@@ -93,7 +93,7 @@ def _ways(program: str) -> Iterator[Sandbox]:
 
 
 def _fault(sandbox: Sandbox) -> str | None:
-    """What is wrong with it; None where it holds."""
+    """Run the probe in a sandbox and return its fault; None where the sandbox holds."""
     source = f"LIMIT = {sandbox.limits.processes + 2}\n{_PROBE}"
     job = {"kind": "script", "preamble": "", "source": source}
     ran = run(sandbox, job, b"", Clock(_PROBE_S, time.monotonic() + _PROBE_S))
@@ -103,7 +103,7 @@ def _fault(sandbox: Sandbox) -> str | None:
 
 
 def _inside() -> Iterator[str]:
-    """bubblewrap's arguments for what there is inside."""
+    """bubblewrap's arguments for the file system inside."""
     yield from ("--die-with-parent", "--new-session", "--hostname", "sandbox")
     # Folders that bubblewrap makes by itself only their owner may enter.
     for folder in ("/usr", "/etc"):
@@ -111,7 +111,13 @@ def _inside() -> Iterator[str]:
     for folder in _LIBRARIES:
         yield from _library(Path(folder))
     yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache")
-    for path in _own_paths():
+    # This Python and its packages, where they are outside of the system's libraries.
+    base = Path(sys.base_prefix)
+    paths = [Path(_python())] if base == Path("/usr") else [base]
+    paths += [Path(folder) for folder in _packages() if not Path(folder).is_relative_to(base)]
+    for path in paths:
+        if any(path.is_relative_to(folder) for folder in _LIBRARIES):
+            continue
         for parent in reversed(path.parents[:-1]):
             yield from ("--perms", "0755", "--dir", str(parent))
         yield from ("--ro-bind", str(path), str(path))
@@ -126,14 +132,6 @@ def _library(folder: Path) -> Iterator[str]:
         yield from ("--symlink", str(folder.readlink()), str(folder))
     elif folder.is_dir():
         yield from ("--ro-bind", str(folder), str(folder))
-
-
-def _own_paths() -> list[Path]:
-    """Where this Python lies, and its packages, outside of the system's libraries."""
-    base = Path(sys.base_prefix)
-    paths = [Path(_python())] if base == Path("/usr") else [base]
-    paths += [Path(folder) for folder in _packages() if not Path(folder).is_relative_to(base)]
-    return [path for path in paths if not any(path.is_relative_to(folder) for folder in _LIBRARIES)]
 
 
 def _python() -> str:

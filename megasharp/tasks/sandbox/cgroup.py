@@ -5,8 +5,8 @@ version 1 groups are made below this process's own one, in the hierarchies `memo
 that has processes cannot hand controllers on, so they are made beside the own one, where its parent hands `memory` on
 and the own one has no limit that they would leave. The same files are written in both, where they are there.
 
-All lie in one folder of the process that opened them, which holds a lock on it: what a killed one left, the next start
-removes. What a killed worker left, the worker in its place does.
+All are in one folder of the process that opened them, which holds a lock on it: the next start removes what a killed
+one left, and a new worker removes what the killed worker before it left.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Group:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What stands before a command that is to run in it."""
+        """The words before a command that is to run in this group."""
         return ("/bin/sh", "-c", _ENTER, "sh", *map(str, self.folders), "--") if self.folders else ()
 
     def ran_out(self) -> bool:
-        """Whether a process of it was ended because they took too much memory together."""
+        """Return True where the kernel ended a process because all took too much memory together."""
         return any(
             line.split()[0] == "oom_kill" and int(line.split()[1]) > 0
             for folder in self.folders
@@ -60,7 +60,7 @@ class Group:
 
 @contextmanager
 def group(folders: tuple[Path, ...], memory_mb: int, processes: int) -> Iterator[Group]:
-    """A new group below `folders`; whatever is in it at the end is killed. Raises OSError where it cannot be made."""
+    """Make a group below `folders`; whatever is in it at the end is killed. Raises OSError where it cannot be made."""
     _remove_of_killed(folders, os.getpid())
     name = f"{os.getpid()}-{secrets.token_hex(8)}"
     made = Group(tuple(folder / name for folder in folders))
@@ -89,7 +89,7 @@ def _limit(folder: Path, memory: int, processes: int) -> None:
 
 @cache
 def own_folders() -> tuple[Path, ...]:
-    """Where this process makes groups; none where it may not. Which of them, standard error is told once."""
+    """The folders in which this process makes groups; none where it may not. Says on standard error, once, which."""
     try:
         folders = open_folders(_places(_MOUNTED, _OWN.read_text(encoding="ascii")))
     except (OSError, subprocess.SubprocessError) as error:
@@ -124,7 +124,7 @@ def _hands_on_memory(group: Path) -> bool:
 
 
 def open_folders(places: tuple[Path, ...]) -> tuple[Path, ...]:
-    """A folder of this process below each place, until it ends. Raises OSError where a program cannot enter there."""
+    """Make a folder of this process below each place, until it ends. Raises OSError where no program can enter it."""
     folders = tuple(place / f"{_PREFIX}{secrets.token_hex(4)}" for place in places)
     try:
         for folder in folders:
@@ -143,6 +143,7 @@ def open_folders(places: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def _hand_on(folder: Path) -> None:
+    """Give the controllers to groups below the folder: in version 2 they have only those that it hands on."""
     for name in (folder / "cgroup.controllers").read_text(encoding="ascii").split():
         if name in ("memory", "pids"):
             (folder / "cgroup.subtree_control").write_text(f"+{name}", encoding="ascii")

@@ -1,4 +1,4 @@
-"""What runs inside of a sandbox, before and around a program; the standard library is all that it may import.
+"""The code that runs inside of a sandbox, before and around a program; it may import the standard library alone.
 
 Its text is handed to a Python there (`python -c TEXT JOB READY`). It reads its job from one descriptor, gives up what
 the program must not have, says on another that it is ready, and only then comes to the program, which may do here what
@@ -25,18 +25,14 @@ def main(job_descriptor: int, ready_descriptor: int) -> None:
     """Carry out the job; the process's exit code says how that ended."""
     with open(job_descriptor, "rb") as file:
         job = json.load(file)
-    _confine(job["limits"], job["leave_root"])
+    if job["leave_root"]:
+        _leave_root()
+    for name, (soft, hard) in job["limits"].items():
+        resource.setrlimit(getattr(resource, name), (soft, hard))
     sys.path += job["packages"]
     os.write(ready_descriptor, b"+")
     os.close(ready_descriptor)
     {"script": _script, "call": _call, "serve": _serve, "check": _check}[job["kind"]](job)
-
-
-def _confine(limits: dict[str, list[int]], leave_root: bool) -> None:
-    if leave_root:
-        _leave_root()
-    for name, (soft, hard) in limits.items():
-        resource.setrlimit(getattr(resource, name), (soft, hard))
 
 
 def _leave_root() -> None:
@@ -112,7 +108,7 @@ def _take_output() -> int:
 
 
 def _namespace(job: dict[str, Any], name: str) -> dict[str, Any]:
-    """What the source itself has defined, imported or assigned.
+    """Run the preamble and the source, and return the names that the source itself defines, imports or assigns.
 
     The preamble's names are with Python's own: found by every line, but nobody's definition. Its `from operator import
     *` has an `add`, which a program that defines none must not be judged by.
@@ -153,7 +149,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What `encode` was given. Raises ValueError for what it does not make."""
+    """Return the value that `encode` was given. Raises ValueError for anything that `encode` does not make."""
     if not isinstance(value, list):
         return value
     kind, parts = value

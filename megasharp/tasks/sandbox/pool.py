@@ -1,10 +1,9 @@
-"""A pool of worker processes in which verifiers run, for those that may hang, crash or eat memory.
+"""A pool of worker processes for verifiers that may hang, crash or eat memory: the driver's side.
 
-The limit on an item's time is the driver's: it kills the worker with everything that it has started, and puts a new one
-in its place. Nothing depends on a signal's handler, which C code (sympy's, a regular expression's) never comes to run,
-and which is refused outside of the main thread.
-
-The driver's side of worker processes: making one, asking it for a verdict, ending it.
+The driver makes workers (`worker.py` is their side), asks them for verdicts and ends them. The limit on an item's time
+is the driver's: it kills the worker with everything that it has started, and puts a new one in its place. Nothing
+depends on a signal's handler, which never runs while C code does (sympy's, a regular expression's), and which cannot be
+set outside of the main thread.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Worker:
         self._peer = peer
 
     def ask(self, item: Item, seconds: float) -> Verdict:
-        """Its verdict. Raises TimeoutError where there is none in `seconds`, and PeerGone where it ends."""
+        """Return its verdict. Raises TimeoutError where there is none in `seconds`, and PeerGone where it ends."""
         deadline = time.monotonic() + seconds
         message = pickle.dumps((item.task, item.text, item.answer), protocol=pickle.HIGHEST_PROTOCOL)
         send(self._peer, message, deadline)
@@ -92,7 +91,7 @@ class Nursery:
         return self._process.pid
 
     def worker(self) -> Worker:
-        """A new worker. Raises PeerGone where this process has ended, or does not answer."""
+        """Fork a new worker. Raises PeerGone where this process has ended, or does not answer."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             try:
@@ -143,8 +142,8 @@ _TRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """What happened in a pool. `killed` workers took too long, `died` ended by themselves; `retried` items of those
-    were judged again.
+    """Counts of a pool's failures. `killed` workers took too long, `died` ended by themselves; `retried` items of
+    those were judged again.
 
     Example: `PoolCounts(killed=2, died=1, retried=1)`: two items were TIMEOUT, one worker was lost over a third.
     """
@@ -155,7 +154,7 @@ class PoolCounts:
 
 
 class VerifierPool:
-    """Satisfies `rewards.judge.Judge` with `workers` processes; `make` gives the verifiers, in a process of its own.
+    """A `Judge` with `workers` processes; `make` gives the verifiers, in a process of its own.
 
     An item has `timeout_s` seconds of wall time, after which it is TIMEOUT. One whose worker dies is judged once more
     by a new one, and is INFRA when that dies too. `memory_mb` is what a worker may take beyond what it starts with.
@@ -182,7 +181,7 @@ class VerifierPool:
         self._counts = PoolCounts()
         self._closed = False
         self._nursery = self._nurse()
-        # None stands for a worker that is to be made, by whoever takes its place.
+        # None stands for a worker that is still to be made, by the thread that takes it.
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         for _ in range(workers):
             self._idle.put(None)
@@ -195,12 +194,12 @@ class VerifierPool:
 
     @property
     def counts(self) -> PoolCounts:
-        """Since the start."""
+        """The counts since the start."""
         return self._counts
 
     @property
     def nursery(self) -> int:
-        """The process that workers come from, and with them all that they start."""
+        """The id of the process that workers, and all that they start, come from."""
         return self._nursery.number
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
@@ -213,7 +212,7 @@ class VerifierPool:
                 future.cancel()
 
     def close(self) -> None:
-        """End all workers; what is being judged is given up."""
+        """End all workers; items that are being judged are given up."""
         with self._lock:
             self._closed = True
             nursery = self._nursery
@@ -229,7 +228,7 @@ class VerifierPool:
         try:
             for attempt in range(_TRIES):
                 try:
-                    worker = worker or self._worker()
+                    worker = worker or self._new_worker()
                     return worker.ask(item, self._timeout_s)
                 except TimeoutError:
                     _end(worker)
@@ -246,22 +245,20 @@ class VerifierPool:
         finally:
             self._idle.put(worker)
 
-    def _worker(self) -> Worker:
+    def _new_worker(self) -> Worker:
+        """Fork a worker; the first thread that finds the nursery lost puts another one in its place."""
         nursery = self._nursery
         try:
             return nursery.worker()
         except PeerGone:
-            return self._instead_of(nursery).worker()
-
-    def _instead_of(self, lost: Nursery) -> Nursery:
-        """A new nursery, made by the first who finds that the old one is lost."""
-        with self._lock:
-            if self._closed:
-                raise PeerGone("the pool is closed")
-            if self._nursery is lost:
-                lost.close()
-                self._nursery = self._nurse()
-            return self._nursery
+            with self._lock:
+                if self._closed:
+                    raise PeerGone("the pool is closed") from None
+                if self._nursery is nursery:
+                    nursery.close()
+                    self._nursery = self._nurse()
+                replacement = self._nursery
+            return replacement.worker()
 
     def _count(self, *, killed: int = 0, died: int = 0, retried: int = 0) -> None:
         with self._lock:
@@ -270,6 +267,6 @@ class VerifierPool:
 
 
 def _end(worker: Worker | None) -> None:
-    """End a worker, which leaves none in its place."""
+    """End a worker, where there is one."""
     if worker is not None:
         worker.end()

@@ -23,7 +23,7 @@ from megasharp.tasks.sandbox import cgroup, inside
 
 _MEGABYTE = 2**20
 _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
-# A process that the kernel ended at its limit on seconds of computing, by its own status or by bubblewrap's.
+# The exit code of a process that the kernel ended at its limit on seconds of computing: its own, or bubblewrap's.
 _OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 _LAST_LINE = 200
 _LAST_WORDS_S = 2.0
@@ -35,7 +35,7 @@ _GROUP_PROCESSES = 8
 
 
 class End(StrEnum):
-    """How a run ended: with an exit code, at the limit on time or on memory together, or before it could begin."""
+    """The end of a run: by an exit code, at the limit on time or on memory together, or before it could begin."""
 
     EXITED = "exited"
     TIMEOUT = "timeout"
@@ -45,7 +45,7 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use: seconds of computing, address space and output of one process, processes, open files."""
+    """A program's limits: seconds of computing, address space and output of one process, processes, open files."""
 
     cpu_s: int = 10
     memory_mb: int = 1024
@@ -56,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """How programs are started: `prefix` stands before the command of a Python.
+    """The way to start programs: `prefix` stands before the command of a Python.
 
     `leave_root`: it begins as root and becomes nobody before the program. `alone`: it has a process space of its own,
     where a limit on processes counts its own only. `groups`: folders for control groups, one of which each gets.
@@ -84,7 +84,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a run. `code` and `printed` are of one that `EXITED`; `complaint` is the last line of its errors.
+    """The result of a run. `code` and `printed` are of one that `EXITED`; `complaint` is the last line of its errors.
 
     Example: `Ran(End.EXITED, 1, b"", "ZeroDivisionError: division by zero")`.
     """
@@ -96,7 +96,7 @@ class Ran:
 
 
 def run(sandbox: Sandbox, job: Mapping[str, object], given: bytes, clock: Clock) -> Ran:
-    """Run one job with `given` on its standard input."""
+    """Run one job with `given` on its standard input; where it cannot be started, the result's end is INFRA."""
     with ExitStack() as stack:
         reads, writes = stack.enter_context(_memory(given)), stack.enter_context(_memory())
         try:
@@ -147,7 +147,8 @@ class _Process:
         finally:
             os.close(ended)
         self.kill()
-        complaint = _last_line(_content(self._errors))
+        lines = _content(self._errors).decode("utf-8", "replace").split("\n")
+        complaint = next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LAST_LINE]
         if not os.read(self._ready, 1):
             return Ran(End.INFRA, complaint=complaint or "it did not start")
         if self._group.ran_out():
@@ -259,9 +260,3 @@ def _pipe(stack: ExitStack) -> tuple[int, int]:
     stack.callback(os.close, reads)
     stack.callback(os.close, writes)
     return reads, writes
-
-
-def _last_line(text: bytes) -> str:
-    lines = text.decode("utf-8", "replace").split("\n")
-    filled = [line.strip() for line in lines if line.strip()]
-    return filled[-1][:_LAST_LINE] if filled else ""

@@ -1,17 +1,16 @@
-"""What a worker process does: judge one item after the other until nobody asks any more.
+"""Worker processes of the pool: the clean process that forks them, a worker's loop, and the messages between them.
 
-Verdicts go back as JSON: what a worker may have become, nothing of it is unpickled in the driver.
+The clean process (the nursery) has one thread, has imported what verifiers need, and waits. Forking it costs
+milliseconds where a new interpreter would import for seconds, and a killed worker must be replaced at once. It kills
+workers too, with whatever they started: only their parent knows that a process id is still theirs, and orphans come to
+it (it is their subreaper). It ends when the driver's end of its socket closes, however that happens, and the kernel
+ends the workers with it.
 
-Messages over a socket: a length, then so many bytes, sent and received whole or not at all before a deadline.
+A worker judges one item after the other until its socket closes. Its verdicts are JSON: a verifier may have changed
+its process into anything, so the driver unpickles nothing of it.
 
-The deadline holds for sending too: who does not read what is sent (a process that was stopped) holds nobody up.
-
-The clean process that workers are forked from: it has one thread, has imported what verifiers need, and waits.
-
-Forking it costs milliseconds where a new interpreter would import for seconds, and a worker that was killed is to be
-replaced at once. It kills workers too, with whatever they started: only their parent knows that a process id is still
-theirs, and orphans come to it (it is their subreaper). It ends when the driver's end of its socket closes, however that
-happens, and the kernel ends the workers with it.
+A message is a length and then so many bytes, sent and received whole, or not at all, before a deadline. The deadline
+holds for sending too: a stopped process that reads nothing blocks no sender.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def send(peer: socket.socket, message: bytes, deadline: float | None = None) -> 
 
 
 def receive(peer: socket.socket, deadline: float | None = None) -> bytes:
-    """The next message. `deadline` is in seconds of time.monotonic(); raises TimeoutError there, and PeerGone."""
+    """Receive a message. `deadline` is in seconds of time.monotonic(); raises TimeoutError there, and PeerGone."""
     (length,) = _LENGTH.unpack(_exactly(peer, _LENGTH.size, deadline))
     return _exactly(peer, length, deadline)
 
@@ -93,10 +92,17 @@ _OUT_OF_MEMORY = 9
 
 
 def work(peer: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int, parent: int) -> None:
-    """A worker's life, in a process of its own; `memory_mb` is what it may take beyond what it starts with."""
+    """Judge items until the driver closes its end; `memory_mb` is the limit beyond what the process starts with.
+
+    A worker has a process of its own, which ends with it.
+    """
     os.setsid()
     end_with_parent(parent)
-    _limit_memory(memory_mb)
+    # Address space is what can be limited, and torch alone maps gigabytes of it that it never touches.
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * resource.getpagesize() + memory_mb * _MEGABYTE
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
         try:
             task, text, answer = pickle.loads(receive(peer))
@@ -118,23 +124,15 @@ def _verdict(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
 
 
 def encode(verdict: Verdict) -> bytes:
-    """A verdict as it travels."""
+    """Write a verdict as a message."""
     fields = [verdict.outcome.value, verdict.reward, verdict.canonical_answer, verdict.detail]
     return json.dumps(fields).encode()
 
 
 def decode(message: bytes) -> Verdict:
-    """A verdict that has arrived."""
+    """Read a verdict from a message."""
     outcome, reward, canonical, detail = json.loads(message)
     return Verdict(Outcome(outcome), reward, canonical, detail)
-
-
-def _limit_memory(megabytes: int) -> None:
-    """Address space counts, and torch alone maps gigabytes of it that it never touches."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    most = pages * resource.getpagesize() + megabytes * _MEGABYTE
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -149,7 +147,7 @@ MakeVerifiers = Callable[[], Mapping[str, Verifier]]
 def main(descriptor: int) -> None:
     """Serve the driver at the other end of the socket `descriptor`."""
     driver = socket.socket(fileno=descriptor)
-    # Slurm sends it to all of a job: when workers end is the driver's to say.
+    # Slurm sends it to all of a job, and the driver alone decides when workers end.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with suppress(PeerGone):
@@ -194,17 +192,14 @@ class _Nursery:
         parent = os.getpid()
         worker = os.fork()
         if worker == 0:
-            self._be_worker(peer, parent)
+            try:
+                self._driver.close()
+                work(peer, self._verifiers, self._memory_mb, parent)
+            finally:
+                os._exit(0)
         peer.close()
         self._workers.add(worker)
         return worker
-
-    def _be_worker(self, peer: socket.socket, parent: int) -> None:
-        try:
-            self._driver.close()
-            work(peer, self._verifiers, self._memory_mb, parent)
-        finally:
-            os._exit(0)
 
     def _kill(self, worker: int) -> None:
         """End a worker with its process group; then whatever else has come to this process as an orphan."""
@@ -220,21 +215,12 @@ class _Nursery:
             time.sleep(_LOOK_S)
 
     def _sweep(self) -> bool:
-        """End the orphans that there are now; returns whether there were any."""
-        orphans = _children() - self._workers
+        """End the orphans that there are now; returns True where there were some."""
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        orphans = set(map(int, children.split())) - self._workers
         for orphan in orphans:
-            _end(orphan)
+            with suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(orphan, os.WNOHANG)
         return bool(orphans)
-
-
-def _children() -> set[int]:
-    """This process's children, those that it inherited included."""
-    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-    return set(map(int, listed.split()))
-
-
-def _end(orphan: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(orphan, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        os.waitpid(orphan, os.WNOHANG)

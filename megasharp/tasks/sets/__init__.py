@@ -1,4 +1,4 @@
-"""The table of data sets that the papers train and evaluate on, one row each; `data_set.py` says what a row holds."""
+"""The table of data sets that the papers train and evaluate on; `data_set.py` has the record of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a data set is: where its rows are, how a row becomes a problem, and what is known of it.
+"""The record of a data set: its tables on the hub, the readers of their rows, and its known properties.
 
 A row is read by a function of (fields, where it stands) that gives a `Problem`, or says why the row is none of the
 set's (`LeftOut`: another level, no answer); a field that is missing or of another type is a UserError that names it.
@@ -19,7 +19,7 @@ Known = Literal["card", "rows", "code", "unverified"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a row asks, before any prompt, and what answers it; without an id it gets the row's number.
+    """A row's question, before any prompt, and its answer; without an id it gets the row's number.
 
     Example: `Problem("What is 1+1?", MathAnswer("2"))`.
     """
@@ -41,7 +41,7 @@ Read = Callable[[Fields, str], Problem | LeftOut]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A table of the hub. `name` is what a local copy of it is called, as a file or folder.
+    """A table of the hub. `name` is the name of a local copy of it, a file or a folder.
 
     `files` are read one by one where the repository holds data files that the library's loader cannot read; `rows`
     cuts a range of row numbers, from 0, out of the table.
@@ -87,5 +87,5 @@ class DataSet:
 
     @property
     def hub(self) -> str:
-        """The repositories of the hub that it is of, in their order."""
+        """Hub repositories that hold this data set, in order of preference."""
         return " + ".join(dict.fromkeys(part.source.hub for part in self.parts if part.source.hub))

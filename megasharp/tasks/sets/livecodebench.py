@@ -1,20 +1,19 @@
-"""LiveCodeBench (2403.07974), code generation, release 5 from August 2024 on: 279 problems.
+"""Programming problems for evaluation: LiveCodeBench (2403.07974) and HumanEval+ (2305.01210).
 
-That is what DeepCoder, 2510.14807's training set, leaves out and evaluates on; 2510.14807 itself does not name a
-release. Schema from LiveCodeBench's own code_generation.py, for livecodebench/code_generation_lite: `question_content`,
-`question_id`, `contest_date`, `starter_code`, and as JSON text `public_test_cases`, `private_test_cases` (or
-encoded) and `metadata`. Its loader is a script, which `datasets` runs no longer, so its files are read: test4 and
-test5 are what releases 4 and 5 added, after July 2024. They unpack to more than a gigabyte.
+LiveCodeBench is its code generation, release 5 from August 2024 on: 279 problems. That is what DeepCoder, 2510.14807's
+training set, leaves out and evaluates on; 2510.14807 itself does not name a release. Schema from LiveCodeBench's own
+code_generation.py, for livecodebench/code_generation_lite: `question_content`, `question_id`, `contest_date`,
+`starter_code`, and as JSON text `public_test_cases`, `private_test_cases` (or encoded) and `metadata`. Its loader is a
+script, which `datasets` runs no longer, so its files are read: test4 and test5 are what releases 4 and 5 added, after
+July 2024. They unpack to more than a gigabyte.
 
-LiveCodeBench's private tests: base64 of zlib of a pickle of one text, which is JSON.
+Its private tests are base64 of zlib of a pickle of one text, which is JSON. Its own code unpickles
+(lcb_runner/benchmarks/code_generation.py), and a pickle may run anything. Nothing is unpickled here: the pickle's
+instructions are read, and where they are others than those that make one text, it is refused.
 
-Its own code unpickles (lcb_runner/benchmarks/code_generation.py), and a pickle may run anything. Nothing is unpickled
-here: the pickle's instructions are read, and where they are others than those that make one text, it is refused.
-
-HumanEval+ (2305.01210): 164 functions to complete, with many more tests than HumanEval.
-
-Schema from public code that reads evalplus/humanevalplus: `task_id`, `prompt` (a signature with its docstring),
-`canonical_solution`, `entry_point`, and `test`, which defines `check(candidate)`.
+HumanEval+ is 164 functions to complete, with many more tests than HumanEval. Schema from public code that reads
+evalplus/humanevalplus: `task_id`, `prompt` (a signature with its docstring), `canonical_solution`, `entry_point`, and
+`test`, which defines `check(candidate)`.
 """
 
 from __future__ import annotations
@@ -74,7 +73,14 @@ _FROM, _UNTIL = date(2024, 8, 1), date(2025, 2, 1)
 
 def read(fields: Fields, where: str) -> Problem | LeftOut:
     """A row; problems of contests before August 2024 or after January 2025 are left out."""
-    if not _FROM <= _day(fields, where) <= _UNTIL:
+    value = fields.get("contest_date")
+    try:
+        # ISO text, or a date where a table has types.
+        day = date.fromisoformat(str(value)[:10])
+    except ValueError as error:
+        hint = absent(fields, "contest_date")
+        raise UserError(f"{where}: 'contest_date' must be a date as 2024-08-01, got {value!r}{hint}") from error
+    if not _FROM <= day <= _UNTIL:
         return LeftOut(f"a contest before {_FROM} or after {_UNTIL}")
     public = json_field(fields, "public_test_cases", where)
     private = _private(fields, where)
@@ -87,16 +93,6 @@ def read(fields: Fields, where: str) -> Problem | LeftOut:
     question = f"### Question:\n{text_field(fields, 'question_content', where)}"
     starter = optional_text(fields, "starter_code", where)
     return Problem(question_with_format(question, starter), answer, text_field(fields, "question_id", where))
-
-
-def _day(fields: Fields, where: str) -> date:
-    """`contest_date` is ISO text, or a date where a table has types."""
-    value = fields.get("contest_date")
-    try:
-        return date.fromisoformat(str(value)[:10])
-    except ValueError as error:
-        told = f"{where}: 'contest_date' must be a date as 2024-08-01, got {value!r}{absent(fields, 'contest_date')}"
-        raise UserError(told) from error
 
 
 def _private(fields: Fields, where: str) -> object:

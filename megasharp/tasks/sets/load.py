@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -52,8 +52,8 @@ def load_set(
     """All problems of a set, from the hub, or from `path` with files in the set's own schema.
 
     The order is that of the rows, and ids do not depend on where the rows are from. `prompt` names another template
-    than the set's. `say` is told where there is another number of problems than is known of the hub, and where rows
-    without ids are there more than once: each is a problem with an id of its own.
+    than the set's. `say` gets a line where the number of problems is another than that on the hub, and where rows
+    without ids are repeated: each is a problem with an id of its own.
 
     Raises UserError: no such set or template, rows that cannot be had, a missing or mistyped field (named, with its
     file and row), an id that appears twice, a part without a row, or no problem at all.
@@ -67,9 +67,13 @@ def load_set(
         reasons = ", ".join(f"{count} rows: {reason}" for reason, count in left_out.items()) or "there are no rows"
         raise UserError(f"{where}: no problem of {name} ({reasons})")
     check_names([item.id for item in items], path or Path(chosen.hub))
-    if chosen.expected is not None:
-        _check_count(chosen, where, len(items), say)
-    _tell_repeated(chosen, where, items, say)
+    expected = chosen.expected
+    if expected is not None and abs(len(items) - expected) > chosen.tolerance * expected:
+        say(f"{name}: {expected} problems are expected of {chosen.hub}, and {len(items)} were found in {where}")
+    # Repeated questions stay: DeepScaleR, for one, has some, and the papers trained on them.
+    repeated = len(items) - len({(item.text, item.turns) for item in items})
+    if repeated:
+        say(f"{name}: {repeated} of {len(items)} problems in {where} repeat the question of one before")
     return Loaded(tuple(items), left_out)
 
 
@@ -113,16 +117,3 @@ def _found(part: Part, path: Path | None, alone: bool) -> Iterator[tuple[Fields,
     rows = hub_rows(part.source) if path is None else local_rows(path, part.source, alone)
     for where, fields in rows:
         yield fields, part.read(fields, where)
-
-
-def _check_count(chosen: DataSet, where: str, found: int, say: Callable[[str], None]) -> None:
-    expected = chosen.expected or 0
-    if abs(found - expected) > chosen.tolerance * expected:
-        say(f"{chosen.name}: {expected} problems are expected of {chosen.hub}, and {found} were found in {where}")
-
-
-def _tell_repeated(chosen: DataSet, where: str, items: Sequence[TaskItem], say: Callable[[str], None]) -> None:
-    """They stay: DeepScaleR, for one, has some, and the papers trained on them."""
-    repeated = len(items) - len({(item.text, item.turns) for item in items})
-    if repeated:
-        say(f"{chosen.name}: {repeated} of {len(items)} problems in {where} repeat the question of one before")

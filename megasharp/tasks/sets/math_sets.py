@@ -1,46 +1,38 @@
-"""MATH (2103.03874) and its subsets.
+"""Sets of mathematics, and the readers of rows that they share.
 
-Schema of DigitalLearningGmbH/MATH-lighteval, the copy of lighteval/MATH that verl's math_dataset.py reads: `problem`,
-`level` ("Level 1" to "Level 5", and "Level ?" twice), `type`, `solution`. Rows of it, as parquet, are in the public
-code of 2510.14807 and 2506.01347 (data/math): 7,500 and 5,000, of which 564, 1,348, 1,592, 1,690 and 2,304 of the
-levels 1 to 5 in training. 2510.04028 trains on the 7,500 (section 4.1); 2510.14807 on levels 3 to 5, and does not say
-of which split: here it is training. 2601.15609's LightEval is read as the 5,000, which its name stands for in verl.
+MATH (2103.03874) and its subsets. Schema of DigitalLearningGmbH/MATH-lighteval, the copy of lighteval/MATH that verl's
+math_dataset.py reads: `problem`, `level` ("Level 1" to "Level 5", and "Level ?" twice), `type`, `solution`. Rows of it,
+as parquet, are in the public code of 2510.14807 and 2506.01347 (data/math): 7,500 and 5,000, of which 564, 1,348,
+1,592, 1,690 and 2,304 of the levels 1 to 5 in training. 2510.04028 trains on the 7,500 (section 4.1); 2510.14807 on
+levels 3 to 5, and does not say of which split: here it is training. 2601.15609's LightEval is read as the 5,000, which
+its name stands for in verl.
 
 MATH12k is hiyouga/math12k, `problem` and `answer`, the training split of 12,000 that leaves MATH-500 out (2511.19942
 says 12,000 and 11,998). MATH-500 is HuggingFaceH4/MATH-500; its rows are in public code (simpleRL-reason,
 data/math500).
 
-Rows that are a question and its answer: readers that several sets of mathematics share.
-
 DeepScaleR-Preview-Dataset: competition problems; 2601.15609 trains on "approximately 40.3k problem-answer pairs".
-
 Schema from public code that reads agentica-org/DeepScaleR-Preview-Dataset: `problem`, `answer`, `solution`.
 
-Minerva's undergraduate problems from MIT OpenCourseWare (2206.14858): 272.
-
-math-ai/minervamath has `question` and `answer` by most public code that reads it, `problem` and `solution` by some; the
-latter, with the answer in the solution's last box, is the source's own form (rows in simpleRL-reason,
-data/minerva_math). Both are read.
+Minerva's undergraduate problems from MIT OpenCourseWare (2206.14858): 272. math-ai/minervamath has `question` and
+`answer` by most public code that reads it, `problem` and `solution` by some; the latter, with the answer in the
+solution's last box, is the source's own form (rows in simpleRL-reason, data/minerva_math). Both are read.
 
 OlympiadBench (2402.14008), the part that others evaluate on: English, mathematics, text only, open-ended.
-
 Hothan/OlympiadBench, configuration OE_TO_maths_en_COMP, split train, 674 problems: `id`, `question`, `context` or null,
 `final_answer` (a list of one text), `unit` or null, `error` or null, and others. Rows are in public code
 (simpleRL-reason, data/olympiadbench, 675 of them). One problem has an `error`, by which an answer may be off; it is not
 applied.
 
-Mathematics in verl's parquet format, for files of one's own or of a paper's public code: no hub.
+Mathematics in verl's parquet format, for files of one's own or of a paper's public code: no hub. `prompt` is a list of
+messages, the last one the question, and `reward_model.ground_truth` the answer, text or an object with `target`; read
+in the public data of 2510.14807 (data/gsm8k_level1, data/math, data/aime2025, data/amc23).
 
-`prompt` is a list of messages, the last one the question, and `reward_model.ground_truth` the answer, text or an object
-with `target`; read in the public data of 2510.14807 (data/gsm8k_level1, data/math, data/aime2025, data/amc23).
-
-AIME 2024 and 2025, and AMC 2023: 30, 30 and 40 problems.
-
-HuggingFaceH4/aime_2024, split train: `id`, `problem`, `solution`, `answer`, `url`, `year` (rows without the year are in
-public code: simpleRL-reason, data/aime24). opencompass/AIME2025, which 2511.19942 cites: two configurations of 15 rows
-with `question` and `answer`. math-ai/amc23: `id`, `question`, `answer`, `url`; rows with these fields, the answer a
-number such as 27.0, are in simpleRL-reason too. The problems are the Mathematical Association of America's, which
-grants no licence with them.
+AIME 2024 and 2025, and AMC 2023: 30, 30 and 40 problems. HuggingFaceH4/aime_2024, split train: `id`, `problem`,
+`solution`, `answer`, `url`, `year` (rows without the year are in public code: simpleRL-reason, data/aime24).
+opencompass/AIME2025, which 2511.19942 cites: two configurations of 15 rows with `question` and `answer`. math-ai/amc23:
+`id`, `question`, `answer`, `url`; rows with these fields, the answer a number such as 27.0, are in simpleRL-reason too.
+The problems are the Mathematical Association of America's, which grants no licence with them.
 """
 
 from __future__ import annotations
@@ -89,16 +81,11 @@ def boxed_solution(levels: str = "12345?") -> Read:
         problem, solution = text_field(fields, "problem", where), text_field(fields, "solution", where)
         if level_of(fields, where) not in levels:
             return LeftOut("another level")
-        answer = last_box(solution) or _bare_box(solution)
+        # Two solutions of MATH have a box without braces, `\boxed 2`.
+        answer = last_box(solution) or next(reversed(_BARE_BOX.findall(solution)), "")
         return Problem(problem, MathAnswer(answer)) if answer else NO_BOX
 
     return read
-
-
-def _bare_box(solution: str) -> str:
-    r"""The answer of a box without braces, `\boxed 2`, which two solutions of MATH have; empty where there is none."""
-    found = _BARE_BOX.findall(solution)
-    return found[-1] if found else ""
 
 
 def level_of(fields: Fields, where: str) -> str:

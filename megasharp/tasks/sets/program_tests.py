@@ -1,7 +1,7 @@
 """Tests of programming problems in the shapes that LiveCodeBench and DeepCoder have them, as `CodeAnswer`s.
 
 A test is `{"input", "output", "testtype" or "type", ...}` with the type `stdin` or `stdin_stdout` (the default), or
-`functional` or `function_call`; the function's name stands in the test (`fn_name`), in its `metadata.func_name` or in
+`functional` or `function_call`; the function's name is in the test (`fn_name`), in its `metadata.func_name` or in
 the row's. All tests at once, as TACO has them, are `{"inputs": [...], "outputs": [...], "fn_name": ...}`.
 Arguments of a call are JSON texts, one a line, or a JSON list; what it must return is a JSON text or value. Read in
 LiveCodeBench's code_generation.py and testing_util.py and in rllm's code_reward.py and prepare_deepcoder_data.py.
@@ -36,7 +36,7 @@ def json_field(fields: Fields, key: str, where: str) -> object:
 
 
 def answer_of(tests: object, function: str, where: str) -> CodeAnswer | LeftOut:
-    """What a program is tested with. `function` is the row's own name for what is called; a test's counts first.
+    """Make a program's tests. `function` is the row's name of the function to call; a test's own name counts first.
 
     A row without tests is left out. Raises UserError, naming `where` and the test, for tests of another shape, calls
     without a name, and calls of several functions.
@@ -60,7 +60,10 @@ def answer_of(tests: object, function: str, where: str) -> CodeAnswer | LeftOut:
         raise UserError(f"{where}: calls need the name of one function, got {', '.join(sorted(names)) or 'none'}")
     if not stdin and not calls:
         return NO_TESTS
-    values = _unwrapped([value for _, value in calls])
+    values = [value for _, value in calls]
+    # TACO puts a list around what a function returns. Its own judge takes either; here all values decide together.
+    bare = [value[0] for value in values if isinstance(value, list) and len(value) == 1]
+    values = bare if len(bare) == len(values) else values
     return CodeAnswer(
         stdin=tuple(stdin),
         function=names.pop() if names else "",
@@ -97,15 +100,6 @@ def _together(tests: Fields, where: str) -> list[object]:
     name = tests.get("fn_name")
     common = {"testtype": "functional", "fn_name": name} if name else {}
     return [{"input": given, "output": wanted, **common} for given, wanted in zip(inputs, outputs, strict=True)]
-
-
-def _unwrapped(values: list[object]) -> list[object]:
-    """What a function returns, without the list that TACO puts around it.
-
-    TACO's own judge takes either, the list or what is in it; here all of a problem's values tell which it is.
-    """
-    alone = [value[0] for value in values if isinstance(value, list) and len(value) == 1]
-    return alone if len(alone) == len(values) else values
 
 
 def _is_call(test: Fields, where: str) -> bool:

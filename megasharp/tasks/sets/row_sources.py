@@ -1,13 +1,11 @@
-"""Rows from files on disk in a set's own schema: parquet, JSONL, JSON (a list of rows), the last two also as .gz.
-
-A folder stands for its files, also for a copy of a hub's repository: of several files in it those count whose path
-names the source (its name or configuration), if any does, and of those the ones that begin with the split's name, if
-any does.
-
-Rows from the hub, or from what an earlier visit left in its cache: the only place that imports `datasets`.
+"""Rows of a data set: from the hub or its cache, or from files on disk in the set's own schema.
 
 Commands keep the hub off (`HF_HUB_OFFLINE=1`, `megasharp/common/exit_codes.py`), so that a job on a node without a
-network fails at once and says so; `HF_HUB_OFFLINE=0` lets a set be fetched, once.
+network fails at once and says so; `HF_HUB_OFFLINE=0` lets a set be fetched, once. Nothing else imports `datasets`.
+
+Files are parquet, JSONL, or JSON (a list of rows), the last two also as .gz. A folder, which may be a copy of a hub's
+repository, is read file by file: those whose path names the source (its name or configuration), if any does, and of
+those the ones that begin with the split's name, if any does.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _ON = {"", "0", "false", "no", "off"}
 
 
 def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
-    """The rows of a table, each with where it stands.
+    """Read the rows of a hub's table, each with its place.
 
     Raises UserError, which says how to go on without the hub, where they cannot be had.
     """
@@ -80,7 +78,7 @@ _BATCH_ROWS = 1000
 
 
 def local_rows(path: Path, source: Source, alone: bool) -> Iterator[tuple[str, Fields]]:
-    """The rows of a file, or of the files of a folder that are the source's, each with where it stands.
+    """Read the rows of a file, or of the files of a folder that are the source's, each with its place.
 
     `alone` says that the set has no other source: then a file needs no name. Raises UserError where there is no such
     file, where one cannot be read, or where one of several sources has no row.
@@ -110,7 +108,7 @@ def files_of(path: Path, source: Source, alone: bool) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; path names a parquet or JSON file, or a folder of them")
     found = [each for each in sorted(path.rglob("*")) if each.is_file() and each.name.endswith(SUFFIXES)]
-    named = [each for each in found if _names(each.relative_to(path), source)]
+    named = [each for each in found if _is_named(each.relative_to(path), source)]
     if not named and not alone:
         raise UserError(f"{path}: no file or folder called {source.name} ({', '.join(SUFFIXES)}) in this folder")
     files = named or found
@@ -120,15 +118,15 @@ def files_of(path: Path, source: Source, alone: bool) -> list[Path]:
     return files
 
 
-def _names(path: Path, source: Source) -> bool:
-    """Whether a file's relative path has a folder, or a beginning of its name, that is the source's, in any case."""
+def _is_named(path: Path, source: Source) -> bool:
+    """Find the source's name or configuration, in any case, as a folder of a relative path or before its file's end."""
     names = {name.lower() for name in (source.name, source.config) if name}
     *folders, file = path.as_posix().lower().split("/")
     return not names.isdisjoint(folders) or any(file.startswith((f"{n}.", f"{n}-", f"{n}_")) for n in names)
 
 
 def rows_of_file(path: Path) -> Iterator[tuple[str, Fields]]:
-    """The rows of one file. Raises UserError, naming the file and the row, for what is no table of objects."""
+    """Read the rows of one file. Raises UserError, naming the file and the row, for what is no table of objects."""
     name = path.name
     if name.endswith(".parquet"):
         yield from _parquet(path)

@@ -56,17 +56,13 @@ def math_path(game: Game) -> Check:
         if not written:
             raise UnreadableError("nothing between [[ and ]]")
         given = str(written[-1]).replace(" ", "")
-        return Finding(given, bool(pattern.fullmatch(given)) and _holds(given))
+        try:
+            values = {_Expression(side).value() for side in given.split("=")} if pattern.fullmatch(given) else set()
+        except (UnreadableError, ZeroDivisionError):
+            return Finding(given, False)
+        return Finding(given, len(values) == 1)
 
     return check
-
-
-def _holds(equation: str) -> bool:
-    try:
-        values = {_Expression(side).value() for side in equation.split("=")}
-    except (UnreadableError, ZeroDivisionError):
-        return False
-    return len(values) == 1
 
 
 class _Expression:

@@ -24,7 +24,7 @@ Place = tuple[int, int]
 
 
 def _filled(shape_of: list[int], rule: Callable[[Grid], bool]) -> Check:
-    """A checker of grids of a shape."""
+    """Make a checker of grids of a shape that obey a rule."""
 
     def check(text: str) -> Finding:
         grid = last_value(text, lambda written: words(read_literal(written)))
@@ -125,7 +125,7 @@ def _walls_are_thin(grid: Grid) -> bool:
 
 
 def _islands(grid: Grid) -> dict[Place, int]:
-    """Which island each cell is of, walls left out."""
+    """Number the islands: for each cell but walls, the number of its island."""
     island: dict[Place, int] = {}
     for row in range(len(grid)):
         for column in range(len(grid[0])):

@@ -1,4 +1,4 @@
-"""Where a response's answer stands, as SynLogic's prompts ask for it: a block of code, a bracketed value, a box.
+"""Finding a response's answer in the form that SynLogic's prompts ask for: a block of code, a bracketed value, a box.
 
 SynLogic's training prompt asks for `<think>` and `<answer>` tags (base/verifier.py of its repository): the last closed
 answer tags count, or else all that follows the thinking. Within that, the task's own form.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 from megasharp.tasks.extraction import ending, last_box, last_tag
@@ -24,7 +25,7 @@ _CLOSING = {"]": "[", ")": "(", "}": "{"}
 
 
 def final_part(text: str) -> str:
-    """What a task's checker reads of a response. Raises UnreadableError where nothing follows the thinking.
+    """Return the part of a response that a checker reads. Raises UnreadableError where nothing follows the thinking.
 
     Empty tags are an answer: that there is no mistake, say.
     """
@@ -50,16 +51,14 @@ def box(text: str) -> str:
 
 
 def last_value(text: str, read: Callable[[str], T]) -> T:
-    """What `read` makes of the last fenced block, or else of the last bracketed text that it can read.
+    """Read, by `read`, the last fenced block, or else the last bracketed text that it can read.
 
     Raises UnreadableError where it can read neither.
     """
     block = last_block(text)
-    for written in [] if block is None else [block]:
-        try:
-            return read(written)
-        except UnreadableError:
-            break
+    if block is not None:
+        with suppress(UnreadableError):
+            return read(block)
     for written in _bracketed(text):
         try:
             return read(written)

@@ -1,4 +1,4 @@
-"""A SynLogic game as its data set stores it, read once, and what a checker says of a response to it.
+"""A SynLogic game as its data set stores it, read once, and a checker's finding on a response to it.
 
 The set keeps, for each problem, a JSON text with `question`, `answer` and the `metadata` that its task's checker needs.
 A checker is made of it in one step, which is where a missing or odd field is found: when data are loaded.
@@ -25,7 +25,7 @@ class GameError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a response answers, in one spelling for equal answers, and whether it is right."""
+    """A response's answer, in one spelling for equal answers, and the checker's decision on it."""
 
     given: str
     right: bool

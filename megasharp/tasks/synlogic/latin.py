@@ -16,20 +16,16 @@ Place = tuple[int, int]
 
 
 def _square(size: int, rule: Callable[[Numbers], bool]) -> Check:
-    """A checker of Latin squares of a size, with one more rule."""
+    """Make a checker of Latin squares of a size that obey one more rule."""
+    every = list(range(1, size + 1))
 
     def check(text: str) -> Finding:
         grid = last_whole_numbers(text)
-        return Finding(spelled(grid), _is_latin(grid, size) and rule(grid))
+        square = len(grid) == size and all(len(row) == size for row in grid)
+        latin = square and all(sorted(line) == every for line in (*grid, *zip(*grid, strict=True)))
+        return Finding(spelled(grid), latin and rule(grid))
 
     return check
-
-
-def _is_latin(grid: Numbers, size: int) -> bool:
-    every = list(range(1, size + 1))
-    if len(grid) != size or any(len(row) != size for row in grid):
-        return False
-    return all(sorted(line) == every for line in (*grid, *zip(*grid, strict=True)))
 
 
 def sudoku(game: Game) -> Check:
@@ -63,7 +59,11 @@ def futoshiki(game: Game) -> Check:
     The given numbers stand in the question alone, after "Current puzzle:", `X` where there is none.
     """
     size = game.whole("grid_size")
-    kept = _given(_puzzle_lines(game.question, size), empty={"X"})
+    lines, cell = [line.split() for line in game.question.splitlines()], re.compile(r"X|\d+")
+    puzzle = [line for line in lines if len(line) == size and all(map(cell.fullmatch, line))]
+    if len(puzzle) != size:
+        raise GameError(f"the question has no puzzle of {size} rows of {size}")
+    kept = _given(puzzle, empty={"X"})
     pairs = [_inequality(written, size) for written in _listed(game, "constraints")]
 
     def rule(grid: Numbers) -> bool:
@@ -72,15 +72,6 @@ def futoshiki(game: Game) -> Check:
         )
 
     return _square(size, rule)
-
-
-def _puzzle_lines(question: str, size: int) -> list[list[str]]:
-    lines = [line.split() for line in question.splitlines()]
-    cells = re.compile(r"X|\d+")
-    rows = [line for line in lines if len(line) == size and all(cells.fullmatch(cell) for cell in line)]
-    if len(rows) != size:
-        raise GameError(f"the question has no puzzle of {size} rows of {size}")
-    return rows
 
 
 def _inequality(written: object, size: int) -> tuple[Place, Place]:

@@ -73,7 +73,14 @@ class _Reader:
         if token["sign"] in _CLOSING:
             if depth == MAX_DEPTH:
                 raise UnreadableError(f"nested deeper than {MAX_DEPTH}")
-            return self._table(depth) if token["sign"] == "{" else self._list(_CLOSING[token["sign"]], depth)
+            if token["sign"] == "{":
+                return self._table(depth)
+            closing, values = _CLOSING[token["sign"]], list[Literal]()
+            while self._peek() != closing:
+                values.append(self.value(depth + 1))
+                self._comma(closing)
+            self._next()
+            return values
         if token["sign"]:
             raise UnreadableError(f"unexpected {token['sign']!r}")
         if token["int"]:
@@ -82,14 +89,6 @@ class _Reader:
             return float(token["float"])
         quoted = token["double"] if token["double"] is not None else token["single"]
         return re.sub(r"\\(.)", r"\1", quoted) if quoted is not None else token["word"]
-
-    def _list(self, closing: str, depth: int) -> list[Literal]:
-        values: list[Literal] = []
-        while self._peek() != closing:
-            values.append(self.value(depth + 1))
-            self._comma(closing)
-        self._next()
-        return values
 
     def _table(self, depth: int) -> dict[str, Literal]:
         table: dict[str, Literal] = {}

@@ -16,7 +16,7 @@ _AROUND = (*_SIDES, (1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 def _touch(places: set[Place], around: Iterable[Place]) -> bool:
-    """Whether one of the places has another beside it."""
+    """Return True where one of the places has another beside it."""
     return any((row + down, column + right) in places for row, column in places for down, right in around)
 
 
@@ -63,23 +63,19 @@ def _each_has_its_own(tents: set[Place], trees: set[Place]) -> bool:
 
 def minesweeper(game: Game) -> Check:
     """The cells that must hold mines, counted from 0, in any order."""
-    mines = set(_places(game.field("current_mines")))
+    try:
+        mines = set(_places(game.field("current_mines")))
+    except UnreadableError as error:
+        raise GameError("metadata's 'current_mines' must be pairs of numbers") from error
 
     def check(text: str) -> Finding:
-        found = last_value(text, lambda written: _places_or_none(read_literal(written)))
+        found = last_value(text, lambda written: _places(read_literal(written)))
         return Finding(" ".join(f"{r},{c}" for r, c in sorted(set(found))), set(found) == mines)
 
     return check
 
 
 def _places(value: object) -> list[Place]:
-    try:
-        return _places_or_none(value)
-    except UnreadableError as error:
-        raise GameError("metadata's 'current_mines' must be pairs of numbers") from error
-
-
-def _places_or_none(value: object) -> list[Place]:
     """Pairs of whole numbers; one pair alone is one place, and an empty list none."""
     if value == []:
         return []
@@ -107,7 +103,13 @@ def norinori(game: Game) -> Check:
         right = (
             len(set(cover)) == len(cover)
             and all(abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1 for a, b in dominoes)
-            and not any(_beside(one, other) for at, one in enumerate(dominoes) for other in dominoes[:at])
+            and not any(
+                abs(a[0] - b[0]) + abs(a[1] - b[1]) <= 1
+                for at, one in enumerate(dominoes)
+                for other in dominoes[:at]
+                for a in one
+                for b in other
+            )
             and covered == wanted + Counter({"X": shaded})
         )
         return Finding(" ".join(f"{a[0]},{a[1]}-{b[0]},{b[1]}" for a, b in sorted(dominoes)), right)
@@ -116,14 +118,10 @@ def norinori(game: Game) -> Check:
 
 
 def _dominoes(value: object) -> list[tuple[Place, Place]]:
-    pairs = [_places_or_none(each) for each in value] if isinstance(value, list) else []
+    pairs = [_places(each) for each in value] if isinstance(value, list) else []
     if not pairs or any(len(pair) != 2 for pair in pairs):
         raise UnreadableError("not a list of pairs of places")
     return [(min(pair), max(pair)) for pair in pairs]
-
-
-def _beside(one: tuple[Place, Place], other: tuple[Place, Place]) -> bool:
-    return any(abs(a[0] - b[0]) + abs(a[1] - b[1]) <= 1 for a in one for b in other)
 
 
 def star_placement_puzzle(game: Game) -> Check:
@@ -151,4 +149,4 @@ def _stars(text: str) -> list[Place]:
     table = read_literal(text)
     if not isinstance(table, dict):
         raise UnreadableError("not a table of regions")
-    return [place for places in table.values() for place in _places_or_none(places)]
+    return [place for places in table.values() for place in _places(places)]

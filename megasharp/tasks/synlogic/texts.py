@@ -21,7 +21,7 @@ _ANSWER_IS = re.compile(r"(?:the answer is|\u7b54\u6848\u662f)[ :\uff1a=]*([^\n]
 
 
 def _same(reference: str, read: Callable[[str], str], spell: Callable[[str], str]) -> Check:
-    """A checker that compares what is read of a response with the reference, both spelled alike."""
+    """Make a checker that compares the answer that is read with the reference, both spelled alike."""
     wanted = spell(reference)
     if not wanted:
         raise GameError("'answer' must hold the reference answer")
@@ -178,7 +178,7 @@ def time_sequence(game: Game) -> Check:
 
 
 def goods_exchange(game: Game) -> Check:
-    """Who owns what in the end, pairs of a person and a thing in any order; capital letters do not count."""
+    """The owners in the end, pairs of a person and a thing in any order; capital letters do not count."""
     wanted = _owners(_literal(game.text("owns_after"), "owns_after"))
 
     def check(text: str) -> Finding:
