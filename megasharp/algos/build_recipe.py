@@ -71,7 +71,7 @@ def _unfolded(names: Sequence[str]) -> dict[str, _Member]:
     for name in names:
         for found, settings in _brought(name, {}):
             before = members.get(found)
-            # A method that the user names stands for itself, whoever else brings it.
+            # A method that the user names is not attributed to a bundle that brings it too.
             origin = found if found in names else (before.origin if before else name)
             members[found] = _Member(origin, {**(before.settings if before else {}), **settings})
     return members

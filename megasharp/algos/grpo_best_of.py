@@ -4,7 +4,7 @@
 
 The leave-one-out advantage of the objective "best of G". It differs from GRPO in that nothing is negative, and that a
 group with two correct responses trains nothing. Printed as above; verl's `grpo_passk` divides by the group's standard
-deviation unless told not to, which the paper does not.
+deviation by default, which the paper does not.
 Degenerate cases: where the best reward is shared, all advantages are zero; so is that of a single scored response,
 where public code raises an error.
 """

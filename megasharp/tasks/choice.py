@@ -134,7 +134,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
     r"""Judge the label that a response chooses. The canonical answer is the label. Rewards are 1.0 or 0.0.
 
     FORMAT: no box and no "answer is", or neither followed by one of the problem's labels. A box, where there is one, is
-    the answer, whatever is said elsewhere.
+    the answer, even where the rest of the response says another.
 
     Example: `verify(r"... \boxed{\text{(B)}}", ChoiceAnswer("B", ("A", "B", "C", "D")))` is
     `Verdict(Outcome.CORRECT, 1.0, "B", "")`.

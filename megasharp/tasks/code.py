@@ -124,7 +124,7 @@ _SHARED = (
     "sys",
     "json",
 )
-# What LiveCodeBench puts before every program: starter code names List and the like.
+# LiveCodeBench puts this before every program: starter code names List and the like.
 PREAMBLE = "".join(
     [
         *(f"from {name} import *\n" for name in [*_SHARED, "builtins", "typing"]),

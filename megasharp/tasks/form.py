@@ -7,7 +7,7 @@ DeepSeek-R1 (2501.12948, section 2.2.2) rewards `<think>...</think>` beside accu
 gives no pattern; open-r1's `format_reward` is `^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$`: nothing stands
 before the thinking, which may be empty, as in the responses of models whose thinking is switched off. Unlike it, line
 breaks are free here and an answer must be seen: white space and characters without a shape (a zero-width space) are
-none. What is in the tags is not judged; that responses come close to the length limit is the method `soft_overlong`.
+none. The text in the tags is not judged; the method `soft_overlong` judges the length of responses.
 """
 
 from __future__ import annotations

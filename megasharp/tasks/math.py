@@ -7,12 +7,12 @@ The verifier compares the last box of a response with the known answer, by math-
 answers are the same where they are the same text; else where they are the same words, or the same number of the same
 unit, percent or base; else where math-verify finds them equal. A decimal stands for its exact value, and one of at
 least six digits also for what rounds to it. The library's own limit of time is SIGALRM, which in a thread fails and in
-a worker fights with its parent's: it is off, and `math_bounds` and whoever runs the verifier bound the time.
+a worker fights with its parent's: it is off. `math_bounds` and the pool of workers bound the time.
 
 Conventions of the data sets that are not mathematics: a unit, a degree sign or a percent sign that only one of the two
 has is left out; so is a base; the interval (1,2) and the pair (1,2) are the same answer, and so is the list 1, 2. A
-capital is its small letter, as math-verify has it, unless an answer uses both (`math_case`); `i` is the imaginary unit
-where the other answer is a number that is not real.
+capital is its small letter, as math-verify has it, unless an answer uses both (`math_bounds`); `i` is the imaginary
+unit where the other answer is a number that is not real.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _CHANGING = (
     r"|halves|thirds|quarters|tenths|hundredths|dozen|hundred|thousand|million|billion|trillion|pi|sqrt|sin|cos|tan|log"
     r"|ln|exp)\b"
 )
-# What may follow a number and leave it as it is: signs that close, then the end of line or sentence, words, a unit.
+# Text that leaves the number before it as it is: signs that close, then the end of line or sentence, words, a unit.
 _UNCHANGED = (
     r"(?:[\s*$)\]}]|\\[)\],;: ]|\^\s*\{?\\circ\}?|°)*"
     rf"(?:$|[.?](?:[\s*$\\)\]\"']|$)|[,;:]\s+(?!{_CHANGING})[A-Za-z]{{2}}|[,;:]\s*$"

@@ -1,8 +1,8 @@
 """A user's own reward: a Python function that is named by its path, checked before a run starts.
 
 The function takes a response's text and the problem's answer, a record of the task's, and returns a Verdict or a
-number. What travels to worker processes is the path; each imports the function for itself, so its module must be
-importable there: installed, or in a folder of PYTHONPATH.
+number. Worker processes are sent its path; each imports the function for itself, so its module must be importable
+there: installed, or in a folder of PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class OwnReward:
     path: str
 
     def __call__(self, text: str, answer: TaskAnswer) -> Verdict:
-        """The function's verdict; of a number r, that of `verdict_of`. What the function raises passes through."""
+        """Return the function's verdict; `verdict_of` makes one of a number. The function's exceptions pass through."""
         return verdict_of(find_function(self.path)(text, answer), self.path)
 
 
 def verdict_of(returned: object, path: str) -> Verdict:
     """Return a Verdict as it is; of a number, CORRECT where it is at least 1, else WRONG, with that reward.
 
-    Raises ValueError for anything else, and for what is not finite.
+    Raises ValueError for anything else, and for a reward that is not finite.
 
     Example: `verdict_of(0.5, "mine:half")` is `Verdict(Outcome.WRONG, 0.5)`.
     """
@@ -64,7 +64,7 @@ def _finite(reward: float, path: str) -> float:
 
 @lru_cache(maxsize=8)
 def find_function(path: str) -> OwnFunction:
-    """The function at `package.module:function`. Raises UserError, in one line, where it cannot be called as one."""
+    """Import the function at `package.module:function`. Raises UserError, in one line, where it is no such function."""
     module_name, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
         raise UserError(f"reward.function: {path!r} must be written package.module:function")

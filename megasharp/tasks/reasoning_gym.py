@@ -6,8 +6,8 @@
 
 Problems are generated anew at every start: the same file gives the same problems with the same version of the library.
 
-The verifier is the library's own `score_answer`. A problem is a place in a generated data set: whoever judges generates
-it again, so that nothing but four values and a number travels to worker processes. The scorers are the library's: those
+The verifier is the library's own `score_answer`. A problem is a place in a generated data set: the judge generates it
+again, so that nothing but four values and a number travels to worker processes. The scorers are the library's: those
 of `EVALUATED` hand what a model wrote to eval or to sympy, which calls it, and a worker has this user's rights. So
 answers to those are refused unread where they call anything but a function of mathematics; and this verifier runs in
 worker processes alone (`trainer/reward_judge.py`), which end what takes too long.
@@ -168,7 +168,7 @@ def verify(text: str, answer: TaskAnswer) -> Verdict:
 
     FORMAT with reward 0: no answer tags (some scorers give 0.01 for that), or nothing or too much in them. WRONG keeps
     its score as the reward, which for many data sets is above 0 for a part of the answer, or for any answer at all. The
-    canonical answer is the text with single spaces. What a scorer raises passes through, and so does ValueError for a
+    canonical answer is the text with single spaces. A scorer's exceptions pass through, and so does ValueError for a
     score outside of 0 to 1.
 
     Example: `verify("<answer>7</answer>", answer)` of "3 + 4 = ?" is `Verdict(Outcome.CORRECT, 1.0, "7", "")`.

@@ -116,7 +116,7 @@ class PromptStream:
 
     @property
     def cursor(self) -> DataCursor:
-        """Where the stream stands; `restore` of it continues with the same prompts."""
+        """The place of the next prompt; `restore` of it continues with the same prompts."""
         return self._cursor
 
     @property

@@ -124,7 +124,7 @@ def below(process: int) -> set[int]:
 
 def check(pool: VerifierPool, bomb: Item, outcomes: set[Outcome], name: str) -> None:
     """Judge a bomb among responses that are fine."""
-    nursery = pool.nursery
+    zygote = pool.zygote
     began = time.monotonic()
     verdicts = pool.verdicts([bomb, *[response("print('fine')")] * BESIDE])
     took = time.monotonic() - began
@@ -133,12 +133,12 @@ def check(pool: VerifierPool, bomb: Item, outcomes: set[Outcome], name: str) -> 
     assert [verdict.outcome for verdict in verdicts[1:]] == [Outcome.CORRECT] * BESIDE
     assert took < BOUND_S
     deadline = time.monotonic() + HANG_S
-    while len(left := below(nursery)) > WORKERS:
+    while len(left := below(zygote)) > WORKERS:
         assert time.monotonic() < deadline, f"processes are left: {left}"
         time.sleep(0.05)
     again = pool.verdicts([response("print('fine')")] * WORKERS)
     assert [verdict.outcome for verdict in again] == [Outcome.CORRECT] * WORKERS
-    assert pool.nursery == nursery
+    assert pool.zygote == zygote
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,1 +1,1 @@
-"""Where verification runs: worker processes with limits, and bubblewrap around the programs that a model wrote."""
+"""The places of verification: worker processes with limits, and bubblewrap around the programs that a model wrote."""

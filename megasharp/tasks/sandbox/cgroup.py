@@ -60,7 +60,7 @@ class Group:
 
 @contextmanager
 def group(folders: tuple[Path, ...], memory_mb: int, processes: int) -> Iterator[Group]:
-    """Make a group below `folders`; whatever is in it at the end is killed. Raises OSError where it cannot be made."""
+    """Make a group below `folders`; its processes are killed at the end. Raises OSError where it cannot be made."""
     _remove_of_killed(folders, os.getpid())
     name = f"{os.getpid()}-{secrets.token_hex(8)}"
     made = Group(tuple(folder / name for folder in folders))
@@ -188,7 +188,7 @@ def _remove_of_killed(folders: tuple[Path, ...], _worker: int) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """End what is in a group, and the group; one whose processes are slow to go stays for whoever removes later."""
+    """End a group's processes and remove the group; one whose processes are slow to end stays for a later call."""
     deadline = time.monotonic() + _GONE_S
     while folder.exists() and time.monotonic() < deadline:
         with suppress(OSError):

@@ -73,7 +73,7 @@ def _serve(job: dict[str, Any]) -> None:
 def _check(job: dict[str, Any]) -> None:
     """Run a data set's check of a function that is served by another sandbox: what it gives are plain values.
 
-    What the check raises before it has asked the function for anything is no fault of the program's.
+    An exception of the check before its first question to the function is no fault of the program's.
     """
     answers, channel = os.dup(0), _take_output()
     asked = False
@@ -101,7 +101,7 @@ def _check(job: dict[str, Any]) -> None:
 
 
 def _take_output() -> int:
-    """A descriptor of what was standard output; what is printed from now on goes nowhere."""
+    """Return a descriptor of the standard output, and send all later output to nowhere."""
     channel = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return channel
@@ -110,8 +110,8 @@ def _take_output() -> int:
 def _namespace(job: dict[str, Any], name: str) -> dict[str, Any]:
     """Run the preamble and the source, and return the names that the source itself defines, imports or assigns.
 
-    The preamble's names are with Python's own: found by every line, but nobody's definition. Its `from operator import
-    *` has an `add`, which a program that defines none must not be judged by.
+    The preamble's names are among Python's own: every line finds them, but the source has not defined them. Its `from
+    operator import *` has an `add`, by which a program that defines none must not be judged.
     """
     names: dict[str, Any] = {"__name__": name}
     exec(job["preamble"], names)

@@ -42,9 +42,9 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 class Worker:
     """One worker process and the socket to it."""
 
-    def __init__(self, nursery: Nursery, number: int, peer: socket.socket) -> None:
+    def __init__(self, zygote: Zygote, number: int, peer: socket.socket) -> None:
         self.number = number
-        self._nursery = nursery
+        self._zygote = zygote
         self._peer = peer
 
     def ask(self, item: Item, seconds: float) -> Verdict:
@@ -61,10 +61,10 @@ class Worker:
     def end(self) -> None:
         """End it at once, with everything that it has started."""
         self._peer.close()
-        self._nursery.kill(self.number)
+        self._zygote.kill(self.number)
 
 
-class Nursery:
+class Zygote:
     """The clean process (`worker.py`) that workers come from; its output goes to `log`, or nowhere.
 
     Raises UserError where the verifiers cannot be made there.
@@ -176,11 +176,11 @@ class VerifierPool:
         assert workers > 0
         self._tasks = tasks
         self._timeout_s = timeout_s
-        self._nurse: Callable[[], Nursery] = lambda: Nursery(make, memory_mb, log)
+        self._make_zygote: Callable[[], Zygote] = lambda: Zygote(make, memory_mb, log)
         self._lock = threading.Lock()
         self._counts = PoolCounts()
         self._closed = False
-        self._nursery = self._nurse()
+        self._zygote = self._make_zygote()
         # None stands for a worker that is still to be made, by the thread that takes it.
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         for _ in range(workers):
@@ -198,9 +198,9 @@ class VerifierPool:
         return self._counts
 
     @property
-    def nursery(self) -> int:
+    def zygote(self) -> int:
         """The id of the process that workers, and all that they start, come from."""
-        return self._nursery.number
+        return self._zygote.number
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """One for each item, in order; safe to call from several threads."""
@@ -215,8 +215,8 @@ class VerifierPool:
         """End all workers; items that are being judged are given up."""
         with self._lock:
             self._closed = True
-            nursery = self._nursery
-        nursery.close()
+            zygote = self._zygote
+        zygote.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         while not self._idle.empty():
             worker = self._idle.get()
@@ -246,18 +246,18 @@ class VerifierPool:
             self._idle.put(worker)
 
     def _new_worker(self) -> Worker:
-        """Fork a worker; the first thread that finds the nursery lost puts another one in its place."""
-        nursery = self._nursery
+        """Fork a worker; the first thread that finds the zygote lost puts another one in its place."""
+        zygote = self._zygote
         try:
-            return nursery.worker()
+            return zygote.worker()
         except PeerGone:
             with self._lock:
                 if self._closed:
                     raise PeerGone("the pool is closed") from None
-                if self._nursery is nursery:
-                    nursery.close()
-                    self._nursery = self._nurse()
-                replacement = self._nursery
+                if self._zygote is zygote:
+                    zygote.close()
+                    self._zygote = self._make_zygote()
+                replacement = self._zygote
             return replacement.worker()
 
     def _count(self, *, killed: int = 0, died: int = 0, retried: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""Running a program that a model wrote, with limits on everything, to an end that is one of four.
+"""Running a program that a model wrote, with limits on everything, to one of four ends.
 
-Standard input, output and errors are files in memory: nobody has to read while the program writes, so that neither a
-flood nor a silence holds anybody up, and the limit on a file's size is the limit on output.
+Standard input, output and errors are files in memory: nothing has to read while the program writes, so that neither a
+flood nor a silence blocks a process, and the limit on a file's size is the limit on output.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Sandbox:
 class Clock:
     """The time of a run: `seconds` from when its program may begin, and none after `deadline` of time.monotonic().
 
-    What a busy machine takes to start a sandbox is not the program's time.
+    The time that a busy machine takes to start a sandbox is not the program's.
     """
 
     seconds: float
@@ -123,7 +123,7 @@ def run_pair(
                 lost = Ran(End.INFRA, complaint=str(error))
                 return lost, lost
         asked = asking.wait(clock)
-        # A server that fails closes its pipe first and tells why after that.
+        # A server that fails closes its pipe first and writes its error after that.
         failed = asked.end is End.EXITED and asked.code == inside.PROGRAM_FAILED
         return serving.wait(Clock(_LAST_WORDS_S if failed else 0.0, clock.deadline)), asked
 
@@ -184,10 +184,10 @@ def _started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: in
     with ExitStack() as stack:
         group = stack.enter_context(cgroup.group(sandbox.groups, memory, processes))
         errors = stack.enter_context(_memory())
-        told = stack.enter_context(_memory(json.dumps(whole).encode()))
+        given = stack.enter_context(_memory(json.dumps(whole).encode()))
         ready, say_ready = os.pipe()
         stack.callback(os.close, ready)
-        python = (sandbox.python, "-P", "-s", "-B", "-X", "utf8", "-c", _INSIDE, str(told), str(say_ready))
+        python = (sandbox.python, "-P", "-s", "-B", "-X", "utf8", "-c", _INSIDE, str(given), str(say_ready))
         try:
             with signals.save_kept_from_children():
                 process = subprocess.Popen(
@@ -195,7 +195,7 @@ def _started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: in
                     stdin=reads,
                     stdout=writes,
                     stderr=errors,
-                    pass_fds=[told, say_ready],
+                    pass_fds=[given, say_ready],
                     env=ENVIRONMENT,
                     cwd="/",
                     start_new_session=True,
@@ -248,7 +248,7 @@ def _memory(content: bytes = b"") -> Iterator[int]:
 
 
 def _content(descriptor: int) -> bytes:
-    """All of a file in memory, wherever whoever wrote it has left its position."""
+    """Return all of a file in memory, from its beginning on."""
     with open(os.dup(descriptor), "rb") as file:  # noqa: PTH123
         file.seek(0)
         return file.read()

@@ -1,6 +1,6 @@
 """Worker processes of the pool: the clean process that forks them, a worker's loop, and the messages between them.
 
-The clean process (the nursery) has one thread, has imported what verifiers need, and waits. Forking it costs
+The clean process (the zygote) has one thread, has imported what verifiers need, and waits. Forking it costs
 milliseconds where a new interpreter would import for seconds, and a killed worker must be replaced at once. It kills
 workers too, with whatever they started: only their parent knows that a process id is still theirs, and orphans come to
 it (it is their subreaper). It ends when the driver's end of its socket closes, however that happens, and the kernel
@@ -138,7 +138,7 @@ def decode(message: bytes) -> Verdict:
 _PR_SET_CHILD_SUBREAPER = 36
 _GONE_S = 5.0
 _LOOK_S = 0.002
-# What a worker's programs leave behind while it lives on.
+# The pause between two searches for orphans, left by programs of a worker that lives on.
 _SWEEP_S = 0.2
 
 MakeVerifiers = Callable[[], Mapping[str, Verifier]]
@@ -158,10 +158,10 @@ def main(descriptor: int) -> None:
             send(driver, f"{type(error).__name__}: {one_line(error)}".encode())
             return
         send(driver, b"")
-        _Nursery(driver, verifiers, memory_mb).serve()
+        _Zygote(driver, verifiers, memory_mb).serve()
 
 
-class _Nursery:
+class _Zygote:
     """Answers the driver: `fork` with a socket gives a worker's number, `kill` and its number ends it."""
 
     def __init__(self, driver: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int) -> None:
@@ -202,7 +202,7 @@ class _Nursery:
         return worker
 
     def _kill(self, worker: int) -> None:
-        """End a worker with its process group; then whatever else has come to this process as an orphan."""
+        """End a worker with its process group, then all orphans that have come to this process."""
         with suppress(ProcessLookupError):
             os.killpg(worker, signal.SIGKILL)
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""DAPO-Math-17k (2503.14476): competition problems with whole numbers for answers; all of it, and what is in English.
+"""DAPO-Math-17k (2503.14476): competition problems with whole numbers for answers; all of it, and the English part.
 
 BytedTsinghua-SIA/DAPO-Math-17k holds every problem about a hundred times by accident (its issue 36), in verl's format,
 each inside of an instruction that is taken away here (template `dapo` puts it back). open-r1/DAPO-Math-17k-Processed

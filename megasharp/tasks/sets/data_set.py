@@ -1,7 +1,7 @@
 """The record of a data set: its tables on the hub, the readers of their rows, and its known properties.
 
-A row is read by a function of (fields, where it stands) that gives a `Problem`, or says why the row is none of the
-set's (`LeftOut`: another level, no answer); a field that is missing or of another type is a UserError that names it.
+A row is read by a function of (fields, place) that gives a `Problem`, or a `LeftOut` with the reason why the set does
+not have the row (another level, no answer). A field that is missing or of another type is a UserError that names it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from megasharp.common.records import TaskAnswer
 from megasharp.tasks.extraction import Fields
 
-# What a schema was read from: the public card, public copies of rows, public code that reads the set, or none of them.
+# The source of a schema: the public card, public copies of rows, public code that reads the set, or none of them.
 Known = Literal["card", "rows", "code", "unverified"]
 
 

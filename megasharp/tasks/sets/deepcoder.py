@@ -1,8 +1,8 @@
 """DeepCoder-Preview: programming problems with tests; 2510.14807 trains on its training set.
 
 agentica-org/DeepCoder-Preview-Dataset, configurations primeintellect, taco and lcbv5, split train, 24,287 problems in
-all: `problem`, `tests` (JSON text, `programs.py`) and, in lcbv5, `starter_code` and `metadata`. The shapes of tests are
-those that rllm's prepare_deepcoder_data.py and code_reward.py read; no row was seen.
+all: `problem`, `tests` (JSON text, `program_tests.py`) and, in lcbv5, `starter_code` and `metadata`. The shapes of
+tests are those that rllm's prepare_deepcoder_data.py and code_reward.py read; no row was seen.
 """
 
 from __future__ import annotations

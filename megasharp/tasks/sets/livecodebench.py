@@ -126,7 +126,7 @@ LIVECODEBENCH = DataSet(
 
 
 def read_humaneval(fields: Fields, where: str) -> Problem:
-    """A row. What the prompt defines, helpers of a few problems among it, is there for the check."""
+    """Read a row. The prompt's own definitions, helpers of a few problems among them, are the check's setup."""
     prompt, check = text_field(fields, "prompt", where), text_field(fields, "test", where)
     if "def check(" not in check:
         raise UserError(f"{where}: 'test' must define check(candidate)")

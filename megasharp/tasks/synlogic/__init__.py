@@ -68,7 +68,7 @@ CHECKERS: dict[str, Callable[[Game], Check]] = {
     "wordscapes": filling.wordscapes,
     "zebra_puzzle": texts.zebra_puzzle,
 }
-# What the repository's table holds besides, each of which is an evaluation set and not one of SynLogic's 35 tasks.
+# Evaluation sets in the repository's table, which are none of SynLogic's own tasks.
 UNCHECKED = {
     "gpqa_diamond": "an evaluation set: use task=choice",
     "bbh_*": "an evaluation set: use task=short_answer",

@@ -98,7 +98,7 @@ def _bracketed(text: str) -> Iterator[str]:
 
 
 def _opened(text: str, end: int) -> int | None:
-    """Where the bracket that closes at `end` opens; None where it does not, or too far away to be read."""
+    """Find the place where the bracket that closes at `end` opens; None where none opens within the limit of length."""
     open_brackets: list[str] = []
     for at in range(end, max(end - MAX_CHARACTERS, -1), -1):
         sign = text[at]

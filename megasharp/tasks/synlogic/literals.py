@@ -1,6 +1,6 @@
 """Grids, lists and tables that a response writes as Python or JSON would, read without ever running them.
 
-SynLogic's own checkers hand such text to `eval`. What is read here is a small grammar with bounds: lists and tuples,
+SynLogic's own checkers hand such text to `eval`. The grammar here is small and has bounds: lists and tuples,
 tables of keys and values, numbers, quoted strings, bare words, and comments from `#` to the end of a line.
 """
 

@@ -76,7 +76,7 @@ def word_sorting_mistake(game: Game) -> Check:
 
 
 def buggy_tables(game: Game) -> Check:
-    """The last number with two decimals, whatever stands around it, or else the whole final part."""
+    """The last number with two decimals, with any text around it, or else the whole final part."""
 
     def spell(text: str) -> str:
         found = _TWO_DECIMALS.findall(text)

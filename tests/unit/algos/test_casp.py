@@ -24,7 +24,7 @@ PAPERS_CLIP = ClipParams(low=0.2, high=0.2)
 
 
 def gate(entropy: list[list[float]], quantile: float, mask: list[list[int]] | None = None) -> list[list[int]]:
-    """Which tokens of these responses the method gates."""
+    """Return the tokens of these responses that the method gates."""
     lengths = torch.tensor([len(row) for row in entropy])
     entropy_T = torch.tensor([value for row in entropy for value in row], dtype=torch.float64)
     mask_T = torch.tensor([value for row in mask for value in row]) if mask else torch.ones_like(entropy_T)

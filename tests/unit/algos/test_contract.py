@@ -1,4 +1,4 @@
-"""What every method must keep, whatever it computes: shapes, gradients, masking, metrics, declared needs."""
+"""The contract that every method must keep: shapes, gradients, masking, metrics, declared needs."""
 
 from __future__ import annotations
 

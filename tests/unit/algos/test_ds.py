@@ -48,7 +48,7 @@ def two_responses(dtype: torch.dtype = torch.float64) -> TokenInputs:
 
 
 def term(x: TokenInputs, **params: object) -> Tensor:
-    """What calibration adds to the unmasked tokens of an advantage of 0.25."""
+    """Return the terms that calibration adds to the unmasked tokens of an advantage of 0.25."""
     adv_T = torch.full((7,), 0.25, dtype=torch.float64)
     return (DS(DSParams(**params)).calibrate(adv_T, x)[0] - adv_T)[x.mask_T > 0]
 

@@ -1,4 +1,4 @@
-"""Which groups go, and how many rounds replace them."""
+"""The groups that are dropped, and the number of rounds that replace them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ ACTIONS = {
     "echo": len,
     "limited": len,
     "pid": lambda _: os.getpid(),
-    "nursery": lambda _: os.getppid(),
+    "zygote": lambda _: os.getppid(),
     "threads": _threads,
     "blocked": lambda _: sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
     "sleep": lambda seconds: time.sleep(float(seconds)),

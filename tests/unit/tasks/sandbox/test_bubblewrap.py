@@ -1,4 +1,4 @@
-"""Where there is no sandbox it is one line, and what there is of one holds."""
+"""A machine without a sandbox gets one line, and a sandbox that opens holds."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 @pytest.fixture(autouse=True)
 def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is not what is tested."""
+    """Give every test program enough time, but for the tests of that limit."""
     monkeypatch.setattr(code, "TEST_S", HANG_S)
 
 

@@ -162,10 +162,10 @@ def test_workers_never_hear_who_wants_a_save_or_an_interrupt(shared: VerifierPoo
     assert found(shared, "blocked") == str([int(signal.SIGINT), int(signal.SIGUSR1)])
 
 
-def test_a_nursery_that_was_killed_is_replaced() -> None:
+def test_a_zygote_that_was_killed_is_replaced() -> None:
     of = pool()
     try:
-        os.kill(int(found(of, "nursery")), signal.SIGKILL)
+        os.kill(int(found(of, "zygote")), signal.SIGKILL)
         assert [v.canonical_answer for v in judge(of, *["echo x"] * 6)] == ["1"] * 6
     finally:
         of.close()
@@ -183,15 +183,15 @@ def begun(folder: Path, count: int) -> None:
     wait_until(lambda: len(list(folder.iterdir())) == count)
 
 
-def test_a_worker_in_c_code_ends_with_the_nursery(tmp_path: Path) -> None:
+def test_a_worker_in_c_code_ends_with_the_zygote(tmp_path: Path) -> None:
     """It reads no socket that could tell it."""
     of = pool(workers=1, timeout_s=3600.0)
     try:
-        worker, nursery = int(found(of, "pid")), int(found(of, "nursery"))
+        worker, zygote = int(found(of, "pid")), int(found(of, "zygote"))
         waiting = threading.Thread(target=judge_until_closed, args=(of, tmp_path))
         waiting.start()
         begun(tmp_path, 1)
-        os.kill(nursery, signal.SIGKILL)
+        os.kill(zygote, signal.SIGKILL)
         wait_until(lambda: not runs(worker))
     finally:
         of.close()
@@ -207,7 +207,7 @@ def test_what_a_verdict_leaves_running_is_ended(shared: VerifierPool, tmp_path: 
 
 def test_a_closed_pool_leaves_no_process_and_waits_for_none(tmp_path: Path) -> None:
     of = pool(timeout_s=3600.0)
-    processes = [int(found(of, "pid")), int(found(of, "nursery"))]
+    processes = [int(found(of, "pid")), int(found(of, "zygote"))]
     given_up: list[Verdict] = []
     waiting = threading.Thread(target=lambda: given_up.extend(judge_until_closed(of, tmp_path)))
     waiting.start()
@@ -227,7 +227,7 @@ from megasharp.tasks.judge import Item
 from megasharp.tasks.sandbox.pool import VerifierPool
 from megasharp.common.records import TaskAnswer
 pool = VerifierPool(misbehaving.make, {"obey"}, 2, 3600.0)
-for word in ("pid", "nursery"):
+for word in ("pid", "zygote"):
     print(pool.verdicts([Item("obey", word, TaskAnswer())])[0].canonical_answer, flush=True)
 pool.verdicts([Item("obey", f"begin {sys.argv[2]}", TaskAnswer())] * 2)
 """

@@ -1,4 +1,4 @@
-r"""Where an answer stands: boxes in boxes, boxes left open, tags, and texts of megabytes."""
+r"""Answers in responses: boxes in boxes, boxes left open, tags, and texts of megabytes."""
 
 from __future__ import annotations
 

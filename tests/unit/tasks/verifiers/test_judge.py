@@ -1,4 +1,4 @@
-"""What ends a command is no verdict: a signal that arrives in a verifier ends everything, at once."""
+"""A signal that ends the command is no verdict: where it arrives in a verifier, everything ends at once."""
 
 from __future__ import annotations
 

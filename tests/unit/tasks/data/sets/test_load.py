@@ -1,4 +1,4 @@
-"""Where rows are from: files and folders of every kind, the hub's library, and what is said where there are none."""
+"""Sources of rows: files and folders of every kind, the hub's library, and the messages where there are none."""
 
 from __future__ import annotations
 
