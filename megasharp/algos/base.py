@@ -6,7 +6,7 @@ step at once, so that what they compute does not depend on packing; hooks of the
 `megasharp.algos.recipe` applies a list of methods in the order of the hooks. `gated` stands here because methods and
 metrics share it: it picks the tokens at which the policy is least sure.
 
-A suffix names a tensor's axes: G the scored responses of one group, S sequences, T packed response tokens, N candidates
+A suffix names a tensor's axes: G the scored responses of one group, S sequences, T response tokens, N candidates
 a token. Token tensors have the learner's dtype, rewards and advantages before the update are float64.
 """
 
