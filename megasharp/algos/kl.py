@@ -20,8 +20,6 @@ from megasharp.algos.base import Coefficient, Method, MethodParams, Needs, Token
 from megasharp.algos.group_statistics import bounded
 from megasharp.common.records import TokenInputs
 
-Estimator = Literal["k1", "k2", "k3"]
-
 
 class KLParams(MethodParams):
     """`coefficient` multiplies the estimate `form`."""
@@ -31,7 +29,7 @@ class KLParams(MethodParams):
         description="Factor of the divergence from the reference policy in the loss, a number or a ramp. Public GRPO "
         "settings use 0.001. 0: no penalty.",
     )
-    form: Estimator = Field(
+    form: Literal["k1", "k2", "k3"] = Field(
         default="k3",
         description="Estimator of the divergence per token. k3 is GRPO's; k2 has the gradient of the divergence "
         "itself; k1 has a gradient of mean zero and only shifts the loss.",
