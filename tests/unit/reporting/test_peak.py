@@ -1,4 +1,4 @@
-"""Which evaluation was the best, who chose the figure, and whether its checkpoint is there."""
+"""The best evaluation of a run: the metric that chooses it, and whether its checkpoint is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `megasharp runs` tells of runs in every state: time accounted for, trends, warnings, comparisons."""
+"""`megasharp runs` on runs in every state: time accounted for, trends, warnings, comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study prints: nothing is cut or broken, at any usual width and in a pipe."""
+"""The output of a study: nothing is cut or broken, at any usual width and in a pipe."""
 
 from __future__ import annotations
 

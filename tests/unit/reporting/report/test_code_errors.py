@@ -1,4 +1,4 @@
-"""What counts as a reported error of code: the paper's own examples, and what only looks like one."""
+"""Reported errors of code: the paper's own examples, and text that only looks like one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page holds of runs, its sentences, its bounds, and that no text of theirs can break out of it."""
+"""The content of a page of runs: its sentences and bounds, and that no text of a run can break out of it."""
 
 from __future__ import annotations
 

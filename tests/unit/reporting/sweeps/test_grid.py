@@ -1,4 +1,4 @@
-"""Which runs a sweep's file stands for, and what each one's run file says."""
+"""The runs of a sweep's file, and the content of their run files."""
 
 from __future__ import annotations
 
