@@ -29,8 +29,8 @@ def test_padding_is_what_pack_adds(bench: ModuleType, name: str, shared: bool) -
     layout = PackLayout(2, 8192, 1, 128, 1.0, share_prompts=shared, flops=FLOPS)
     batch = pack(bench.sequences(lengths), layout, seed=0)
     ranks = plan(sizes, 2, 8192, 1)
-    figures = packing_metrics(batch, FLOPS)
-    assert bench.padding(ranks, sizes, 128) == pytest.approx(figures["batch/padding"].value)
-    assert figures["batch/padding"].value > 0
-    assert len(ranks[0]) == figures["batch/micro_batches"].value
+    metrics = packing_metrics(batch, FLOPS)
+    assert bench.padding(ranks, sizes, 128) == pytest.approx(metrics["batch/padding"].value)
+    assert metrics["batch/padding"].value > 0
+    assert len(ranks[0]) == metrics["batch/micro_batches"].value
     assert bench.fewest(sizes, 2, 8192) <= len(ranks[0]) <= bench.fewest(sizes, 2, 8192) + 1

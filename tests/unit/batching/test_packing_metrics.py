@@ -1,4 +1,4 @@
-"""FLOPs of packed rows against a sum over rows, and the figures of a packed step against counting."""
+"""FLOPs of packed rows against a sum over rows, and the metrics of a packed step against counting."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sequence(group: int, prompt: int, response: int) -> Sequence:
     )
 
 
-def test_figures_of_a_packed_step() -> None:
+def test_metrics_of_a_packed_step() -> None:
     """Two ranks: one with a prompt of 4 and responses of 5 and 3 (4 + 2 rows), one with 6 and 2 (6 + 1 rows)."""
     sequences = [sequence(0, 4, 5), sequence(0, 4, 3), sequence(1, 6, 2)]
     layout = PackLayout(2, 12, 1, row_multiple=8, constant=1.0, flops=FLOPS)
@@ -55,15 +55,15 @@ def test_figures_of_a_packed_step() -> None:
     small = by_rows(0, 6) + by_rows(6, 1) + by_rows(0, 1)
     assert rank_flops(batch.mini_batches[0], FLOPS) == [large, small]
     assert micro_batch_flops(first[0], FLOPS) == large
-    figures = {name: mean.value for name, mean in packing_metrics(batch, FLOPS).items()}
-    assert figures == {
+    metrics = {name: mean.value for name, mean in packing_metrics(batch, FLOPS).items()}
+    assert metrics == {
         "batch/padding": pytest.approx(7 / 24),
         "batch/imbalance": pytest.approx(large / ((large + small) / 2) - 1),
         "batch/micro_batches": 1.0,
     }
 
 
-def test_what_each_response_token_costs_counts_in_plans_and_figures() -> None:
+def test_what_each_response_token_costs_counts_in_plans_and_metrics() -> None:
     """A long prompt with one token, and a short one with many: even by rows, and not by tokens."""
     flops = Flops(1.0, per_token=10.0)
     sequences = [sequence(0, 40, 1), sequence(1, 1, 40), sequence(2, 40, 1), sequence(3, 1, 40)]
@@ -76,9 +76,9 @@ def test_of_several_mini_batches_the_largest_ranks_add_up() -> None:
     sequences = [sequence(group, 4, 5 + 3 * group) for group in range(4)]
     batch = pack(sequences, PackLayout(2, 100, 2, row_multiple=1, constant=1.0, flops=FLOPS), seed=0)
     loads = [rank_flops(mini, FLOPS) for mini in batch.mini_batches]
-    figures = {name: mean.value for name, mean in packing_metrics(batch, FLOPS).items()}
-    assert len(loads) == 2 and figures["batch/micro_batches"] == 2.0 and figures["batch/padding"] == 0.0
-    assert figures["batch/imbalance"] == pytest.approx(sum(map(max, loads)) / sum(sum(x) / 2 for x in loads) - 1)
+    metrics = {name: mean.value for name, mean in packing_metrics(batch, FLOPS).items()}
+    assert len(loads) == 2 and metrics["batch/micro_batches"] == 2.0 and metrics["batch/padding"] == 0.0
+    assert metrics["batch/imbalance"] == pytest.approx(sum(map(max, loads)) / sum(sum(x) / 2 for x in loads) - 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
