@@ -1,1 +1,1 @@
-"""A run is a folder: its layout, its lock, and checkpoints that exist only when complete."""
+"""The folder of a run: its layout, its lock, its attempts, and checkpoints that exist only when complete."""

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: written last, so that a checkpoint without a manifest does not exist."""
+"""The manifest of a checkpoint, written last: a folder without one is no checkpoint."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from megasharp.common.control import ControlState
-from megasharp.common.errors import (
-    UserError,
-    one_line,
-)
-from megasharp.common.files import (
-    FileHash,
-    write_text,
-)
+from megasharp.common.errors import UserError, one_line
+from megasharp.common.files import FileHash, write_text
 from megasharp.common.section import Section
 from megasharp.config.core import Tree
 
 MANIFEST = "manifest.json"
 _DIGEST = "sha256"
-# Hashing lets go of the interpreter, and one core reads 1 to 2 GB a second.
+# Hashing releases the interpreter's lock, and one core hashes 1 to 2 GB a second.
 _THREADS = min(16, os.cpu_count() or 1)
 
 
@@ -42,17 +36,17 @@ class FileEntry(Section):
 
 
 class CursorEntry(Section):
-    """A place of the data stream."""
+    """A position in the stream of prompts."""
 
     epoch: int
     position: int
 
 
 class Inputs(Section):
-    """Digests of what a run reads and no checkpoint holds.
+    """Digests of what a run reads and no checkpoint holds; empty where an older version did not record one.
 
-    Its problems, its tokenizer with what ends a response, the weights it began with, and by name the problems
-    of its evaluations' suites.
+    They are of its problems, its tokenizer with the tokens that end a response, the weights it began with, and by name
+    the problems of its evaluations' suites.
     """
 
     problems: str = ""
@@ -65,10 +59,9 @@ class Manifest(Section):
     """One checkpoint. The file ends with the SHA-256 of all this.
 
     `policy_version` and `memory_version` are the engines' versions of these weights; `reference` names where the
-    reference policy came from;
-    `cursor` is where the data stream stood, `pending` the prompts before it that no step trained on.
-    `control` is what the run decided so far: resets, the stage of response lengths, the best evaluation.
-    `inputs` tells whether the run still reads what it began with.
+    reference policy came from. `cursor` is the position in the stream of prompts, `pending` the prompts before it that
+    no step trained on. `control` holds the run's decisions so far: resets, the stage of response lengths, the best
+    evaluation. `inputs` tells whether a resumed run still reads what the run began with.
     `files` maps each file, relative to the checkpoint, to its size and hash; `software` holds versions.
     """
 
@@ -86,13 +79,13 @@ class Manifest(Section):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Raises UserError when the disk is full or cannot be written."""
+    """Write it with its digest. Raises UserError when the disk is full or cannot be written."""
     tree: Tree = json.loads(manifest.model_dump_json())
     write_text(folder / MANIFEST, json.dumps({**tree, _DIGEST: _digest(tree)}, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises UserError where there is none, or where it is not what was written."""
+    """Read a checkpoint's manifest. Raises UserError where there is none, or where it is not as it was written."""
     path = folder / MANIFEST
     try:
         tree = json.loads(path.read_bytes())
@@ -114,17 +107,15 @@ def _digest(tree: Tree) -> str:
 
 
 def describe_files(folder: Path, known: Mapping[Path, FileHash]) -> dict[str, FileEntry]:
-    """Size and hash of every file below `folder`; of those in `known` they need not be found again.
-
-    Files in `known` count also where they are not listed: a network file system's cache lacks for a while what other
-    nodes have just made.
-    """
+    """Return size and hash of every file below `folder`; those in `known` are not read again."""
+    # Files in `known` count also where they are not listed: a network file system's cache may not show yet what other
+    # nodes have just written.
     listed = [path for path in folder.rglob("*") if path.is_file()]
     hashes = hash_files([path for path in listed if path not in known]) | dict(known)
     return {str(path.relative_to(folder)): FileEntry.of(hashes[path]) for path in sorted(hashes)}
 
 
 def hash_files(paths: Sequence[Path]) -> dict[Path, FileHash]:
-    """Size and hash of each file, several at a time."""
+    """Return size and hash of each file, reading several at a time."""
     with ThreadPoolExecutor(_THREADS) as threads:
         return dict(zip(paths, threads.map(FileHash.of, paths), strict=True))

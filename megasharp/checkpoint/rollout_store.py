@@ -1,4 +1,4 @@
-"""The file of a checkpoint that holds what was sampled of prompts that no step has trained on yet."""
+"""The file of a checkpoint with the responses sampled for prompts that no step has trained on yet."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _Cell = int | bool | str | list[int] | list[float] | list[bool] | list[dict[str,
 
 
 def write_unfinished(folder: Path, prompts: Sequence[Unfinished]) -> None:
-    """Write them into `folder`; no file where nothing was sampled of any. Raises OSError."""
+    """Write them into `folder`; no file where no response has a token. Raises OSError."""
     if not any(response is not None for prompt in prompts for response in prompt.responses):
         return
     rows = [row for prompt in prompts for row in _rows(prompt)]
@@ -50,55 +50,55 @@ def write_unfinished(folder: Path, prompts: Sequence[Unfinished]) -> None:
 
 
 def read_unfinished(folder: Path) -> tuple[Unfinished, ...]:
-    """What `write_unfinished` wrote, in its order; nothing where there is no file."""
+    """Read what `write_unfinished` wrote, in its order; nothing where there is no file."""
     path = folder / FILE
     if not path.is_file():
         return ()
+    prompts = []
     rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
-    return tuple(_prompt(place, list(own)) for place, own in groupby(rows, lambda row: (row["epoch"], row["position"])))
+    for place, group in groupby(rows, lambda row: (row["epoch"], row["position"])):
+        own = list(group)
+        limit, memory = own[0]["max_tokens"], own[0]["with_memory"]
+        prompts.append(
+            Unfinished(
+                *place,
+                responses=tuple(None if row["tokens"] is None else _completion(row) for row in own),
+                open=tuple(index for index, row in enumerate(own) if row["open"]),
+                sampled_with=SampledWith(limit, bool(memory)) if isinstance(limit, int) else None,
+            )
+        )
+    return tuple(prompts)
 
 
 def _rows(prompt: Unfinished) -> Iterator[dict[str, _Cell]]:
     used = prompt.sampled_with
     for index, response in enumerate(prompt.responses):
-        yield {
+        row: dict[str, _Cell] = {
             "epoch": prompt.epoch,
             "position": prompt.position,
             "open": index in prompt.open,
             "max_tokens": None if used is None else used.max_tokens,
             "with_memory": None if used is None else used.memory,
-            **({} if response is None else _cells(response)),
         }
-
-
-def _cells(response: Completion) -> dict[str, _Cell]:
-    spans = [{"version": span.version, "start": span.start, "end": span.end} for span in response.version_spans]
-    return {
-        "tokens": response.tokens.tolist(),
-        "sampler_logp": _floats(response.sampler_logp),
-        "policy_logp": _floats(response.policy_logp),
-        "memory_logp": _floats(response.memory_logp),
-        "argmax_moved": None if response.argmax_moved is None else response.argmax_moved.tolist(),
-        "calibration_kl": _floats(response.calibration_kl),
-        "version_spans": spans,
-        "finish_reason": response.finish_reason.value,
-        "seed": response.seed,
-    }
+        if response is not None:
+            spans = [{"version": span.version, "start": span.start, "end": span.end} for span in response.version_spans]
+            row |= {
+                "tokens": response.tokens.tolist(),
+                "sampler_logp": _floats(response.sampler_logp),
+                "policy_logp": _floats(response.policy_logp),
+                "memory_logp": _floats(response.memory_logp),
+                "argmax_moved": None if response.argmax_moved is None else response.argmax_moved.tolist(),
+                "calibration_kl": _floats(response.calibration_kl),
+                "version_spans": spans,
+                "finish_reason": response.finish_reason.value,
+                "seed": response.seed,
+            }
+        yield row
 
 
 def _floats(values_T: Tensor | None) -> list[float] | None:
     assert values_T is None or values_T.dtype is torch.float32, "the file would round them"
     return None if values_T is None else values_T.tolist()
-
-
-def _prompt(place: tuple[int, int], rows: Sequence[dict[str, object]]) -> Unfinished:
-    limit, memory = rows[0]["max_tokens"], rows[0]["with_memory"]
-    return Unfinished(
-        *place,
-        responses=tuple(None if row["tokens"] is None else _completion(row) for row in rows),
-        open=tuple(index for index, row in enumerate(rows) if row["open"]),
-        sampled_with=SampledWith(limit, bool(memory)) if isinstance(limit, int) else None,
-    )
 
 
 def _completion(row: dict[str, object]) -> Completion:

@@ -1,9 +1,8 @@
 """The folder of a run: made once, never overwritten, held by one process at a time.
 
-What is known of each start of a run: `logs/attempt_K/attempt.json`, from which goodput and restarts are told.
-
-A record is written when the attempt starts, kept up to date while it trains, and completed when it ends. What was
-killed leaves the last one: it has no end, and `seen` is when it was last known to live.
+Each start of a run is an attempt with its own folder of logs. Its record `logs/attempt_K/attempt.json`, from which
+goodput and restarts are counted, is written at the start, kept up to date while the attempt trains, and completed at
+its end. A process that was killed leaves a record without an end, whose `seen` is when it was last known to be alive.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from megasharp.config.core import Tree, parse_yaml
 from megasharp.metrics.writers import METRICS_FILE, read_metrics
 
 ATTEMPT_FILE = "attempt.json"
-# Seconds between two records of an attempt that trains: each is flushed to the disk, which must cost nothing.
+# Seconds between two writes of the record: each is flushed to the disk, and training must not wait for that.
 _BETWEEN_RECORDS = 5.0
 
 
 class AttemptRecord(Section):
     """One start of a run; times in seconds since 1970, `seconds` by stage as the run's clock names them.
 
-    `from_step` is the checkpoint's step it began after (0: the beginning), `first_step` and `last_step` the steps it
-    finished, null before the first. `ended`, `reason` and `exit_code` are null of an attempt that lives or was killed.
-    `gave_up`: the run ended itself, and would again.
+    `from_step` is the step of the checkpoint it continued from (0: the beginning), `first_step` and `last_step` the
+    steps it finished, null before the first. `ended`, `reason` and `exit_code` are null while an attempt runs, and
+    stay so where it was killed. `gave_up`: the run ended itself, and would again.
     """
 
     started: float
@@ -60,8 +59,8 @@ class AttemptRecord(Section):
 class AttemptLog:
     """Keeps the record of the attempt whose logs are in `folder`; a context manager, whose body is the attempt.
 
-    `began` is when its command did, in seconds since 1970: imports and checks are the attempt's time too. A record that
-    cannot be written is left out: the run has its own words for a full disk.
+    `began` is when its command started, in seconds since 1970: imports and checks are the attempt's time too. A record
+    that cannot be written is left out, because the run itself reports a full disk.
     """
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.time, *, began: float | None = None) -> None:
@@ -85,19 +84,19 @@ class AttemptLog:
         return self._now() - self.record.started
 
     def resumed(self, step: int) -> None:
-        """The attempt goes on after the checkpoint of `step`."""
+        """Record that the attempt continues after the checkpoint of `step`."""
         self._change(from_step=step)
         self._write()
 
     def finished(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Step `step` is done; `seconds` by stage since the attempt's start."""
+        """Record that `step` is done; `seconds` by stage since the attempt's start."""
         first = step if self.record.first_step is None else self.record.first_step
         self._change(first_step=first, last_step=step, seconds=dict(seconds))
         if self.record.seen - self._written >= _BETWEEN_RECORDS:
             self._write()
 
     def spent(self, seconds: Mapping[str, float]) -> None:
-        """Seconds by stage since the attempt's start, with what came after the last step."""
+        """Record seconds by stage since the attempt's start, with those after the last step."""
         self._change(seconds=dict(seconds))
         self._write()
 
@@ -110,7 +109,7 @@ class AttemptLog:
         self.end(error)
 
     def end(self, error: BaseException | None) -> None:
-        """The attempt is over, by this error or by none."""
+        """Record that the attempt is over, by this error or by none."""
         reason, code = how_it_ended(error)
         gave_up = isinstance(error, TrainingStopped)
         self._change(ended=self._now(), reason=reason, exit_code=code, gave_up=gave_up)
@@ -126,7 +125,7 @@ class AttemptLog:
 
 
 def how_it_ended(error: BaseException | None) -> tuple[str, int]:
-    """The reason in a few words, and the exit code that the command has for it."""
+    """Return the reason in a few words, and the exit code that the command has for it."""
     number = signals.arrived()
     if number is not None:
         return number.name, 128 + number
@@ -142,25 +141,24 @@ def how_it_ended(error: BaseException | None) -> tuple[str, int]:
 
 
 def read_attempts(logs: Path) -> dict[int, AttemptRecord | None]:
-    """The records below a run's `logs/` by the attempt's number, in order; None where there is none that reads."""
+    """Read the records below a run's `logs/` by the attempt's number, in order; None where none can be read."""
     folders = {path.name.removeprefix("attempt_"): path for path in logs.glob("attempt_*") if path.is_dir()}
     numbers = sorted(int(name) for name in folders if name.isdecimal())
-    return {number: _read(folders[str(number)] / ATTEMPT_FILE) for number in numbers}
+    found: dict[int, AttemptRecord | None] = {}
+    for number in numbers:
+        found[number] = None
+        with suppress(OSError, ValueError):
+            text = (folders[str(number)] / ATTEMPT_FILE).read_text(encoding="utf-8")
+            found[number] = AttemptRecord.model_validate_json(text)
+    return found
 
 
 def seconds_of_all(attempts: Mapping[int, AttemptRecord | None]) -> dict[str, float]:
-    """Seconds by stage of a run, as far as its attempts' records tell."""
+    """Return a run's seconds by stage, as far as its attempts' records go."""
     total: Counter[str] = Counter()
     for record in attempts.values():
         total.update(record.seconds if record is not None else {})
     return dict(total)
-
-
-def _read(path: Path) -> AttemptRecord | None:
-    try:
-        return AttemptRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 CONFIG_FILE = "config.yaml"
@@ -182,7 +180,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """The folder of checkpoints."""
         return self.root / "checkpoints"
 
     @property
@@ -191,15 +189,15 @@ class RunFolder:
         return self.root / "logs" / f"attempt_{self.attempt}"
 
     def evals(self, step: int) -> Path:
-        """Where the evaluations after `step` lie."""
+        """The folder of the evaluations after `step`."""
         return self.root / "evals" / f"step_{step:06d}"
 
     def store_config(self, resolved: str) -> None:
-        """What the run goes on with, once everything that was saved has been taken up under it."""
+        """Make this the run's configuration, once all that was saved has been read under it."""
         write_text(self.root / CONFIG_FILE, resolved)
 
     def forget_steps(self, after: int) -> None:
-        """Remove what steps that will be trained again left: evaluations and responses of weights that do not count."""
+        """Remove evaluations, responses and probes of steps above `after`, which will be trained again."""
         for folder in (self.root / "evals").glob("step_*"):
             if _step(folder) > after:
                 shutil.rmtree(folder)
@@ -208,12 +206,12 @@ class RunFolder:
                 table.unlink()
 
     def close(self) -> None:
-        """Let another process have the run."""
+        """Release the lock, so that another process can open the run."""
         self.lock.close()
 
 
 def has_begun(root: Path) -> bool:
-    """Whether a training step was recorded there: before that there is nothing to continue."""
+    """Return whether a training step was recorded there: before that there is nothing to continue."""
     if not root.is_dir():
         return False
     trained = any((row["step"] or 0) > 0 for row in read_metrics(root))
@@ -221,14 +219,14 @@ def has_begun(root: Path) -> bool:
 
 
 def holds_no_run(root: Path) -> bool:
-    """No folder, or one with nothing in it but logs, as a job has its before the run begins."""
+    """Return whether there is no folder, or one with logs alone, as a job leaves it before the run begins."""
     return not root.exists() or (root.is_dir() and {path.name for path in root.iterdir()} <= _KEPT)
 
 
 def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
-    """Make the folder of a new run, or take up an existing one.
+    """Make the folder of a new run, or open an existing one.
 
-    A folder in which no step was recorded is started anew; its logs stay, because messages point to them. The
+    A folder in which no step was recorded is cleared; its logs stay, because messages point to them. The
     configuration is kept with each attempt's logs; an existing run's own stays until `RunFolder.store_config`.
     Raises UserError for an existing run without `resume`, for one that another process holds, and for a full disk.
     """
@@ -239,11 +237,16 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         if not _take(lock):
             lock.close()
             raise UserError(f"{root}: another process is running this run")
-        # Whoever held it a moment ago may have finished a step.
+        # Again, under the lock: whoever held it a moment ago may have finished a step.
         _refuse_existing(root, resume)
         if not resume:
-            _clear(root)
-        attempt = 1 + max(_attempts(root), default=0)
+            for path in root.iterdir():
+                if path.is_dir() and not path.is_symlink() and path.name not in _KEPT:
+                    shutil.rmtree(path)
+                elif path.name not in _KEPT:
+                    path.unlink()
+        numbers = (path.name.removeprefix("attempt_") for path in root.glob("logs/attempt_*"))
+        attempt = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
         folder = RunFolder(root, attempt, resume and (attempt > 1 or has_begun(root)), lock)
         folder.logs.mkdir(parents=True)
         write_text(folder.logs / CONFIG_FILE, resolved_config)
@@ -256,7 +259,7 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
 
 
 def stored_config(root: Path) -> Tree:
-    """The configuration that a run's folder holds. Raises UserError for a folder that is no run."""
+    """Read the configuration that a run's folder holds. Raises UserError for a folder that is no run."""
     path = root / CONFIG_FILE
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
@@ -268,13 +271,16 @@ def stored_config(root: Path) -> Tree:
 
 
 def _step(path: Path) -> int:
-    """The step whose number `path` bears; -1 where it is a stranger's."""
+    """Return the step in a file's name; -1 where it is not one of ours."""
     number = path.stem.removeprefix("step_")
     return int(number) if number.isdecimal() else -1
 
 
 def _take(lock: TextIO) -> bool:
-    """Hold the run. Who only looks whether it is held has the lock for a moment, and is waited for."""
+    """Lock the run; False where another process holds it.
+
+    Commands that only look whether it is held lock it for a moment, so a short wait tells them from a run.
+    """
     deadline = time.monotonic() + _GLANCE_S
     while True:
         try:
@@ -292,29 +298,13 @@ def _take(lock: TextIO) -> bool:
             return True
 
 
-def _attempts(root: Path) -> list[int]:
-    """Numbers of the starts whose logs are there."""
-    names = (path.name.removeprefix("attempt_") for path in root.glob("logs/attempt_*"))
-    return [int(name) for name in names if name.isdecimal()]
-
-
 def _refuse_existing(root: Path, resume: bool) -> None:
-    if not resume and not _may_be_cleared(root):
-        raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")
-
-
-def _may_be_cleared(root: Path) -> bool:
-    """Whether nothing is lost there: no folder, or what a run of ours leaves before its first step."""
+    """Raise UserError where a new run would overwrite more than a run of ours leaves before its first step."""
+    if resume:
+        return
     names = {path.name for path in root.iterdir()} if root.exists() else set()
     if names <= _KEPT:
-        return True
+        return
     known = all(name in _KEPT | _OF_A_BEGINNING or name.endswith(".partial") for name in names)
-    return known and any(root.glob("logs/attempt_*")) and not has_begun(root)
-
-
-def _clear(root: Path) -> None:
-    for path in root.iterdir():
-        if path.is_dir() and not path.is_symlink() and path.name not in _KEPT:
-            shutil.rmtree(path)
-        elif path.name not in _KEPT:
-            path.unlink()
+    if not known or not any(root.glob("logs/attempt_*")) or has_begun(root):
+        raise UserError(f"{root}: this run exists; continue it with --resume, or choose another name=")

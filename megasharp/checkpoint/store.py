@@ -1,7 +1,7 @@
-"""Checkpoints of a run: written beside their place, renamed into it, verified when read, pruned by retention.
+"""Checkpoints of a run: written under another name, renamed when complete, verified when read, pruned by retention.
 
-One is written at a time, and training may go on meanwhile: `begin`, then `poll` until it is there. `latest` names a
-complete checkpoint at every moment from the first one on.
+One is written at a time, and training may go on meanwhile: `begin`, then `poll` until it is complete. `latest` is
+updated atomically, so from the first checkpoint on it always names a complete one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,8 @@ from megasharp.checkpoint.manifest import (
     write_manifest,
 )
 from megasharp.common.control import ControlState
-from megasharp.common.errors import (
-    RankDied,
-    UserError,
-    disk_is_full,
-    one_line,
-)
-from megasharp.common.files import (
-    FileHash,
-    flush,
-    write_text,
-)
+from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line
+from megasharp.common.files import FileHash, flush, write_text
 from megasharp.convert.record import software_versions
 
 LATEST = "latest"
@@ -45,7 +36,7 @@ _STEP = "step_"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a resumed run needs besides the learner's own shards; the defaults are a run's beginning.
+    """The state of a run besides the learner's own shards; the defaults are a run's beginning.
 
     `pending` are the (epoch, position) of prompts before the cursor that were not trained on; they come first again.
     """
@@ -66,11 +57,11 @@ class Writing(Protocol):
     """A checkpoint's content on its way to the disk."""
 
     def is_written(self) -> bool:
-        """Whether `finish` will not have to wait."""
+        """Return whether `finish` will return without waiting."""
         ...
 
     def finish(self) -> Mapping[Path, FileHash]:
-        """Complete the content; returns the files whose hashes are known already."""
+        """Complete the content; return the files whose hashes are known already."""
         ...
 
 
@@ -85,7 +76,7 @@ class _Pending:
 class CheckpointStore:
     """The folder `checkpoints/` of a run. The `keep_last` newest stay, every `keep_every`-th step, and step `best`.
 
-    Until the checkpoint of a new `best` is complete, that of the one before stays.
+    Until the checkpoint of a new `best` is complete, that of the previous best stays.
     """
 
     def __init__(self, folder: Path, keep_last: int, keep_every: int | None) -> None:
@@ -98,10 +89,10 @@ class CheckpointStore:
         folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self, state: RunState, write: Callable[[Path], Writing]) -> None:
-        """Begin a checkpoint, after one under way is finished: `write` begins to fill an empty folder.
+        """Begin a checkpoint: `write` begins to fill an empty folder. One that is under way is finished first.
 
-        Raises UserError in one line when the disk is full or cannot be written; the partial folder is removed. That
-        goes for `poll` and `finish` too.
+        Raises UserError in one line when the disk is full or cannot be written; the partial folder is removed. The
+        same holds for `poll` and `finish`.
         """
         self.finish()
         final = self._step(state.step)
@@ -130,12 +121,12 @@ class CheckpointStore:
         except (OSError, UserError) as error:
             raise UserError(
                 f"{pending.final}: this checkpoint is complete, but {LATEST} does not name it: {one_line(error)}; "
-                "mend the disk and continue with --resume"
+                "fix the disk and continue with --resume"
             ) from error
         self._prune()
 
     def abandon(self) -> None:
-        """Give up the checkpoint under way, if there is one: the run ends, and nobody completes it."""
+        """Remove the checkpoint under way, if there is one: the run ends, and nobody completes it."""
         pending, self._pending = self._pending, None
         if pending is not None:
             shutil.rmtree(pending.partial, ignore_errors=True)
@@ -149,7 +140,7 @@ class CheckpointStore:
             lost = f"this checkpoint was not written; newest complete step: {max(self.steps(), default='none')}"
             if disk_is_full(error) or isinstance(error, OSError):
                 reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
-                raise UserError(f"{final}: {reason}; {lost}; mend the disk and continue with --resume") from error
+                raise UserError(f"{final}: {reason}; {lost}; fix the disk and continue with --resume") from error
             if isinstance(error, RankDied):
                 raise RankDied(f"{error}; {final}: {lost}") from error
             raise
@@ -161,13 +152,13 @@ class CheckpointStore:
         return self._folder / f".{self._step(step).name}{_PARTIAL}"
 
     def steps(self) -> list[int]:
-        """Steps of complete checkpoints, oldest first."""
+        """Return the steps of complete checkpoints, oldest first."""
         return complete_steps(self._folder)
 
     def newest(self, damaged: Callable[[str], None] | None = None) -> tuple[Path, RunState] | None:
-        """The newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.
+        """Return the newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.
 
-        `damaged` is told what is wrong with each newer one that is passed over.
+        `damaged` gets the problem of each newer one that is passed over.
         Raises UserError when checkpoints exist but none can be trusted.
         """
         problems: list[str] = []
@@ -184,10 +175,10 @@ class CheckpointStore:
         return None
 
     def take_up(self, damaged: Callable[[str], None]) -> tuple[Path, RunState] | None:
-        """`newest`, for the run that goes on from there; only the process that holds the run may call it.
+        """Return `newest` for the run that continues from there; only the process that holds the run may call it.
 
-        Newer checkpoints, damaged ones, make way for those that will be written in their place: they are renamed, and
-        `damaged` is told what is wrong with each and its new name. What a killed process was writing or removing goes.
+        Newer checkpoints, all of them damaged, are renamed, because the run will write others in their place; `damaged`
+        gets the problem of each and its new name. What a killed process was writing or removing is deleted.
         """
         for left in self._folder.glob(f".step_*{_PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
@@ -209,7 +200,7 @@ class CheckpointStore:
 
     @staticmethod
     def problem(folder: Path) -> str | None:
-        """What is wrong with a checkpoint, or None: the manifest reads, and every file has its size and hash."""
+        """Return what is wrong with a checkpoint; None where its manifest and every file's size and hash are right."""
         try:
             manifest = read_manifest(folder)
         except UserError as error:
@@ -238,27 +229,27 @@ class CheckpointStore:
             self._best_there = self.best
         for step in set(steps) - kept - {self._best_there}:
             leaving = self._partial(step)
-            # Under this name it no longer exists, and goes at the next start if the removal is interrupted. What cannot
-            # be removed now is tried again after the next save.
+            # Renamed first: under this name it is no checkpoint any more, and the next start removes it if the removal
+            # is interrupted. What cannot be removed now is tried again after the next save.
             with suppress(OSError):
                 self._step(step).rename(leaving)
                 shutil.rmtree(leaving, ignore_errors=True)
 
 
 def step_name(step: int) -> str:
-    """The folder's name of the checkpoint after a step."""
+    """Return the name of the folder of the checkpoint after a step."""
     return f"{_STEP}{step:06d}"
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Steps of complete checkpoints in a run's `checkpoints/`, oldest first."""
+    """Return the steps of complete checkpoints in a run's `checkpoints/`, oldest first."""
     names = (path.parent.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*/{MANIFEST}"))
     # A copy that someone made beside it has another kind of name.
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def read_state(folder: Path) -> RunState:
-    """The run state of a complete checkpoint. Raises UserError for anything else."""
+    """Read the run state of a complete checkpoint. Raises UserError for anything else."""
     manifest = read_manifest(folder)
     return RunState(
         step=manifest.step,
@@ -275,7 +266,7 @@ def read_state(folder: Path) -> RunState:
 
 
 def _complete(folder: Path, state: RunState, known: Mapping[Path, FileHash]) -> None:
-    """Everything to the disk, and the manifest last."""
+    """Flush everything to the disk, and write the manifest last."""
     manifest = Manifest(
         step=state.step,
         policy_version=state.policy_version,

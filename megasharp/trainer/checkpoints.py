@@ -163,7 +163,6 @@ class Saver:
 
     def __init__(
         self,
-        *,
         checked: ResolvedRun,
         checkpoints: Checkpoints,
         learners: Learners,

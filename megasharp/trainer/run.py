@@ -128,27 +128,10 @@ def _make_run(
         stack=stack,
     )
     evaluator = Evaluator(
-        checked=checked,
-        folder=folder,
-        engine=parts.engine,
-        judge=parts.judge.judge,
-        phases=parts.phases,
-        control=control,
-        checkpoints=checkpoints,
-        log=log,
-        clock=clock,
+        checked, folder, parts.engine, parts.judge.judge, parts.phases, control, checkpoints, log, clock
     )
     saver = Saver(
-        checked=checked,
-        checkpoints=checkpoints,
-        learners=parts.learners,
-        prompts=parts.prompts,
-        rollouts=parts.rollouts,
-        sync=parts.sync,
-        control=control,
-        inputs=inputs,
-        log=log,
-        clock=clock,
+        *(checked, checkpoints, parts.learners, parts.prompts, parts.rollouts, parts.sync, control, inputs, log, clock)
     )
     return _Run(checked, folder, attempt, clock, control, progress, parts, log, evaluator, saver, say)
 

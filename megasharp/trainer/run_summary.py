@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from megasharp.checkpoint.run_folder import RunFolder, read_attempts, seconds_of_all
 from megasharp.checkpoint.store import complete_steps
@@ -38,15 +39,8 @@ def summarize_run(
     """
     root, peak_rss = folder.root, peak_rss_bytes()
     changes = [_change(folder, suite.name, last) for suite in suites]
-    pictures = []
-    for change in changes:
-        if change.evaluations:
-            path = root / f"pass_at_k_{change.suite}.png"
-            curves = {name: found.pass_at_k for name, found in change.evaluations.items()}
-            distinct = {name: found.distinct_correct for name, found in change.evaluations.items()}
-            pictures.append(plot_pass_at_k(curves, path, change.suite, distinct))
     rows = read_metrics(root)
-    pictures.append(plot_training(rows, root / "curves.png"))
+    pictures = [*_draw_pass_at_k(root, changes), plot_training(rows, root / "curves.png")]
     peak = find_peak(read_tree(root / "config.yaml"), rows, complete_steps(folder.checkpoints))
     summary = {
         "steps": last,
@@ -65,6 +59,18 @@ def summarize_run(
         say(peak.line)
     for picture in pictures:
         say(f"picture: {picture}")
+
+
+def _draw_pass_at_k(root: Path, changes: Sequence[SuiteChange]) -> list[Path]:
+    """Draw one picture of each suite that was evaluated."""
+    pictures = []
+    for change in changes:
+        if change.evaluations:
+            path = root / f"pass_at_k_{change.suite}.png"
+            curves = {name: found.pass_at_k for name, found in change.evaluations.items()}
+            distinct = {name: found.distinct_correct for name, found in change.evaluations.items()}
+            pictures.append(plot_pass_at_k(curves, path, change.suite, distinct))
+    return pictures
 
 
 def _change(folder: RunFolder, suite: str, last: int) -> SuiteChange:

@@ -1,4 +1,4 @@
-"""What a run records and prints of each step: a row of metrics, a table of responses, lines for the user."""
+"""Records and prints each step of a run: a row of metrics, a table of responses, lines for the user."""
 
 from __future__ import annotations
 
