@@ -1,8 +1,8 @@
-"""What `megasharp eval` measures: a run's newest checkpoint, a checkpoint, or a Hugging Face folder.
+"""The weights that an evaluation measures, and engines that sample from them.
 
-Engines for an evaluation of their own: those of a run file, on this machine, with the weights of a folder.
-
-Probes: a run's fixed responses, read by its weights at every evaluation, or afterwards by `megasharp probe`.
+`megasharp eval` measures a run's newest checkpoint, a checkpoint, or a Hugging Face folder, in the engine of this
+process or in a run file's SGLang engines. `megasharp probe`, and a run at every evaluation, have weights score a fixed
+set of responses.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from megasharp.checkpoint.run_folder import stored_config
 from megasharp.checkpoint.store import CheckpointStore, complete_steps
 from megasharp.common.errors import UserError
+from megasharp.common.files import Scratch
 from megasharp.config.core import find, read_tree, validate
 from megasharp.config.rollout import SyncConfig
 from megasharp.config.run_config import RunConfig
@@ -27,33 +29,34 @@ from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.evals.probe import FOLDER, Scorer, probe, read_responses, sample_responses, step_file, write_responses
 from megasharp.evals.suites import Suite, load_suite
 from megasharp.reporting.history import find_run
+from megasharp.rollout.inprocess import InProcessEngine
 from megasharp.rollout.sglang.client.fleet import Fleet
 from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.rollout.sglang.client.launch import FleetSettings, launch
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.tokenizer import TextTokenizer, load_tokenizer
-from megasharp.trainer.resolve.devices import check_names, gpus_here
+from megasharp.trainer.factories import make_engine
+from megasharp.trainer.resolve.devices import check_names, gpus_here, limit_threads, sampling_device
 from megasharp.trainer.resolve.engine_settings import check_context, check_window, engines_on_a_node, fleet_settings
-from megasharp.trainer.resolve.sampling_model import engine_of, hf_folder
 from megasharp.weight_sync.push import FleetSync, make_transport
 
-# Stands, in the name of the folder that gets results, for the name of what is measured.
+# Stands for the name of the weights in the name of the folder that gets results.
 CHECKPOINT = "{checkpoint}"
 _CHECKPOINTS = "checkpoints"
 
 
 def check_measurable(source: Path) -> None:
-    """Raise UserError for a folder that is none of them. No weights are read."""
+    """Raise UserError for a folder that is no run with a checkpoint and no weights. No weights are read."""
     if not _holds_weights(source) and not complete_steps(source / _CHECKPOINTS):
         raise UserError(f"{source}: neither a run with a checkpoint, nor a checkpoint, nor a Hugging Face folder")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is measured: the folder of its weights, and what it is called.
+    """A folder of weights that is measured, with its names.
 
-    `label` tells it from other models in a result, `place` is the folder, below evals/, of its results. Of a run's
-    checkpoint both have the run's name and the step.
+    `label` names the model in a result, `place` is the folder of its results below evals/. For a run's checkpoint both
+    have the run's name and the step.
 
     Example: `Measured(Path("runs/mine/checkpoints/step_000300"), "mine step 300", 300, Path("mine/step_000300"))`.
     """
@@ -65,7 +68,7 @@ class Measured:
 
 
 def measured(source: Path) -> Measured:
-    """The checkpoint or Hugging Face folder itself: of a run the newest checkpoint whose files are unchanged.
+    """Return the weights to measure: of a run, its newest checkpoint whose files are unchanged.
 
     Raises UserError as `check_measurable`, and where no checkpoint can be trusted.
     """
@@ -78,7 +81,7 @@ def measured(source: Path) -> Measured:
 
 
 def _named(weights: Path) -> Measured:
-    """By the run that a checkpoint lies in, or else by the folder's own name."""
+    """Name weights by the run that a checkpoint belongs to, or else by their folder."""
     whole = weights.resolve()
     step = re.fullmatch(r"step_(\d+)", whole.name)
     if step is None or whole.parent.name != _CHECKPOINTS:
@@ -88,7 +91,7 @@ def _named(weights: Path) -> Measured:
 
 
 def _run_name(run: Path) -> str:
-    """As its configuration says; a run that was copied to another folder without one is its folder's name."""
+    """Return the name in a run's configuration; its folder's where a checkpoint was copied without one."""
     try:
         name = read_tree(run / "config.yaml").get("name")
     except UserError:
@@ -100,8 +103,36 @@ def _holds_weights(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() or (folder / "policy").is_dir()
 
 
+@contextmanager
+def hf_folder(weights: Path) -> Iterator[Path]:
+    """A Hugging Face folder as it is; a checkpoint or a Megatron folder converted, for as long as the block runs.
+
+    Raises UserError where the folder is none of these.
+    """
+    if (weights / CONFIG_FILE).is_file():
+        yield weights
+        return
+    # Imported here: Megatron takes seconds to import.
+    from megasharp.learner.conversion import megatron_to_hf
+
+    # The next of these removes what a killed one left: weights are large.
+    with Scratch("megasharp-weights-") as folder:
+        megatron_to_hf(weights, folder / "hf")
+        yield folder / "hf"
+
+
+@contextmanager
+def engine_of(folder: Path) -> Iterator[InProcessEngine]:
+    """The engine of this process with the weights of a Hugging Face folder; closed at the block's end."""
+    with closing(make_engine(folder, torch.float32, sampling_device())) as engine:
+        with HFReader(folder) as reader:
+            limit_threads(reader.architecture)
+            engine.load_weights(0, ((name, reader.tensor(name)) for name in reader.names()))
+        yield engine
+
+
 class _Folder:
-    """A Hugging Face folder as the learner's half of a weight sync."""
+    """A Hugging Face folder as the source of a weight sync."""
 
     def __init__(self, reader: HFReader) -> None:
         self._reader = reader
@@ -134,7 +165,7 @@ def engines_of(config: RunConfig, where: str, folder: Path, logs: Path) -> Itera
 
 
 def evaluation_settings(config: RunConfig, where: str, folder: Path, logs: Path) -> FleetSettings:
-    """On this machine alone, on all of its GPUs that this process may use."""
+    """Return the settings of engines on this machine alone, on all GPUs that this process may use."""
     settings, tp = fleet_settings(config, model_folder(folder), None, logs), config.rollout.tp
     gpus = gpus_here(config) if settings.device == "cuda" else []
     check_names(config, gpus)
@@ -155,11 +186,11 @@ class Probes:
     max_tokens: int
 
     def missing(self, step: int) -> bool:
-        """Whether the weights after `step` were not probed yet."""
+        """Return whether the weights after `step` were not probed yet."""
         return not step_file(self.root / FOLDER, step).exists()
 
     def take(self, engine: Engine, step: int) -> Path | None:
-        """Probe the engine's weights, which are those after `step`; None where the engine cannot read a text.
+        """Probe the engine's weights, which are those after `step`; None where the engine cannot score a text.
 
         The first call of a run samples the responses. Raises UserError where a file cannot be read or written.
         """
@@ -176,7 +207,7 @@ class Probes:
 
 
 def probe_run(name: str, runs: Path, suite: str | None, count: int, say: Callable[[str], None]) -> None:
-    """Probe a run's base model and its checkpoints, as far as that was not done; one line for each.
+    """Probe a run's base model and those of its checkpoints that were not probed yet; say a line for each.
 
     Raises UserError where there is no such run, suite or model, or a file cannot be read or written.
     """
@@ -200,6 +231,6 @@ def probe_run(name: str, runs: Path, suite: str | None, count: int, say: Callabl
 
 
 def probe_runs(names: Sequence[str], runs: Path, suite: str | None, count: int, say: Callable[[str], None]) -> None:
-    """`probe_run` for each."""
+    """Probe each of these runs by `probe_run`."""
     for name in names:
         probe_run(name, runs, suite, count, say)

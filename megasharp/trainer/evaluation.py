@@ -32,8 +32,7 @@ from megasharp.evals.suites import parse_ks
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.judge import Judge, digest_of
 from megasharp.tasks.tokenizer import load_tokenizer
-from megasharp.trainer.eval_source import CHECKPOINT, Measured, engines_of, measured
-from megasharp.trainer.resolve.sampling_model import engine_of, hf_folder
+from megasharp.trainer.eval_source import CHECKPOINT, Measured, engine_of, engines_of, hf_folder, measured
 from megasharp.trainer.reward_judge import RewardJudge, check_judging
 
 # How much of a digest tells two evaluations apart.

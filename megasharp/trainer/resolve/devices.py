@@ -1,7 +1,4 @@
-"""Which devices a run computes on: this machine's GPUs where there are any, or CPUs.
-
-How many CPU threads torch may use in each process of a run.
-"""
+"""The devices that a run computes on: this machine's GPUs where there are any, or its CPUs, and threads on those."""
 
 from __future__ import annotations
 
@@ -22,9 +19,10 @@ ONE_THREAD_BELOW = 4_000_000
 
 
 def cpu_threads(architecture: Architecture, processes: int, deterministic: bool) -> int:
-    """Threads for one of `processes` processes that compute at the same time. OMP_NUM_THREADS, where set, decides.
+    """Return the threads for one of `processes` processes that compute at the same time.
 
-    One in deterministic mode: sums depend on the number of threads, and so they would on the machine.
+    OMP_NUM_THREADS, where set, decides. Deterministic runs get one, because sums depend on the number of threads, and
+    that would depend on the machine.
     """
     if deterministic:
         return 1
@@ -36,7 +34,7 @@ def cpu_threads(architecture: Architecture, processes: int, deterministic: bool)
 
 
 def limit_threads(architecture: Architecture, deterministic: bool = False) -> None:
-    """Apply the rule to this process."""
+    """Apply `cpu_threads` to this process."""
     torch.set_num_threads(cpu_threads(architecture, 1, deterministic))
 
 
@@ -45,7 +43,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def device_of(config: RunConfig) -> Device:
-    """Where the policy is trained, and engines run. `auto`: on GPUs that the file asks for, or this machine has."""
+    """Return where the policy trains and engines run; `auto`: GPUs if the file asks for any or this machine has any."""
     if config.policy.device != "auto":
         return config.policy.device
     here = config.cluster.backend == "local" and torch.cuda.is_available()
@@ -55,32 +53,32 @@ def device_of(config: RunConfig) -> Device:
 def leave_gpus_alone(config: RunConfig) -> None:
     """Hide this machine's GPUs from this process and those that it starts, for a run that computes on CPUs.
 
-    Call it before anything has asked torch for GPUs: the answer to the first question stays. Megatron on a CPU, and
-    whatever else looks for itself, then finds the machine that it was tested on.
+    Call it before anything has asked torch for GPUs, whose first answer stays. Libraries that look for GPUs themselves,
+    such as Megatron, then find none, as on the machines on which CPU runs are tested.
     """
     if device_of(config) == "cpu":
         os.environ[_VISIBLE] = ""
 
 
 def asks_for_gpus(config: RunConfig) -> bool:
-    """Whether the file itself says so, whatever the machine that reads it has."""
+    """Return whether the file itself asks for GPUs, whatever the machine that reads it has."""
     return config.policy.device == "cuda" or (config.policy.device == "auto" and config.cluster.gpus_per_node > 0)
 
 
 def sampling_device(wanted: Device | None = None) -> torch.device:
-    """Of networks that this process itself samples from: its first GPU unless `cpu` is wanted or it has none."""
+    """Return the device that this process itself samples on: its first GPU unless `cpu` is wanted or it has none."""
     return torch.device("cpu" if wanted == "cpu" or not torch.cuda.is_available() else "cuda:0")
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA calls the GPUs that this process may use: the driver's numbers or, where it was told so, UUIDs."""
+    """Return CUDA's names of the GPUs that this process may use: the driver's numbers, or UUIDs where these are set."""
     text, count = os.environ.get(_VISIBLE), torch.cuda.device_count()
-    # CUDA reads no further than to the first name that it does not know.
+    # CUDA stops reading at the first name that it does not know, so the list may be longer than the count.
     return [str(number) for number in range(count)] if text is None else [n.strip() for n in text.split(",")][:count]
 
 
 def gpus_here(config: RunConfig) -> list[str]:
-    """The GPUs of this machine that a run without a cluster may use, by CUDA's names.
+    """Return the GPUs of this machine that a run without a cluster may use, by CUDA's names.
 
     Raises:
         UserError: there are none, or fewer than `cluster.gpus_per_node` says.
@@ -96,13 +94,13 @@ def gpus_here(config: RunConfig) -> list[str]:
 
 
 def gpus_needed(config: RunConfig) -> int:
-    """How many ranks and engines take, without a cluster."""
+    """Return the number of GPUs that ranks and engines take, without a cluster."""
     ranks, engines = _ranks_and_engines(config)
     return max(ranks, engines) if config.cluster.placement == "colocated" else ranks + engines
 
 
 def _ranks_and_engines(config: RunConfig) -> tuple[int, int]:
-    """GPUs of the policy's ranks, and of the engines' ranks."""
+    """Return the number of GPUs of the policy's ranks, and of the engines' ranks."""
     policy, rollout = config.policy, config.rollout
     engines = rollout.engines * rollout.tp if rollout.engine == "sglang" else 0
     return policy.dp * policy.tp * policy.pp * policy.cp, engines

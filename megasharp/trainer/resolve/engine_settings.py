@@ -1,4 +1,4 @@
-"""The engines of a run: what to start, how weights reach them, and what is refused before they start."""
+"""The settings of a run's engines: where they run, how weights reach them, and what is refused before they start."""
 
 from __future__ import annotations
 
@@ -21,17 +21,24 @@ _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
     ("cuda", "colocated"): ("ipc", "shared_memory", "disk"),
     ("cuda", "disaggregated"): ("nccl", "disk"),
 }
-# A prompt, with what is begun of its response, must be shorter than SGLang's context by more than this.
+# SGLang keeps these positions of its context: a prompt with its response so far must be shorter by more than that.
 _ENGINE_KEEPS = 6
+# Keys that mean nothing to the engine in this process, by section.
+_ENGINE_KEYS = {
+    "rollout": ("python", "engines", "restarts", "tp", "sglang"),
+    "sync": ("verify", "in_flight", "bucket_mb", "limit_s"),
+    "cluster": ("placement",),
+    "policy": ("offload",),
+}
 
 
 def engine_python(config: RunConfig) -> Path:
-    """The Python that engines run in: the trainer's own where `rollout.python` is null."""
+    """Return the Python that engines run in: the trainer's own where `rollout.python` is null."""
     return Path(sys.executable) if config.rollout.python is None else find(config.rollout.python)
 
 
 def choose_transport(config: RunConfig, where: str) -> Transport:
-    """How weights travel. Raises UserError for a way that does not lead to the engines."""
+    """Return the transport of weights. Raises UserError for one that does not reach the engines."""
     asked, rollout, placement = config.sync.transport, config.rollout, config.cluster.placement
     if rollout.engine == "inprocess":
         if asked not in ("auto", "inprocess"):
@@ -52,17 +59,18 @@ def choose_transport(config: RunConfig, where: str) -> Transport:
 
 
 def _leads_to_all(way: Transport, config: RunConfig) -> bool:
-    """Whether every engine can be reached: files in memory do not leave the driver's machine, handles not a device."""
+    """Return whether this transport reaches every engine."""
+    # Files in shared memory stay on the driver's machine, and IPC handles open memory on the same device only.
     if way == "shared_memory":
         return config.cluster.nodes == 1
     return way != "ipc" or ranks_beside(config) is not None
 
 
 def ranks_beside(config: RunConfig) -> tuple[tuple[int, ...], ...] | None:
-    """The policy rank whose memory each rank of each engine can open: on its GPU, or on a CPU's machine.
+    """Return the policy rank whose memory each rank of each engine can open: on its GPU, or on a CPU's machine.
 
-    None where there is not one for each. Empty, which stands for the ranks' order, where the run does not fit into its
-    cluster: that is refused in its own words.
+    None where some engine's rank has none. Empty, which stands for the ranks' order, where the run does not fit into
+    its cluster, because that is refused elsewhere with its own message.
     """
     try:
         layout = cluster_layout(config)
@@ -72,12 +80,18 @@ def ranks_beside(config: RunConfig) -> tuple[tuple[int, ...], ...] | None:
 
 
 def check_engine_keys(config: RunConfig, where: str) -> None:
-    """Refuse keys that ask something of SGLang engines where there are none, and placements that contradict others."""
+    """Refuse keys of SGLang engines where there are none, and placements that contradict other keys."""
     cluster = config.cluster
     choose_transport(config, where)
     if config.rollout.engine == "inprocess":
-        for key in _for_engines(config):
-            raise UserError(f"{where}: {key} is for engines of their own; set rollout.engine=sglang or leave it out")
+        for table, keys in _ENGINE_KEYS.items():
+            section = getattr(config, table)
+            fields = type(section).model_fields
+            for key in keys:
+                if getattr(section, key) != fields[key].default:
+                    raise UserError(
+                        f"{where}: {table}.{key} is for engines of their own; set rollout.engine=sglang or leave it out"
+                    )
     elif cluster.placement == "colocated" and config.rollout.stragglers == "keep":
         raise UserError(
             f"{where}: rollout.stragglers=keep samples while the policy trains, but co-located engines sleep then; "
@@ -87,24 +101,8 @@ def check_engine_keys(config: RunConfig, where: str) -> None:
         raise UserError(f"{where}: cluster.nodes={cluster.nodes} needs cluster.backend=ray")
 
 
-def _for_engines(config: RunConfig) -> list[str]:
-    """The keys that differ from their defaults and mean nothing to the engine in this process."""
-    defaults = {
-        "rollout": ("python", "engines", "restarts", "tp", "sglang"),
-        "sync": ("verify", "in_flight", "bucket_mb", "limit_s"),
-        "cluster": ("placement",),
-        "policy": ("offload",),
-    }
-    found = []
-    for table, keys in defaults.items():
-        section = getattr(config, table)
-        given = [key for key in keys if getattr(section, key) != type(section).model_fields[key].default]
-        found += [f"{table}.{key}" for key in given]
-    return found
-
-
 def check_context(config: RunConfig, positions: int, where: str) -> None:
-    """Refuse lengths for which SGLang would refuse prompts or cut responses short; the policy has `positions`."""
+    """Refuse lengths at which SGLang refuses prompts or cuts responses; `positions` is max_position_embeddings."""
     flags, wanted = config.rollout.sglang, longest(config)
     asked = {f"rollout.sglang.{name}": flags.get(name) for name in ("context_length", "max_total_tokens")}
     for name, room in {f"the number of positions of {config.model.path}": positions, **asked}.items():
@@ -116,20 +114,20 @@ def check_context(config: RunConfig, positions: int, where: str) -> None:
 
 
 def check_window(config: RunConfig, window: int | None, where: str) -> None:
-    """Refuse lengths beyond a network's window: SGLang 0.5.21 has none in these families' models.
+    """Refuse lengths beyond a network's sliding window, which SGLang 0.5.21 ignores in these families' models.
 
-    It would sample with attention to all positions, where the learner trains with attention to a few.
+    It would sample with attention to all positions, while the learner trains with attention to the window.
     """
     if window is not None and longest(config) > window:
         raise UserError(
             f"{where}: {longest_keys(config)} = {longest(config)}, but some "
-            f"layers see a window of {window} positions, which SGLang does not heed; lower the lengths to "
+            f"layers see a window of {window} positions, which SGLang ignores; lower the lengths to "
             f"{window} in all, or set rollout.engine=inprocess"
         )
 
 
 def check_room(config: RunConfig, room: int) -> None:
-    """The same of engines that run: they have `room` for a prompt and its response, in tokens."""
+    """Refuse lengths that running engines cannot hold: `room` is for a prompt and its response, in tokens."""
     if longest(config) > room:
         raise UserError(
             f"{longest_keys(config)} = {longest(config)}, but the engines have room for "
@@ -138,18 +136,18 @@ def check_room(config: RunConfig, room: int) -> None:
 
 
 def longest(config: RunConfig) -> int:
-    """How many tokens a prompt and its response may have together, in training and evaluation."""
+    """Return how many tokens a prompt and its response may have together, in training and evaluation."""
     return config.data.max_prompt_tokens + max(_limits(config).values())
 
 
 def longest_keys(config: RunConfig) -> str:
-    """The keys whose sum `longest` is, for messages."""
+    """Return the keys whose sum `longest` is, for messages."""
     limits = _limits(config)
     return f"data.max_prompt_tokens + {max(limits, key=lambda key: limits[key])}"
 
 
 def _limits(config: RunConfig) -> dict[str, int]:
-    """Every limit that a response may have in the run, by its key."""
+    """Return every limit that a response may have in the run, by its key."""
     data = config.data
     stages = {f"data.stages[{i}].max_response_tokens": s.max_response_tokens for i, s in enumerate(data.stages)}
     limits = {"data.max_response_tokens": data.max_response_tokens, **stages}
@@ -157,7 +155,7 @@ def _limits(config: RunConfig) -> dict[str, int]:
 
 
 def cluster_layout(config: RunConfig, gpus: int | None = None) -> Layout:
-    """Which rank and which engine sits where; `gpus` are those of a node where the file gives no number.
+    """Return the slot of each rank and engine; `gpus` is the number on a node where the file gives none.
 
     Raises UserError, naming the keys, for what does not fit.
     """
@@ -175,9 +173,9 @@ def cluster_layout(config: RunConfig, gpus: int | None = None) -> Layout:
 
 
 def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) -> int:
-    """How many engines an evaluation starts: all that a node's GPUs hold. Raises UserError where they hold none.
+    """Return how many engines an evaluation starts: all that a node's GPUs hold. Raises UserError where that is none.
 
-    `gpus`: how many it has, where that is known; else what the file says.
+    `gpus`: how many the node has, where that is known; else the file's number.
     """
     if device_of(config) != "cuda":
         return config.rollout.engines
@@ -192,11 +190,9 @@ def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) ->
 
 
 def fleet_settings(config: RunConfig, model: ModelFolder, memory: ModelFolder | None, logs: Path) -> FleetSettings:
-    """What every engine of a run is started with.
-
-    SGLang cannot read Megatron's shards. The first push brings all weights before anything is sampled, so engines of
-    such a model start with weights that are none.
-    """
+    """Return the settings that every engine of a run is started with."""
+    # SGLang cannot read Megatron's shards. The first push brings all weights before anything is sampled, so engines of
+    # such a model start with dummy weights.
     networks = [model, *([memory] if memory else [])]
     rollout = config.rollout
     if any(network.is_megatron for network in networks):

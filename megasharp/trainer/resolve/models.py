@@ -1,7 +1,4 @@
-"""The models that a run begins with: what is checked of their folders before anything starts, and what once it does.
-
-The problems that a run trains on: a task's file, or a data set.
-"""
+"""The inputs of a run: the folders of its models, checked before anything starts, and its training problems."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from megasharp.tasks.table import load_items
 
 
 def training_task(data: DataConfig) -> str:
-    """The task whose verifier judges training's responses. Raises UserError for a set that there is not."""
+    """Return the task whose verifier judges training's responses. Raises UserError for an unknown set."""
     if data.set is not None:
         return set_named(data.set).task
     assert data.task is not None
@@ -31,7 +28,7 @@ def training_task(data: DataConfig) -> str:
 
 
 def training_problems(data: DataConfig, where: str) -> list[TaskItem]:
-    """All problems, in their own order. `where` names the configuration file. Raises UserError in one line."""
+    """Read all problems, in their own order; `where` names the configuration file. Raises UserError in one line."""
     path = find(data.path) if data.path is not None else None
     if data.set is not None:
         return list(load_set(data.set, path, data.prompt).items)
@@ -46,7 +43,7 @@ MEMORY_PART = "memory"
 
 
 def open_model(path: str) -> tuple[ModelFolder, Architecture]:
-    """The folder that a configuration names, with every tensor's name and shape checked, and the tokenizer.
+    """Open the folder that a configuration names; every tensor's name and shape, and the tokenizer, are checked.
 
     Raises:
         UserError: there is no model, it is damaged or not supported, or its weights have adapters beside them.
@@ -55,16 +52,20 @@ def open_model(path: str) -> tuple[ModelFolder, Architecture]:
     if not folder.is_megatron and (is_part(folder.path) or not (folder.path / CONFIG_FILE).is_file()):
         kinds = "Hugging Face's, one that `megasharp convert hf-to-megatron` made, or a run's checkpoint"
         raise UserError(f"{folder.path} is no model's folder ({kinds}){what_it_is(folder.path)}")
-    architecture = _open_megatron(folder.path) if folder.is_megatron else _open_hf(folder.path)
+    if folder.is_megatron:
+        architecture = _open_megatron(folder.path)
+    else:
+        with HFReader(folder.path) as reader:
+            architecture = reader.architecture
     check_tokenizer(folder.description, architecture)
     return folder, architecture
 
 
 def memory_path(path: str) -> str:
-    """Where the memory network lies that a configuration names: of a run's checkpoint it is that run's, if it had one.
+    """Return the memory network's folder: in a checkpoint of a run with a memory network, that network's.
 
     Raises:
-        UserError: a version saved it that did not save its config.json.
+        UserError: an older version saved it without its config.json.
     """
     checkpoint = find(path)
     part = checkpoint / MEMORY_PART
@@ -80,7 +81,7 @@ def memory_path(path: str) -> str:
 
 
 def open_memory(path: str) -> tuple[ModelFolder, Architecture]:
-    """`open_model` for a memory network; of a run's checkpoint, a note says which of its networks it is.
+    """Open a memory network as `open_model` does; a note says which network of a run's checkpoint it is.
 
     Raises:
         UserError: as `open_model` and `memory_path`.
@@ -95,12 +96,12 @@ def open_memory(path: str) -> tuple[ModelFolder, Architecture]:
 
 
 def check_content(folder: ModelFolder) -> None:
-    """Read Megatron weights whole and compare them with what was written, by the record of whoever wrote them.
+    """Read Megatron weights whole and compare them with the record of hashes that was written with them.
 
-    Nothing else would see changed bytes. What there is no record of is taken as it is, as Hugging Face's folders are.
+    Weights without a record, such as Hugging Face's folders, are not compared.
 
     Raises:
-        UserError: they are not what was written.
+        UserError: they differ from what was written.
     """
     if not folder.is_megatron:
         return
@@ -114,11 +115,6 @@ def check_content(folder: ModelFolder) -> None:
 
     for _ in MegatronWeights(folder.path, noted=True).tensors():
         pass
-
-
-def _open_hf(path: Path) -> Architecture:
-    with HFReader(path) as reader:
-        return reader.architecture
 
 
 def _open_megatron(path: Path) -> Architecture:

@@ -1,4 +1,4 @@
-"""How a run trains in its course: the recipe of each stage of `recipe.schedule`, and the rules of resets and lengths.
+"""The recipes of a run, one for each stage of `recipe.schedule`, and its rules of resets, lengths and spikes.
 
 What cannot come true, such as a reset by a metric that no evaluation gives, is refused here before anything starts.
 """
@@ -29,7 +29,9 @@ from megasharp.evals.evaluate import WITH_MEMORY
 
 
 def check_prolonged(config: RunConfig, needs: Needs, where: str) -> None:
-    """Refuse figures that no evaluation gives, stages out of order, resets of nothing. Raises UserError."""
+    """Refuse metrics that no evaluation gives, stages out of order, resets of nothing. Raises UserError."""
+    if config.eval.with_memory and needs.memory is None:
+        raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
     untils = [stage.until for stage in config.data.stages if stage.until is not None]
     if any(later <= earlier for earlier, later in pairwise(untils)):
         raise UserError(f"{where}: data.stages: each `until` must be above the one before it, found {untils}")
@@ -40,30 +42,27 @@ def check_prolonged(config: RunConfig, needs: Needs, where: str) -> None:
             f"{where}: recipe.reset has nothing to reset: no method reads a reference, and the optimizer is kept; "
             "add kl to recipe.methods, set optimizer=reinit or leave recipe.reset out"
         )
+    suites = [Path(suite).stem for suite in config.eval.suites]
+    if config.eval.with_memory:
+        suites += [f"{suite}{WITH_MEMORY}" for suite in suites]
+    metrics = [*(f"pass@{k}" for k in sorted(set(config.eval.k))), *GROWING]
+    known = [f"eval/{suite}/{metric}" for suite in suites for metric in metrics]
     for key, metric in watched(config).items():
-        _check_metric(config, metric, f"{where}: {key}")
+        if config.eval.every == 0:
+            raise UserError(f"{where}: {key}: {metric} needs evaluations during the run; set eval.every")
+        if metric not in known:
+            given = ", ".join(known) or "nothing"
+            raise UserError(f"{where}: {key}: no evaluation gives {metric!r}; eval gives: {given}")
 
 
 def watched(config: RunConfig) -> dict[str, str]:
-    """Figures of evaluations that something depends on, by the key that names them."""
+    """Return the metrics of evaluations that a rule depends on, by the key that names them."""
     rules = {
         "recipe.reset.stagnation": config.recipe.reset.stagnation,
         **{f"data.stages[{number}].stagnation": stage.stagnation for number, stage in enumerate(config.data.stages)},
     }
     found = {f"{key}.metric": rule.metric for key, rule in rules.items() if rule is not None}
     return found | ({"checkpoint.keep_best": config.checkpoint.keep_best} if config.checkpoint.keep_best else {})
-
-
-def _check_metric(config: RunConfig, metric: str, where: str) -> None:
-    if config.eval.every == 0:
-        raise UserError(f"{where}: {metric} needs evaluations during the run; set eval.every")
-    suites = [Path(suite).stem for suite in config.eval.suites]
-    if config.eval.with_memory:
-        suites += [f"{suite}{WITH_MEMORY}" for suite in suites]
-    figures = [*(f"pass@{k}" for k in sorted(set(config.eval.k))), *GROWING]
-    known = [f"eval/{suite}/{figure}" for suite in suites for figure in figures]
-    if metric not in known:
-        raise UserError(f"{where}: no evaluation gives {metric!r}; eval gives: {', '.join(known) or 'nothing'}")
 
 
 def build_recipes(config: RunConfig, where: str) -> RecipeSchedule:
@@ -88,7 +87,7 @@ def build_recipes(config: RunConfig, where: str) -> RecipeSchedule:
 def _schedule(
     config: RunConfig, limit: int, where: str, limited: Mapping[int, RecipeSchedule] | None = None
 ) -> RecipeSchedule:
-    """The recipes as they are while responses may have `limit` tokens."""
+    """Build the recipes as they are while responses may have `limit` tokens."""
     stages = [
         (stage.until, _recipe(config, stage.methods, limit, f"{where}: recipe.schedule[{number}].methods"))
         for number, stage in enumerate(config.recipe.schedule)
@@ -109,9 +108,9 @@ def _recipe(config: RunConfig, methods: Sequence[str], limit: int, key: str) -> 
 
 
 def resolved(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
-    """The configuration with the tables of the methods in play as they take effect, bundles' values included.
+    """Return the configuration with every value of the methods in play, those of bundles and defaults included.
 
-    So a stored configuration, read again, gives the same run, whatever defaults change. A table that differs between
+    A stored configuration, read again, then gives the same run, whatever defaults change. A table that differs between
     stages stays as the user wrote it.
     """
     effective: dict[str, MethodParams] = {}
@@ -119,12 +118,9 @@ def resolved(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
         for name, method in recipe.methods.items():
             chosen = config.recipe.params()[name]
             same = effective.get(name, method.params) == method.params
-            effective[name] = _all_set(method.params) if same else chosen
+            # Validated anew, so that every value counts as set and is written out.
+            effective[name] = type(method.params).model_validate(method.params.model_dump()) if same else chosen
     return config.model_copy(update={"recipe": config.recipe.model_copy(update=effective)})
-
-
-def _all_set(params: MethodParams) -> MethodParams:
-    return type(params).model_validate(params.model_dump())
 
 
 def make_rules(config: RunConfig, needs: Needs) -> Rules:

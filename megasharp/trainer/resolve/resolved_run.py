@@ -1,10 +1,11 @@
-"""Everything that can be known before anything starts: each refusal is one line."""
+"""Resolves a configuration into a run that can start; what is refused, is refused here in one line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from megasharp.algos.base import Needs
 from megasharp.algos.recipe import RecipeSchedule
 from megasharp.cluster.ray_runtime.slot_layout import Layout
 from megasharp.common.errors import UserError
@@ -35,7 +36,7 @@ from megasharp.trainer.reward_judge import check_judging, judged_tasks, training
 
 @dataclass(frozen=True, slots=True)
 class MemoryFolder:
-    """The memory network of DLC; `lr` is its learning rate."""
+    """The folder of DLC's memory network, and the learning rate that it trains with."""
 
     model: ModelFolder
     architecture: Architecture
@@ -62,34 +63,18 @@ class ResolvedRun:
 
 
 def check(config: RunConfig, where: str) -> ResolvedRun:
-    """Refuse what cannot run. `where` names the configuration file. Raises UserError in one line."""
+    """Read all that a run needs, and refuse what cannot run. `where` names the configuration file.
+
+    Raises UserError in one line.
+    """
     check_installed(config.log.trackers, where)
-    check_collection(config.rollout, where)
+    check_rollout(config.rollout, where)
     check_deterministic(config, where)
-    check_sampling(config.rollout, where)
     check_engine_keys(config, where)
     recipes = build_recipes(config, where)
     check_prolonged(config, recipes.needs, where)
-    if config.eval.with_memory and recipes.needs.memory is None:
-        raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
-    model, architecture = open_model(config.model.path)
-    architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
-    _check_length(config, architecture, where)
-    check_precision(config, architecture, where)
-    if config.policy.megatron:
-        # Imported here: Megatron takes seconds to import, and most runs pass nothing through.
-        from megasharp.learner.model import sort_options
-
-        sort_options(config.policy.megatron)
-    candidates = max(config.log.candidates, recipes.needs.topn)
-    if candidates > architecture.vocab:
-        raise UserError(
-            f"{where}: {candidates} candidates (a method's topn, or log.candidates) of a vocabulary of "
-            f"{architecture.vocab} tokens; lower it"
-        )
-    memory = _check_memory(config, recipes, architecture, where)
-    if memory is not None:
-        check_precision(config, memory.architecture, where)
+    model, architecture = _open_policy(config, recipes.needs, where)
+    memory = _open_memory(config, recipes.needs, architecture, where)
     if config.rollout.engine == "sglang":
         check_context(config, architecture.max_positions, where)
         for network in (architecture, *((memory.architecture,) if memory else ())):
@@ -114,8 +99,8 @@ def check(config: RunConfig, where: str) -> ResolvedRun:
     )
 
 
-def check_collection(rollout: RolloutConfig, where: str) -> None:
-    """Refuse keys of asynchronous collection that do not go together, or that an engine cannot follow."""
+def check_rollout(rollout: RolloutConfig, where: str) -> None:
+    """Refuse keys of rollouts that contradict each other, or that an engine cannot follow."""
     if rollout.engine == "inprocess":
         for key in ("oversample", "max_staleness", "stragglers", "request_limit_s"):
             if getattr(rollout, key) != RolloutConfig.model_fields[key].default:
@@ -128,10 +113,16 @@ def check_collection(rollout: RolloutConfig, where: str) -> None:
             f"{where}: rollout.stragglers=keep lets responses go on under new weights, which rollout.max_staleness=0 "
             "forbids; raise max_staleness or set stragglers=abort"
         )
+    # SGLang would call it greedy, and leave the temperature out.
+    if rollout.top_k == 1:
+        raise UserError(
+            f"{where}: rollout.top_k=1 samples one response again and again, which teaches nothing; "
+            "use 0 (off) or at least 2"
+        )
 
 
 def check_deterministic(config: RunConfig, where: str) -> None:
-    """Refuse what depends on which of several things was done first."""
+    """Refuse, in a deterministic run, keys by which the order of events decides what a step trains on."""
     for key in ("max_staleness", "oversample") if config.deterministic else ():
         if getattr(config.rollout, key):
             raise UserError(
@@ -140,18 +131,29 @@ def check_deterministic(config: RunConfig, where: str) -> None:
             )
 
 
-def check_sampling(rollout: RolloutConfig, where: str) -> None:
-    """Refuse what leaves nothing to learn from; SGLang would call it greedy and leave the temperature out."""
-    if rollout.top_k == 1:
+def _open_policy(config: RunConfig, needs: Needs, where: str) -> tuple[ModelFolder, Architecture]:
+    """Open the model that is trained, as far as it can be checked without Megatron's own model."""
+    model, architecture = open_model(config.model.path)
+    architecture.check_parallel(config.policy.tp, config.policy.pp, vpp=config.policy.vpp)
+    _check_length(config, architecture, where)
+    check_precision(config, architecture, where)
+    if config.policy.megatron:
+        # Imported here: Megatron takes seconds to import, and most runs pass nothing through.
+        from megasharp.learner.model import sort_options
+
+        sort_options(config.policy.megatron)
+    candidates = max(config.log.candidates, needs.topn)
+    if candidates > architecture.vocab:
         raise UserError(
-            f"{where}: rollout.top_k=1 samples one response again and again, which teaches nothing; "
-            "use 0 (off) or at least 2"
+            f"{where}: {candidates} candidates (a method's topn, or log.candidates) of a vocabulary of "
+            f"{architecture.vocab} tokens; lower it"
         )
+    return model, architecture
 
 
-def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architecture, where: str) -> MemoryFolder | None:
-    """The memory network that some stage's recipe asks for. It is split over ranks as the policy is."""
-    need = recipes.needs.memory
+def _open_memory(config: RunConfig, needs: Needs, policy: Architecture, where: str) -> MemoryFolder | None:
+    """Open the memory network that some stage's recipe asks for; it is split over ranks as the policy is."""
+    need = needs.memory
     if need is None:
         return None
     model, architecture = open_memory(need.path)
@@ -162,6 +164,7 @@ def _check_memory(config: RunConfig, recipes: RecipeSchedule, policy: Architectu
             f"{where}: the memory network {model.path} has a vocabulary of {architecture.vocab} tokens, the policy "
             f"{config.model.path} one of {policy.vocab}: DLC subtracts logits, so they must be the same"
         )
+    check_precision(config, architecture, where)
     return MemoryFolder(model, architecture, need.lr or config.policy.optimizer.lr)
 
 

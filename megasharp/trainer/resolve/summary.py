@@ -1,4 +1,4 @@
-"""What a run will occupy, in a few lines: for --dry-run and the head of a log."""
+"""Describes a resolved run in a few lines, for --dry-run and the head of a log."""
 
 from __future__ import annotations
 
@@ -10,31 +10,27 @@ from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
 def describe(checked: ResolvedRun) -> str:
-    """Ranks and their parts, batch sizes, engine and recipe, one fact a line."""
+    """Return ranks and their parts, batch sizes, engine and recipe, one fact a line."""
     config, arch, layout = checked.config, checked.architecture, checked.layout
     responses = config.data.prompts_per_step * config.data.responses_per_prompt
+    device = "GPUs" if device_of(config) == "cuda" else "the CPU"
+    limits = [*(stage.max_response_tokens for stage in config.data.stages), config.data.max_response_tokens]
     lines = [
         f"model      {arch.family}, {arch.parameter_count():,} parameters, {config.model.dtype}",
         *_adapters(checked),
         f"policy     {layout.world} rank(s) = dp {layout.dp} x tp {layout.tp} x pp {layout.pp} x cp {layout.cp} on "
-        f"{_device(checked)}, " + _processes(checked),
+        f"{device}, " + _processes(checked),
         *(_stage(checked, stage) for stage in range(layout.pp)),
         f"step       {config.data.prompts_per_step} prompts x {config.data.responses_per_prompt} = {responses} "
         f"responses, {config.recipe.mini_batches} optimizer step(s), <= {config.policy.micro_batch_tokens} tokens "
         "a micro-batch",
-        f"rollouts   {_engines(checked)}, temperature {config.rollout.temperature}, <= {_limits(checked)} tokens",
+        f"rollouts   {_engines(checked)}, temperature {config.rollout.temperature}, <= "
+        f"{', then '.join(map(str, limits))} tokens",
         f"recipe     {', '.join(checked.recipes.final.methods)}; {checked.recipes.final.reduction.value}",
         f"data       {len(checked.prompts)} prompts of {config.data.name}; evaluation on "
         + (", ".join(suite.name for suite in checked.suites) or "nothing"),
     ]
-    return "\n".join([*lines, *_stale(checked), *_without_effect(checked)])
-
-
-def _limits(checked: ResolvedRun) -> str:
-    """The limit of responses, stage after stage where there are several."""
-    data = checked.config.data
-    limits = [*(stage.max_response_tokens for stage in data.stages), data.max_response_tokens]
-    return ", then ".join(map(str, limits))
+    return "\n".join([*lines, *_notes(checked)])
 
 
 def _adapters(checked: ResolvedRun) -> list[str]:
@@ -47,27 +43,25 @@ def _adapters(checked: ResolvedRun) -> list[str]:
     ]
 
 
-def _stale(checked: ResolvedRun) -> list[str]:
-    """What a user of stale tokens should know where no method of the recipe takes them into account."""
+def _notes(checked: ResolvedRun) -> list[str]:
+    """Return notes on stale tokens that no method corrects for, and on keys that are set and never read.
+
+    Such keys are legal, because an override of the methods leaves other methods' tables behind.
+    """
+    section, recipes = checked.config.recipe, checked.recipes
     behind = checked.config.rollout.max_staleness
-    methods = set(checked.recipes.final.methods)
-    if behind == 0 or methods & {"truncated_is", "bypass"}:
-        return []
-    return [
+    stale = [
         f"note       tokens up to {behind} version(s) old are trained on as if the present policy had sampled them; "
         "truncated_is or bypass in recipe.methods corrects for that"
     ]
-
-
-def _without_effect(checked: ResolvedRun) -> list[str]:
-    """What was set and is never read: legal, because an override of the methods leaves other methods' tables behind."""
-    section, recipes = checked.config.recipe, checked.recipes
+    corrected = behind == 0 or set(recipes.final.methods) & {"truncated_is", "bypass"}
     read = {name for recipe in recipes.all for name in recipe.methods}
     tables = [name for name, params in section.params().items() if params.model_fields_set and name not in read]
     stages = checked.config.data.stages
     beyond = [stage.until for stage in section.schedule if stage.until >= checked.config.steps]
     longer = [stage.until for stage in stages if stage.until is not None and stage.until >= checked.config.steps]
     return [
+        *([] if corrected else stale),
         *(f"note       recipe.{name} is set, but no method of the recipe reads it" for name in tables),
         *(f"note       recipe.schedule: the run ends before what follows step {until}" for until in beyond),
         *(f"note       data.stages: the run ends before what follows step {until}" for until in longer),
@@ -81,12 +75,8 @@ def _processes(checked: ResolvedRun) -> str:
     return "in this process" if checked.layout.world == 1 else f"processes over {over}"
 
 
-def _device(checked: ResolvedRun) -> str:
-    return "GPUs" if device_of(checked.config) == "cuda" else "the CPU"
-
-
 def _engines(checked: ResolvedRun) -> str:
-    """What samples, where it sits, and how weights get there."""
+    """Return the engines, their placement, and the transport of weights."""
     config = checked.config
     if config.rollout.engine == "inprocess":
         return "engine in this process"

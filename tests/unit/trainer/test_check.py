@@ -9,27 +9,27 @@ from megasharp.common.errors import UserError
 from megasharp.config.core import apply_overrides, parse_yaml, validate
 from megasharp.config.rollout import RolloutConfig
 from megasharp.config.run_config import RunConfig
-from megasharp.trainer.resolve.resolved_run import check, check_collection
+from megasharp.trainer.resolve.resolved_run import check, check_rollout
 
 
 @each_case("key", [{"oversample": 0.5}, {"max_staleness": 1}, {"stragglers": "keep"}, {"request_limit_s": 5.0}])
 def test_the_engine_in_this_process_samples_one_batch_at_a_time(key: dict[str, object]) -> None:
     with pytest.raises(UserError, match=rf"run\.yaml: rollout\.{next(iter(key))} needs engines") as raised:
-        check_collection(RolloutConfig.model_validate(key), "run.yaml")
+        check_rollout(RolloutConfig.model_validate(key), "run.yaml")
     assert "\n" not in str(raised.value)
     if "stragglers" not in key:
-        check_collection(RolloutConfig.model_validate({**key, "engine": "sglang"}), "run.yaml")
+        check_rollout(RolloutConfig.model_validate({**key, "engine": "sglang"}), "run.yaml")
 
 
 def test_kept_stragglers_need_staleness() -> None:
     keep = {"engine": "sglang", "stragglers": "keep"}
     with pytest.raises(UserError, match=r"run\.yaml: rollout\.stragglers=keep .* rollout\.max_staleness=0 forbids"):
-        check_collection(RolloutConfig.model_validate(keep), "run.yaml")
-    check_collection(RolloutConfig.model_validate({**keep, "max_staleness": 1}), "run.yaml")
+        check_rollout(RolloutConfig.model_validate(keep), "run.yaml")
+    check_rollout(RolloutConfig.model_validate({**keep, "max_staleness": 1}), "run.yaml")
 
 
 def test_the_defaults_pass() -> None:
-    check_collection(RolloutConfig(), "run.yaml")
+    check_rollout(RolloutConfig(), "run.yaml")
 
 
 @each_case("key", ["max_staleness=1", "oversample=0.5"])

@@ -17,9 +17,8 @@ from megasharp.common.errors import UserError
 from megasharp.common.files import held
 from megasharp.common.signals import save_kept_from_children
 from megasharp.evals.groups import Settings
-from megasharp.trainer.eval_source import Measured, check_measurable, measured
+from megasharp.trainer.eval_source import Measured, check_measurable, hf_folder, measured
 from megasharp.trainer.evaluation import Asked, evaluate_source
-from megasharp.trainer.resolve.sampling_model import hf_folder
 
 BASE = Path(__file__).parents[3] / "examples" / "quickstart" / "base"
 
