@@ -1,5 +1,5 @@
-"""The one composition root: from a configuration to running parts.
+"""From a configuration to a trained policy; the only package that knows every other part.
 
-`check` decides whether a run can start and says why not, `layout` describes it, `parts` makes the learner, engine,
-stream and sync, `train` is a whole run from open folder to summary.
+`resolve` decides whether a run can start, and says why not. `assembly` starts its parts, which `factories`,
+`engine_setup`, `placement` and `reward_judge` make. `loop` is the training program, and `run` a whole run around it.
 """

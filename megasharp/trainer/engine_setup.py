@@ -1,4 +1,4 @@
-"""The engines of a run and all that depends on their kind: rollouts, weight sync, whose turn it is on the devices."""
+"""The engines of a run and all that depends on their kind: rollouts, weight sync, turns on shared devices."""
 
 from __future__ import annotations
 
@@ -24,38 +24,42 @@ from megasharp.weight_sync.push import FleetSync, make_transport
 
 
 class VersionedSync(Sync, Protocol):
-    """A sync that counts the memory network's versions too."""
+    """A sync that also counts the memory network's versions."""
 
     @property
     def memory_version(self) -> int: ...
 
 
 class Collector(Rollouts, Protocol):
-    """Rollouts that know which prompts were taken and not trained yet, and go on with those of an earlier process."""
+    """Rollouts that know which prompts were taken and not trained yet, and continue those of an earlier process."""
 
-    def unfinished(self) -> tuple[Unfinished, ...]: ...
+    def unfinished(self) -> tuple[Unfinished, ...]:
+        """Return the prompts that were taken and that no step has trained on, with their responses so far."""
+        ...
 
-    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int: ...
+    def take_up(self, source: PromptSource, prompts: Sequence[Unfinished]) -> int:
+        """Continue these prompts of a checkpoint; returns how many fit no prompt of `source` and are dropped."""
+        ...
 
 
 class Serving(Protocol):
-    """One kind of engines, running. The learners are built after it: co-located engines sleep while that happens."""
+    """Running engines of one kind. Learners are built after them, while co-located engines sleep."""
 
     @property
     def engine(self) -> Engine:
-        """What samples."""
+        """The engine that samples."""
         ...
 
     def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
-        """Sampling and verification of training groups; `meanwhile` is called now and then while others sample."""
+        """Make the rollouts of training groups; `meanwhile` is called now and then while engines sample."""
         ...
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
-        """The way of the weights; the versions are those last pushed."""
+        """Make the weight sync; the versions are those last pushed."""
         ...
 
     def phases(self, learners: Sequence[Offloadable]) -> Phases:
-        """Whose turn it is on the devices; begins with the learners'."""
+        """Make the turns on shared devices; the first is the learners'."""
         ...
 
     def close(self) -> None:
@@ -74,19 +78,19 @@ class InProcessServing:
 
     @property
     def engine(self) -> Engine:
-        """What samples."""
+        """The engine that samples."""
         return self._engine
 
     def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
-        """Round by round, sampled by this process itself."""
+        """Sample round by round, in this process itself."""
         return make_rollouts(self._checked, self._engine, judge)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
-        """Handed over in this process."""
+        """Hand weights over in this process."""
         return InProcessSync(self._engine, version, memory_version)
 
     def phases(self, learners: Sequence[Offloadable]) -> Phases:
-        """Engine and learner share this machine's memory."""
+        """Leave both in this machine's memory, which holds them."""
         return Apart()
 
     def close(self) -> None:
@@ -106,7 +110,7 @@ class FleetServing:
         self._checked = checked
         self._placement = placement
         self._folder = folder
-        # One that begins on a GPU whose memory the learner has would take it, or fail for want of it.
+        # An engine that restarts on a GPU whose memory the learner has would take that memory, or fail without it.
         again = config.rollout.restarts > 0 and not (settings.sleep and settings.device != "cpu")
         starter = placement.starter(settings) if again else None
         self._fleet = Fleet(placement.engines(settings), settings, tell=say, starter=starter)
@@ -121,15 +125,15 @@ class FleetServing:
 
     @property
     def engine(self) -> Engine:
-        """What samples."""
+        """The engine that samples."""
         return self._fleet
 
     def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
-        """Groups as they become complete."""
+        """Collect groups as they become complete."""
         return make_async_rollouts(self._checked, self._fleet, judge, meanwhile)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
-        """By the configured transport."""
+        """Push weights by the configured transport."""
         config = self._checked.config
         transport = choose_transport(config, "sync")
         assert transport != "inprocess", "engines of their own were asked for"
@@ -144,7 +148,7 @@ class FleetServing:
         return FleetSync(self._fleet, made, version, memory_version)
 
     def phases(self, learners: Sequence[Offloadable]) -> Phases:
-        """Turns where devices are shared."""
+        """Take turns where devices are shared."""
         return Apart() if self._sleeper is None else Colocated(learners, self._sleeper)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,17 +86,13 @@ def _named(weights: Path) -> Measured:
     step = re.fullmatch(r"step_(\d+)", whole.name)
     if step is None or whole.parent.name != _CHECKPOINTS:
         return Measured(weights, whole.name, None, Path(whole.name))
-    run = _run_name(whole.parent.parent)
+    folder = whole.parent.parent
+    # Its configuration has the run's name; of a checkpoint that was copied without one, the folder's must do.
+    name: object = None
+    with suppress(UserError):
+        name = read_tree(folder / "config.yaml").get("name")
+    run = name if isinstance(name, str) else folder.name
     return Measured(weights, f"{run} step {int(step[1])}", int(step[1]), Path(run) / whole.name)
-
-
-def _run_name(run: Path) -> str:
-    """Return the name in a run's configuration; its folder's where a checkpoint was copied without one."""
-    try:
-        name = read_tree(run / "config.yaml").get("name")
-    except UserError:
-        return run.name
-    return name if isinstance(name, str) else run.name
 
 
 def _holds_weights(folder: Path) -> bool:

@@ -1,16 +1,14 @@
-"""`megasharp eval`: suites on a run's newest checkpoint, on a checkpoint, or on a Hugging Face folder.
+"""`megasharp eval`: measures suites on a run's newest checkpoint, on a checkpoint, or on a Hugging Face folder.
 
-What is sampled is kept in chunks as it comes, so the same command goes on after a kill or SIGUSR1, and does not sample
-again what is done.
-
-`megasharp eval --compare`: two results side by side.
+Samples are stored in chunks as they come, so that after a kill or SIGUSR1 the same command continues where it was.
+`megasharp eval --compare` sets two results side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from megasharp.common import signals
@@ -35,16 +33,16 @@ from megasharp.tasks.tokenizer import load_tokenizer
 from megasharp.trainer.eval_source import CHECKPOINT, Measured, engine_of, engines_of, hf_folder, measured
 from megasharp.trainer.reward_judge import RewardJudge, check_judging
 
-# How much of a digest tells two evaluations apart.
+# Characters of a digest that tell two evaluations apart.
 _DIGEST = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says. `suites` are suites and groups by name; settings that are None are theirs.
+    """The options of the command line. `suites` are suites and groups by name; settings that are None are theirs.
 
     `engines` is a run file whose SGLang engines sample, with `overrides`; without it the engine of this process does.
-    `out` None is a folder under evals/ that is named after what is measured; `reward` says where responses are judged.
+    `out` None is a folder under evals/ named after the weights; `reward` decides where responses are judged.
     """
 
     source: Path | None
@@ -59,12 +57,12 @@ class Asked:
 
 
 def settings(n: int | None, k: str | None, top_p: float | None, max_tokens: int | None) -> Settings:
-    """What is asked for on the command line. Raises UserError in one line."""
+    """Validate the settings given on the command line. Raises UserError in one line."""
     return validate(Settings, {"n": n, "k": k, "top_p": top_p, "max_tokens": max_tokens}, "megasharp eval")
 
 
 def numbers(temperatures: str | None) -> list[float | None]:
-    """Temperatures parted by commas, each once. Raises UserError for what is none."""
+    """Read temperatures separated by commas, each once. Raises UserError for what is none."""
     if temperatures is None:
         return []
     try:
@@ -77,16 +75,19 @@ def numbers(temperatures: str | None) -> list[float | None]:
 
 
 def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
-    """Evaluate, write the files, and say the figures. Raises UserError in one line.
+    """Evaluate, write the files, and print the metrics. Raises UserError in one line.
 
-    SIGUSR1 ("time is nearly up") ends it with exit code 75: what was sampled stays for the next start.
+    SIGUSR1 ("time is nearly up") ends it with exit code 75; the samples stay for the next start.
     """
     if asked.source is None:
         raise UserError(
             "say what to evaluate: a run, a checkpoint or a Hugging Face folder; or --compare A.json B.json"
         )
-    source, temperatures = asked.source, asked.temperatures or [None]
-    sweep = [_planned(asked, temperature) for temperature in temperatures]
+    source = asked.source
+    sweep = []
+    for temperature in asked.temperatures or [None]:
+        changed = {} if temperature is None else {"temperature": temperature}
+        sweep.append(plan_suites(asked.suites, asked.settings.model_copy(update=changed), asked.seed))
     tasks = {each.suite.task for groups in sweep for group in groups for each in group.evaluations}
     check_judging(asked.reward, tasks, "megasharp eval")
     for line in _ours(sweep[0]):
@@ -105,11 +106,6 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
         raise signals.Stopped(stopped.number, _kept(evaluation)) from None
 
 
-def _planned(asked: Asked, temperature: float | None) -> list[PlannedGroup]:
-    settings = asked.settings if temperature is None else asked.settings.model_copy(update={"temperature": temperature})
-    return plan_suites(asked.suites, settings, asked.seed)
-
-
 def _ours(groups: Sequence[PlannedGroup]) -> Iterator[str]:
     for group in groups:
         if group.ours:
@@ -124,7 +120,7 @@ def _kept(evaluation: _Evaluation | None) -> str:
 
 
 class _Evaluation:
-    """One command's evaluations, one after the other; the engine is started when the first of them needs it."""
+    """One command's evaluations, in order; the engine starts when the first of them needs it."""
 
     def __init__(self, asked: Asked, model: Measured, say: Say) -> None:
         self._asked = asked
@@ -145,7 +141,7 @@ class _Evaluation:
 
     @contextmanager
     def engine(self) -> Iterator[None]:
-        """Inside, an engine can be had; at the end it is closed."""
+        """Make an engine available inside the block, and close it at its end."""
         self._sampler = _Sampler(self._asked, self._model.weights, self.root)
         try:
             yield
@@ -153,20 +149,28 @@ class _Evaluation:
             self._sampler.close()
 
     def run_all(self, sweep: Sequence[Sequence[PlannedGroup]], judge: Judge) -> None:
-        """Evaluate everything, and say each result."""
+        """Evaluate everything, and print each result, and the average of each group of suites."""
         for groups in sweep:
             for group in groups:
                 results = [self._result(each, judge) for each in group.evaluations]
-                if group.group is not None:
-                    self._average(group, results)
+                if group.group is None:
+                    continue
+                members: dict[str, list[EvalResult]] = {}
+                for each, result in zip(group.evaluations, results, strict=True):
+                    members.setdefault(each.member, []).append(result)
+                table = averaged(group.name, group.group.source, group.ours, members, self._asked.seed)
+                path = save_group(table, self._folder(group.evaluations[0]))
+                for line in group_lines(table):
+                    self._say(line)
+                self._say(f"wrote {path}")
 
     def _folder(self, planned: Planned) -> Path:
-        """Where the files of an evaluation go: of a sweep, each temperature has a folder."""
+        """Return the folder of an evaluation's files: in a sweep, each temperature has its own."""
         if len(self._asked.temperatures) < 2:
             return self.root
         temperature = planned.sampling.temperature
         short = f"{temperature:g}"
-        # Two that differ in the seventh digit only have a folder each.
+        # Two temperatures that differ only after the sixth digit still get a folder each.
         return self.root / f"temperature_{short if float(short) == temperature else temperature}"
 
     def _identity(self, planned: Planned) -> dict[str, str]:
@@ -186,7 +190,7 @@ class _Evaluation:
         return Progress(self._folder(planned) / f"{planned.suite.name}.samples", self._identity(planned))
 
     def _done(self, planned: Planned) -> Path | None:
-        """The file of this evaluation where it is done; refuses another's."""
+        """Return the file of this evaluation where it is done. Raises UserError where it is another's."""
         path = self._folder(planned) / f"{planned.suite.name}.json"
         if not path.exists():
             return None
@@ -206,25 +210,21 @@ class _Evaluation:
         return result
 
     def _again(self, done: Path, planned: Planned) -> EvalResult:
-        """The figures for the k that are asked for, and for those it has, from the counts of one that is done."""
-        result = load_result(done)
-        setting = self._setting(planned)
-        return summarize(result.rows, replace(setting, ks=tuple(sorted({*setting.ks, *result.ks}))), result.seconds)
-
-    def _setting(self, planned: Planned) -> EvalSetting:
-        sampling = planned.sampling
-        return EvalSetting(
+        """Compute the metrics from the counts of an evaluation that is done, for every k that it or `planned` has."""
+        result, sampling = load_result(done), planned.sampling
+        setting = EvalSetting(
             planned.suite.name,
             self._model.label,
             self._model.step,
             sampling.n,
-            sampling.ks,
+            tuple(sorted({*sampling.ks, *result.ks})),
             sampling.temperature,
             planned.seed,
             sampling.top_p,
             sampling.max_tokens,
             self._identity(planned),
         )
+        return summarize(result.rows, setting, result.seconds)
 
     def _evaluated(self, planned: Planned, judge: Judge) -> EvalResult:
         assert self._sampler is not None
@@ -248,20 +248,9 @@ class _Evaluation:
             identity=self._identity(planned),
         )
 
-    def _average(self, planned: PlannedGroup, results: Sequence[EvalResult]) -> None:
-        assert planned.group is not None
-        members: dict[str, list[EvalResult]] = {}
-        for each, result in zip(planned.evaluations, results, strict=True):
-            members.setdefault(each.member, []).append(result)
-        table = averaged(planned.name, planned.group.source, planned.ours, members, self._asked.seed)
-        path = save_group(table, self._folder(planned.evaluations[0]))
-        for line in group_lines(table):
-            self._say(line)
-        self._say(f"wrote {path}")
-
 
 class _Sampler:
-    """The engine with the weights, and their tokenizer, made when they are first asked for."""
+    """The engine with the weights, and their tokenizer, made at their first use."""
 
     def __init__(self, asked: Asked, weights: Path, out: Path) -> None:
         self._asked = asked
@@ -271,7 +260,7 @@ class _Sampler:
         self._made: tuple[Engine, Tokenizer] | None = None
 
     def get(self) -> tuple[Engine, Tokenizer]:
-        """Both. Raises UserError where they cannot be had."""
+        """Return both. Raises UserError where they cannot be made."""
         if self._made is None:
             folder = self._stack.enter_context(hf_folder(self._weights))
             engine = self._stack.enter_context(_engine(folder, self._asked, self._logs))

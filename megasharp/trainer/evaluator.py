@@ -9,7 +9,6 @@ from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.common import signals
 from megasharp.common.control import Control
 from megasharp.evals.evaluate import WITH_MEMORY, evaluate
-from megasharp.evals.result import EvalResult
 from megasharp.evals.result_files import save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.metrics.clock import StageClock
@@ -122,14 +121,13 @@ class Evaluator:
             save(result, self.folder.evals(step))
         metrics = result.figures()
         self.log.write(step, metrics)
-        self.log.note(f"step {step}: {_result_line(result)}")
+        token_entropy = result.token_entropy if result.token_entropy is not None else result.token_entropy_sampled
+        shown = {
+            **{f"pass@{k}": value for k, value in result.pass_at_k.items()},
+            "greedy": result.greedy_accuracy,
+            "answer entropy": result.answer_entropy,
+            "token entropy": token_entropy,
+        }
+        line = "  ".join(f"{name} {value:.3f}" for name, value in shown.items() if value is not None)
+        self.log.note(f"step {step}: {result.suite}: {line}")
         return metrics
-
-
-def _result_line(result: EvalResult) -> str:
-    passed = "  ".join(f"pass@{k} {value:.3f}" for k, value in result.pass_at_k.items())
-    greedy = "" if result.greedy_accuracy is None else f"  greedy {result.greedy_accuracy:.3f}"
-    entropy = "" if result.answer_entropy is None else f"  answer entropy {result.answer_entropy:.3f}"
-    tokens = result.token_entropy if result.token_entropy is not None else result.token_entropy_sampled
-    spread = "" if tokens is None else f"  token entropy {tokens:.3f}"
-    return f"{result.suite}: {passed}{greedy}{entropy}{spread}"

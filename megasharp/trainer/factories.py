@@ -1,7 +1,4 @@
-"""Learner, engine, rollouts and sync of one run.
-
-What each rank is told about the learners of a run: the policy's settings, and the memory network's beside them.
-"""
+"""Makes a run's learners, in-process engine and rollouts from its configuration, and the settings of each."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
 def learner_settings(checked: ResolvedRun) -> dict[str, LearnerSettings]:
-    """Settings by the learner's name on its ranks."""
+    """Return the settings of the policy, and of the memory network where there is one, by their names on the ranks."""
     config = checked.config
     policy = LearnerSettings(
         # Ranks may run in another folder.
@@ -69,7 +66,10 @@ def learner_settings(checked: ResolvedRun) -> dict[str, LearnerSettings]:
 def make_engine(
     folder: Path, dtype: torch.dtype, device: torch.device, memory_folder: Path | None = None
 ) -> InProcessEngine:
-    """The in-process engine for a Hugging Face folder's architecture, or a policy's and a memory's; no weights yet."""
+    """Make the in-process engine of a Hugging Face folder's architecture, with a memory network's beside it if given.
+
+    It has no weights yet.
+    """
     return InProcessEngine(folder, dtype=dtype, device=device, memory_folder=memory_folder)
 
 
@@ -87,7 +87,7 @@ class Learners:
 
 
 def make_learners(checked: ResolvedRun, placement: Placement, logs: Path) -> Learners:
-    """All learners of a run, on ranks that they share."""
+    """Start all learners of a run, on ranks that they share."""
     ranks = placement.ranks(learner_settings(checked), torch.device(device_of(checked.config)), logs)
     memory = None
     if checked.memory:
@@ -96,14 +96,14 @@ def make_learners(checked: ResolvedRun, placement: Placement, logs: Path) -> Lea
 
 
 def make_rollouts(checked: ResolvedRun, engine: Engine, judge: Judge) -> Rollouts:
-    """Sampling and verification of training groups, round by round."""
+    """Make rollouts that sample and verify training groups round by round."""
     return Rollouts(engine, _group_maker(checked, judge))
 
 
 def make_async_rollouts(
     checked: ResolvedRun, engine: AsyncEngine, judge: Judge, meanwhile: Callable[[], None]
 ) -> AsyncRollouts:
-    """The same as they become complete; `meanwhile` is called now and then while engines are waited for."""
+    """Make rollouts that verify groups as they become complete; `meanwhile` is called while engines sample."""
     return AsyncRollouts(engine, _group_maker(checked, judge), checked.config.rollout, meanwhile)
 
 
@@ -119,7 +119,7 @@ def _group_maker(checked: ResolvedRun, judge: Judge) -> GroupMaker:
 
 
 def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    """How training responses are drawn."""
+    """Return how training responses are drawn."""
     return SamplingParams(
         max_tokens=config.data.largest_response,
         temperature=config.rollout.temperature,
@@ -130,7 +130,7 @@ def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampl
 
 
 def pack_layout(checked: ResolvedRun, architecture: Architecture) -> PackLayout:
-    """How a step is cut into micro-batches for a network of this architecture."""
+    """Return how a step is cut into micro-batches for a network of this architecture."""
     config = checked.config
     return PackLayout(
         dp=checked.layout.dp,

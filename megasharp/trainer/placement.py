@@ -1,4 +1,4 @@
-"""Where the processes of a run go: this machine, or slots that Ray holds for them."""
+"""The placement of a run's processes: on this machine, or in slots that Ray reserves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Placement(Protocol):
 
     @property
     def address(self) -> str:
-        """Where engines reach the learner's first rank."""
+        """The address at which engines reach the learner's first rank."""
         ...
 
     def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
@@ -46,20 +46,20 @@ class Placement(Protocol):
         ...
 
     def processes(self, world: int) -> int:
-        """How many of so many ranks are processes of their own."""
+        """Return how many of `world` ranks are processes of their own."""
         ...
 
     @property
     def there(self) -> There | None:
-        """How to call a function on another node; None where there is none."""
+        """The way to call a function on another node; None where there is none."""
         ...
 
     def starter(self, settings: FleetSettings) -> Starter:
-        """What starts one of these engines again."""
+        """Return an object that restarts one of these engines."""
         ...
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Give back what is reserved."""
         ...
 
 
@@ -85,7 +85,7 @@ class LocalPlacement:
         return _LOOPBACK
 
     def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
-        """In this process when there is one rank."""
+        """Start ranks as child processes; a single rank is this process."""
         world = settings[POLICY].layout.world
         if world == 1:
             from megasharp.learner.ranks.all_ranks import OneRank
@@ -99,27 +99,27 @@ class LocalPlacement:
         return ProcessRanks(settings, device, logs, threads)
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
-        """In process groups of their own."""
+        """Start engines in process groups of their own."""
         return list(launch(self._placed(settings)))
 
     def processes(self, world: int) -> int:
-        """One rank is in this process."""
+        """Count child processes: a single rank has none."""
         return 0 if world == 1 else world
 
     @property
     def there(self) -> There | None:
-        """All is on this machine."""
+        """None: everything is on this machine."""
         return None
 
     def starter(self, settings: FleetSettings) -> Starter:
-        """The same for one."""
+        """Return a starter that uses the same GPUs."""
         return LocalStarter(self._placed(settings))
 
     def _placed(self, settings: FleetSettings) -> FleetSettings:
         return replace(settings, gpus=self._engine_gpus)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, because nothing is reserved."""
 
 
 class RayPlacement:
@@ -136,7 +136,7 @@ class RayPlacement:
         return self._slots.seats[self._slots.layout.of_rank(0)].node
 
     def ranks(self, settings: Mapping[str, LearnerSettings], device: torch.device, logs: Path) -> Ranks:
-        """An actor for each."""
+        """Start an actor for each rank."""
         from megasharp.cluster.ray_runtime.ranks import RayRanks
 
         world, deterministic = settings[POLICY].layout.world, self._checked.config.deterministic
@@ -144,24 +144,24 @@ class RayPlacement:
         return RayRanks(settings, device, self._slots, logs, threads)
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
-        """An actor for each, which starts the engine on its node."""
+        """Start an actor for each engine, which starts it on its node."""
         from megasharp.cluster.ray_runtime.engine_actors import launch_on_cluster
 
         return list(launch_on_cluster(settings, self._slots))
 
     def processes(self, world: int) -> int:
-        """All of them."""
+        """Count all of them."""
         return world
 
     @property
     def there(self) -> There | None:
-        """By a task of Ray's."""
+        """A task of Ray's on that node."""
         from megasharp.cluster.ray_runtime.session import there
 
         return there
 
     def starter(self, settings: FleetSettings) -> Starter:
-        """In the engine's own slots."""
+        """Return a starter that uses the engine's own slots."""
         from megasharp.cluster.ray_runtime.engine_actors import ClusterStarter
 
         return ClusterStarter(settings, self._slots)
@@ -175,13 +175,13 @@ class RayPlacement:
 
 
 def check_placement(checked: ResolvedRun) -> None:
-    """Refuse GPUs that this machine does not have, before anything is written; what Ray has it says by itself."""
+    """Refuse GPUs that this machine does not have, before anything is written. Ray refuses what it does not have."""
     if checked.config.cluster.backend == "local":
         LocalPlacement(checked)
 
 
 def open_placement(checked: ResolvedRun) -> Placement:
-    """Reserve all that the run needs. Raises UserError, with nothing started, where it is not to be had."""
+    """Reserve all that the run needs. Raises UserError, with nothing started, where it is not available."""
     if checked.config.cluster.backend == "local":
         return LocalPlacement(checked)
     from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings

@@ -1,8 +1,7 @@
-"""`megasharp plan`: a run file, which need not be able to start here, to the planner's request, and its answer.
+"""`megasharp plan`: turns a run file, which need not be able to start here, into the planner's request, and answers it.
 
-The real Megatron model of every pipeline stage, built without memory in a process beside `megasharp plan`.
-
-Imports next to nothing, so that the process, which has Megatron to import, starts before anything else does.
+The planner's parameter counts are compared with Megatron's own model of every pipeline stage, which a process beside
+this one builds without memory.
 """
 
 from __future__ import annotations
@@ -55,12 +54,15 @@ if TYPE_CHECKING:
     from megasharp.convert.architecture import Architecture
 
 
-# Megatron's import is most of it.
+# The counting process has that long; importing Megatron takes most of it.
 _SECONDS = 300
 
 
 class ModelCheck:
-    """Begins with its construction, ends with its block. `ask` once, then `counts` waits for the answer."""
+    """The process that counts parameters: it starts when this is made and ends with the `with` block.
+
+    Call `ask` once; `counts` then waits for the answer.
+    """
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -105,7 +107,7 @@ _GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line adds to a run file: None leaves the file's, or the planner's default."""
+    """The options of the command line; None keeps the run file's value, or the planner's default."""
 
     nodes: int | None = None
     gpu: str | None = None
@@ -116,7 +118,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and what was derived or replaced on the way, a line each."""
+    """A request, and a line for each value that was derived or replaced."""
 
     request: Request
     notes: tuple[str, ...]
@@ -127,7 +129,7 @@ class NotFilled(UserError):
 
 
 def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -> Asked:
-    """The planner's request for a run; without `fill` --nodes are the run's machines, whatever its layout.
+    """Return the planner's request for a run; without `fill`, --nodes are its machines whatever its layout fills.
 
     Raises:
         NotFilled: the layout cannot fill them.
@@ -165,7 +167,7 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
 
 
 def _network(path: str, where: str) -> tuple[Network, list[str]]:
-    """From the folder, or where there is none from the shipped config of that name; a note says so."""
+    """Read a model's sizes from its folder, or with a note from the shipped config of that name."""
     folder, notes = model_folder(find(path)).description, []
     if not (folder / CONFIG_FILE).is_file():
         folder = SHIPPED_MODELS / Path(path).name.lower()
@@ -180,7 +182,7 @@ def _network(path: str, where: str) -> tuple[Network, list[str]]:
 
 
 def _check_cut(config: RunConfig, network: Network) -> None:
-    """Before nodes are filled: a layout that cuts no model is not a question of how many GPUs there are."""
+    """Refuse a layout that cannot cut this model, before nodes are filled: more GPUs would not help."""
     policy, architecture = config.policy, network.architecture
     architecture.check_parallel(policy.tp, policy.pp, vpp=policy.vpp)
     if config.rollout.engine == "sglang":
@@ -188,7 +190,7 @@ def _check_cut(config: RunConfig, network: Network) -> None:
 
 
 def _fill_nodes(config: RunConfig, where: str, options: Options) -> tuple[RunConfig, list[str]]:
-    """With --nodes, data-parallel ranks and engines that fill them; without it, the file as it is."""
+    """Set data-parallel ranks and engines so that they fill --nodes; without --nodes, keep the file as it is."""
     cluster = config.cluster
     if options.nodes is None:
         return config, []
@@ -224,9 +226,9 @@ def _on_nodes(config: RunConfig, options: Options) -> RunConfig:
 
 
 def _shared_out(config: RunConfig, where: str, gpus: int) -> tuple[int, int]:
-    """Data-parallel ranks and engines that fill `gpus` GPUs, which they do not share, about as the file shares its own.
+    """Return data-parallel ranks and engines that fill `gpus` GPUs in about the file's own proportion.
 
-    Of several numbers as close, the fewest ranks.
+    They do not share GPUs. Of several numbers equally close, the fewest ranks.
     """
     policy, rollout = config.policy, config.rollout
     ranks = policy.tp * policy.pp * policy.cp
@@ -246,13 +248,24 @@ def _request(
 ) -> Request:
     on_gpu = options.gpu is not None or asks_for_gpus(config)
     default = Rates()
+    data, largest = config.data, config.data.largest_response
+    # Half of the limit stands for the mean where --response does not give it.
+    mean = options.response or largest / 2
+    if mean > largest:
+        raise UserError(f"{where}: --response {mean} is more than data.max_response_tokens={largest}")
     return Request(
         name=config.name,
         policy=policy,
         memory=memory,
         width=as_dtype(config.model.dtype).itemsize,
         split=config.policy,
-        batch=_batch(config, where, options),
+        batch=Batch(
+            prompts=data.prompts_per_step,
+            responses=data.responses_per_prompt,
+            mini_batches=config.recipe.mini_batches,
+            oversample=config.rollout.oversample,
+            lengths=Lengths(data.max_prompt_tokens / 2, data.max_prompt_tokens, mean, largest),
+        ),
         passes=passes,
         engines=_engines(config, where),
         machines=Machines(
@@ -265,21 +278,6 @@ def _request(
             mfu=options.mfu or default.mfu,
             disk=options.disk_gb * 1e9 if options.disk_gb else default.disk,
         ),
-    )
-
-
-def _batch(config: RunConfig, where: str, options: Options) -> Batch:
-    data = config.data
-    largest = data.largest_response
-    mean = options.response or largest / 2
-    if mean > largest:
-        raise UserError(f"{where}: --response {mean} is more than data.max_response_tokens={largest}")
-    return Batch(
-        prompts=data.prompts_per_step,
-        responses=data.responses_per_prompt,
-        mini_batches=config.recipe.mini_batches,
-        oversample=config.rollout.oversample,
-        lengths=Lengths(data.max_prompt_tokens / 2, data.max_prompt_tokens, mean, largest),
     )
 
 
@@ -308,7 +306,7 @@ def _engines(config: RunConfig, where: str) -> Engines | None:
 
 
 def formula_counts(asked: Asked) -> list[list[int]]:
-    """What Megatron's own models should have, from the families' tables: by network and stage."""
+    """Return the parameters by network and stage that the families' tables give, to compare with Megatron's own."""
     layout, memory = asked.request.layout, asked.request.memory
     found = [stages(asked.request.policy, layout, asked.request.lora)]
     found += [stages(memory, layout)] if memory else []
@@ -317,7 +315,7 @@ def formula_counts(asked: Asked) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A plan, how it is printed, and whether the run would work."""
+    """A plan as text, and whether the run would work."""
 
     text: str
     works: bool
@@ -326,9 +324,9 @@ class Answer:
 def plan_run(
     config: RunConfig, where: str, options: Options, check: ModelCheck, *, as_json: bool, suggestions: bool
 ) -> Answer:
-    """Plan a run; the parameters that `check` counts are compared with the tables'. Raises UserError in one line.
+    """Plan a run, and compare the parameters that `check` counts with the tables'. Raises UserError in one line.
 
-    Where its layout cannot fill the nodes, the first of the suggestions is what is planned, with the error.
+    Where its layout cannot fill the nodes, the first suggestion is planned instead, with the error as a problem.
     """
     try:
         asked = ask(config, where, options)
@@ -357,7 +355,7 @@ def plan_run(
 
 
 def compare(built: list[list[int]], table: list[list[int]]) -> None:
-    """Raises UserError for the first stage whose real model differs from the family's table."""
+    """Raise UserError for the first stage whose real model differs from the family's table."""
     for of_built, of_table in zip(built, table, strict=True):
         for stage, (there, expected) in enumerate(zip(of_built, of_table, strict=True)):
             if there != expected:

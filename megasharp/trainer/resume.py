@@ -1,18 +1,19 @@
-"""What a resumed run may change: what would silently mean another experiment is refused, the rest is named.
+"""Refuses to resume a run as another experiment: changed keys, edited inputs, another model's config.json.
 
-That holds for its keys, and for the config.json of its models, which may have been edited since.
+Changes that leave it the same experiment are named and allowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.checkpoint.store import complete_steps
 from megasharp.common.errors import UserError
-from megasharp.config.core import Tree, dump_yaml, flat, parse_yaml, validate
+from megasharp.config.core import dump_yaml, flat, parse_yaml, validate
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import (
     ARGUMENTS_FILE,
@@ -27,7 +28,7 @@ from megasharp.convert.record import weights_fingerprint
 from megasharp.tasks.judge import digest_of
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
-# Keys and sections that say what is trained, on what and how; curves before and after a change are not one run's.
+# Keys and sections that decide what is trained, on what and how: curves before and after a change are not one run's.
 IDENTITY = (
     "model",
     "policy.fp8",
@@ -48,13 +49,11 @@ IDENTITY = (
     "eval.top_p",
     "eval.max_response_tokens",
 )
-
-
 _REMEDY = "choose another name= for it, or say --allow-change KEY"
 
 
 def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), remedy: str = _REMEDY) -> list[str]:
-    """Lines that name changes since the last attempt; none for a run that does not exist yet.
+    """Return lines that name changes since the last attempt; none for a run that does not exist yet.
 
     `allowed` are keys or sections of `IDENTITY` that may change all the same. Raises UserError for a folder that is no
     run, for an allowed key that no configuration has, for changed keys of `IDENTITY`, naming each and the remedy, and
@@ -67,7 +66,11 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
     if holds_no_run(root):
         return []
     path = root / "config.yaml"
-    before = dict(flat(_with_defaults(stored_config(root), str(path))))
+    stored = stored_config(root)
+    # Keys that are younger than the stored file get their defaults; a file that no longer validates is compared as is.
+    with suppress(UserError):
+        stored = parse_yaml(dump_yaml(validate(RunConfig, stored, str(path))), str(path))
+    before = dict(flat(stored))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     refused = [
         f"{key} was {before.get(key)!r} and is now {now.get(key)!r}"
@@ -88,7 +91,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
 
 
 def inputs_of(checked: ResolvedRun) -> Inputs:
-    """What the run reads that its checkpoints do not hold."""
+    """Return digests of what the run reads and its checkpoints do not hold."""
     return Inputs(
         problems=checked.prompts.digest,
         tokenizer=checked.tokenizer.digest(),
@@ -98,9 +101,9 @@ def inputs_of(checked: ResolvedRun) -> Inputs:
 
 
 def check_inputs(before: Inputs, now: Inputs, checked: ResolvedRun, allowed: Sequence[str]) -> list[str]:
-    """Lines that name what was edited since the checkpoint was written; none of what it does not know.
+    """Return lines that name the inputs edited since the checkpoint was written, as far as it recorded them.
 
-    Raises UserError where `allowed` does not say that it may.
+    Raises UserError where `allowed` does not name the input's key.
     """
     data = checked.config.data
     inputs = [
@@ -123,10 +126,10 @@ def check_inputs(before: Inputs, now: Inputs, checked: ResolvedRun, allowed: Seq
 
 
 def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture) -> list[str]:
-    """Compare a model's arguments with those that lie in `folder` of a checkpoint, for its `weights`.
+    """Compare a model's arguments with those recorded in `folder` of a checkpoint, for its `weights`.
 
-    `model` is the folder of config.json. Where none were recorded, which older versions did not, the config.json that
-    was saved beside the weights is compared; the lines returned say so, or that there is none.
+    `model` is the folder of config.json. Older versions recorded none; then the config.json that was saved beside the
+    weights is compared, and the lines returned say so, or that there is none.
 
     Raises UserError where they differ, naming every key.
     """
@@ -142,13 +145,5 @@ def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture)
 
 
 def _within(key: str, name: str) -> bool:
+    """Return whether a dotted key is `name` or lies in that section."""
     return f"{key}.".startswith(f"{name}.")
-
-
-def _with_defaults(stored: Tree, where: str) -> Tree:
-    """A stored configuration with the defaults of keys that are younger than it; as it is where it no longer reads."""
-    try:
-        tree: Tree = parse_yaml(dump_yaml(validate(RunConfig, stored, where)), where)
-    except UserError:
-        return stored
-    return tree

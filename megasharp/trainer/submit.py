@@ -1,4 +1,4 @@
-"""`megasharp submit`: a run file to a Slurm job, and every refusal that needs no GPU."""
+"""`megasharp submit`: turns a run file into a Slurm job, and refuses what can be refused without a GPU."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ _LEAD_S, _LEAD_OF_AN_EVALUATION_S = 600, 60
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says. `nodes` None takes the run file's; `suite`: evaluate instead of training.
+    """The options of the command line. `nodes` None takes the run file's; `suite`: evaluate instead of training.
 
-    `lead_s` None takes what a run, or an evaluation, needs to end.
-    `restarts` bounds how often the job queues itself again, `retries` how often a failed run starts again inside of it.
-    `doctor` None lets it look at nodes with GPUs.
+    `lead_s` None takes what a run, or an evaluation, needs to end. `restarts` bounds how often the job queues itself
+    again, `retries` how often a failed run starts again inside of it. `doctor` None has it examine nodes with GPUs.
     """
 
     file: Path
@@ -62,7 +61,7 @@ class Asked:
 
 
 def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> None:
-    """Submit, or with `dry_run` say the sbatch file itself. Raises UserError in one line for what cannot fit."""
+    """Submit, or with `dry_run` print the sbatch file. Raises UserError in one line for what cannot fit."""
     asked = replace(asked, file=find(str(asked.file)))
     config = load_run(asked.file, asked.overrides)
     job = make_job(asked, config)
@@ -75,11 +74,13 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
 
 
 def make_job(asked: Asked, config: RunConfig) -> Job:
-    """The job of a run, or of an evaluation of it. Raises UserError for what cannot fit."""
+    """Make the job of a run, or of an evaluation of it. Raises UserError for what cannot fit."""
     where = str(asked.file)
     evaluation = asked.suite is not None
     _check_together(asked)
-    nodes, lead_s = _nodes(asked, config, where), _lead_s(asked)
+    nodes, lead_s = _nodes(asked, config, where), asked.lead_s
+    if lead_s is None:
+        lead_s = _LEAD_OF_AN_EVALUATION_S if evaluation else _LEAD_S
     # Paths in a run file are meant from where the command was given.
     folder, run = Path.cwd(), (asked.runs / config.name).absolute()
     if evaluation:
@@ -87,6 +88,8 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
     else:
         check_fits(config, where, lead_s)
     gpus = config.cluster.gpus_per_node
+    # By its own path this Python; in a container, the container's.
+    python = asked.python or ("python3" if asked.container else sys.executable)
     return Job(
         name=f"{config.name}-eval" if evaluation else config.name,
         command=_evaluation(asked, config, run) if evaluation else _training(asked),
@@ -102,16 +105,11 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
             account=asked.account,
             extra=asked.extra,
         ),
-        software=Software(_python(asked), asked.container, asked.mounts),
+        software=Software(python, asked.container, asked.mounts),
         restarts=asked.restarts,
         doctor=_doctor(asked) if (bool(gpus) if asked.doctor is None else asked.doctor) else (),
         environment=_ON_GPUS if gpus else {},
     )
-
-
-def _python(asked: Asked) -> str:
-    """This Python, by its own path: in a container it is the container's."""
-    return asked.python or ("python3" if asked.container else sys.executable)
 
 
 def _check_together(asked: Asked) -> None:
@@ -125,14 +123,8 @@ def _check_together(asked: Asked) -> None:
         raise UserError(f"--mount {asked.mounts[0]} is for --container; add --container IMAGE, or leave it out")
 
 
-def _lead_s(asked: Asked) -> int:
-    if asked.lead_s is not None:
-        return asked.lead_s
-    return _LEAD_S if asked.suite is None else _LEAD_OF_AN_EVALUATION_S
-
-
 def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) -> None:
-    """Raise UserError for what `megasharp eval` would refuse on the node, as far as it can be seen from here."""
+    """Raise UserError for what `megasharp eval` would refuse on the node, as far as this machine can see it."""
     assert asked.suite is not None
     if config.rollout.engine != "sglang":
         raise UserError(
@@ -160,7 +152,7 @@ def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) ->
 
 
 def _is_in_the_image(asked: Asked, path: Path) -> bool:
-    """A container sees the job's folder and the runs under their own names; what else is in it is not known here."""
+    """Return whether only the container sees this path: it has the job's folder and the runs under their own names."""
     known = [Path.cwd(), asked.runs.absolute()]
     return asked.container is not None and not any(path.absolute().is_relative_to(folder) for folder in known)
 
@@ -186,7 +178,7 @@ def _nodes(asked: Asked, config: RunConfig, where: str) -> int:
 
 
 def check_fits(config: RunConfig, where: str, lead_s: int) -> None:
-    """Raise UserError when places, memory, or the time for the last save do not suffice."""
+    """Raise UserError when slots, memory, or the time for the last save do not suffice."""
     check_engine_keys(config, where)
     if config.cluster.backend == "ray":
         cluster_layout(config)
@@ -213,7 +205,7 @@ def _doctor(asked: Asked) -> list[str]:
 
 
 def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:
-    """As the run measures its policy, in a folder of its own."""
+    """Return the command that evaluates as the run does, into a folder of its own."""
     assert asked.suite is not None
     source = (asked.checkpoint or run).absolute()
     names = (str(Path(name).absolute()) if Path(name).is_file() else name for name in _suites(asked.suite))
@@ -227,7 +219,7 @@ def _evaluation(asked: Asked, config: RunConfig, run: Path) -> list[str]:
         *(part for override in asked.overrides for part in ("--set", override)),
         *flags,
         *("--seed", str(config.seed)),
-        # What lies beside it the run itself reads, and removes, when it is resumed.
+        # Its own folder, because a resumed run reads, and removes, what is beside it.
         *("--out", str(run / "evals" / "by_hand" / CHECKPOINT)),
     ]
 
@@ -237,7 +229,7 @@ def _suites(names: str) -> list[str]:
 
 
 def _settings(names: str, config: RunConfig) -> Settings:
-    """The run's own; where a group of suites is named, what its paper says."""
+    """Return the run's own settings; none where a group of suites is named, whose paper has them."""
     if any(load_group(name) is not None for name in _suites(names)):
         return Settings()
     return Settings(

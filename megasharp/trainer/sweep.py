@@ -1,4 +1,4 @@
-"""`megasharp sweep`: a grid of runs, here or as a Slurm array, and what came of them."""
+"""`megasharp sweep`: runs a grid of runs, here or as a Slurm array, and tabulates their results."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _REMEDY = "restore the sweep's file, or give the case, or the sweep, another nam
 
 
 class Sweep:
-    """A sweep's file with its runs, all of them checked; their folders and run files lie in `runs`/<name>.
+    """A sweep's file with its runs, whose folders and run files are in `runs`/<name>.
 
-    Raises UserError in one line for a run that could not begin, or that exists with another configuration.
+    Raises UserError in one line for a run that could not start, or that exists with another configuration.
     """
 
     def __init__(self, file: Path, overrides: Sequence[str], runs: Path, say: Say) -> None:
@@ -84,7 +84,7 @@ class Sweep:
         self._say(f"logs: {self._folder / 'logs'}/{number}_N.log")
 
     def tell(self, out: Path | None) -> None:
-        """Table, CSV and picture of what is finished, in `out` or the sweep's folder."""
+        """Write table, CSV and picture of the finished runs, in `out` or the sweep's folder."""
         from megasharp.reporting.sweeps.results import write_results
 
         finished = {cell: self._folder / cell.name for cell in self._cells if self._state(cell) == _FINISHED}
@@ -107,35 +107,31 @@ class Sweep:
                     rows[cell.row] = check(config, str(self._run_file(cell))).config
             except UserError as error:
                 raise UserError(f"{self._file}: {cell.name}: {error}") from None
-            self._check_results(rows[cell.row])
+            results, evals = self._config.results, rows[cell.row].eval
+            # A table of what a run will not measure would stay empty.
+            if results.suite is not None and results.suite not in evals.suites:
+                raise UserError(f"{self._file}: results.suite: {results.suite} is none of eval.suites ({evals.suites})")
+            if missing := sorted({*results.k} - {*evals.k}):
+                raise UserError(f"{self._file}: results.k: {missing} is not in eval.k ({evals.k}); add it there")
             self._check_same(cell, rows[cell.row].model_copy(update={"name": cell.name, "seed": cell.seed}))
         for cell in self._cells:
             write_text(self._run_file(cell), dump_tree(cell.tree))
-
-    def _check_results(self, config: RunConfig) -> None:
-        """Refuse a table of what this run will not measure."""
-        asked, evals = self._config.results, config.eval
-        if asked.suite is not None and asked.suite not in evals.suites:
-            raise UserError(f"{self._file}: results.suite: {asked.suite} is none of eval.suites ({evals.suites})")
-        if missing := sorted({*asked.k} - {*evals.k}):
-            raise UserError(f"{self._file}: results.k: {missing} is not in eval.k ({evals.k}); add it there")
 
     def _check_same(self, cell: Cell, config: RunConfig) -> None:
         """Refuse a run that exists with another configuration than the file's."""
         try:
             check_resume(self._folder / cell.name, config, remedy=_REMEDY)
             if self._state(cell) == _FINISHED:
-                self._check_evaluated(self._folder / cell.name, config)
+                # A finished run is not evaluated again, so it must have been evaluated as the file asks.
+                folder = self._folder / cell.name
+                before = validate(RunConfig, stored_config(folder), str(folder))
+                for key in ("n", "k", "suites", "top_p"):
+                    was, now = getattr(before.eval, key), getattr(config.eval, key)
+                    if was != now:
+                        changed = f"eval.{key} was {was} and is now {now}"
+                        raise UserError(f"{folder}: {changed}, and the run is finished; {_REMEDY}")
         except UserError as error:
             raise UserError(f"{self._file}: {cell.name}: {error}") from None
-
-    def _check_evaluated(self, folder: Path, config: RunConfig) -> None:
-        """A finished run is not evaluated anew."""
-        before = validate(RunConfig, stored_config(folder), str(folder))
-        for key in ("n", "k", "suites", "top_p"):
-            was, now = getattr(before.eval, key), getattr(config.eval, key)
-            if was != now:
-                raise UserError(f"{folder}: eval.{key} was {was} and is now {now}, and the run is finished; {_REMEDY}")
 
     def _run_file(self, cell: Cell) -> Path:
         return self._folder / "files" / f"{cell.name}.yaml"
@@ -145,15 +141,14 @@ class Sweep:
         if not (folder / CONFIG_FILE).is_file():
             return _TO_DO
         history = read_run(folder)
-        if history.state == "finished" and history.last_step < self._goal(cell, folder):
-            return _TO_DO
+        if history.state == "finished":
+            before = validate(RunConfig, stored_config(folder), str(folder))
+            now = run_of(cell.tree, self._run_file(cell))
+            # The file may ask for more by now than the run was to do when it finished.
+            longer = now.steps > before.steps or (now.token_budget or 0) > (before.token_budget or 0)
+            if longer and history.last_step < now.steps:
+                return _TO_DO
         return {"finished": _FINISHED, "running": _RUNNING}.get(history.state, _TO_DO)
-
-    def _goal(self, cell: Cell, folder: Path) -> int:
-        """The step that a finished run has still to reach: 0 unless the file asks for more than the run was to do."""
-        before, now = validate(RunConfig, stored_config(folder), str(folder)), run_of(cell.tree, self._run_file(cell))
-        longer = now.steps > before.steps or (now.token_budget or 0) > (before.token_budget or 0)
-        return now.steps if longer else 0
 
     def _task(self, cell: Cell) -> Task:
         safe = ["-P"] if sys.flags.safe_path else []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from megasharp.checkpoint.manifest import MANIFEST
 from megasharp.checkpoint.store import CheckpointStore
 from megasharp.common.errors import UserError
@@ -53,7 +51,17 @@ def open_model(path: str) -> tuple[ModelFolder, Architecture]:
         kinds = "Hugging Face's, one that `megasharp convert hf-to-megatron` made, or a run's checkpoint"
         raise UserError(f"{folder.path} is no model's folder ({kinds}){what_it_is(folder.path)}")
     if folder.is_megatron:
-        architecture = _open_megatron(folder.path)
+        if recorded_adapters(folder.path / "policy") is not None:
+            raise UserError(
+                f"{folder.path} holds adapters beside frozen weights: merge them with `megasharp convert "
+                f"megatron-to-hf {folder.path} FOLDER` and name that folder"
+            )
+        # Imported here: Megatron takes seconds to import.
+        from megasharp.learner.conversion import MegatronWeights
+        from megasharp.learner.weights import check_beside_shards
+
+        architecture = MegatronWeights(folder.path).architecture
+        check_beside_shards(folder.path / "policy")
     else:
         with HFReader(folder.path) as reader:
             architecture = reader.architecture
@@ -115,18 +123,3 @@ def check_content(folder: ModelFolder) -> None:
 
     for _ in MegatronWeights(folder.path, noted=True).tensors():
         pass
-
-
-def _open_megatron(path: Path) -> Architecture:
-    if recorded_adapters(path / "policy") is not None:
-        raise UserError(
-            f"{path} holds adapters beside frozen weights: merge them with `megasharp convert megatron-to-hf {path} "
-            "FOLDER` and name that folder"
-        )
-    # Imported here: Megatron takes seconds to import.
-    from megasharp.learner.conversion import MegatronWeights
-    from megasharp.learner.weights import check_beside_shards
-
-    architecture = MegatronWeights(path).architecture
-    check_beside_shards(path / "policy")
-    return architecture
