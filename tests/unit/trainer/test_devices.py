@@ -94,13 +94,13 @@ def test_an_evaluations_engines_are_on_the_gpus_that_it_may_use(machine: Machine
     machine.has(3, "3,5,6")
     (tmp_path / "config.json").write_text("{}")
     one = evaluation_settings(config(FLEET, "policy.dp=8"), "run.yaml", tmp_path, tmp_path)
-    assert (one.engines, [*map(list, one.gpus)]) == (3, [["3"], ["5"], ["6"]])
+    assert (one.rollout.engines, [*map(list, one.gpus)]) == (3, [["3"], ["5"], ["6"]])
     two = evaluation_settings(config(FLEET, "rollout.tp=2"), "run.yaml", tmp_path, tmp_path)
-    assert (two.engines, [*map(list, two.gpus)]) == (1, [["3", "5"]])
+    assert (two.rollout.engines, [*map(list, two.gpus)]) == (1, [["3", "5"]])
     with pytest.raises(UserError, match=r"^run.yaml: rollout.tp=4 is more than this machine's GPUs=3"):
         evaluation_settings(config(FLEET, "rollout.tp=4"), "run.yaml", tmp_path, tmp_path)
     cpus = evaluation_settings(config(FLEET, "policy.device=cpu", "rollout.engines=2"), "run.yaml", tmp_path, tmp_path)
-    assert (cpus.engines, list(cpus.gpus)) == (2, [])
+    assert (cpus.rollout.engines, list(cpus.gpus)) == (2, [])
 
 
 def test_a_run_on_cpus_hides_gpus_and_another_does_not(machine: Machine) -> None:
