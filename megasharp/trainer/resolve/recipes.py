@@ -30,8 +30,6 @@ from megasharp.evals.evaluate import WITH_MEMORY
 
 def check_prolonged(config: RunConfig, needs: Needs, where: str) -> None:
     """Refuse metrics that no evaluation gives, stages out of order, resets of nothing. Raises UserError."""
-    if config.eval.with_memory and needs.memory is None:
-        raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
     untils = [stage.until for stage in config.data.stages if stage.until is not None]
     if any(later <= earlier for earlier, later in pairwise(untils)):
         raise UserError(f"{where}: data.stages: each `until` must be above the one before it, found {untils}")

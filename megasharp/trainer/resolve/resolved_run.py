@@ -73,6 +73,8 @@ def check(config: RunConfig, where: str) -> ResolvedRun:
     check_engine_keys(config, where)
     recipes = build_recipes(config, where)
     check_prolonged(config, recipes.needs, where)
+    if config.eval.with_memory and recipes.needs.memory is None:
+        raise UserError(f"{where}: eval.with_memory needs a memory network, which only dlc in recipe.methods brings")
     model, architecture = _open_policy(config, recipes.needs, where)
     memory = _open_memory(config, recipes.needs, architecture, where)
     if config.rollout.engine == "sglang":
