@@ -36,19 +36,19 @@ def train(
 
     run = load_run(config, overrides or [])
     leave_gpus_alone(run)
-    checked = check(run, str(config))
+    resolved = check(run, str(config))
     if dry_run:
-        typer.echo(dump_yaml(checked.config) + "\n" + describe(checked))
+        typer.echo(dump_yaml(resolved.config) + "\n" + describe(resolved))
         return
     # After the dry run's end, because these import Megatron.
     from megasharp.metrics.clock import process_began
     from megasharp.trainer.run import train as run_training
 
-    typer.echo(describe(checked))
+    typer.echo(describe(resolved))
     collect_as_usual()
     folder = run_training(
-        checked,
-        runs / checked.config.name,
+        resolved,
+        runs / resolved.config.name,
         resume=resume,
         allowed=allow_change or [],
         say=typer.echo,

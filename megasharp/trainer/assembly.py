@@ -41,7 +41,7 @@ class Assembly:
 
 
 def assemble(
-    checked: ResolvedRun,
+    resolved: ResolvedRun,
     folder: RunFolder,
     attempt: AttemptLog,
     checkpoints: Checkpoints,
@@ -58,21 +58,21 @@ def assemble(
     line for the user. Raises UserError where a part does not start or cannot continue from the checkpoint.
     """
     with clock.stage("start"):
-        placement = open_placement(checked)
+        placement = open_placement(resolved)
         stack.callback(placement.close)
-        stack.enter_context(watch_over(checked, placement, folder, attempt, clock))
+        stack.enter_context(watch_over(resolved, placement, folder, attempt, clock))
         # Engines first: those that share devices with learners sleep when they have started, which makes room.
-        serving = open_serving(checked, placement, folder.root, folder.logs, note)
+        serving = open_serving(resolved, placement, folder.root, folder.logs, note)
         stack.callback(serving.close)
-        tasks = judged_tasks(checked.config, checked.suites)
-        judge = RewardJudge(checked.config.reward, tasks, folder.logs / "verifiers.log", say)
+        tasks = judged_tasks(resolved.config, resolved.suites)
+        judge = RewardJudge(resolved.config.reward, tasks, folder.logs / "verifiers.log", say)
         stack.callback(judge.close)
-        learners = make_learners(checked, placement, folder.logs)
+        learners = make_learners(resolved, placement, folder.logs)
         stack.callback(learners.policy.close)
-    prompts = restore(checked, checkpoints, learners, clock)
+    prompts = restore(resolved, checkpoints, learners, clock)
     rollouts = continue_rollouts(serving, judge, checkpoints, prompts, inputs, say)
     # All that was saved has been read under this configuration, so from here on it is the run's own.
-    folder.store_config(dump_yaml(checked.config))
+    folder.store_config(dump_yaml(resolved.config))
     start = checkpoints.start
     return Assembly(
         engine=serving.engine,
@@ -87,24 +87,24 @@ def assemble(
 
 
 def watch_over(
-    checked: ResolvedRun, placement: Placement, folder: RunFolder, attempt: AttemptLog, clock: StageClock
+    resolved: ResolvedRun, placement: Placement, folder: RunFolder, attempt: AttemptLog, clock: StageClock
 ) -> Watchdog:
     """Return the run's watchdog: a context manager that ends the run where a stage exceeds its `guard` budget."""
-    guard = checked.config.guard
+    guard = resolved.config.guard
     long_stages = guard.long_stages.model_dump()
     return Watchdog(
-        Watched(clock.present, folder.logs, placement.processes(checked.layout.world), placement.there),
+        Watched(clock.present, folder.logs, placement.processes(resolved.layout.world), placement.there),
         Budget(guard.stage_timeout_s, "guard.stage_timeout_s"),
         {stage: Budget(seconds, f"guard.long_stages.{stage}") for stage, seconds in long_stages.items()},
         attempt.end,
     )
 
 
-def restore(checked: ResolvedRun, checkpoints: Checkpoints, learners: Learners, clock: StageClock) -> PromptStream:
+def restore(resolved: ResolvedRun, checkpoints: Checkpoints, learners: Learners, clock: StageClock) -> PromptStream:
     """Bring learners and random generators to the checkpoint, if there is one; return the prompts from there on."""
     # Making the learners drew from these generators, so they are seeded only now; a checkpoint has their later states.
-    seed_generators(checked.config.seed)
-    prompts = PromptStream(checked.prompts, checked.config.seed)
+    seed_generators(resolved.config.seed)
+    prompts = PromptStream(resolved.prompts, resolved.config.seed)
     if checkpoints.exists:
         with clock.stage("start"):
             checkpoints.load(learners)

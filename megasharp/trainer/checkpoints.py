@@ -48,9 +48,9 @@ class DriverState:
 class Checkpoints:
     """The checkpoints of a run that holds its folder. With `checkpoint.asynchronous` training goes on meanwhile."""
 
-    def __init__(self, checked: ResolvedRun, folder: Path, say: Callable[[str], None]) -> None:
-        config = checked.config.checkpoint
-        self._checked = checked
+    def __init__(self, resolved: ResolvedRun, folder: Path, say: Callable[[str], None]) -> None:
+        config = resolved.config.checkpoint
+        self._resolved = resolved
         self._say = say
         self._store = CheckpointStore(folder, config.keep_last, config.keep_every)
         self._found = self._store.take_up(lambda problem: say(f"passing over a damaged checkpoint: {problem}"))
@@ -58,7 +58,7 @@ class Checkpoints:
     @property
     def start(self) -> RunState:
         """The state that the run continues from; its beginning where there is no checkpoint."""
-        return self._found[1] if self._found else RunState(reference=str(self._checked.model.path))
+        return self._found[1] if self._found else RunState(reference=str(self._resolved.model.path))
 
     @property
     def exists(self) -> bool:
@@ -69,18 +69,18 @@ class Checkpoints:
         """Fill the learners from the checkpoint to continue from, and set all random generators as they were."""
         assert self._found is not None
         folder, state = self._found
-        self._check_recorded(folder, folder / _POLICY, self._checked)
+        self._check_recorded(folder, folder / _POLICY, self._resolved)
         learners.policy.load(folder / _POLICY)
         if learners.memory is not None:
-            assert self._checked.memory is not None
+            assert self._resolved.memory is not None
             weights = _memory_weights(folder / MEMORY_PART)
-            self._check_recorded(folder / MEMORY_PART, weights, self._checked.memory)
+            self._check_recorded(folder / MEMORY_PART, weights, self._resolved.memory)
             learners.memory.learner.load(weights)
         if state.reference == REFERENCE:
             learners.policy.load_reference(folder / REFERENCE)
         # The ranks' generators first: one of the ranks may be this process, whose own come last.
         folder = folder / GENERATORS
-        ranks, world = len([*folder.glob(RANK_FILES)]), self._checked.layout.world
+        ranks, world = len([*folder.glob(RANK_FILES)]), self._resolved.layout.world
         if ranks == world:
             learners.policy.call(load_rank_generators, folder)
         else:
@@ -106,7 +106,7 @@ class Checkpoints:
 
     def save(self, state: RunState, learners: Learners, driver: DriverState, *, wait: bool) -> None:
         """Save `state` and the learners; with `wait` the checkpoint is complete on return."""
-        copy = self._checked.config.checkpoint.asynchronous and not wait
+        copy = self._resolved.config.checkpoint.asynchronous and not wait
         self._store.begin(state, lambda folder: self._begin(state, learners, driver, folder, copy))
         if not copy:
             self._store.finish()
@@ -124,7 +124,7 @@ class Checkpoints:
         self._store.abandon()
 
     def _begin(self, state: RunState, learners: Learners, driver: DriverState, folder: Path, copy: bool) -> Writing:
-        checked = self._checked
+        resolved = self._resolved
         write_unfinished(folder, driver.unfinished)
         write_text(folder / GENERATORS / _DRIVER, driver.generators.model_dump_json())
         generators = dict(learners.policy.call(save_rank_generators, folder / GENERATORS))
@@ -132,15 +132,15 @@ class Checkpoints:
             # First: it takes the policy's place for a moment, whose weights may be on their way uncopied later.
             (folder / REFERENCE).mkdir()
             learners.policy.begin_save_reference(folder / REFERENCE)
-        _begin_model(checked, learners.policy, folder, copy)
+        _begin_model(resolved, learners.policy, folder, copy)
         saving = [learners.policy]
         if learners.memory is not None:
-            assert checked.memory is not None
+            assert resolved.memory is not None
             (folder / MEMORY_PART).mkdir()
-            _begin_model(checked.memory, learners.memory.learner, folder / MEMORY_PART, copy)
+            _begin_model(resolved.memory, learners.memory.learner, folder / MEMORY_PART, copy)
             saving.append(learners.memory.learner)
-        if checked.config.checkpoint.export_hf:
-            write_hf_folder(folder / "hf_export", checked.model.description, learners.policy.export_weights())
+        if resolved.config.checkpoint.export_hf:
+            write_hf_folder(folder / "hf_export", resolved.model.description, learners.policy.export_weights())
         return _Shards(saving, generators)
 
 
@@ -163,7 +163,7 @@ class Saver:
 
     def __init__(
         self,
-        checked: ResolvedRun,
+        resolved: ResolvedRun,
         checkpoints: Checkpoints,
         learners: Learners,
         prompts: PromptStream,
@@ -174,7 +174,7 @@ class Saver:
         log: StepLog,
         clock: StageClock,
     ) -> None:
-        self._checked = checked
+        self._resolved = resolved
         self._checkpoints = checkpoints
         self._learners = learners
         self._prompts = prompts
@@ -226,12 +226,12 @@ class Saver:
             cursor_epoch=prompts.cursor.epoch,
             cursor_position=prompts.cursor.position,
             pending=(*(prompt.place for prompt in unfinished), *waiting),
-            reference=REFERENCE if moved else str(self._checked.model.path),
+            reference=REFERENCE if moved else str(self._resolved.model.path),
             skipped_in_a_row=skipped_in_a_row,
             control=control,
             inputs=self._inputs,
         )
-        is_last = step == self._checked.config.steps or self._control.over()
+        is_last = step == self._resolved.config.steps or self._control.over()
         with self._clock.stage("checkpoint"):
             driver = DriverState(self._generators, unfinished)
             self._checkpoints.save(state, self._learners, driver, wait=wait or is_last)

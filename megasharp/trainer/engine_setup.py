@@ -70,11 +70,11 @@ class Serving(Protocol):
 class InProcessServing:
     """The engine in this process."""
 
-    def __init__(self, checked: ResolvedRun) -> None:
-        self._checked = checked
-        memory = checked.memory.model.description if checked.memory else None
-        device = sampling_device(device_of(checked.config))
-        self._engine = make_engine(checked.model.description, torch.float32, device, memory)
+    def __init__(self, resolved: ResolvedRun) -> None:
+        self._resolved = resolved
+        memory = resolved.memory.model.description if resolved.memory else None
+        device = sampling_device(device_of(resolved.config))
+        self._engine = make_engine(resolved.model.description, torch.float32, device, memory)
 
     @property
     def engine(self) -> Engine:
@@ -83,7 +83,7 @@ class InProcessServing:
 
     def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
         """Sample round by round, in this process itself."""
-        return make_rollouts(self._checked, self._engine, judge)
+        return make_rollouts(self._resolved, self._engine, judge)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
         """Hand weights over in this process."""
@@ -102,12 +102,12 @@ class FleetServing:
     """SGLang engines in processes of their own."""
 
     def __init__(
-        self, checked: ResolvedRun, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
+        self, resolved: ResolvedRun, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
     ) -> None:
-        config = checked.config
-        memory = checked.memory.model if checked.memory else None
-        settings = fleet_settings(config, checked.model, memory, logs)
-        self._checked = checked
+        config = resolved.config
+        memory = resolved.memory.model if resolved.memory else None
+        settings = fleet_settings(config, resolved.model, memory, logs)
+        self._resolved = resolved
         self._placement = placement
         self._folder = folder
         # An engine that restarts on a GPU whose memory the learner has would take that memory, or fail without it.
@@ -130,11 +130,11 @@ class FleetServing:
 
     def rollouts(self, judge: Judge, meanwhile: Callable[[], None]) -> Collector:
         """Collect groups as they become complete."""
-        return make_async_rollouts(self._checked, self._fleet, judge, meanwhile)
+        return make_async_rollouts(self._resolved, self._fleet, judge, meanwhile)
 
     def sync(self, version: int, memory_version: int) -> VersionedSync:
         """Push weights by the configured transport."""
-        config = self._checked.config
+        config = self._resolved.config
         transport = choose_transport(config, "sync")
         assert transport != "inprocess", "engines of their own were asked for"
         made = make_transport(
@@ -157,9 +157,9 @@ class FleetServing:
 
 
 def open_serving(
-    checked: ResolvedRun, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
+    resolved: ResolvedRun, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
 ) -> Serving:
     """Start the engines that the run in `folder` asks for. Raises UserError when they do not start."""
-    if checked.config.rollout.engine == "inprocess":
-        return InProcessServing(checked)
-    return FleetServing(checked, placement, folder, logs, say)
+    if resolved.config.rollout.engine == "inprocess":
+        return InProcessServing(resolved)
+    return FleetServing(resolved, placement, folder, logs, say)

@@ -26,7 +26,7 @@ from megasharp.trainer.step_log import StepLog
 class Evaluator:
     """Evaluates a run's weights, logs the results, and lets `control` decide by them."""
 
-    checked: ResolvedRun
+    resolved: ResolvedRun
     folder: RunFolder
     engine: Engine
     judge: Judge
@@ -38,7 +38,7 @@ class Evaluator:
 
     def is_due(self, step: int) -> bool:
         """Return whether the schedule asks for an evaluation after `step`, where 0 is the initial model."""
-        evaluation = self.checked.config.eval
+        evaluation = self.resolved.config.eval
         if step == 0:
             return evaluation.at_start
         return evaluation.every > 0 and step % evaluation.every == 0
@@ -50,11 +50,11 @@ class Evaluator:
         """
         with self.clock.stage("eval"):
             self.phases.sampling()
-        memory = self.checked.recipes.at(max(step, 1)).needs.memory if self.checked.config.eval.with_memory else None
+        memory = self.resolved.recipes.at(max(step, 1)).needs.memory if self.resolved.config.eval.with_memory else None
         uses = [(None, "")] if memory is None else [(None, ""), (memory, WITH_MEMORY)]
         metrics: dict[str, float] = {}
         evaluated = False
-        for suite in self.checked.suites:
+        for suite in self.resolved.suites:
             for use, ending in uses:
                 path = self.folder.evals(step) / f"{suite.name}{ending}.json"
                 if only_missing and path.exists():
@@ -81,7 +81,7 @@ class Evaluator:
 
     def protect_best(self) -> int | None:
         """Keep the checkpoint of the best evaluation from retention; return its step."""
-        metric = self.checked.config.checkpoint.keep_best
+        metric = self.resolved.config.checkpoint.keep_best
         best = self.control.state.best.get(metric) if metric else None
         step = best.step if best else None
         self.checkpoints.protect(step)
@@ -89,11 +89,11 @@ class Evaluator:
 
     def _probe(self, step: int, only_missing: bool) -> bool:
         """Probe the weights where the run asks for it; return whether that was done."""
-        asked, suites = self.checked.config.eval, self.checked.suites
+        asked, suites = self.resolved.config.eval, self.resolved.suites
         if not asked.probe or not suites:
             return False
-        longest = asked.max_response_tokens or self.checked.config.data.largest_response
-        probes = Probes(self.folder.root, suites[0], self.checked.tokenizer, asked.probe, longest)
+        longest = asked.max_response_tokens or self.resolved.config.data.largest_response
+        probes = Probes(self.folder.root, suites[0], self.resolved.tokenizer, asked.probe, longest)
         if only_missing and not probes.missing(step):
             return False
         with self.clock.stage("eval"):
@@ -101,12 +101,12 @@ class Evaluator:
         return True
 
     def _evaluate_suite(self, step: int, suite: Suite, memory: MemoryNeed | None) -> dict[str, float]:
-        config = self.checked.config
+        config = self.resolved.config
         with self.clock.stage("eval"), signals.interruptible():
             result = evaluate(
                 self.engine,
                 suite,
-                self.checked.tokenizer,
+                self.resolved.tokenizer,
                 n=config.eval.n,
                 ks=config.eval.k,
                 temperature=config.eval.temperature,

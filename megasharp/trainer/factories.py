@@ -29,28 +29,28 @@ from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
 
 
-def learner_settings(checked: ResolvedRun) -> dict[str, LearnerSettings]:
+def learner_settings(resolved: ResolvedRun) -> dict[str, LearnerSettings]:
     """Return the settings of the policy, and of the memory network where there is one, by their names on the ranks."""
-    config = checked.config
+    config = resolved.config
     policy = LearnerSettings(
         # Ranks may run in another folder.
-        folder=str(checked.model.path.absolute()),
+        folder=str(resolved.model.path.absolute()),
         policy=config.policy,
         dtype=as_dtype(config.model.dtype),
-        layout=checked.layout,
+        layout=resolved.layout,
         total_steps=config.steps * config.recipe.mini_batches,
-        needs=checked.recipes.needs,
+        needs=resolved.recipes.needs,
         temperature=config.rollout.temperature,
         seed=config.seed,
         diagnostics=Diagnostics(config.log.candidates, config.data.responses_per_prompt),
         deterministic=config.deterministic,
     )
-    if checked.memory is None:
+    if resolved.memory is None:
         return {POLICY: policy}
-    optimizer = config.policy.optimizer.model_copy(update={"lr": checked.memory.lr})
+    optimizer = config.policy.optimizer.model_copy(update={"lr": resolved.memory.lr})
     memory = dataclasses.replace(
         policy,
-        folder=str(checked.memory.model.path.absolute()),
+        folder=str(resolved.memory.model.path.absolute()),
         # It is small, and trained whole.
         policy=config.policy.model_copy(update={"optimizer": optimizer, "lora": None}),
         # One step per training step, however many the policy takes.
@@ -86,33 +86,33 @@ class Learners:
         return (self.policy,) if self.memory is None else (self.policy, self.memory)
 
 
-def make_learners(checked: ResolvedRun, placement: Placement, logs: Path) -> Learners:
+def make_learners(resolved: ResolvedRun, placement: Placement, logs: Path) -> Learners:
     """Start all learners of a run, on ranks that they share."""
-    ranks = placement.ranks(learner_settings(checked), torch.device(device_of(checked.config)), logs)
+    ranks = placement.ranks(learner_settings(resolved), torch.device(device_of(resolved.config)), logs)
     memory = None
-    if checked.memory:
-        memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(checked, checked.memory.architecture))
+    if resolved.memory:
+        memory = MemoryNetwork(RanksLearner(ranks, MEMORY), pack_layout(resolved, resolved.memory.architecture))
     return Learners(RanksLearner(ranks), memory)
 
 
-def make_rollouts(checked: ResolvedRun, engine: Engine, judge: Judge) -> Rollouts:
+def make_rollouts(resolved: ResolvedRun, engine: Engine, judge: Judge) -> Rollouts:
     """Make rollouts that sample and verify training groups round by round."""
-    return Rollouts(engine, _group_maker(checked, judge))
+    return Rollouts(engine, _group_maker(resolved, judge))
 
 
 def make_async_rollouts(
-    checked: ResolvedRun, engine: AsyncEngine, judge: Judge, meanwhile: Callable[[], None]
+    resolved: ResolvedRun, engine: AsyncEngine, judge: Judge, meanwhile: Callable[[], None]
 ) -> AsyncRollouts:
     """Make rollouts that verify groups as they become complete; `meanwhile` is called while engines sample."""
-    return AsyncRollouts(engine, _group_maker(checked, judge), checked.config.rollout, meanwhile)
+    return AsyncRollouts(engine, _group_maker(resolved, judge), resolved.config.rollout, meanwhile)
 
 
-def _group_maker(checked: ResolvedRun, judge: Judge) -> GroupMaker:
-    config = checked.config
+def _group_maker(resolved: ResolvedRun, judge: Judge) -> GroupMaker:
+    config = resolved.config
     return GroupMaker(
         judge,
-        checked.tokenizer.decode_batch,
-        sampling_params(config, checked.tokenizer.stop_token_ids),
+        resolved.tokenizer.decode_batch,
+        sampling_params(config, resolved.tokenizer.stop_token_ids),
         responses_per_prompt=config.data.responses_per_prompt,
         seed=config.seed,
     )
@@ -129,15 +129,15 @@ def sampling_params(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampl
     )
 
 
-def pack_layout(checked: ResolvedRun, architecture: Architecture) -> PackLayout:
+def pack_layout(resolved: ResolvedRun, architecture: Architecture) -> PackLayout:
     """Return how a step is cut into micro-batches for a network of this architecture."""
-    config = checked.config
+    config = resolved.config
     return PackLayout(
-        dp=checked.layout.dp,
+        dp=resolved.layout.dp,
         micro_batch_tokens=config.policy.micro_batch_tokens,
         mini_batches=config.recipe.mini_batches,
-        row_multiple=row_multiple(checked.layout, torch.device(device_of(config)).type),
+        row_multiple=row_multiple(resolved.layout, torch.device(device_of(config)).type),
         constant=float(config.data.largest_response),
-        micro_batch_multiple=checked.layout.micro_batch_multiple,
+        micro_batch_multiple=resolved.layout.micro_batch_multiple,
         flops=packing_flops(architecture, config.policy.head == "chunked"),
     )

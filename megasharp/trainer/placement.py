@@ -69,14 +69,14 @@ class LocalPlacement:
     On GPUs rank `i` has the machine's `i`-th, and engines those that they share with ranks, or those behind them.
     """
 
-    def __init__(self, checked: ResolvedRun) -> None:
-        self._checked = checked
+    def __init__(self, resolved: ResolvedRun) -> None:
+        self._resolved = resolved
         self._engine_gpus: list[list[str]] = []
-        if device_of(checked.config) == "cuda":
-            gpus = gpus_here(checked.config)
-            check_enough(checked.config, gpus)
-            check_names(checked.config, gpus)
-            layout = cluster_layout(checked.config, len(gpus))
+        if device_of(resolved.config) == "cuda":
+            gpus = gpus_here(resolved.config)
+            check_enough(resolved.config, gpus)
+            check_names(resolved.config, gpus)
+            layout = cluster_layout(resolved.config, len(gpus))
             self._engine_gpus = [[gpus[slot] for slot in layout.of_engine(i)] for i in range(layout.engines)]
 
     @property
@@ -95,7 +95,7 @@ class LocalPlacement:
             return OneRank(settings, device_of_rank(device, 0))
         from megasharp.learner.ranks.processes import ProcessRanks
 
-        threads = cpu_threads(self._checked.architecture, world, self._checked.config.deterministic)
+        threads = cpu_threads(self._resolved.architecture, world, self._resolved.config.deterministic)
         return ProcessRanks(settings, device, logs, threads)
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
@@ -125,8 +125,8 @@ class LocalPlacement:
 class RayPlacement:
     """Actors in reserved slots; Ray is imported only here and below."""
 
-    def __init__(self, checked: ResolvedRun, session: RaySession, slots: Slots) -> None:
-        self._checked = checked
+    def __init__(self, resolved: ResolvedRun, session: RaySession, slots: Slots) -> None:
+        self._resolved = resolved
         self._session = session
         self._slots = slots
 
@@ -139,8 +139,8 @@ class RayPlacement:
         """Start an actor for each rank."""
         from megasharp.cluster.ray_runtime.ranks import RayRanks
 
-        world, deterministic = settings[POLICY].layout.world, self._checked.config.deterministic
-        threads = cpu_threads(self._checked.architecture, world, deterministic)
+        world, deterministic = settings[POLICY].layout.world, self._resolved.config.deterministic
+        threads = cpu_threads(self._resolved.architecture, world, deterministic)
         return RayRanks(settings, device, self._slots, logs, threads)
 
     def engines(self, settings: FleetSettings) -> list[EngineHandle]:
@@ -174,22 +174,22 @@ class RayPlacement:
             self._session.close()
 
 
-def check_placement(checked: ResolvedRun) -> None:
+def check_placement(resolved: ResolvedRun) -> None:
     """Refuse GPUs that this machine does not have, before anything is written. Ray refuses what it does not have."""
-    if checked.config.cluster.backend == "local":
-        LocalPlacement(checked)
+    if resolved.config.cluster.backend == "local":
+        LocalPlacement(resolved)
 
 
-def open_placement(checked: ResolvedRun) -> Placement:
+def open_placement(resolved: ResolvedRun) -> Placement:
     """Reserve all that the run needs. Raises UserError, with nothing started, where it is not available."""
-    if checked.config.cluster.backend == "local":
-        return LocalPlacement(checked)
+    if resolved.config.cluster.backend == "local":
+        return LocalPlacement(resolved)
     from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
 
-    assert checked.cluster_layout is not None
-    session = RaySession(SessionSettings(gpus=None if checked.cluster_layout.gpu else 0))
+    assert resolved.cluster_layout is not None
+    session = RaySession(SessionSettings(gpus=None if resolved.cluster_layout.gpu else 0))
     try:
-        return RayPlacement(checked, session, session.reserve(checked.cluster_layout))
+        return RayPlacement(resolved, session, session.reserve(resolved.cluster_layout))
     except BaseException:
         session.close()
         raise

@@ -90,26 +90,26 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
     ]
 
 
-def inputs_of(checked: ResolvedRun) -> Inputs:
+def inputs_of(resolved: ResolvedRun) -> Inputs:
     """Return digests of what the run reads and its checkpoints do not hold."""
     return Inputs(
-        problems=checked.prompts.digest,
-        tokenizer=checked.tokenizer.digest(),
-        weights=weights_fingerprint(checked.model),
-        suites={suite.name: digest_of(suite.items) for suite in checked.suites},
+        problems=resolved.prompts.digest,
+        tokenizer=resolved.tokenizer.digest(),
+        weights=weights_fingerprint(resolved.model),
+        suites={suite.name: digest_of(suite.items) for suite in resolved.suites},
     )
 
 
-def check_inputs(before: Inputs, now: Inputs, checked: ResolvedRun, allowed: Sequence[str]) -> list[str]:
+def check_inputs(before: Inputs, now: Inputs, resolved: ResolvedRun, allowed: Sequence[str]) -> list[str]:
     """Return lines that name the inputs edited since the checkpoint was written, as far as it recorded them.
 
     Raises UserError where `allowed` does not name the input's key.
     """
-    data = checked.config.data
+    data = resolved.config.data
     inputs = [
         ("data.path", before.problems, now.problems, f"the problems in {data.path or data.set}"),
-        ("model.path", before.tokenizer, now.tokenizer, f"the tokenizer and its end tokens in {checked.model.path}"),
-        ("model.path", before.weights, now.weights, f"the weights in {checked.model.path}"),
+        ("model.path", before.tokenizer, now.tokenizer, f"the tokenizer and its end tokens in {resolved.model.path}"),
+        ("model.path", before.weights, now.weights, f"the weights in {resolved.model.path}"),
         *(
             ("eval.suites", before.suites[name], now.suites[name], f"the problems of suite {name}")
             for name in before.suites.keys() & now.suites.keys()

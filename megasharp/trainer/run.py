@@ -38,7 +38,7 @@ from megasharp.trainer.step_log import StepLog, open_step_log
 
 
 def train(
-    checked: ResolvedRun,
+    resolved: ResolvedRun,
     root: Path,
     *,
     resume: bool,
@@ -54,7 +54,7 @@ def train(
     Raises UserError for what the user can fix, TrainingStopped when the run ended itself.
     """
     try:
-        _check_and_train(checked, root, resume, allowed, say, began)
+        _check_and_train(resolved, root, resume, allowed, say, began)
     except BaseException:
         number, failure = signals.arrived(), signals.failure()
         if number is not None:
@@ -70,56 +70,56 @@ def _how_to_go_on(root: Path) -> str:
 
 
 def _check_and_train(
-    checked: ResolvedRun, root: Path, resume: bool, allowed: Sequence[str], say: Say, began: float | None
+    resolved: ResolvedRun, root: Path, resume: bool, allowed: Sequence[str], say: Say, began: float | None
 ) -> None:
-    check_placement(checked)
+    check_placement(resolved)
     leave_pandas_out()
-    deterministic = checked.config.deterministic
-    limit_threads(checked.architecture, deterministic)
+    deterministic = resolved.config.deterministic
+    limit_threads(resolved.architecture, deterministic)
     if deterministic:
         compute_deterministically()
-    for change in check_resume(root, checked.config, allowed) if resume else []:
+    for change in check_resume(root, resolved.config, allowed) if resume else []:
         say(change)
-    prompts, data = checked.prompts, checked.config.data
+    prompts, data = resolved.prompts, resolved.config.data
     if prompts.skipped:
         total = len(prompts) + prompts.skipped
         say(
             f"{prompts.skipped} of {total} prompts in {data.path or data.set} are left out: "
             f"empty, or longer than data.max_prompt_tokens ({data.max_prompt_tokens})"
         )
-    for model in (checked.model, *([checked.memory.model] if checked.memory else [])):
+    for model in (resolved.model, *([resolved.memory.model] if resolved.memory else [])):
         check_content(model)
     with signals.save_heard(), signals.ClosingStack() as stack:
         # Ranks, which write checkpoints and logs, may run in another folder.
-        folder = open_run(root.absolute(), dump_yaml(checked.config), resume=resume)
+        folder = open_run(root.absolute(), dump_yaml(resolved.config), resume=resume)
         stack.callback(folder.close)
         attempt = stack.enter_context(AttemptLog(folder.logs, began=began))
-        _make_run(checked, folder, attempt, allowed, say, stack).train()
+        _make_run(resolved, folder, attempt, allowed, say, stack).train()
 
 
 def _make_run(
-    checked: ResolvedRun, folder: RunFolder, attempt: AttemptLog, allowed: Sequence[str], say: Say, stack: ExitStack
+    resolved: ResolvedRun, folder: RunFolder, attempt: AttemptLog, allowed: Sequence[str], say: Say, stack: ExitStack
 ) -> _Run:
     """Make a run that continues from its newest checkpoint; `stack` ends its parts."""
     clock = StageClock(before={"start": attempt.age}, apart=("eval", "checkpoint"))
-    checkpoints, inputs = _open_checkpoints(checked, folder, allowed, clock, say)
+    checkpoints, inputs = _open_checkpoints(resolved, folder, allowed, clock, say)
     stack.callback(checkpoints.abandon)
     start = checkpoints.start
     attempt.resumed(start.step)
-    control = Control(make_rules(checked.config, checked.recipes.needs), start.control)
-    progress = Progress(checked.config.steps, start.step + 1)
+    control = Control(make_rules(resolved.config, resolved.recipes.needs), start.control)
+    progress = Progress(resolved.config.steps, start.step + 1)
 
     def note(text: str) -> None:
         # After a signal, engines and trackers only report that they end too.
         if signals.arrived() is None:
             progress.note(text)
 
-    parts = assemble(checked, folder, attempt, checkpoints, inputs, clock, note=note, say=say, stack=stack)
+    parts = assemble(resolved, folder, attempt, checkpoints, inputs, clock, note=note, say=say, stack=stack)
     log = open_step_log(
-        checked.config,
+        resolved.config,
         folder,
         resumed_step=start.step if folder.resumed else None,
-        token_texts=checked.tokenizer.token_texts,
+        token_texts=resolved.tokenizer.token_texts,
         judge=parts.judge,
         control=control,
         clock=clock,
@@ -128,16 +128,16 @@ def _make_run(
         stack=stack,
     )
     evaluator = Evaluator(
-        checked, folder, parts.engine, parts.judge.judge, parts.phases, control, checkpoints, log, clock
+        resolved, folder, parts.engine, parts.judge.judge, parts.phases, control, checkpoints, log, clock
     )
     saver = Saver(
-        *(checked, checkpoints, parts.learners, parts.prompts, parts.rollouts, parts.sync, control, inputs, log, clock)
+        *(resolved, checkpoints, parts.learners, parts.prompts, parts.rollouts, parts.sync, control, inputs, log, clock)
     )
-    return _Run(checked, folder, attempt, clock, control, progress, parts, log, evaluator, saver, say)
+    return _Run(resolved, folder, attempt, clock, control, progress, parts, log, evaluator, saver, say)
 
 
 def _open_checkpoints(
-    checked: ResolvedRun, folder: RunFolder, allowed: Sequence[str], clock: StageClock, say: Say
+    resolved: ResolvedRun, folder: RunFolder, allowed: Sequence[str], clock: StageClock, say: Say
 ) -> tuple[Checkpoints, Inputs]:
     """Read where the run continues; return its checkpoints, and digests of what this attempt reads.
 
@@ -145,12 +145,12 @@ def _open_checkpoints(
     """
     with clock.stage("start"):
         # Every file of the newest checkpoint is read and compared.
-        checkpoints = Checkpoints(checked, folder.checkpoints, say)
-        inputs = inputs_of(checked)
+        checkpoints = Checkpoints(resolved, folder.checkpoints, say)
+        inputs = inputs_of(resolved)
     if folder.resumed:
         start = checkpoints.start
         say(f"resuming {folder.root} after step {start.step}")
-        for line in check_inputs(start.inputs, inputs, checked, allowed):
+        for line in check_inputs(start.inputs, inputs, resolved, allowed):
             say(line)
         folder.forget_steps(start.step)
     return checkpoints, inputs
@@ -160,7 +160,7 @@ def _open_checkpoints(
 class _Run:
     """A run with all that it is made of; `train` is everything that happens from here to its end."""
 
-    checked: ResolvedRun
+    resolved: ResolvedRun
     folder: RunFolder
     attempt: AttemptLog
     clock: StageClock
@@ -210,7 +210,7 @@ class _Run:
         self._sum_up(state.step)
 
     def _settings(self) -> loop.LoopSettings:
-        config = self.checked.config
+        config = self.resolved.config
         return loop.LoopSettings(
             steps=config.steps,
             prompts_per_step=config.data.prompts_per_step,
@@ -224,9 +224,9 @@ class _Run:
         return loop.Components(
             prompts=self.parts.prompts,
             rollouts=self.parts.rollouts,
-            recipes=self.checked.recipes,
+            recipes=self.resolved.recipes,
             control=self.control,
-            layout=pack_layout(self.checked, self.checked.architecture),
+            layout=pack_layout(self.resolved, self.resolved.architecture),
             learner=self.parts.learners.policy,
             memory=self.parts.learners.memory,
             sync=self.parts.sync,
@@ -258,7 +258,7 @@ class _Run:
         self.attempt.spent(self.clock.totals)
         summarize_run(
             self.folder,
-            self.checked.suites,
+            self.resolved.suites,
             first=self.saver.start.step,
             last=last,
             stage_seconds=self.clock.totals,

@@ -18,7 +18,7 @@ from megasharp.reporting.history import read_run
 from megasharp.reporting.number_text import duration
 from megasharp.reporting.sweeps.grid import Cell, cells, load_sweep
 from megasharp.reporting.sweeps.local import Task, last_line, run_all
-from megasharp.trainer.resolve.recipes import build_recipes, resolved
+from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
 from megasharp.trainer.resolve.resolved_run import check
 from megasharp.trainer.resume import check_resume
 from megasharp.trainer.submit import Asked, make_job
@@ -90,7 +90,7 @@ class Sweep:
         finished = {cell: self._folder / cell.name for cell in self._cells if self._state(cell) == _FINISHED}
         for cell in finished:
             config = run_of(cell.tree, self._run_file(cell))
-            self._check_same(cell, resolved(config, build_recipes(config, str(self._file))))
+            self._check_same(cell, resolved_config(config, build_recipes(config, str(self._file))))
         text, paths = write_results(self._config, self._cells, finished, out or self._folder)
         self._say(text)
         for path in paths:

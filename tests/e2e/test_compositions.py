@@ -54,8 +54,8 @@ ALWAYS = (
 
 def run(folder: Path, *overrides: str) -> list[dict[str, float]]:
     """Train; returns the rows of the training steps."""
-    checked = check(load_run(REPOSITORY / QUICKSTART, [*SMALL, *STEPS, *overrides]), QUICKSTART)
-    train(checked, folder, resume=False, say=lambda line: None)
+    resolved = check(load_run(REPOSITORY / QUICKSTART, [*SMALL, *STEPS, *overrides]), QUICKSTART)
+    train(resolved, folder, resume=False, say=lambda line: None)
     return rows_of(folder)
 
 

@@ -105,7 +105,7 @@ def _recipe(config: RunConfig, methods: Sequence[str], limit: int, key: str) -> 
     )
 
 
-def resolved(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
+def resolved_config(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
     """Return the configuration with every value of the methods in play, those of bundles and defaults included.
 
     A stored configuration, read again, then gives the same run, whatever defaults change. A table that differs between

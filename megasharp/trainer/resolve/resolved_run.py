@@ -30,7 +30,7 @@ from megasharp.trainer.resolve.engine_settings import (
 )
 from megasharp.trainer.resolve.models import open_memory, open_model, training_problems
 from megasharp.trainer.resolve.precision import check_precision
-from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved
+from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config
 from megasharp.trainer.reward_judge import check_judging, judged_tasks, training_items
 
 
@@ -88,7 +88,7 @@ def check(config: RunConfig, where: str) -> ResolvedRun:
     items = training_items(training_problems(config.data, where), config.reward)
     policy = config.policy
     return ResolvedRun(
-        config=resolved(config, recipes),
+        config=resolved_config(config, recipes),
         model=model,
         architecture=architecture,
         tokenizer=tokenizer,

@@ -57,10 +57,10 @@ def test_a_memory_network_is_found_where_older_versions_wrote_it(tmp_path: Path)
 @each_case(("reference", "read"), [(REFERENCE, ["policy", "reference"]), ("models/first", ["policy"])])
 def test_a_reference_that_a_reset_moved_comes_back(tmp_path: Path, reference: str, read: list[str]) -> None:
     """Otherwise the penalty of a resumed run would be to the run's first weights."""
-    checked, folder = check(load_run(QUICKSTART), "run.yaml"), tmp_path / reference.replace("/", "_")
+    resolved, folder = check(load_run(QUICKSTART), "run.yaml"), tmp_path / reference.replace("/", "_")
     saving, loading = Policy(), Policy()
     driver = DriverState(generator_states(), ())
-    checkpoints = Checkpoints(checked, folder, print)
+    checkpoints = Checkpoints(resolved, folder, print)
     checkpoints.save(RunState(reference, step=3), Learners(cast(RanksLearner, saving), None), driver, wait=True)
-    Checkpoints(checked, folder, print).load(Learners(cast(RanksLearner, loading), None))
+    Checkpoints(resolved, folder, print).load(Learners(cast(RanksLearner, loading), None))
     assert loading.read == [(part, part) for part in read]

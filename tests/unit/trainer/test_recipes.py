@@ -13,7 +13,7 @@ from megasharp.algos.kl import KLParams
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml
 from megasharp.config.run_config import RunConfig, load_run
-from megasharp.trainer.resolve.recipes import build_recipes, resolved
+from megasharp.trainer.resolve.recipes import build_recipes, resolved_config
 
 
 def config(tmp_path: Path, **recipe: object) -> RunConfig:
@@ -56,7 +56,7 @@ def test_resolved_shows_what_takes_effect_and_reads_back_the_same(tmp_path: Path
     """The bundle's bounds stand in the stored file; reading it again gives the same recipe."""
     written = config(tmp_path, methods=["dapo"], clip={"low": 0.1})
     recipes = build_recipes(written, "run.yaml")
-    stored = resolved(written, recipes)
+    stored = resolved_config(written, recipes)
     assert stored.recipe.params()["clip"] == recipes.final.methods["clip"].params
     assert stored.recipe.params()["clip"] == ClipParams(low=0.1, high=0.28, dual=stored.recipe.params()["clip"].dual)
     (tmp_path / "stored.yaml").write_text(dump_yaml(stored))
@@ -69,7 +69,7 @@ def test_resolved_shows_what_takes_effect_and_reads_back_the_same(tmp_path: Path
 def test_a_table_that_differs_between_stages_stays_as_written(tmp_path: Path) -> None:
     written = config(tmp_path, methods=["dapo"], schedule=[{"until": 3, "methods": ["grpo"]}], kl={"coefficient": 0.5})
     recipes = build_recipes(written, "run.yaml")
-    stored = resolved(written, recipes)
+    stored = resolved_config(written, recipes)
     assert stored.recipe.params()["clip"].model_fields_set == set()
     assert stored.recipe.params()["kl"] == KLParams(coefficient=0.5)
     (tmp_path / "stored.yaml").write_text(dump_yaml(stored))

@@ -173,9 +173,9 @@ def test_a_step_that_is_past_is_refused_before_the_configuration_is_kept(tmp_pat
 
 
 def test_what_the_run_reads_may_not_be_edited_unseen() -> None:
-    checked = check(_config(), "run.yaml")
-    now = inputs_of(checked)
-    assert check_inputs(now, now, checked, ()) == [] == check_inputs(Inputs(), now, checked, ())
+    resolved = check(_config(), "run.yaml")
+    now = inputs_of(resolved)
+    assert check_inputs(now, now, resolved, ()) == [] == check_inputs(Inputs(), now, resolved, ())
     base, data = "examples/quickstart/base", "examples/quickstart/data/train.jsonl"
     edited = [
         ("data.path", {"problems": "1"}, f"the problems in {data}"),
@@ -186,8 +186,8 @@ def test_what_the_run_reads_may_not_be_edited_unseen() -> None:
     for key, update, what in edited:
         before = now.model_copy(update=update)
         with pytest.raises(UserError, match=rf"^{what}.* are not those that .* say --allow-change {key}$"):
-            check_inputs(before, now, checked, ["steps"])
-        (line,) = check_inputs(before, now, checked, [key])
+            check_inputs(before, now, resolved, ["steps"])
+        (line,) = check_inputs(before, now, resolved, [key])
         assert line.startswith(f"changed since the last attempt: {what}")
     another = now.model_copy(update={"suites": {"a suite that is no longer asked for": "1"}})
-    assert check_inputs(another, now, checked, ()) == []
+    assert check_inputs(another, now, resolved, ()) == []

@@ -10,7 +10,7 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml
 from megasharp.config.run_config import RunConfig, load_run
-from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved, what_is_reset
+from megasharp.trainer.resolve.recipes import build_recipes, check_prolonged, resolved_config, what_is_reset
 
 REPOSITORY = Path(__file__).parents[3]
 RUN = """
@@ -127,7 +127,7 @@ def test_the_constant_of_the_loss_is_one_for_the_whole_run(run_file: Path) -> No
 def test_a_limit_that_a_method_takes_from_its_stage_is_not_stored(run_file: Path) -> None:
     """Stored and read again, a limit of one stage would be that of all."""
     config = checked(run_file, STAGES, "recipe.methods=[grpo, soft_overlong]")
-    stored = resolved(config, build_recipes(config, "run.yaml"))
+    stored = resolved_config(config, build_recipes(config, "run.yaml"))
     assert stored.recipe.params()["soft_overlong"].model_fields_set == set()
     run_file.write_text(dump_yaml(stored))
     again = build_recipes(load_run(run_file), "stored.yaml")
