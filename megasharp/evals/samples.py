@@ -81,12 +81,15 @@ class AnswerCounts:
 
     def add(self, verdict: Verdict) -> None:
         """Count one judged response; an INFRA verdict is none."""
-        right = verdict.outcome is Outcome.CORRECT
-        if verdict.canonical_answer is None:
+        right, answer = verdict.outcome is Outcome.CORRECT, verdict.canonical_answer
+        if answer is None:
             self._invalid += 1
             self._unnamed += right
-        else:
-            self._counts[right, _key(verdict.canonical_answer)] += 1
+            return
+        if len(answer) > _TEXT_LENGTH:
+            digest = hashlib.blake2b(answer.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+            answer = f"{answer[: _TEXT_LENGTH - 17]}#{digest}"
+        self._counts[right, answer] += 1
 
     def answers(self) -> Answers:
         """Return the answers counted so far."""
@@ -102,14 +105,6 @@ class AnswerCounts:
     def correct_texts(self) -> Iterable[str]:
         """Yield the correct answers, each once, long ones cut."""
         return (text for right, text in self._counts if right)
-
-
-def _key(answer: str) -> str:
-    """The answer itself; a long one's beginning and digest."""
-    if len(answer) <= _TEXT_LENGTH:
-        return answer
-    digest = hashlib.blake2b(answer.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-    return f"{answer[: _TEXT_LENGTH - 17]}#{digest}"
 
 
 @dataclass(frozen=True, slots=True)

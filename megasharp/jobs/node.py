@@ -1,4 +1,4 @@
-"""`python -m megasharp.jobs.node`: what job files rendered before 0.2 start. Removed in the release after.
+"""`python -m megasharp.jobs.node`: the program that job files rendered before 0.2 start. Removed in the release after.
 
 Slurm requeues a job by the file that it was submitted with, for days or weeks: such a file names this module.
 """

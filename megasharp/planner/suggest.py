@@ -110,7 +110,13 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
         there = f"{request.machines.nodes} node(s) of {request.machines.gpus_per_node} GPUs"
         raise UserError(f"--suggest found no layout that fits {there}; give it more nodes, or shorter responses")
     fastest = min(seconds for seconds, _, _ in fitting)
-    fitting.sort(key=lambda item: _order(item[1].split, item[0], fastest))
+
+    def order(item: tuple[float, Request, Plan]) -> tuple[float, ...]:
+        seconds, split = item[0], item[1].split
+        # Within a class of 5 % the simplest comes first: no context parallel, then no pipeline.
+        return int(math.log(seconds / fastest) / math.log(_EQUAL)), split.cp, split.pp, seconds
+
+    fitting.sort(key=order)
     best: dict[tuple[int, int, int], tuple[Request, Plan]] = {}
     for _, candidate, plan in fitting:
         split = candidate.split
@@ -120,22 +126,15 @@ def suggest(request: Request, count: int = 3, *, share_out: bool = False) -> lis
     return [Suggestion(one, _keys(one), plan, _reasons(one, plan, first)) for one, plan in chosen]
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """GPUs of the policy and of the engines; co-located ones have the same."""
-
-    policy: int
-    engines: int
-
-
-def _order(split: PolicyConfig, seconds: float, fastest: float) -> tuple[float, ...]:
-    """Rank by classes of 5 %; within a class the simplest comes first: no context parallel, then no pipeline."""
-    return int(math.log(seconds / fastest) / math.log(_EQUAL)), split.cp, split.pp, seconds
-
-
 def _plans(request: Request, share_out: bool) -> Iterator[tuple[Request, Plan]]:
-    shares = _shares(request, share_out)
-    pairs = (product(_splits(request, share.policy), _engines(request, share.engines)) for share in shares)
+    engines, gpus = request.engines, request.machines.nodes * request.machines.gpus_per_node
+    # GPUs of the policy and of the engines; co-located ones have the same.
+    shares = [(gpus, gpus)]
+    if engines is not None and not engines.colocated:
+        quarters = [gpus * quarter // 4 for quarter in (1, 2, 3)]
+        of_engines = quarters if share_out else [engines.count * engines.tp]
+        shares = [(gpus - apart, apart) for apart in of_engines if 0 < apart < gpus]
+    pairs = (product(_splits(request, policy), _engines(request, apart)) for policy, apart in shares)
     for split, engines in chain.from_iterable(pairs):
         candidate = dataclasses.replace(request, split=split, engines=engines)
         plan = make_plan(candidate)
@@ -155,15 +154,6 @@ def _with_fitting_cache(request: Request, plan: Plan) -> tuple[Request, Plan]:
     engines = dataclasses.replace(request.engines, memory_fraction=min(fraction, 0.9))
     candidate = dataclasses.replace(request, engines=engines)
     return candidate, make_plan(candidate)
-
-
-def _shares(request: Request, share_out: bool) -> list[_Share]:
-    engines, gpus = request.engines, request.machines.nodes * request.machines.gpus_per_node
-    if engines is None or engines.colocated:
-        return [_Share(gpus, gpus)]
-    quarters = [gpus * quarter // 4 for quarter in (1, 2, 3)]
-    of_engines = quarters if share_out else [engines.count * engines.tp]
-    return [_Share(gpus - apart, apart) for apart in of_engines if 0 < apart < gpus]
 
 
 def _splits(request: Request, gpus: int) -> Iterator[PolicyConfig]:

@@ -56,7 +56,7 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _head(request: Request, plan: Plan) -> Iterator[str]:
-    split, batch, machines = request.split, request.batch, request.machines
+    split, batch, machines, lengths = request.split, request.batch, request.machines, request.batch.lengths
     models = "; ".join(
         f"{role} {name}, {count:,} parameters"
         for role, (name, count) in zip(("policy", "memory"), plan.parameters.items(), strict=False)
@@ -77,7 +77,6 @@ def _head(request: Request, plan: Plan) -> Iterator[str]:
         + ("; the optimizer's state on the host" if request.optimizer_on_host else "")
         + ("; logits by chunks" if split.head == "chunked" else ""),
     )
-    lengths = batch.lengths
     yield from _wrapped(
         "step",
         f"{batch.prompts} prompts x {batch.responses} = {batch.sequences} responses, {batch.mini_batches} optimizer "

@@ -20,7 +20,7 @@ from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
 from megasharp.cluster.ray_runtime.slot_layout import Needs, make_layout
 from megasharp.cluster.ray_runtime.slots import Slots
 from megasharp.common.errors import UserError
-from megasharp.config.rollout import RolloutConfig
+from megasharp.config.rollout import ClusterConfig, RolloutConfig
 from megasharp.rollout.sglang.client.launch import FleetSettings, stop
 
 pytestmark = pytest.mark.long("fleet-sync")
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long("fleet-sync")
 REPOSITORY = Path(__file__).parents[2]
 POLICY = REPOSITORY / "examples" / "quickstart" / "base"
 # Two engines beside two ranks of a policy, each pair in one slot.
-LAYOUT = make_layout(Needs(world=2, tp=2, engines=2, engine_tp=1))
+LAYOUT = make_layout(Needs(world=2, tp=2, engines=2, engine_tp=1), ClusterConfig())
 
 
 @pytest.fixture(scope="module")

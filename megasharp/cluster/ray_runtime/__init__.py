@@ -1,6 +1,7 @@
-"""Ray: which rank and which engine sits where, and the processes that Ray starts there.
+"""Ray: the places of ranks and engines in a cluster, and the processes that Ray starts there.
 
-`layout` draws the slots, `capacity` compares them with what the cluster has, `session` starts or joins Ray and reserves
-them, `ranks` and `engines` put thin actors into them. One driver; actors only start, watch and stop. Nothing here is
-imported while `cluster.backend` is `local`.
+`slot_layout` draws the slots and compares them with the cluster's capacity; `session` starts or joins Ray, `slots`
+reserves them; `ranks` with `rank_actor`, and `engine_actors`, put thin actors into them. `reaper` cleans up after a
+driver that was killed, `environment` has Ray's variables. One driver; actors only start, watch and stop. Nothing here
+but the layout is imported while `cluster.backend` is `local`.
 """

@@ -1,10 +1,8 @@
 """Engines on the nodes of a Ray cluster: a thin actor starts and watches each; the driver speaks HTTP to the engine.
 
-An engine ends with its actor, and so with its slots, with the driver and with Ray.
-
-What runs in an engine's actor: it starts the engine's process on its node, watches it and stops it.
-
-It has one thread, and keeps it: the engine's process is tied to the thread that started it.
+An actor starts its engine's process on its node, watches it and stops it. It has one thread, and keeps it: the engine's
+process is tied to the thread that started it. An engine ends with its actor, and so with its slots, with the driver and
+with Ray.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """Why the process could not be made."""
+    """The reason why the process could not be started."""
 
     text: str
 
@@ -76,7 +74,7 @@ class EngineActor:
         return Started(port)
 
     def problem(self, late: str | None, alone: bool = False) -> str | None:
-        """The message for an engine that cannot start, or that has to be given up (`late` says why); None otherwise.
+        """Return the message for an engine that cannot start or is given up (`late` says why); None otherwise.
 
         `alone`: other engines run meanwhile, and go on.
         """
@@ -88,20 +86,20 @@ class EngineActor:
         return start_failure(self._process, self._settings.rollout.engines, ended)
 
     def settled(self) -> None:
-        """The engine answers: its config file and the hold on its port are no longer needed."""
+        """Remove the config file and the hold on the port, which an engine that answers does not need."""
         self._process.settled()
         self._stack.close()
 
     def exit_reason(self) -> str | None:
-        """How the process ended; None while it runs."""
+        """Return the reason why the process ended; None while it runs."""
         return self._process.exit_reason()
 
     def tail(self) -> str:
-        """The log's last lines on one line."""
+        """Return the log's last lines on one line."""
         return self._process.tail()
 
     def ask_to_end(self) -> None:
-        """SIGTERM to the engine."""
+        """Send SIGTERM to the engine."""
         if self._engine is not None:
             self._engine.ask_to_end()
 
@@ -137,25 +135,25 @@ class ClusterEngine:
 
     @property
     def name(self) -> str:
-        """How messages call this engine."""
+        """The engine's name in messages."""
         return f"engine {self.index}"
 
     def exit_reason(self) -> str | None:
-        """How its process ended; None while it runs, and while its node does not say."""
+        """Return the reason why its process ended; None while it runs, and while its node does not answer."""
         if self._ended is None:
             with suppress(GetTimeoutError):
                 self._ended = self._ask("exit_reason", _GONE)
         return self._ended
 
     def tail(self) -> str:
-        """The log's last lines on one line."""
+        """Return the log's last lines on one line."""
         try:
             return self._ask("tail", f"(on {self.api.host}, which cannot be asked)") or ""
         except GetTimeoutError:
             return f"(on {self.api.host}, which does not answer)"
 
     def ask_to_end(self) -> None:
-        """SIGTERM to the engine, by its actor; returns at once."""
+        """Send SIGTERM to the engine, by its actor; return at once."""
         if self._ended is None and usable():
             self.actor.ask_to_end.remote()
 
@@ -200,7 +198,7 @@ def launch_on_cluster(settings: FleetSettings, slots: Slots) -> list[ClusterEngi
 
 
 class ClusterStarter:
-    """Starts single engines in the slots that are theirs; satisfies `Starter`."""
+    """Starts single engines in their own slots; satisfies `Starter`."""
 
     def __init__(self, settings: FleetSettings, slots: Slots) -> None:
         self._settings = _placed(settings, slots)
@@ -228,7 +226,7 @@ class ClusterStarting:
         self._engine: ClusterEngine | None = None
 
     def answered(self) -> ClusterEngine | None:
-        """The engine once it answers."""
+        """Return the engine once it answers; None before. Raises UserError where it will not."""
         late = f"no answer within {self._settings.start_limit_s:g} s" if time.monotonic() > self._deadline else None
         try:
             problem = self._progress(late)
@@ -250,7 +248,7 @@ class ClusterStarting:
             end_actors([self._actor])
 
     def _progress(self, late: str | None) -> str | None:
-        """Note its port once the actor tells; returns why it will not start, if so."""
+        """Note its port once the actor reports it; return why it will not start, if so."""
         if self._engine is not None:
             found: str | None = ray.get(self._actor.problem.remote(late, alone=True), timeout=_ANSWER_S)
             return found
@@ -265,12 +263,20 @@ class ClusterStarting:
 
 
 def _placed(settings: FleetSettings, slots: Slots) -> FleetSettings:
-    """With the GPUs of the engines' slots, for actors that run anywhere."""
+    """Complete the settings for actors: the GPUs of the engines' slots, and absolute paths."""
     layout, seats = slots.layout, slots.seats
     assert layout.engines == settings.rollout.engines, "the layout was made for another number of engines"
     places = [layout.of_engine(index) for index in range(settings.rollout.engines)]
     gpus = [[gpu for slot in place if (gpu := seats[slot].gpu) is not None] for place in places]
-    return _from_anywhere(replace(settings, gpus=gpus if layout.gpu else ()))
+    # Actors run in a folder of Ray's choice.
+    return replace(
+        settings,
+        gpus=gpus if layout.gpu else (),
+        python=settings.python.absolute(),
+        model=settings.model.absolute(),
+        memory=None if settings.memory is None else settings.memory.absolute(),
+        log_folder=settings.log_folder.absolute(),
+    )
 
 
 def _address(slots: Slots, index: int) -> str:
@@ -279,18 +285,6 @@ def _address(slots: Slots, index: int) -> str:
 
 def _actor(slots: Slots, settings: FleetSettings, index: int, key: str) -> Any:
     return slots.actor(EngineActor, slots.layout.of_engine(index)[0], settings, index, _address(slots, index), key)
-
-
-def _from_anywhere(settings: FleetSettings) -> FleetSettings:
-    """With absolute paths: actors run in a folder of Ray's choice."""
-    memory = None if settings.memory is None else settings.memory.absolute()
-    return replace(
-        settings,
-        python=settings.python.absolute(),
-        model=settings.model.absolute(),
-        memory=memory,
-        log_folder=settings.log_folder.absolute(),
-    )
 
 
 def _started(actors: Sequence[Any], addresses: Sequence[str], key: str, settings: FleetSettings) -> list[ClusterEngine]:
@@ -315,7 +309,11 @@ def _wait_for_all(engines: Sequence[ClusterEngine], limit: float) -> None:
     while waiting:
         late = f"no answer within {limit:g} s" if time.monotonic() > deadline else None
         for engine in waiting:
-            problem = _problem(engine, late)
+            problem: str | None
+            try:
+                problem = ray.get(engine.actor.problem.remote(late), timeout=_ANSWER_S)
+            except RayError:
+                problem = f"{engine.name} did not start: {_GONE}; all engines are stopped; its log is {engine.log}"
             if problem is not None:
                 raise start_error(problem)
         answered = [engine for engine in waiting if answers(engine.api)]
@@ -324,11 +322,3 @@ def _wait_for_all(engines: Sequence[ClusterEngine], limit: float) -> None:
         waiting = [engine for engine in waiting if engine not in answered]
         if waiting:
             time.sleep(_POLL_S)
-
-
-def _problem(engine: ClusterEngine, late: str | None) -> str | None:
-    try:
-        problem: str | None = ray.get(engine.actor.problem.remote(late), timeout=_ANSWER_S)
-    except RayError:
-        return f"{engine.name} did not start: {_GONE}; all engines are stopped; its log is {engine.log}"
-    return problem

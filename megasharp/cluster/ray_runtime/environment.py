@@ -1,6 +1,6 @@
-"""What Ray's processes are started with: variables and the size of the object store. Imports no ray.
+"""Variables and object store of Ray's processes, and a test of its connection. Imports no ray.
 
-Whether Ray may be asked anything: a call to servers that have ended blocks for a minute, then ends this process.
+The connection is tested before each call: one to servers that have ended blocks for a minute, then ends this process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from megasharp.common import signals
 
 
 def usable() -> bool:
-    """Whether this process is connected, and Ray will still be there for an answer.
+    """Return True where this process is connected and Ray will still be there for an answer.
 
     Not our own Ray after a signal: Slurm and container runtimes send it to Ray's servers too. All of it is killed then.
     """
@@ -25,7 +25,7 @@ _SMALLEST_STORE = 80 * (1 << 20)
 
 
 def server_environment(limit: float) -> dict[str, str]:
-    """Ray's servers are told through their environment, which all of their processes inherit; `limit` in seconds."""
+    """Return the variables of Ray's servers, which all of their processes inherit; `limit` in seconds."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_gcs_server_port_wait_time_s": str(int(limit)),
@@ -41,7 +41,7 @@ def server_environment(limit: float) -> dict[str, str]:
 
 
 def quiet() -> dict[str, str]:
-    """What every process of ours that talks to Ray has in its environment."""
+    """Return the variables of every process of ours that talks to Ray."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         # An actor without a GPU keeps what it inherited; engines get theirs by name.
@@ -50,7 +50,7 @@ def quiet() -> dict[str, str]:
 
 
 def object_store_bytes(wanted: int) -> int:
-    """At most half of what shared memory has left: beyond it Ray would use files and say so on the screen."""
+    """Bound the store by half of the shared memory left: beyond it Ray would use files and say so on the screen."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:

@@ -1,12 +1,12 @@
-"""Ends a Ray of ours whose driver was killed: `python -m megasharp.cluster.ray_runtime.reaper FOLDER`, its input from
-the driver.
+"""Ends a Ray of ours whose driver was killed: `python -m megasharp.cluster.ray_runtime.reaper FOLDER`.
 
-Ray's servers end with the driver, but its agents go on for a minute, waiting for them. The driver writes the processes,
-a line "pid start-time name" each, and keeps the pipe open; when it closes, what is left of them is killed and the
-folder removed. Before a close in good order the driver writes a last line, and nothing is left after it.
+Its input is a pipe from the driver. Ray's servers end with the driver, but its agents go on for a minute, waiting for
+them. The driver writes the processes, a line "pid start-time name" each, and keeps the pipe open; when it closes, those
+that are left are killed and the folder is removed. Before a close in good order the driver writes a last line, and
+nothing is left after it.
 
-The other way round, a driver whose raylet is gone is ended by Ray's own code, without a word. So the word comes from
-here, where a server ends while the pipe is open and that last line has not come.
+The other way round, a driver whose raylet is gone is ended by Ray's own code, without a message. So the message comes
+from here, where a server ends while the pipe is open and that last line has not come.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 16
 
 
 def described(processes: Iterable[psutil.Process]) -> str:
-    """The lines for these processes."""
+    """Return the lines for these processes."""
     lines = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -36,7 +36,7 @@ def described(processes: Iterable[psutil.Process]) -> str:
 
 
 def main(folder: str) -> None:
-    """Returns when the driver has gone and everything is ended."""
+    """Wait until the driver has gone, then end all that is left."""
     # A terminal's interrupt is the driver's business; this outlives it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -50,7 +50,7 @@ def main(folder: str) -> None:
 
 
 def _watch(pipe: int) -> tuple[list[psutil.Process], str | None]:
-    """Until the pipe closes: the processes it named, and the server that ended before it closed, if one did."""
+    """Watch until the pipe closes; return the processes it named, and the server that ended before, if one did."""
     family: list[psutil.Process] = []
     servers: dict[int, str] = {}
     ended: str | None = None
@@ -81,9 +81,8 @@ def _unwatch(servers: dict[int, str], watched: Iterable[int]) -> None:
 
 
 def _alive(driver: psutil.Process) -> bool:
-    """Whether its first thread runs. When that has ended, the kernel kills the servers, which may be before the rest of
-    the driver has gone and the pipe closes.
-    """
+    # When its first thread has ended, the kernel kills the servers, which may be before the rest of the driver has gone
+    # and the pipe closes.
     with suppress(psutil.NoSuchProcess):
         return driver.status() != psutil.STATUS_ZOMBIE
     return False
@@ -98,7 +97,7 @@ def _add(line: str, family: list[psutil.Process], servers: dict[int, str]) -> No
         if process.create_time() == float(started):
             family.append(process)
             if name in _SERVERS:
-                # Old kernels and some containers do not have it: then its end is not told.
+                # Old kernels and some containers do not have it: then its end is not reported.
                 with suppress(OSError):
                     servers[os.pidfd_open(int(pid))] = name
 

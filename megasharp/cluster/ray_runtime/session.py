@@ -2,9 +2,7 @@
 
 Always with Ray's token: a cluster that asks for none is refused. Our own has a token nobody else knows, listens on the
 loopback interface only, has its own ports and folder, no dashboard and no usage reports, and ends with this process,
-however that ends.
-
-Calls a function on a node of the cluster, outside the slots: for what must be looked at where it is.
+however that ends. `there` calls a function on a node of the cluster, outside the slots, to look at something there.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _TOKEN_REFUSED = ("InvalidAuthToken", "Unauthenticated", "AuthenticationError")
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Which Ray. `address` ("host:port") and RAY_ADDRESS name a cluster to join; with neither, one is started here.
+    """The Ray to use. `address` ("host:port") and RAY_ADDRESS name a cluster to join; with neither, one is started.
 
     For one that is started: its CPUs and GPUs (None: what Ray finds) and the size of its object store. `start_limit_s`
     bounds the wait for either.
@@ -68,7 +66,9 @@ class RaySession:
         self.started = address == "local"
         self.address = address
         self._stack = signals.ClosingStack()
-        _refuse_a_second_one()
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
+            raise UserError("this process is connected to Ray already; close that connection first (ray.shutdown())")
         try:
             if self.started:
                 self._start(settings)
@@ -86,7 +86,14 @@ class RaySession:
         self._stack.callback(remove_leftovers)
         warden = _start_reaper(folder)
         self._stack.callback(lambda: _end_reaper(warden))
-        self._stack.callback(_set_environment(_own_environment(settings.start_limit_s)))
+        environment = {
+            # A token that nobody else has.
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # Ray's own name for "loopback only"; otherwise it listens on every interface.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            **server_environment(settings.start_limit_s),
+        }
+        self._stack.callback(_set_environment(environment))
         self._stack.callback(lambda: _end(folder))
         self._stack.callback(lambda: _tell_reaper(warden, reaper.CLOSING))
         options = {
@@ -106,11 +113,21 @@ class RaySession:
             ) from error
 
     def _join(self, address: str, limit: float) -> None:
-        host = _host(address)
-        loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host in _LOOPBACK else {}
+        host, colon, port = address.rpartition(":")
+        if "://" in address or not colon or not port.isdigit():
+            raise UserError(
+                f"RAY_ADDRESS = {address}: give host:port of the cluster's head, or unset it to start Ray here"
+            )
+        loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if host.strip("[]") in _LOOPBACK else {}
         self._stack.callback(_set_environment({"RAY_AUTH_MODE": "token", **quiet(), **loopback}))
         _ask(address, limit)
-        _refuse_without_token(address, limit)
+        # A Ray that takes a token made up here asks for none: whoever reaches it could run programs in it.
+        code, text = _question(address, limit, {**os.environ, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+        if code == 0 and not _refused(text):
+            raise UserError(
+                f"the Ray cluster at {address} asks nobody for a token; start it with RAY_AUTH_MODE=token and a token "
+                "in RAY_AUTH_TOKEN, and give this run the same token"
+            )
         self._stack.callback(_shutdown)
         try:
             self.address = _init(address, {})
@@ -118,7 +135,7 @@ class RaySession:
             raise UserError(f"cannot join the Ray cluster at {address}: {one_line(error)}") from error
 
     def nodes(self) -> list[NodeCapacity]:
-        """The living nodes, with what is free on each now."""
+        """List the living nodes, with the free resources of each now."""
         ray: Any = importlib.import_module("ray")
         free: Mapping[str, Mapping[str, float]] = ray._private.state.available_resources_per_node()
         found = []
@@ -137,12 +154,12 @@ class RaySession:
         return found
 
     def reserve(self, layout: Layout, limit_s: float = 60.0) -> Slots:
-        """Reserve all slots, or raise within `limit_s`: UserError for what Ray lacks, RunFailed for what is taken."""
+        """Reserve all slots within `limit_s`. Raises UserError for what Ray lacks, RunFailed for what is taken."""
         self._check(layout)
         return reserve(layout, limit_s)
 
     def _check(self, layout: Layout) -> None:
-        """What was given back a moment ago is reported as free a moment later."""
+        # Resources that were given back a moment ago are reported as free a moment later.
         deadline = time.monotonic() + _NEWS_S
         while True:
             # One look for both questions: between two, what is missing may come back.
@@ -150,7 +167,7 @@ class RaySession:
             try:
                 return check_capacity(layout, nodes)
             except UserError as error:
-                if all(_idle(node) for node in nodes):
+                if all((node.free_cpus, node.free_gpus) == (node.cpus, node.gpus) for node in nodes):
                     raise
                 if time.monotonic() > deadline:
                     # Whoever holds the rest, another run or one that was killed, gives it back one day.
@@ -168,22 +185,15 @@ class RaySession:
         self.close()
 
 
-def _idle(node: NodeCapacity) -> bool:
-    return (node.free_cpus, node.free_gpus) == (node.cpus, node.gpus)
-
-
-def _refuse_a_second_one() -> None:
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        raise UserError("this process is connected to Ray already; close that connection first (ray.shutdown())")
-
-
 def _init(address: str, options: Mapping[str, Any]) -> str:
     """`ray.init` that leaves the process's signal handlers and logging alone; returns the cluster's address."""
     ray: Any = importlib.import_module("ray")
     # Ray read this variable when it was first imported, which may be long ago.
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") != "0"
-    _read_environment_again()
+    # It also keeps its configuration and token from the first look; a second session has others.
+    raylet: Any = importlib.import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
     # Ray would print paragraphs about a worker that ended; who it was and what it means is ours to say, in one line.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
     # Ray takes SIGTERM for itself, in Python and in C++; how a run ends is not Ray's to decide.
@@ -197,25 +207,8 @@ def _init(address: str, options: Mapping[str, Any]) -> str:
     return str(context.address_info["gcs_address"])
 
 
-def _read_environment_again() -> None:
-    """Ray keeps its configuration and token from the first look; a second session has others."""
-    raylet: Any = importlib.import_module("ray._raylet")
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _own_environment(limit: float) -> dict[str, str]:
-    """A Ray of this process's own, whose token nobody else has."""
-    return {
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # Ray's own name for "loopback only"; otherwise it listens on every interface.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        **server_environment(limit),
-    }
-
-
 def _set_environment(values: Mapping[str, str]) -> Any:
-    """Set variables; returns what puts the old ones back."""
+    """Set variables; return a function that puts the old ones back."""
     before = {name: os.environ.get(name) for name in (*values, *_RAY_SETS)}
     os.environ.update(values)
 
@@ -227,13 +220,6 @@ def _set_environment(values: Mapping[str, str]) -> Any:
                 os.environ[name] = value
 
     return put_back
-
-
-def _host(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    if "://" in address or not colon or not port.isdigit():
-        raise UserError(f"RAY_ADDRESS = {address}: give host:port of the cluster's head, or unset it to start Ray here")
-    return host.strip("[]")
 
 
 def _ask(address: str, limit: float) -> None:
@@ -251,16 +237,6 @@ def _ask(address: str, limit: float) -> None:
         raise UserError(
             f"no Ray cluster answers at {address} (given up after {time.monotonic() - began:.0f} s); "
             "check RAY_ADDRESS, or unset it to start Ray here"
-        )
-
-
-def _refuse_without_token(address: str, limit: float) -> None:
-    """A Ray that takes a token made up here asks for none: whoever reaches it could run programs in it."""
-    code, text = _question(address, limit, {**os.environ, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    if code == 0 and not _refused(text):
-        raise UserError(
-            f"the Ray cluster at {address} asks nobody for a token; start it with RAY_AUTH_MODE=token and a token in "
-            "RAY_AUTH_TOKEN, and give this run the same token"
         )
 
 
@@ -317,7 +293,7 @@ def _kill(family: Sequence[psutil.Process]) -> None:
 
 
 def _start_reaper(folder: Path) -> subprocess.Popen[str]:
-    """Its own session: what interrupts the driver must not end it."""
+    """Start the reaper in a session of its own: a signal that interrupts the driver must not end it."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", reaper.__name__, str(folder)],
         stdin=subprocess.PIPE,
@@ -334,7 +310,7 @@ def _tell_reaper(process: subprocess.Popen[str], text: str) -> None:
 
 
 def _end_reaper(process: subprocess.Popen[str]) -> None:
-    """It removes the folder too."""
+    """Wait for the reaper's end; it removes the folder too."""
     assert process.stdin is not None
     process.stdin.close()
     process.wait()
@@ -351,7 +327,7 @@ def _family(folder: Path) -> list[psutil.Process]:
 
 
 def there(node: str, limit_s: float, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What `function(*arguments)` returns on the node of that Ray ID; the function must be one of a module.
+    """Call `function(*arguments)` on the node of that Ray ID; the function must be one of a module.
 
     Raises Ray's GetTimeoutError after `limit_s` seconds, and another RayError where the node is gone.
     """

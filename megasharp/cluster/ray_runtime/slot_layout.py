@@ -1,10 +1,8 @@
-"""Where ranks and engines sit: slots of one GPU each (or one CPU), in groups that share a node. Pure.
+"""Places of ranks and engines: slots of one GPU each (or one CPU), in groups that share a node. Pure.
 
 Co-located, an engine's ranks share the slots of policy ranks; disaggregated, they have slots of their own behind them.
 A tensor-parallel group, the policy's or an engine's, never crosses nodes: its ranks exchange activations in every
-layer.
-
-Whether a layout fits the cluster as it is now, asked before anything starts. Pure.
+layer. Before anything starts, `check_capacity` compares a layout with the cluster as it is now.
 """
 
 from __future__ import annotations
@@ -13,23 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from megasharp.common.errors import UserError
-from megasharp.config.rollout import EnginePlacement
+from megasharp.config.rollout import ClusterConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What is to be placed: `world` policy ranks in neighbouring groups of `tp`, `engines` of `engine_tp` ranks each.
-
-    `gpus_per_node` is 0 on a CPU; then a node holds an equal share of the slots.
-    """
+    """The ranks to place: `world` of the policy in neighbouring groups of `tp`, `engines` of `engine_tp` each."""
 
     world: int
     tp: int
     engines: int
     engine_tp: int
-    placement: EnginePlacement = "colocated"
-    nodes: int = 1
-    gpus_per_node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +38,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All slots, node by node. `gpu` says whether a slot is a GPU; `cpus` are a slot's CPUs."""
+    """All slots, node by node. `gpu`: a slot is a GPU; `cpus` are a slot's CPUs."""
 
     slots: tuple[Slot, ...]
     gpu: bool
@@ -54,7 +46,7 @@ class Layout:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one slot asks of Ray."""
+        """The resources that one slot asks of Ray."""
         return {"GPU": 1.0, "CPU": self.cpus} if self.gpu else {"CPU": self.cpus}
 
     @property
@@ -64,16 +56,16 @@ class Layout:
         return [[i for i, slot in enumerate(self.slots) if slot.node == node] for node in numbers]
 
     def of_rank(self, rank: int) -> int:
-        """The slot of a policy rank."""
+        """Return the slot of a policy rank."""
         return next(i for i, slot in enumerate(self.slots) if slot.rank == rank)
 
     def of_engine(self, engine: int) -> list[int]:
-        """The slots of an engine's ranks, in their order."""
+        """Return the slots of an engine's ranks, in their order."""
         found = {slot.engine[1]: i for i, slot in enumerate(self.slots) if slot.engine and slot.engine[0] == engine}
         return [found[rank] for rank in range(len(found))]
 
     def beside(self, same_slot: bool) -> tuple[tuple[int, ...], ...] | None:
-        """For every engine, the policy rank that lies beside each of its ranks: in the same slot.
+        """Return, for every engine, the policy rank beside each of its ranks: in the same slot.
 
         Without `same_slot` any rank on its node will do where the slot has none. None where an engine's rank has none.
         """
@@ -90,32 +82,42 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """How many policy ranks there are."""
+        """The number of policy ranks."""
         return sum(slot.rank is not None for slot in self.slots)
 
     @property
     def engines(self) -> int:
-        """How many engines there are."""
+        """The number of engines."""
         return len({slot.engine[0] for slot in self.slots if slot.engine})
 
 
-def make_layout(needs: Needs, cpus: float = 1.0) -> Layout:
-    """Place everything, filling node after node; `cpus` is the share of a slot.
+def make_layout(needs: Needs, cluster: ClusterConfig) -> Layout:
+    """Place everything, filling node after node. With `gpus_per_node` 0 a node holds an equal share of the slots.
 
     Raises UserError naming the keys when it does not fit into `nodes` x `gpus_per_node`, or a group would cross nodes.
     """
     policy = [needs.tp] * (needs.world // needs.tp)
     engines = [needs.engine_tp] * needs.engines
-    colocated = needs.placement == "colocated"
-    room = _room_per_node(needs)
-    _check_group(needs.tp, room, "policy.tp", needs)
+    room = _room_per_node(needs, cluster)
+    _check_group(needs.tp, room, "policy.tp", cluster)
     if engines:
-        _check_group(needs.engine_tp, room, "rollout.tp", needs)
-    ranks = _fill(policy, [0] * needs.nodes, room, needs)
+        _check_group(needs.engine_tp, room, "rollout.tp", cluster)
+    used = [0] * cluster.nodes
+    ranks = _fill(policy, used, room, needs, cluster)
     # Co-located engines start again on the first node; others continue where the policy ended.
-    used = [0] * needs.nodes if colocated else _used(ranks, needs.nodes)
-    rows = _merged(ranks, _fill(engines, used, room, needs), needs.tp, needs.engine_tp)
-    return Layout(tuple(rows), needs.gpus_per_node > 0, cpus)
+    if cluster.placement == "disaggregated":
+        used = [sum(block.size for block in ranks if block.node == node) for node in range(cluster.nodes)]
+    # One slot per place that anybody has, in order of node and place.
+    slots: dict[tuple[int, int], Slot] = {}
+    for number, block in enumerate(ranks):
+        for i in range(block.size):
+            slots[block.node, block.start + i] = Slot(block.node, rank=number * needs.tp + i)
+    for number, block in enumerate(_fill(engines, used, room, needs, cluster)):
+        for i in range(block.size):
+            place = block.node, block.start + i
+            slots[place] = replace(slots.get(place, Slot(block.node)), engine=(number, i))
+    in_order = tuple(slots[place] for place in sorted(slots))
+    return Layout(in_order, cluster.gpus_per_node > 0, cluster.cpus_per_slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,64 +129,42 @@ class _Block:
     size: int
 
 
-def _room_per_node(needs: Needs) -> int:
-    if needs.gpus_per_node:
-        return needs.gpus_per_node
+def _room_per_node(needs: Needs, cluster: ClusterConfig) -> int:
+    if cluster.gpus_per_node:
+        return cluster.gpus_per_node
     # Without a number in the configuration every node takes its share, in whole groups.
     group = max(needs.tp, needs.engine_tp if needs.engines else 1)
     both = (needs.world, needs.engines * needs.engine_tp)
-    total = max(both) if needs.placement == "colocated" else sum(both)
-    share = -(-total // needs.nodes)
+    total = max(both) if cluster.placement == "colocated" else sum(both)
+    share = -(-total // cluster.nodes)
     return -(-share // group) * group
 
 
-def _check_group(size: int, room: int, key: str, needs: Needs) -> None:
-    if needs.gpus_per_node and size > room:
+def _check_group(size: int, room: int, key: str, cluster: ClusterConfig) -> None:
+    if cluster.gpus_per_node and size > room:
         raise UserError(
             f"{key} = {size} does not fit on one node: cluster.gpus_per_node = {room}; a tensor-parallel group may "
             f"not cross nodes, so lower {key} or raise cluster.gpus_per_node"
         )
 
 
-def _fill(sizes: Sequence[int], used: Sequence[int], room: int, needs: Needs) -> list[_Block]:
+def _fill(sizes: Sequence[int], used: Sequence[int], room: int, needs: Needs, cluster: ClusterConfig) -> list[_Block]:
     """Groups in order onto the first node with room for each; nodes before it are closed, so that order is kept."""
     node, taken, blocks = 0, list(used), []
     for size in sizes:
         while node < len(taken) and taken[node] + size > room:
             node += 1
         if node == len(taken):
-            raise UserError(_too_little(needs))
+            raise UserError(
+                f"cluster.nodes = {cluster.nodes} x cluster.gpus_per_node = {cluster.gpus_per_node} cannot hold the "
+                f"policy's {needs.world} ranks (policy.dp x tp x pp x cp, policy.tp = {needs.tp}) and {needs.engines} "
+                f"engines of {needs.engine_tp} (rollout.engines, rollout.tp) with cluster.placement: "
+                f"{cluster.placement} and no group across nodes; raise cluster.nodes or cluster.gpus_per_node, or ask "
+                "for fewer"
+            )
         blocks.append(_Block(node, taken[node], size))
         taken[node] += size
     return blocks
-
-
-def _too_little(needs: Needs) -> str:
-    policy = f"the policy's {needs.world} ranks (policy.dp x tp x pp x cp, policy.tp = {needs.tp})"
-    engines = f"{needs.engines} engines of {needs.engine_tp} (rollout.engines, rollout.tp)"
-    return (
-        f"cluster.nodes = {needs.nodes} x cluster.gpus_per_node = {needs.gpus_per_node} cannot hold {policy} and "
-        f"{engines} with cluster.placement: {needs.placement} and no group across nodes; raise cluster.nodes or "
-        f"cluster.gpus_per_node, or ask for fewer"
-    )
-
-
-def _used(blocks: Sequence[_Block], nodes: int) -> list[int]:
-    """Slots taken on each node."""
-    return [sum(block.size for block in blocks if block.node == node) for node in range(nodes)]
-
-
-def _merged(ranks: Sequence[_Block], engines: Sequence[_Block], tp: int, engine_tp: int) -> list[Slot]:
-    """One slot per place that anybody has, in order of node and place."""
-    slots: dict[tuple[int, int], Slot] = {}
-    for number, block in enumerate(ranks):
-        for i in range(block.size):
-            slots[block.node, block.start + i] = Slot(block.node, rank=number * tp + i)
-    for number, block in enumerate(engines):
-        for i in range(block.size):
-            place = block.node, block.start + i
-            slots[place] = replace(slots.get(place, Slot(block.node)), engine=(number, i))
-    return [slots[place] for place in sorted(slots)]
 
 
 # Ray counts in ten-thousandths; sums of its fractions are not exact.
@@ -193,7 +173,7 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """A node's CPUs and GPUs: how many it has, and how many nobody has taken."""
+    """A node's CPUs and GPUs, and those of them that nobody has taken."""
 
     address: str
     cpus: float
@@ -223,19 +203,15 @@ def check_capacity(layout: Layout, nodes: Sequence[NodeCapacity]) -> None:
 
 
 def _short(layout: Layout, nodes: Sequence[NodeCapacity]) -> str:
-    groups = " and ".join(_group(layout, len(slots)) for slots in layout.nodes)
-    there = "; ".join(_node(node) for node in nodes) or "no node that is alive"
+    groups = []
+    for slots in layout.nodes:
+        gpus = f"{len(slots)} GPUs and " if layout.gpu else ""
+        groups.append(f"{gpus}{len(slots) * layout.cpus:g} CPUs free on one node")
+    found = []
+    for node in nodes:
+        gpus = f" and {node.free_gpus:g} of {node.gpus:g} GPUs" if node.gpus else " and no GPU"
+        found.append(f"{node.address}: {node.free_cpus:g} of {node.cpus:g} CPUs{gpus} free")
     return (
-        f"Ray cannot place this run: it needs {groups} (policy.dp/tp/pp/cp, rollout.engines, rollout.tp, "
-        f"cluster.nodes, cluster.gpus_per_node); the cluster has {there}"
+        f"Ray cannot place this run: it needs {' and '.join(groups)} (policy.dp/tp/pp/cp, rollout.engines, rollout.tp, "
+        f"cluster.nodes, cluster.gpus_per_node); the cluster has {'; '.join(found) or 'no node that is alive'}"
     )
-
-
-def _group(layout: Layout, slots: int) -> str:
-    cpus = f"{slots * layout.cpus:g} CPUs"
-    return f"{slots} GPUs and {cpus} free on one node" if layout.gpu else f"{cpus} free on one node"
-
-
-def _node(node: NodeCapacity) -> str:
-    gpus = f" and {node.free_gpus:g} of {node.gpus:g} GPUs" if node.gpus else " and no GPU"
-    return f"{node.address}: {node.free_cpus:g} of {node.cpus:g} CPUs{gpus} free"

@@ -19,7 +19,7 @@ _SHARED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a slot is: the node's address in the cluster, and its GPU there (None on a CPU)."""
+    """The place of a slot: its node's address in the cluster, and its GPU there (None on a CPU)."""
 
     node: str
     gpu: str | None = None
@@ -34,7 +34,7 @@ class Slots:
         self._groups = list(groups)
 
     def actor(self, kind: type, slot: int, *args: object) -> Any:
-        """Start an actor of class `kind` in a slot; returns Ray's handle at once."""
+        """Start an actor of class `kind` in a slot; return Ray's handle at once."""
         import ray
 
         options = _options(self.layout, self._groups, slot)
@@ -47,7 +47,7 @@ class Slots:
 
 
 def reserve(layout: Layout, limit_s: float) -> Slots:
-    """Reserve all slots of the connected Ray within `limit_s`; raises RunFailed, with none reserved, otherwise."""
+    """Reserve all slots of the connected Ray within `limit_s`. Raises RunFailed, with none reserved, otherwise."""
     from ray.util import placement_group
 
     deadline = time.monotonic() + limit_s
@@ -94,7 +94,7 @@ def _options(layout: Layout, groups: Sequence[Any], slot: int) -> dict[str, Any]
 
 
 def _bundle(layout: Layout, slot: int) -> tuple[int, int]:
-    """A slot's group and its bundle there."""
+    """Find a slot's group and its bundle there."""
     return next((group, slots.index(slot)) for group, slots in enumerate(layout.nodes) if slot in slots)
 
 

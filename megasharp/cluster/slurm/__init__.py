@@ -1,1 +1,1 @@
-"""Slurm jobs: what is given to sbatch, what each node runs, and what is looked at before (`megasharp doctor`)."""
+"""Slurm jobs: their sbatch files, the program of each node, and the checks before them (`megasharp doctor`)."""

@@ -23,7 +23,7 @@ MEBIBYTES = {"cuda": 4096, "cpu": 16}
 
 
 def measure(meeting: Path, first: int, local: int, world: int, device: str, variables: Mapping[str, str]) -> float:
-    """Start ranks `first` to `first + local` here, wait for them; returns seconds of one all-reduce.
+    """Start ranks `first` to `first + local` here, wait for them, and return the seconds of one all-reduce.
 
     `device` is a key of MEBIBYTES: a run on CPUs asks for no GPU that happens to be here. The seconds are more than 0
     only where rank 0 is among them. Raises UserError with a rank's last line when one fails.
@@ -56,7 +56,7 @@ def measure(meeting: Path, first: int, local: int, world: int, device: str, vari
 
 
 def main() -> None:
-    """One rank."""
+    """Run one rank."""
     import torch
     import torch.distributed as dist
 

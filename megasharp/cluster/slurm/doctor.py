@@ -1,6 +1,7 @@
-"""`megasharp doctor` on one node: read what is here, apply the checks, and say each finding with the node's name.
+"""`megasharp doctor` on one node: its checks, in order of what is needed first, and their findings with remedies.
 
-What `megasharp doctor` looks at on one node. Each check takes what was read and says what it found. Pure.
+`examine` reads the node and applies the checks: GPUs, software, mounts, disk, file system, ports, and an all-reduce. A
+check is a pure function of what was read, so that tests need no GPU.
 """
 
 from __future__ import annotations
@@ -28,26 +29,105 @@ from megasharp.config.policy import Wanted
 
 # CUDA 13 needs a driver of branch 580 or later (CUDA 13.0 release notes, table of minimum versions).
 OLDEST_DRIVER = 580
-# What a GPU nobody uses holds: driver and context, below this.
+# Below this, a GPU's memory is held by driver and context alone.
 _IDLE_BYTES = 2 << 30
 _GB = 1e9
-# What pip is asked for where the name alone is too little.
+# Packages whose versions change numbers, or without which nothing runs.
+_PACKAGES = ("torch", "megatron-core", "transformers", "ray", "numpy", "safetensors")
+_PACKAGES_ON_GPUS = ("nvidia-ml-py",)
+# pip's requirement where a package's name alone is too little.
 _REQUIREMENTS = {"transformer-engine": "transformer-engine[pytorch,core_cu13]"}
-
+# An import of a library with kernels; on a cold shared disk it takes a minute.
+_IMPORT_LIMIT_S = 300.0
+# Bytes per second. 8 x H100 in a node: about 480 GB/s in a published log of NVIDIA's benchmarks. A node's network of
+# 8 x 400 Gb/s carries 400 GB/s at most.
+_IN_A_NODE, _BETWEEN_NODES = 480e9, 400e9
 Level = Literal["ok", "note", "FAIL"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found; a failure's text ends with the remedy."""
+    """The finding of one check; a failure's text ends with the remedy."""
 
     level: Level
     check: str
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This node, number `node` of `nodes`; `meeting` is a folder that all of them see, None where it is alone."""
+
+    meeting: Path | None = None
+    node: int = 0
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """The expectations of a node. Without a run file they are this machine's software alone.
+
+    `folders` must be seen; checkpoints of `checkpoint` bytes go to `run`.
+    """
+
+    gpus_per_node: int = 0
+    folders: tuple[str, ...] = ()
+    run: Path | None = None
+    checkpoint: int = 0
+    constraints: str = ""
+    transformer_engine: Wanted = "auto"
+    place: Place = Place()
+
+
+def examine(patient: Patient) -> Iterator[Finding]:
+    """Yield the findings of every check that applies, in order of what is needed first."""
+    links = True
+    for finding in _gpus(patient.gpus_per_node):
+        links = links and finding.level != "FAIL"
+        yield finding
+    yield from _software(patient)
+    yield mounts([folder for folder in patient.folders if not Path(folder).exists()])
+    if patient.run is not None:
+        parent = _existing(patient.run)
+        yield disk_space(str(parent), shutil.disk_usage(parent).free, patient.checkpoint)
+    canary = _canary(patient)
+    yield canary
+    yield _port()
+    if links and canary.level != "FAIL":
+        yield _all_reduce(patient)
+    else:
+        yield Finding("note", "all-reduce", "not tried, because of what failed above")
+
+
+def report(findings: Iterable[Finding], say: Callable[[str], None]) -> bool:
+    """Say each finding with the node's name; return True where none failed."""
+    host, healthy = socket.gethostname(), True
+    for finding in findings:
+        say(f"{host}  {finding.level:4}  {finding.check}: {finding.text}")
+        healthy = healthy and finding.level != "FAIL"
+    return healthy
+
+
+def _gpus(wanted: int) -> Iterator[Finding]:
+    try:
+        with opened() as nvml:
+            node = nvml.read()
+    except UserError as error:
+        yield Finding("FAIL" if wanted else "note", "gpus", str(error))
+        return
+    yield gpu_count(node, wanted)
+    seen = torchs_gpus(torch.__version__, torch.cuda.device_count(), len(node.gpus), wanted)
+    if seen is not None:
+        yield seen
+    yield driver(node)
+    for gpu in node.gpus:
+        yield from gpu_state(gpu)
+    for index, reason in node.unread:
+        yield gpu_unread(index, reason)
+
+
 def gpu_count(node: Node, wanted: int) -> Finding:
-    """As many GPUs as the run file asks of a node."""
+    """Check for as many GPUs as the run file asks of a node."""
     there = len(node.gpus)
     names = ", ".join(sorted({gpu.name for gpu in node.gpus}))
     if there < wanted:
@@ -62,7 +142,7 @@ def gpu_count(node: Node, wanted: int) -> Finding:
 
 
 def torchs_gpus(version: str, found: int, there: int, wanted: int) -> Finding | None:
-    """Whether torch finds what the driver has; nothing to say where there is nothing to find."""
+    """Compare torch's GPUs with the driver's; None where there is nothing to find."""
     if found < wanted or (there and not found):
         level: Level = "FAIL" if wanted else "note"
         remedy = "set CUDA_VISIBLE_DEVICES right, or install a torch that is built for CUDA (pip install torch)"
@@ -71,7 +151,7 @@ def torchs_gpus(version: str, found: int, there: int, wanted: int) -> Finding | 
 
 
 def driver(node: Node) -> Finding:
-    """New enough for CUDA 13."""
+    """Check that the driver is new enough for CUDA 13."""
     branch = int(node.driver.split(".")[0]) if node.driver.split(".")[0].isdigit() else 0
     if branch < OLDEST_DRIVER:
         return Finding("FAIL", "driver", f"{node.driver}: CUDA 13 needs {OLDEST_DRIVER} or later; update the driver")
@@ -79,7 +159,7 @@ def driver(node: Node) -> Finding:
 
 
 def gpu_state(gpu: Gpu) -> list[Finding]:
-    """Memory that others hold, memory errors, clocks that are held down."""
+    """Check a GPU for memory that others hold, memory errors, and clocks that are held down."""
     name, found = f"gpu {gpu.index}", []
     used = gpu.memory - gpu.free
     if used > _IDLE_BYTES:
@@ -102,7 +182,7 @@ def gpu_state(gpu: Gpu) -> list[Finding]:
 
 
 def gpu_unread(index: int, reason: str) -> Finding:
-    """NVML counts it, but tells nothing of it."""
+    """Report a GPU that NVML counts but cannot read."""
     return Finding(
         "FAIL",
         f"gpu {index}",
@@ -110,14 +190,64 @@ def gpu_unread(index: int, reason: str) -> Finding:
     )
 
 
+def _software(patient: Patient) -> Iterator[Finding]:
+    summary, there = _summary("apex"), util.find_spec("transformer_engine") is not None
+    names = (*_PACKAGES, *(_PACKAGES_ON_GPUS if patient.gpus_per_node else ()))
+    # Without it layers are Megatron's local ones, unless the run file insists.
+    names += ("transformer-engine",) if patient.gpus_per_node and (there or patient.transformer_engine is True) else ()
+    yield from versions({name: _version(name) for name in names}, tested_versions(patient.constraints))
+    spec = None if summary is None else util.find_spec("apex")
+    folders = spec.submodule_search_locations or [] if spec else []
+    modules = [path.stem for folder in folders for path in Path(folder).iterdir()]
+    ours = "optimizers" in modules
+    apex_failure = _import_failure("apex.optimizers") if ours else ""
+    yield apex(summary, modules, apex_failure)
+    engine = _import_failure("transformer_engine.pytorch.optimizers") if there else ""
+    if engine:
+        yield transformer_engine(engine)
+    on_gpu, layers = patient.gpus_per_node > 0, patient.transformer_engine
+    layers = there and (on_gpu if layers == "auto" else layers)
+    yield from fused_paths(there and not engine, ours and not apex_failure, on_gpu, layers)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _summary(name: str) -> str | None:
+    try:
+        return str(metadata.metadata(name)["Summary"])
+    except metadata.PackageNotFoundError:
+        # Built from its source into a folder on the path, it may have no metadata.
+        return "" if util.find_spec(name) is not None else None
+
+
+def _import_failure(module: str) -> str:
+    """Return why Megatron cannot import its optimizers from there; empty where it can. It tries the same import.
+
+    In a process of its own: such an import can end the process.
+    """
+    command = [sys.executable, "-P", "-c", f"from {module} import FusedAdam, FusedSGD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {_IMPORT_LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    return " ".join(done.stderr.strip().splitlines()[-1:]) or f"exit code {done.returncode}"
+
+
 def tested_versions(text: str) -> dict[str, str]:
-    """Package to version, of a file of constraints. A line for another Python is left out."""
+    """Return version by package, of a file of constraints. A line for another Python is left out."""
     found = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;#]+)\s*(?:#.*)?$", text, flags=re.MULTILINE)
     return {name.lower().replace("_", "-"): version for name, version in found}
 
 
 def versions(installed: Mapping[str, str | None], tested: Mapping[str, str]) -> list[Finding]:
-    """The packages that decide about numbers against those that the tests ran with; None is not installed."""
+    """Compare the packages that decide about numbers with those that the tests ran with; None is not installed."""
     found = []
     for name, version in installed.items():
         wanted = tested.get(name)
@@ -133,7 +263,7 @@ def versions(installed: Mapping[str, str | None], tested: Mapping[str, str]) -> 
 
 
 def apex(summary: str | None, modules: Sequence[str], failure: str) -> Finding:
-    """Which package is called apex. `summary`: of the installed distribution, None where there is none.
+    """Tell which package is called apex. `summary`: of the installed distribution, None where there is none.
 
     NVIDIA's has `apex.optimizers`; the one on PyPI is a web framework of that name. `failure`: why NVIDIA's cannot be
     imported, empty where it can.
@@ -153,7 +283,7 @@ def apex(summary: str | None, modules: Sequence[str], failure: str) -> Finding:
 
 
 def transformer_engine(failure: str) -> Finding:
-    """It is installed, and cannot be imported because of `failure`."""
+    """Report an installed Transformer Engine that cannot be imported because of `failure`."""
     return _not_imported("transformer-engine", failure)
 
 
@@ -168,9 +298,9 @@ def _not_imported(package: str, failure: str) -> Finding:
 
 
 def fused_paths(transformer_engine: bool, nvidia_apex: bool, on_gpu: bool, layers: bool) -> list[Finding]:
-    """Which computations are fused, and why.
+    """Name the computations that are fused, and why.
 
-    The first two: whether Megatron can import optimizers from there. `layers`: whether those of the model are
+    `transformer_engine`, `nvidia_apex`: Megatron can import optimizers from there. `layers`: those of the model are
     Transformer Engine's.
     """
     if transformer_engine or nvidia_apex:
@@ -198,8 +328,17 @@ def fused_paths(transformer_engine: bool, nvidia_apex: bool, on_gpu: bool, layer
     ]
 
 
+def mounts(missing: Sequence[str]) -> Finding:
+    """Check that the folders that the run names are seen from here, in a container too."""
+    if missing:
+        return Finding(
+            "FAIL", "mounts", f"not seen here: {', '.join(missing)}; mount them into the container (submit --mount)"
+        )
+    return Finding("ok", "mounts", "every folder that the run file names is seen")
+
+
 def disk_space(path: str, free: int, checkpoint: int) -> Finding:
-    """Room for two checkpoints: the newest stays until the next is complete. Bytes."""
+    """Check for room for two checkpoints: the newest stays until the next is complete. Bytes."""
     needed = 2 * checkpoint
     text = f"{path}: {_size(free)} free, two checkpoints take {_size(needed)}"
     if free < needed:
@@ -208,172 +347,8 @@ def disk_space(path: str, free: int, checkpoint: int) -> Finding:
 
 
 def _size(count: int) -> str:
-    """Bytes, such that a small model's are not 0.0."""
+    """Bytes as text in which a small model's are not 0.0."""
     return f"{count / _GB:.1f} GB" if count >= _GB else f"{count / 1e6:.1f} MB"
-
-
-def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
-    """Bytes per second of an all-reduce of `size` bytes: size / time x 2 (n - 1) / n (nccl-tests, PERFORMANCE.md)."""
-    return size / seconds * 2 * (ranks - 1) / ranks
-
-
-def all_reduce(ranks: int, bandwidth: float, expected: float | None, where: str) -> Finding:
-    """Against `expected` bytes per second, of which half is demanded; None: there is nothing to compare with."""
-    text = f"{ranks} ranks {where}: bus bandwidth {bandwidth / _GB:.2f} GB/s"
-    if expected is None:
-        return Finding("ok", "all-reduce", f"{text}; no expected value for gloo on CPUs")
-    if bandwidth < expected / 2:
-        return Finding(
-            "FAIL",
-            "all-reduce",
-            f"{text}, expected about {expected / _GB:.0f}; NCCL_DEBUG=INFO says which interface and adapters are used",
-        )
-    return Finding("ok", "all-reduce", f"{text}, expected about {expected / _GB:.0f}")
-
-
-def mounts(missing: Sequence[str]) -> Finding:
-    """Folders that the run names must be seen from here, in a container too."""
-    if missing:
-        return Finding(
-            "FAIL", "mounts", f"not seen here: {', '.join(missing)}; mount them into the container (submit --mount)"
-        )
-    return Finding("ok", "mounts", "every folder that the run file names is seen")
-
-
-# Those whose versions change numbers, or whether it runs at all.
-_PACKAGES = ("torch", "megatron-core", "transformers", "ray", "numpy", "safetensors")
-_PACKAGES_ON_GPUS = ("nvidia-ml-py",)
-# An import of a library with kernels; on a cold shared disk it takes a minute.
-_IMPORT_LIMIT_S = 300.0
-# Bytes per second. 8 x H100 in a node: about 480 GB/s in a published log of NVIDIA's benchmarks. A node's network of
-# 8 x 400 Gb/s carries 400 GB/s at most.
-_IN_A_NODE, _BETWEEN_NODES = 480e9, 400e9
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """This node, number `node` of `nodes`; `meeting` is a folder that all of them see, None where it is alone."""
-
-    meeting: Path | None = None
-    node: int = 0
-    nodes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """What is expected of a node. Without a run file: nothing but this machine's software.
-
-    `folders` must be seen; `run` is where checkpoints of `checkpoint` bytes go.
-    """
-
-    gpus_per_node: int = 0
-    folders: tuple[str, ...] = ()
-    run: Path | None = None
-    checkpoint: int = 0
-    constraints: str = ""
-    transformer_engine: Wanted = "auto"
-    place: Place = Place()
-
-
-def examine(patient: Patient) -> Iterator[Finding]:
-    """Every check that applies, in order of what is needed first."""
-    links = True
-    for finding in _gpus(patient.gpus_per_node):
-        links = links and finding.level != "FAIL"
-        yield finding
-    yield from _software(patient)
-    yield mounts([folder for folder in patient.folders if not Path(folder).exists()])
-    if patient.run is not None:
-        parent = _existing(patient.run)
-        yield disk_space(str(parent), shutil.disk_usage(parent).free, patient.checkpoint)
-    canary = _canary(patient)
-    yield canary
-    yield _port()
-    if links and canary.level != "FAIL":
-        yield _all_reduce(patient)
-    else:
-        yield Finding("note", "all-reduce", "not tried, because of what failed above")
-
-
-def report(findings: Iterable[Finding], say: Callable[[str], None]) -> bool:
-    """Say each finding; whether none failed."""
-    host, healthy = socket.gethostname(), True
-    for finding in findings:
-        say(f"{host}  {finding.level:4}  {finding.check}: {finding.text}")
-        healthy = healthy and finding.level != "FAIL"
-    return healthy
-
-
-def _gpus(wanted: int) -> Iterator[Finding]:
-    try:
-        with opened() as nvml:
-            node = nvml.read()
-    except UserError as error:
-        yield Finding("FAIL" if wanted else "note", "gpus", str(error))
-        return
-    yield gpu_count(node, wanted)
-    seen = torchs_gpus(torch.__version__, torch.cuda.device_count(), len(node.gpus), wanted)
-    if seen is not None:
-        yield seen
-    yield driver(node)
-    for gpu in node.gpus:
-        yield from gpu_state(gpu)
-    for index, reason in node.unread:
-        yield gpu_unread(index, reason)
-
-
-def _software(patient: Patient) -> Iterator[Finding]:
-    summary, there = _summary("apex"), util.find_spec("transformer_engine") is not None
-    names = (*_PACKAGES, *(_PACKAGES_ON_GPUS if patient.gpus_per_node else ()))
-    # Without it layers are Megatron's local ones, unless the run file insists.
-    names += ("transformer-engine",) if patient.gpus_per_node and (there or patient.transformer_engine is True) else ()
-    yield from versions({name: _version(name) for name in names}, tested_versions(patient.constraints))
-    modules = [] if summary is None else _modules("apex")
-    ours = "optimizers" in modules
-    apex_failure = _import_failure("apex.optimizers") if ours else ""
-    yield apex(summary, modules, apex_failure)
-    engine = _import_failure("transformer_engine.pytorch.optimizers") if there else ""
-    if engine:
-        yield transformer_engine(engine)
-    on_gpu, layers = patient.gpus_per_node > 0, patient.transformer_engine
-    layers = there and (on_gpu if layers == "auto" else layers)
-    yield from fused_paths(there and not engine, ours and not apex_failure, on_gpu, layers)
-
-
-def _import_failure(module: str) -> str:
-    """Why Megatron cannot have its optimizers from there; empty where it can. It tries the same at its own import.
-
-    In a process of its own: such an import can end the process.
-    """
-    command = [sys.executable, "-P", "-c", f"from {module} import FusedAdam, FusedSGD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"it takes more than {_IMPORT_LIMIT_S:.0f} s"
-    if done.returncode == 0:
-        return ""
-    return " ".join(done.stderr.strip().splitlines()[-1:]) or f"exit code {done.returncode}"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _summary(name: str) -> str | None:
-    try:
-        return str(metadata.metadata(name)["Summary"])
-    except metadata.PackageNotFoundError:
-        # Built from its source into a folder on the path, it may have no metadata.
-        return "" if util.find_spec(name) is not None else None
-
-
-def _modules(name: str) -> list[str]:
-    spec = util.find_spec(name)
-    folders = spec.submodule_search_locations or [] if spec else []
-    return [path.stem for folder in folders for path in Path(folder).iterdir()]
 
 
 def _existing(path: Path) -> Path:
@@ -382,7 +357,7 @@ def _existing(path: Path) -> Path:
 
 
 def _canary(patient: Patient) -> Finding:
-    """A file that this node writes and reads, where checkpoints go; between nodes, the meeting itself is one."""
+    """Write and read a file where checkpoints go; between nodes, in their meeting folder."""
     place = patient.place.meeting or _existing(patient.run or Path.cwd())
     written = f"{socket.gethostname()} {os.getpid()}"
     try:
@@ -390,14 +365,14 @@ def _canary(patient: Patient) -> Finding:
             (folder / "canary").write_text(written)
             read = (folder / "canary").read_text()
     except OSError as error:
-        return Finding("FAIL", "file system", f"{place} cannot be written ({one_line(error)}); mend it or set --runs")
+        return Finding("FAIL", "file system", f"{place} cannot be written ({one_line(error)}); repair it or set --runs")
     if read != written:
         return Finding("FAIL", "file system", f"{place} gave back something else than was written; do not train on it")
     return Finding("ok", "file system", f"{place}: a file was written and read")
 
 
 def _port() -> Finding:
-    """Whether servers can have ports here at all, and from which range."""
+    """Open a port, as servers will."""
     try:
         with socket.socket() as one:
             one.bind(("", 0))
@@ -444,11 +419,30 @@ def _links(patient: Patient, device: str) -> Mapping[str, str]:
     return ray_node.variables(ray_node.choose(ray_node.interfaces(), others, os.environ), ray_node.adapters())
 
 
+def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
+    """Return bytes/s of an all-reduce of `size` bytes: size / time x 2 (n - 1) / n (nccl-tests, PERFORMANCE.md)."""
+    return size / seconds * 2 * (ranks - 1) / ranks
+
+
+def all_reduce(ranks: int, bandwidth: float, expected: float | None, where: str) -> Finding:
+    """Judge a bandwidth by `expected` bytes per second, of which half is demanded; None: nothing to compare with."""
+    text = f"{ranks} ranks {where}: bus bandwidth {bandwidth / _GB:.2f} GB/s"
+    if expected is None:
+        return Finding("ok", "all-reduce", f"{text}; no expected value for gloo on CPUs")
+    if bandwidth < expected / 2:
+        return Finding(
+            "FAIL",
+            "all-reduce",
+            f"{text}, expected about {expected / _GB:.0f}; NCCL_DEBUG=INFO says which interface and adapters are used",
+        )
+    return Finding("ok", "all-reduce", f"{text}, expected about {expected / _GB:.0f}")
+
+
 def across(names: Sequence[str], command: Sequence[str]) -> list[str]:
-    """The srun command that runs a doctor on each node of this job."""
+    """Return the srun command that runs a doctor on each node of this job."""
     return ["srun", f"--nodes={len(names)}", "--ntasks-per-node=1", "--cpu-bind=none", "--mpi=none", *command]
 
 
 def node_names(listed: str) -> list[str]:
-    """Names out of what `scontrol show hostnames` prints."""
+    """Return the names that `scontrol show hostnames` printed."""
     return re.findall(r"\S+", listed)

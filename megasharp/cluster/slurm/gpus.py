@@ -1,6 +1,7 @@
-"""NVIDIA GPUs of this node, as NVML tells; only this module imports `pynvml` (package nvidia-ml-py).
+"""NVIDIA GPUs of this node, as NVML reports them: once, for the doctor, and during a run.
 
-GPUs of this node during a run: read in a thread of its own, summed up for each step as `gpu/...`.
+In a run they are read in a thread of its own and summed up for each step as the metrics `gpu/...`. Only this module
+imports `pynvml` (package nvidia-ml-py).
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ class Node:
 
 
 class Nvml:
-    """NVML, opened. `library` is the module `pynvml`, or what stands in for it in a test."""
+    """NVML, opened. `library` is the module `pynvml`, or a test's stand-in."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
 
     def read(self) -> Node:
-        """Everything now; some milliseconds a GPU. Raises UserError where NVML tells nothing at all."""
+        """Read all GPUs now; some milliseconds each. Raises UserError where NVML does not answer at all."""
         nvml, gpus, unread = self._library, [], []
         try:
             driver, count = _text(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlDeviceGetCount())
@@ -97,7 +98,7 @@ class Nvml:
         )
 
     def _optional(self, function: str, *arguments: Any) -> Any:
-        """What not every GPU tells, or not everybody, is None."""
+        """A value that not every GPU, or not every user, can read; None then."""
         try:
             return getattr(self._library, function)(*arguments)
         except self._library.NVMLError as error:
@@ -108,7 +109,7 @@ class Nvml:
 
 @contextmanager
 def opened(library: Any = None) -> Iterator[Nvml]:
-    """NVML while the block runs. Raises UserError, in one line, where there is no driver or no nvidia-ml-py."""
+    """Open NVML while the block runs. Raises UserError, in one line, where there is no driver or no nvidia-ml-py."""
     if library is None:
         try:
             library = importlib.import_module("pynvml")
@@ -136,9 +137,9 @@ _EVERY_S = 2.0
 
 
 class Telemetry:
-    """Reads until it is closed; `take` gives what was read since the last `take`.
+    """Reads GPUs until it is closed; `take` sums up the readings since the last `take`.
 
-    Only the driver's node is read: on several nodes the figures are a sample, not the sum.
+    Only the driver's node is read: on several nodes the metrics are a sample, not the sum.
     """
 
     def __init__(self, read: Callable[[], Node], every_s: float = _EVERY_S) -> None:
@@ -158,14 +159,14 @@ class Telemetry:
             except Exception:
                 return
             if node.unread:
-                # A GPU that fell off the bus is the run's to notice; figures end here, for sums would jump.
+                # The run notices a GPU that fell off the bus; metrics end here, for sums would jump.
                 return
             with self._lock:
                 self._readings.append(node.gpus)
             self._end.wait(self._every)
 
     def take(self, tokens: float) -> dict[str, float]:
-        """The step's figures by name; `tokens` are those it sampled. Nothing where nothing was read."""
+        """Return the step's metrics by name; `tokens` are those it sampled. Nothing where nothing was read."""
         with self._lock:
             readings, self._readings = self._readings, []
         if not readings:
@@ -186,7 +187,7 @@ class Telemetry:
 
 
 def summed_up(readings: Sequence[Sequence[Gpu]]) -> dict[str, float]:
-    """Over GPUs and readings: mean utilisation, most memory in use in GB, mean watts of all GPUs, share slowed down."""
+    """Sum up GPUs and readings: mean utilisation, most memory in use in GB, mean watts of all GPUs, share slowed."""
     flat = [gpu for reading in readings for gpu in reading]
     return {
         "gpu/utilisation": fmean(gpu.utilisation for gpu in flat),
@@ -198,13 +199,13 @@ def summed_up(readings: Sequence[Sequence[Gpu]]) -> dict[str, float]:
 
 
 def total_energy(gpus: Sequence[Gpu]) -> float | None:
-    """Joules of all GPUs since the driver was loaded; None where one does not tell."""
+    """Return the joules of all GPUs since the driver was loaded; None where one does not report them."""
     found = [gpu.energy for gpu in gpus]
     return sum(energy for energy in found if energy is not None) if None not in found else None
 
 
 def open_telemetry(stack: ExitStack) -> Telemetry | None:
-    """Telemetry that the stack closes; None without GPUs, driver or nvidia-ml-py, and where a GPU cannot be read."""
+    """Open telemetry that `stack` closes; None without GPUs, driver or nvidia-ml-py, or with a GPU that is not read."""
     try:
         nvml = stack.enter_context(opened())
         node = nvml.read()

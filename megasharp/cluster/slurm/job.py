@@ -1,13 +1,10 @@
-"""A Slurm job as a value, and its sbatch file. Pure: nothing is asked of Slurm here.
+"""A Slurm job as a value, its sbatch file, and its submission, alone or as part of an array.
 
-Options of sbatch that a user gives beside those of a job's own file. Pure.
-
-sbatch takes the last of two lines for one option and says nothing, so an option of the file's own is refused. Only a
-dependency is the user's as well: it is put beside the one by which jobs of one run wait for each other.
-
-A job to Slurm: its file beside the run's logs, then sbatch.
-
-Many jobs as one Slurm array: each of its jobs is one run's own sbatch file, chosen by its number.
+A job's file is rendered without asking Slurm anything. A user may give further options of sbatch. sbatch takes the last
+of two lines for one option and says nothing, so an option that the file sets itself is refused. Only a dependency is
+the user's as well: it is put beside the one by which jobs of one run wait for each other. To submit, the file is
+written beside the run's logs and given to sbatch. Many jobs become one Slurm array: each of its jobs runs one run's own
+sbatch file, chosen by its number.
 """
 
 from __future__ import annotations
@@ -20,100 +17,24 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from string import Template
 
 from megasharp.common.errors import UserError
 from megasharp.common.files import write_text
 
-# What is each run's own matter in its file, and the array's in an array: `singleton` would let one run at a time.
-_OWN = ("--job-name=", "--output=", "--dependency=", "--chdir=")
-_SINGLETON = "singleton"
-
-
-def render_array(name: str, jobs: Mapping[int, Job], folder: Path, at_once: int | None) -> str:
-    """The array's sbatch file; `jobs` by number are those that are to run, their files lie in `folder`/jobs.
-
-    Raises UserError as `render` does, and where two runs ask Slurm for different things: an array has one set of them.
-    """
-    first, *others = jobs.values()
-    for job in others:
-        if _asked(job) != _asked(first):
-            raise UserError(
-                f"{name}: runs {first.name} and {job.name} ask Slurm for different things ({_difference(first, job)}); "
-                "a Slurm array has one: make sweeps of their own of them"
-            )
-    numbers = ",".join(map(str, jobs)) + (f"%{at_once}" if at_once else "")
-    waits = _dependency(first)
-    lines = [
-        "#!/bin/bash",
-        f"# megasharp sweep: {name}, a run a job. Rendered; each run's own file is jobs/N.sbatch.",
-        f"#SBATCH --job-name={name}",
-        f"#SBATCH --array={numbers}",
-        *_asked(first),
-        *([f"#SBATCH --dependency={waits}"] if waits else []),
-        f"#SBATCH --output={folder}/logs/%A_%a.log",
-        f"#SBATCH --chdir={first.folder}",
-        # In this shell's place: Slurm's early signal is the file's to hear.
-        f'exec bash {shlex.quote(str(folder / "jobs"))}/"$SLURM_ARRAY_TASK_ID".sbatch',
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def submit_array(name: str, jobs: Mapping[int, Job], folder: Path, at_once: int | None) -> str:
-    """Write the files below `folder` and give the array to sbatch; returns its number.
-
-    Raises UserError where there is no sbatch, when it refuses, and while an array of this name is queued or running.
-    """
-    text = render_array(name, jobs, folder, at_once)
-    sbatch_program()
-    _refuse_twice(name)
-    for number, job in jobs.items():
-        (job.run / "logs").mkdir(parents=True, exist_ok=True)
-        write_text(folder / "jobs" / f"{number}.sbatch", render(job))
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    file = folder / "array.sbatch"
-    write_text(file, text)
-    return sbatch(file)
-
-
-def _asked(job: Job) -> list[str]:
-    """The lines that ask Slurm for something, but for those that are a run's own."""
-    lines = [line for line in render(job).split("\n") if line.startswith("#SBATCH ")]
-    return [line for line in lines if not line.removeprefix("#SBATCH ").startswith(_OWN)]
-
-
-def _difference(one: Job, other: Job) -> str:
-    here, there = (set(_asked(job)) for job in (one, other))
-    return ", ".join(sorted(line.removeprefix("#SBATCH ") for line in here ^ there))
-
-
-def _dependency(job: Job) -> str:
-    """What the user lets the job wait for."""
-    (line,) = (line for line in render(job).split("\n") if line.startswith("#SBATCH --dependency="))
-    parts = line.partition("--dependency=")[2].split(",")
-    return ",".join(part for part in parts if part != _SINGLETON)
-
-
-def _refuse_twice(name: str) -> None:
-    squeue = shutil.which("squeue")
-    if squeue is None:
-        return
-    command = [squeue, "--noheader", f"--name={name}", f"--user={getpass.getuser()}", "--format=%A"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"squeue did not answer in {LIMIT_S} s; try again when Slurm does") from None
-    numbers = sorted(set(done.stdout.split()))
-    if numbers:
-        raise UserError(
-            f"{name}: jobs of it are queued or running ({', '.join(numbers[:3])}), and a run in two jobs would fail; "
-            "wait for them, or scancel them: their runs go on where they stopped"
-        )
-
-
+TEMPLATE = "job.sbatch"
+# sbatch's own names for a time limit: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+_TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<plain>[\d:]+)")
+# Slurm sends the early signal up to a minute before the time that was asked for, which it keeps in 16 bits.
+_EARLY_S, _LONGEST_LEAD_S = 60, 65535
+LIMIT_S = 120
 DEPENDENCY = "dependency"
-# What a job's file sets by itself: the long name, sbatch's letter for it, and what sets it.
+_SINGLETON = "singleton"
+# Options that differ from run to run, which an array sets itself: `singleton` would let one run at a time.
+_OWN = ("--job-name=", "--output=", "--dependency=", "--chdir=")
+# Options that a job's file sets by itself: the long name, sbatch's letter for it, and what sets it.
 _SET = (
     ("job-name", "J", "give the run file's name"),
     ("nodes", "N", "give --nodes"),
@@ -133,91 +54,12 @@ _SET = (
 )
 
 
-def refuse_options(extra: Sequence[str]) -> None:
-    """Raise UserError for what is no option, and for an option of the file's own, naming what sets it."""
-    for text in extra:
-        options = [*_option_names(text)]
-        for name, _ in options:
-            _refuse_ours(text, name)
-        if len(options) > 1 and any(_is_dependency(name) for name, _ in options):
-            raise UserError(f"--sbatch {text!r}: give --dependency in an --sbatch of its own")
-    for value in _values(extra):
-        if not value or "?" in value:
-            raise UserError(
-                f"--sbatch=--dependency={value}: jobs of one run also wait for each other, and all has to hold; "
-                "give what to wait for, with commas between, such as --sbatch=--dependency=afterok:7,afterany:8"
-            )
-
-
-def dependency(extra: Sequence[str]) -> str:
-    """What the job waits for: what the user says, and the earlier jobs of the run."""
-    parts = [part for value in _values(extra) for part in value.split(",")]
-    return ",".join(dict.fromkeys([*parts, "singleton"]))
-
-
-def waits(extra: Sequence[str]) -> bool:
-    """Whether the user says what the job waits for."""
-    return bool(_values(extra))
-
-
-def others(extra: Sequence[str]) -> list[str]:
-    """The lines beside the file's own."""
-    return [text for text in extra if not any(_is_dependency(name) for name, _ in _option_names(text))]
-
-
-def _values(extra: Sequence[str]) -> list[str]:
-    return [value for text in extra for name, value in _option_names(text) if _is_dependency(name)]
-
-
-def _option_names(text: str) -> Iterator[tuple[str, str]]:
-    """Name, with its dashes, and value of each option. Raises UserError for a text that begins with none."""
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        words = []
-    if not words or not words[0].startswith("-") or "\n" in text:
-        raise UserError(f"--sbatch {text!r}: give an option of sbatch with its value, such as --qos=high")
-    for word, following in zip(words, [*words[1:], "-"], strict=True):
-        if not word.startswith("-"):
-            continue
-        name, has_value, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
-        yield name, value if has_value or following.startswith("-") else following
-
-
-def _is_dependency(name: str) -> bool:
-    return name == "-d" or _shortens(name, DEPENDENCY)
-
-
-def _refuse_ours(text: str, given: str) -> None:
-    for name, letter, remedy in _SET:
-        if _shortens(given, name) or (letter and given == f"-{letter}"):
-            raise UserError(f"--sbatch {text!r}: the job's file sets --{name} itself; {remedy}")
-
-
-def _shortens(given: str, name: str) -> bool:
-    """sbatch takes the beginning of a long name for all of it; one that fits several names it refuses itself."""
-    return len(given) > len("--") and f"--{name}".startswith(given)
-
-
-TEMPLATE = "job.sbatch"
-# sbatch's own names for a time limit: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
-_TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<plain>[\d:]+)")
-# Slurm sends the early signal up to a minute before the time that was asked for, which it keeps in 16 bits.
-_EARLY_S, _LONGEST_LEAD_S = 60, 65535
-
-
-class _File(Template):
-    """`%%{name}`: a dollar is the shell's."""
-
-    delimiter = "%%"
-
-
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What is asked of Slurm. `lead_s`: seconds before the limit at which the run is asked to end.
+    """The resources asked of Slurm. `lead_s`: seconds before the limit at which the run is asked to end.
 
-    `cpus_per_node` None asks for whole nodes. `extra` are further options of sbatch, as `--qos=high`;
-    `sbatch_options` says which.
+    `cpus_per_node` None asks for whole nodes. `extra` are further options of sbatch, as `--qos=high`; `refuse_options`
+    says which.
     """
 
     nodes: int
@@ -232,7 +74,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """What runs it: a Python that has megasharp, in a container of pyxis or on the nodes as they are.
+    """The software of a job: a Python that has megasharp, in a container of pyxis or on the nodes as they are.
 
     `mounts` as pyxis has them: "/from:/to".
     """
@@ -244,7 +86,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job. `run` is the run's folder, `folder` where the job works.
+    """One job. `run` is the run's folder, `folder` the job's working directory.
 
     `command` are the arguments of `megasharp`, `doctor` those of `megasharp doctor` before it; empty for none.
     """
@@ -266,7 +108,7 @@ class Job:
 
     @property
     def asked(self) -> str:
-        """What its log says of the command when time is nearly up."""
+        """The words of its log for the command when time is nearly up."""
         if self._is_run:
             return "the run is asked to save and end"
         return "the evaluation is asked to end"
@@ -285,7 +127,7 @@ class Job:
 
 
 def seconds(time: str) -> int:
-    """A time limit of sbatch in seconds. Raises UserError for a text that sbatch would not take."""
+    """Return a time limit of sbatch in seconds. Raises UserError for a text that sbatch would not take."""
     found = _TIME.fullmatch(time)
     if found is None:
         raise _no_time(time)
@@ -324,9 +166,17 @@ def check(job: Job) -> None:
             raise UserError(f"{path}: a path with spaces or % cannot stand in an sbatch file; use another folder")
 
 
+class _File(Template):
+    """`%%{name}`: a dollar is the shell's."""
+
+    delimiter = "%%"
+
+
 def render(job: Job) -> str:
-    """The sbatch file. Raises UserError as `check` does."""
+    """Render the sbatch file. Raises UserError as `check` does."""
     check(job)
+    # Each only where it is not set already: a site knows better.
+    exports = [f"export {name}=${{{name}:-{shlex.quote(value)}}}" for name, value in job.environment.items()]
     text = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     return _File(text).substitute(
         title=f"megasharp {job.command[0]}: {job.name}",
@@ -347,7 +197,7 @@ def render(job: Job) -> str:
         python=shlex.quote(job.software.python),
         command="\n".join(f"  {line}" for line in _lines(job)),
         doctor=" ".join(map(shlex.quote, job.doctor)),
-        environment="\n".join(_exports(job)),
+        environment="\n".join(exports),
     )
 
 
@@ -387,16 +237,69 @@ def _lines(job: Job) -> list[str]:
     return lines
 
 
-def _exports(job: Job) -> list[str]:
-    """Each only where it is not set already: a site knows better."""
-    return [f"export {name}=${{{name}:-{shlex.quote(value)}}}" for name, value in job.environment.items()]
+def refuse_options(extra: Sequence[str]) -> None:
+    """Raise UserError for what is no option, and for an option of the file's own, naming what sets it."""
+    for text in extra:
+        options = [*_option_names(text)]
+        for given, (name, letter, remedy) in product((given for given, _ in options), _SET):
+            if _shortens(given, name) or (letter and given == f"-{letter}"):
+                raise UserError(f"--sbatch {text!r}: the job's file sets --{name} itself; {remedy}")
+        if len(options) > 1 and any(_is_dependency(name) for name, _ in options):
+            raise UserError(f"--sbatch {text!r}: give --dependency in an --sbatch of its own")
+    for value in _values(extra):
+        if not value or "?" in value:
+            raise UserError(
+                f"--sbatch=--dependency={value}: jobs of one run also wait for each other, and all has to hold; "
+                "give what to wait for, with commas between, such as --sbatch=--dependency=afterok:7,afterany:8"
+            )
 
 
-LIMIT_S = 120
+def dependency(extra: Sequence[str]) -> str:
+    """Return the job's dependency: the user's, and the earlier jobs of the run."""
+    parts = [part for value in _values(extra) for part in value.split(",")]
+    return ",".join(dict.fromkeys([*parts, _SINGLETON]))
+
+
+def waits(extra: Sequence[str]) -> bool:
+    """Return True where the user gives a dependency."""
+    return bool(_values(extra))
+
+
+def others(extra: Sequence[str]) -> list[str]:
+    """Return the options besides a dependency."""
+    return [text for text in extra if not any(_is_dependency(name) for name, _ in _option_names(text))]
+
+
+def _values(extra: Sequence[str]) -> list[str]:
+    return [value for text in extra for name, value in _option_names(text) if _is_dependency(name)]
+
+
+def _option_names(text: str) -> Iterator[tuple[str, str]]:
+    """Name, with its dashes, and value of each option. Raises UserError for a text that begins with none."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    if not words or not words[0].startswith("-") or "\n" in text:
+        raise UserError(f"--sbatch {text!r}: give an option of sbatch with its value, such as --qos=high")
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if not word.startswith("-"):
+            continue
+        name, has_value, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        yield name, value if has_value or following.startswith("-") else following
+
+
+def _is_dependency(name: str) -> bool:
+    return name == "-d" or _shortens(name, DEPENDENCY)
+
+
+def _shortens(given: str, name: str) -> bool:
+    """sbatch takes the beginning of a long name for all of it; one that fits several names it refuses itself."""
+    return len(given) > len("--") and f"--{name}".startswith(given)
 
 
 def submit(job: Job) -> tuple[str, Path]:
-    """Give a job to sbatch; returns its number and its log.
+    """Give a job to sbatch; return its number and its log.
 
     Raises UserError where there is no sbatch, and in sbatch's own words when it refuses.
     """
@@ -410,7 +313,7 @@ def submit(job: Job) -> tuple[str, Path]:
 
 
 def sbatch_program() -> str:
-    """Where sbatch is. Raises UserError where it is not."""
+    """Return the path of sbatch. Raises UserError where there is none."""
     program = shutil.which("sbatch")
     if program is None:
         raise UserError("sbatch is not on this machine: submit from a login node, or print the file with --dry-run")
@@ -418,7 +321,7 @@ def sbatch_program() -> str:
 
 
 def sbatch(file: Path) -> str:
-    """Submit a file; returns the job's number. Raises UserError as `submit` does."""
+    """Submit a file; return the job's number. Raises UserError as `submit` does."""
     try:
         done = subprocess.run(
             [sbatch_program(), "--parsable", str(file)], capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -430,3 +333,75 @@ def sbatch(file: Path) -> str:
         raise UserError(f"sbatch refused {file}: {words.removeprefix('sbatch: error: ')}")
     # On a federation "number;cluster" is printed.
     return done.stdout.strip().partition(";")[0]
+
+
+def render_array(name: str, jobs: Mapping[int, Job], folder: Path, at_once: int | None) -> str:
+    """Render the array's sbatch file; `jobs` by number are those that are to run, their files are in `folder`/jobs.
+
+    Raises UserError as `render` does, and where two runs ask Slurm for different things: an array has one set of them.
+    """
+    first, *others = jobs.values()
+    for job in others:
+        asked, asked_first = _asked(job), _asked(first)
+        if asked != asked_first:
+            different = ", ".join(sorted(line.removeprefix("#SBATCH ") for line in set(asked) ^ set(asked_first)))
+            raise UserError(
+                f"{name}: runs {first.name} and {job.name} ask Slurm for different things ({different}); "
+                "a Slurm array has one: make sweeps of their own of them"
+            )
+    numbers = ",".join(map(str, jobs)) + (f"%{at_once}" if at_once else "")
+    # Runs of one array do not wait for each other, only for what the user says.
+    waits = ",".join(part for part in dependency(first.resources.extra).split(",") if part != _SINGLETON)
+    lines = [
+        "#!/bin/bash",
+        f"# megasharp sweep: {name}, a run a job. Rendered; each run's own file is jobs/N.sbatch.",
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --array={numbers}",
+        *_asked(first),
+        *([f"#SBATCH --dependency={waits}"] if waits else []),
+        f"#SBATCH --output={folder}/logs/%A_%a.log",
+        f"#SBATCH --chdir={first.folder}",
+        # In this shell's place: Slurm's early signal is the file's to hear.
+        f'exec bash {shlex.quote(str(folder / "jobs"))}/"$SLURM_ARRAY_TASK_ID".sbatch',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def submit_array(name: str, jobs: Mapping[int, Job], folder: Path, at_once: int | None) -> str:
+    """Write the files below `folder` and give the array to sbatch; return its number.
+
+    Raises UserError where there is no sbatch, when it refuses, and while an array of this name is queued or running.
+    """
+    text = render_array(name, jobs, folder, at_once)
+    sbatch_program()
+    _refuse_twice(name)
+    for number, job in jobs.items():
+        (job.run / "logs").mkdir(parents=True, exist_ok=True)
+        write_text(folder / "jobs" / f"{number}.sbatch", render(job))
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    file = folder / "array.sbatch"
+    write_text(file, text)
+    return sbatch(file)
+
+
+def _asked(job: Job) -> list[str]:
+    """The lines that ask Slurm for something, but for those that are a run's own."""
+    lines = [line for line in render(job).split("\n") if line.startswith("#SBATCH ")]
+    return [line for line in lines if not line.removeprefix("#SBATCH ").startswith(_OWN)]
+
+
+def _refuse_twice(name: str) -> None:
+    squeue = shutil.which("squeue")
+    if squeue is None:
+        return
+    command = [squeue, "--noheader", f"--name={name}", f"--user={getpass.getuser()}", "--format=%A"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"squeue did not answer in {LIMIT_S} s; try again when Slurm does") from None
+    numbers = sorted(set(done.stdout.split()))
+    if numbers:
+        raise UserError(
+            f"{name}: jobs of it are queued or running ({', '.join(numbers[:3])}), and a run in two jobs would fail; "
+            "wait for them, or scancel them: their runs go on where they stopped"
+        )

@@ -1,10 +1,10 @@
-"""What one node of a job runs (`python -m megasharp.cluster.slurm.node --folder ATTEMPT -- COMMAND`), started by srun.
+"""The program of one node of a job (`python -m megasharp.cluster.slurm.node --folder ATTEMPT -- COMMAND`), run by srun.
 
 Node 0 runs the command; on several nodes Ray is started on each before, and the command finds it by RAY_ADDRESS. The
-command's exit code is written to `exit_code` in the attempt's folder, by which the other nodes know that it is over.
-A file `time_is_up` there becomes SIGUSR1 for the command, to which it is blocked until it unblocks it (as
-`signals.save_heard` does): so it waits until it is heard. Where the file is there first, the command is not started.
-SIGTERM and Ctrl-C are the command's, and this program's while nodes still join.
+command's exit code is written to `exit_code` in the attempt's folder, by which the other nodes know that it is over. A
+file `time_is_up` there becomes SIGUSR1 for the command. The command begins with that signal blocked and unblocks it
+when it listens (as `signals.save_heard` does), so none is lost. Where the file is there first, the command is not
+started. SIGTERM and Ctrl-C are passed on to the command; while nodes still join, they end this program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLL_S = 0.5
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C, kept for the command. USR1 is nothing to anybody here."""
+    """SIGTERM and Ctrl-C, kept for the command. USR1 is ignored here."""
 
     def __init__(self) -> None:
         self.arrived: int | None = None
@@ -52,8 +52,11 @@ class _Signals:
 
 
 def main() -> None:
-    """The program. Raises UserError, which ends it with one line and 2."""
-    folder, command = _arguments(sys.argv[1:])
+    """Run the program. Raises UserError, which ends it with one line and 2."""
+    arguments = sys.argv[1:]
+    if len(arguments) < 4 or arguments[0] != "--folder" or arguments[2] != "--":
+        raise UserError("usage: python -m megasharp.cluster.slurm.node --folder ATTEMPT -- COMMAND")
+    folder, command = Path(arguments[1]), arguments[3:]
     names = os.environ.get("MEGASHARP_NODES", "").split(",")
     number = int(os.environ.get("SLURM_NODEID", "0"))
     deadline = time.monotonic() + float(os.environ.get(DEADLINE, "600"))
@@ -70,12 +73,6 @@ def main() -> None:
         write_text(folder / EXIT_CODE, f"{code}\n")
         sys.exit(code)
     _follow(folder, names, number, deadline, signals)
-
-
-def _arguments(arguments: Sequence[str]) -> tuple[Path, list[str]]:
-    if len(arguments) < 4 or arguments[0] != "--folder" or arguments[2] != "--":
-        raise UserError("usage: python -m megasharp.cluster.slurm.node --folder ATTEMPT -- COMMAND")
-    return Path(arguments[1]), list(arguments[3:])
 
 
 def _lead(folder: Path, command: Sequence[str], names: Sequence[str], deadline: float, signals: _Signals) -> int:
@@ -116,7 +113,7 @@ def _follow(folder: Path, names: Sequence[str], number: int, deadline: float, si
 
 
 def drive(command: Sequence[str], variables: Mapping[str, str], folder: Path, signals: _Signals) -> int:
-    """Run the command to its end; returns its exit code, 128 + the number of a signal that ended it.
+    """Run the command to its end; return its exit code, or 128 + the number of a signal that ended it.
 
     75, and nothing is run, where time is up already.
     """

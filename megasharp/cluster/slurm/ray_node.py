@@ -1,12 +1,9 @@
 """Ray on one node of a job: its servers as a child of this process, the first node's first.
 
-What nodes have to tell each other lies in the attempt's folder, which all of them see: where the first node's Ray
-answers (`head`), and that all have joined it (`ready`).
-
-Which of a node's addresses the other nodes reach, and which InfiniBand adapters are up. Found, not configured.
-
-`MEGASHARP_INTERFACE` (a name) or `MEGASHARP_SUBNET` (as 10.1.0.0/16) overrule what is found, and so does any variable
-of gloo or NCCL that is set already.
+The network is found, not configured: the address by which the other nodes reach this one, and the InfiniBand adapters
+that are up. `MEGASHARP_INTERFACE` (a name) or `MEGASHARP_SUBNET` (as 10.1.0.0/16) overrule it, and so does any variable
+of gloo or NCCL that is set already. Nodes exchange two files in the attempt's folder, which all of them see: the
+address of the first node's Ray (`head`), and the word that all have joined it (`ready`).
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ class Interface:
 
 
 def interfaces() -> list[Interface]:
-    """Those of this machine, the loopback interface last; without link-local addresses, which reach nobody."""
+    """List this machine's interfaces, loopback last, without link-local addresses, which reach nobody."""
     found = [
         Interface(name, one.address)
         for name, addresses in psutil.net_if_addrs().items()
@@ -56,7 +53,7 @@ def interfaces() -> list[Interface]:
 
 
 def source_address(peer: str) -> str | None:
-    """From which of its addresses this machine would send to `peer`; None where it knows no way."""
+    """Return the address from which this machine would send to `peer`; None where it knows no way."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             asked.connect((peer, _PORT))
@@ -71,7 +68,7 @@ def choose(
     environment: Mapping[str, str],
     source: Callable[[str], str | None] = source_address,
 ) -> Interface:
-    """The interface by which the other nodes `peers` (host names) are reached. Raises UserError where there is none."""
+    """Choose the interface that reaches the other nodes `peers` (host names). Raises UserError where there is none."""
     named, subnet = environment.get(INTERFACE), environment.get(SUBNET)
     if named:
         return _first([one for one in here if one.name == named], f"{INTERFACE}={named}", here)
@@ -107,12 +104,14 @@ def _listed(here: Sequence[Interface]) -> str:
 
 
 def adapters(folder: Path = _INFINIBAND) -> list[str]:
-    """InfiniBand adapters with an active port, as NCCL_IB_HCA names them; of several speeds the fastest ones."""
+    """List InfiniBand adapters with an active port, as NCCL_IB_HCA names them; of several speeds the fastest ones."""
     rates: dict[str, float] = {}
     for state in sorted(folder.glob("*/ports/*/state")):
         if "ACTIVE" in _text(state):
             name = f"{state.parts[-4]}:{state.parts[-2]}"
-            rates[name] = _rate(_text(state.with_name("rate")))
+            # The kernel writes "400 Gb/sec (4X NDR)".
+            rate = (_text(state.with_name("rate")).split(maxsplit=1) or ["0"])[0]
+            rates[name] = float(rate) if rate.replace(".", "", 1).isdigit() else 0.0
     best = max(rates.values(), default=0.0)
     return [name for name, rate in rates.items() if rate == best]
 
@@ -124,14 +123,8 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _rate(text: str) -> float:
-    """The kernel writes "400 Gb/sec (4X NDR)"."""
-    first = text.split(maxsplit=1)[0] if text.strip() else "0"
-    return float(first) if first.replace(".", "", 1).isdigit() else 0.0
-
-
 def variables(interface: Interface, hcas: Sequence[str]) -> dict[str, str]:
-    """What gloo and NCCL are told, where nothing else was set before."""
+    """Return the variables for gloo and NCCL that are not set already."""
     found = {"GLOO_SOCKET_IFNAME": interface.name, "NCCL_SOCKET_IFNAME": f"={interface.name}"}
     if hcas:
         found["NCCL_IB_HCA"] = "=" + ",".join(hcas)
@@ -173,9 +166,12 @@ class RayNode:
         self.address = ""
 
     def lead(self) -> None:
-        """Start the first node's Ray; `address` says where it answers."""
-        self.address = f"{self._interface.address}:{_free_port(self._interface.address)}"
-        self._start("--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false")
+        """Start the first node's Ray, which answers at `address`."""
+        with socket.socket() as found:
+            found.bind((self._interface.address, 0))
+            port = int(found.getsockname()[1])
+        self.address = f"{self._interface.address}:{port}"
+        self._start("--head", f"--port={port}", "--include-dashboard=false")
 
     def follow(self, address: str) -> None:
         """Start this node's Ray, which joins the one at `address`."""
@@ -202,7 +198,7 @@ class RayNode:
         )
 
     def ended(self) -> bool:
-        """Whether the servers have ended, which they do not by themselves."""
+        """Return True where the servers have ended, which they do not by themselves."""
         return self._process is None or self._process.poll() is not None
 
     def await_nodes(self, names: Sequence[str], check: Callable[[], None]) -> None:
@@ -242,7 +238,7 @@ class RayNode:
 
 
 def follow_until_ready(node: RayNode, folder: Path, deadline: float, over: Path, check: Callable[[], None]) -> None:
-    """Join the first node's Ray, again and again, until all have joined or the file `over` says that it is over.
+    """Join the first node's Ray, again and again, until all have joined or the file `over` is there.
 
     Raises UserError after the deadline, with what was missing. `check` is called as in `await_nodes`. A first node that
     has an address names all that are missing, which a node that fails before it would keep from being read: it gets
@@ -261,16 +257,10 @@ def follow_until_ready(node: RayNode, folder: Path, deadline: float, over: Path,
 
 
 def publish(folder: Path, name: str, text: str) -> None:
-    """Tell the other nodes."""
+    """Write a file for the other nodes."""
     write_text(folder / name, text + "\n")
 
 
 def _last_line(file: Path) -> list[str]:
     lines = file.read_text(encoding="utf-8").splitlines()
     return lines[-1].split() if lines else []
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as found:
-        found.bind((address, 0))
-        return int(found.getsockname()[1])

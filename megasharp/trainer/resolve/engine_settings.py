@@ -165,11 +165,8 @@ def cluster_layout(config: RunConfig, gpus: int | None = None) -> Layout:
         tp=policy.tp,
         engines=config.rollout.engines if config.rollout.engine == "sglang" else 0,
         engine_tp=config.rollout.tp,
-        placement=cluster.placement,
-        nodes=cluster.nodes,
-        gpus_per_node=cluster.gpus_per_node or gpus or 0,
     )
-    return make_layout(needs, cluster.cpus_per_slot)
+    return make_layout(needs, cluster.model_copy(update={"gpus_per_node": cluster.gpus_per_node or gpus or 0}))
 
 
 def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) -> int:

@@ -33,6 +33,7 @@ from megasharp.common import signals
 from megasharp.common.errors import RankDied, StageTimeout, UserError
 from megasharp.common.records import StepStats
 from megasharp.common.watchdog import STACKS_FILE, Budget, Watchdog, Watched
+from megasharp.config.rollout import ClusterConfig
 from megasharp.learner.learner import LearnerSettings, RankLearner
 from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.all_ranks import Ranks, RanksLearner
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.long("ranks")
 
 METHOD = recipe(("grpo", "kl"), mini_batches=2)
 LAYOUT = LAYOUTS["tp2"]
-TWO_RANKS = make_layout(Needs(world=2, tp=2, engines=0, engine_tp=1))
+TWO_RANKS = make_layout(Needs(world=2, tp=2, engines=0, engine_tp=1), ClusterConfig())
 CPUS = 3
 
 
@@ -164,7 +165,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(session: RaySession
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     started = time.monotonic()
     with pytest.raises(UserError, match=rf"needs 4 CPUs free on one node .* 127\.0\.0\.1: [0-3] of {CPUS} CPUs"):
-        session.reserve(make_layout(Needs(2, 2, 2, 1, "disaggregated")))
+        session.reserve(make_layout(Needs(2, 2, 2, 1), ClusterConfig(placement="disaggregated")))
     assert time.monotonic() - started < SOON_S
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
 
@@ -219,11 +220,12 @@ from pathlib import Path
 from megasharp.cluster.ray_runtime.engine_actors import EngineActor
 from megasharp.cluster.ray_runtime.slot_layout import Needs, make_layout
 from megasharp.cluster.ray_runtime.session import RaySession, SessionSettings
+from megasharp.config.rollout import ClusterConfig
 from megasharp.rollout.sglang.client.launch import FleetSettings
 import ray
 
 session = RaySession(SessionSettings(cpus=1, gpus=0))
-slots = session.reserve(make_layout(Needs(0, 1, 1, 1)))
+slots = session.reserve(make_layout(Needs(0, 1, 1, 1), ClusterConfig()))
 here = Path("/")
 actor = slots.actor(EngineActor, 0, FleetSettings(python=here, model=here, log_folder=here), 0, "127.0.0.1", "key")
 print(ray.get(actor.start.remote()).text, flush=True)

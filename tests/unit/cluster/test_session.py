@@ -1,4 +1,4 @@
-"""What is free in Ray: what the cluster lacks is the user's to mend, what is taken may be free at the next start."""
+"""What is free in Ray: what the cluster lacks is the user's to repair, what is taken may be free at the next start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from megasharp.cluster.ray_runtime import session as module
 from megasharp.cluster.ray_runtime.session import RaySession
 from megasharp.cluster.ray_runtime.slot_layout import Needs, NodeCapacity, make_layout
 from megasharp.common.errors import RunFailed, UserError
+from megasharp.config.rollout import ClusterConfig
 
 
 @pytest.mark.parametrize(("cpus", "free", "kind"), [(1.0, 1.0, UserError), (2.0, 1.0, RunFailed)])
@@ -16,7 +17,7 @@ def test_too_few_places(monkeypatch: pytest.MonkeyPatch, cpus: float, free: floa
     monkeypatch.setattr(RaySession, "nodes", lambda _: [NodeCapacity("a", cpus, free)])
     session = RaySession.__new__(RaySession)
     with pytest.raises(UserError, match="Ray cannot place this run: it needs 2 CPUs free on one node") as raised:
-        session.reserve(make_layout(Needs(1, 1, 1, 1, "disaggregated")))
+        session.reserve(make_layout(Needs(1, 1, 1, 1), ClusterConfig(placement="disaggregated")))
     assert raised.type is kind
 
 
@@ -26,4 +27,4 @@ def test_what_comes_back_while_one_looks_is_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(RaySession, "nodes", lambda _: [NodeCapacity("a", 2.0, next(looks, 2.0))])
     monkeypatch.setattr(module, "reserve", lambda layout, limit_s: "reserved")
     session = RaySession.__new__(RaySession)
-    assert session.reserve(make_layout(Needs(1, 1, 1, 1, "disaggregated"))) == "reserved"
+    assert session.reserve(make_layout(Needs(1, 1, 1, 1), ClusterConfig(placement="disaggregated"))) == "reserved"
