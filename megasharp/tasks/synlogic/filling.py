@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from megasharp.tasks.synlogic.finding import last_value, last_whole_numbers
-from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError, Grid, Numbers, shape, spelled
+from megasharp.tasks.synlogic.game import SIDES, Check, Finding, Game, GameError, Grid, Numbers, Place, shape, spelled
 from megasharp.tasks.synlogic.literals import read_literal, words
 
 ARROWS = {
@@ -18,9 +18,6 @@ ARROWS = {
     "↘": (1, 1),
     "↙": (1, -1),
 }
-_SIDES = ((0, 1), (1, 0), (0, -1), (-1, 0))
-
-Place = tuple[int, int]
 
 
 def _filled(shape_of: list[int], rule: Callable[[Grid], bool]) -> Check:
@@ -136,7 +133,7 @@ def _islands(grid: Grid) -> dict[Place, int]:
                     inside = 0 <= r < len(grid) and 0 <= c < len(grid[0])
                     if inside and grid[r][c] != "A" and (r, c) not in island:
                         island[r, c] = number
-                        waiting += [(r + down, c + right) for down, right in _SIDES]
+                        waiting += [(r + down, c + right) for down, right in SIDES]
     return island
 
 

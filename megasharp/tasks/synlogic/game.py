@@ -17,6 +17,9 @@ T = TypeVar("T")
 
 Grid = list[list[str]]
 Numbers = list[list[int]]
+# A cell's row and column, and the steps to the cells beside it.
+Place = tuple[int, int]
+SIDES = ((0, 1), (1, 0), (0, -1), (-1, 0))
 
 
 class GameError(ValueError):

@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from megasharp.tasks.synlogic.finding import last_whole_numbers
-from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError, Numbers, spelled
+from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError, Numbers, Place, spelled
 
 _CELL = re.compile(r"\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _BOX = 3
-
-Place = tuple[int, int]
 
 
 def _square(size: int, rule: Callable[[Numbers], bool]) -> Check:

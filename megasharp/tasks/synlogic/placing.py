@@ -6,13 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from megasharp.tasks.synlogic.finding import last_value
-from megasharp.tasks.synlogic.game import Check, Finding, Game, GameError, shape, spelled
+from megasharp.tasks.synlogic.game import SIDES, Check, Finding, Game, GameError, Place, shape, spelled
 from megasharp.tasks.synlogic.literals import UnreadableError, read_literal, whole_numbers, words
 
-Place = tuple[int, int]
-
-_SIDES = ((0, 1), (1, 0), (0, -1), (-1, 0))
-_AROUND = (*_SIDES, (1, 1), (1, -1), (-1, 1), (-1, -1))
+_AROUND = (*SIDES, (1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 def _touch(places: set[Place], around: Iterable[Place]) -> bool:
@@ -49,7 +46,7 @@ def _each_has_its_own(tents: set[Place], trees: set[Place]) -> bool:
     tent_of: dict[Place, Place] = {}
 
     def matched(tent: Place, tried: set[Place]) -> bool:
-        for down, right in _SIDES:
+        for down, right in SIDES:
             tree = tent[0] + down, tent[1] + right
             if tree in trees and tree not in tried:
                 tried.add(tree)
