@@ -51,8 +51,8 @@ class Counts:
     retried: int = 0
     unsampled: int = 0
 
-    def figures(self) -> dict[str, float]:
-        """Under the names of the metrics."""
+    def metrics(self) -> dict[str, float]:
+        """Return the counts under the names of their metrics."""
         return {
             "rollout/aborted": float(self.aborted),
             "rollout/continued": float(self.continued),
@@ -137,7 +137,7 @@ class AsyncRollouts:
         kept = [group for group in groups if group.dropped_reason is None]
         total = time.perf_counter() - started
         seconds = {"rollout": total - step.reward_seconds, "reward": step.reward_seconds}
-        return Collected(groups, seconds, {**counts.figures(), **staleness(kept)})
+        return Collected(groups, seconds, {**counts.metrics(), **staleness(kept)})
 
     def _new(self, source: PromptSource) -> PromptWork:
         (prompt,) = source.take(1)

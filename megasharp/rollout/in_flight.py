@@ -86,7 +86,7 @@ def join(earlier: Completion, later: Completion) -> Completion:
     """Join two parts of a response along their tokens; it ended as `later` ended.
 
     Version spans of `later` count from its own first token; adjacent spans of one version become one. Either both parts
-    were sampled with a memory network, or none. A figure that one part lacks is None.
+    were sampled with a memory network, or none. A field that one part lacks is None.
     """
     if not earlier.tokens.numel():
         return later

@@ -111,12 +111,12 @@ class Collected:
     """A step's groups in the order of their prompts, dropped ones included.
 
     `seconds` is by stage: `rollout`, and `reward`, which is everything from text to verdict; they do not overlap.
-    `figures` are the collection's own, as they stand in the metrics.
+    `metrics` are the collection's own, by their names.
     """
 
     groups: list[Group]
     seconds: Mapping[str, float]
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 SURPLUS = "surplus"

@@ -255,7 +255,7 @@ def train_step(parts: Components, settings: LoopSettings, step: int) -> tuple[li
     # From here on engines sample with the new weights; what they still sample from before is one version staler.
     with clock.stage("sync"):
         parts.sync.push(parts.learner, parts.memory)
-    values = group_metrics(groups) | dict(collected.figures) | flatten(update) | flatten(memory)
+    values = group_metrics(groups) | dict(collected.metrics) | flatten(update) | flatten(memory)
     done = {
         "policy/skipped": stats.skipped,
         "policy/spikes": stats.spikes,
@@ -277,7 +277,7 @@ def _collect(parts: Components, settings: LoopSettings, recipe: Recipe, step: in
     for stage, seconds in collected.seconds.items():
         parts.clock.add(stage, seconds)
     asked = {} if request.memory is None else {"memory/mu": request.memory.mu}
-    return replace(collected, figures={**collected.figures, **asked})
+    return replace(collected, metrics={**collected.metrics, **asked})
 
 
 def _update(parts: Components, recipe: Recipe, groups: Sequence[Group], seed: int) -> tuple[StepStats, Metrics]:

@@ -43,12 +43,11 @@ from megasharp.weight_sync.buckets import (
     buckets,
     in_dtype,
     only,
-    prefixed,
     ranked,
     stage_of,
 )
 from megasharp.weight_sync.colocation import Failure, Posts
-from megasharp.weight_sync.endpoints import WeightSource
+from megasharp.weight_sync.endpoints import WeightSource, prefixed
 from megasharp.weight_sync.receivers import Receivers
 
 # Time for a group to form, and for an engine to come out of a broadcast that failed.

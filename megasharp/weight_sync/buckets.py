@@ -14,7 +14,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -118,22 +117,6 @@ class Digests:
         found = [checksum(tensor) for _, tensor in bucket]
         self.by_name |= {name: digest for (name, _), digest in zip(bucket, found, strict=True)}
         return found
-
-
-def joined(source: WeightSource, memory: WeightSource | None) -> NamedTensors:
-    """Chain all weights of a push: the policy's under their names, then the memory network's under `MEMORY_PREFIX`.
-
-    The memory's export starts with the first tensor asked for: not before the policy's has ended.
-    """
-    if memory is None:
-        return source.export_weights()
-    return chain(source.export_weights(), prefixed(memory.export_weights(), MEMORY_PREFIX))
-
-
-def prefixed(tensors: NamedTensors, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors, with longer names."""
-    for name, tensor in tensors:
-        yield prefix + name, tensor
 
 
 def in_dtype(tensors: NamedTensors, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

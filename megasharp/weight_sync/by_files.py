@@ -17,8 +17,8 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import SHARED_MEMORY, Scratch, remove_abandoned
 from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import FOLDER_HEADER, Entry, Header, Stamp, laid_out, new_stamp, write_bucket
-from megasharp.weight_sync.buckets import Bucket, Digests, buckets, in_dtype, joined, on_cpu
-from megasharp.weight_sync.endpoints import WeightSource
+from megasharp.weight_sync.buckets import Bucket, Digests, buckets, in_dtype, on_cpu
+from megasharp.weight_sync.endpoints import WeightSource, joined
 from megasharp.weight_sync.receivers import Receivers
 
 # How the names of folders that a push writes begin.

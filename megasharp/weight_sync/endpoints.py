@@ -35,6 +35,25 @@ class WeightSink(Protocol):
         ...
 
 
+def joined(source: WeightSource, memory: WeightSource | None) -> Iterator[tuple[str, Tensor]]:
+    """Chain all weights of a push: the policy's under their names, then the memory network's under `MEMORY_PREFIX`.
+
+    The memory's export starts with the first tensor asked for: not before the policy's has ended.
+    """
+
+    def of_memory() -> Iterator[tuple[str, Tensor]]:
+        if memory is not None:
+            yield from prefixed(memory.export_weights(), MEMORY_PREFIX)
+
+    return chain(source.export_weights(), of_memory())
+
+
+def prefixed(tensors: NamedTensors, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors, with longer names."""
+    for name, tensor in tensors:
+        yield prefix + name, tensor
+
+
 class InProcessSync:
     """Pushes every weight of the source to the sink under a new version."""
 
@@ -55,16 +74,7 @@ class InProcessSync:
 
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
         """Push all weights, and those of the memory network if given; returns the new version, one above the last."""
-        tensors: NamedTensors = source.export_weights()
-        if memory is not None:
-            tensors = chain(tensors, _as_memory(memory))
-        self._sink.load_weights(self._version + 1, tensors)
+        self._sink.load_weights(self._version + 1, joined(source, memory))
         self._version += 1
         self._memory_version += memory is not None
         return self._version
-
-
-def _as_memory(memory: WeightSource) -> Iterator[tuple[str, Tensor]]:
-    """The memory's export starts with the first tensor asked for: not before the policy's has ended."""
-    for name, tensor in memory.export_weights():
-        yield MEMORY_PREFIX + name, tensor

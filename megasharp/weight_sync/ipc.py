@@ -49,12 +49,11 @@ from megasharp.weight_sync.buckets import (
     buckets,
     in_dtype,
     only,
-    prefixed,
     ranked,
     stage_of,
 )
 from megasharp.weight_sync.colocation import SharePlan, Texts, on_all, tell
-from megasharp.weight_sync.endpoints import WeightSource
+from megasharp.weight_sync.endpoints import WeightSource, prefixed
 from megasharp.weight_sync.receivers import Receivers
 
 

@@ -191,7 +191,7 @@ def test_on_policy_stragglers_are_aborted_and_come_first_in_the_next_step(
     for number in range(1, 4):
         before = run.pending()
         found = run.step(number)
-        assert found.figures["rollout/aborted"] == len(run.pending()) == WANTED
+        assert found.metrics["rollout/aborted"] == len(run.pending()) == WANTED
         assert run.in_flight() == 0
         assert {v for g in found.groups for r in g.responses for v in versions_of(r)} == {run.fleet.version}
         assert set(before) <= {*run.seen, *run.pending()}

@@ -196,7 +196,7 @@ def test_stragglers_are_aborted_thrown_away_and_first_in_the_next_step() -> None
     assert numbers(first) == [1, 3, 4, 5]
     assert [group.id for group in first.groups] == ["step1-1", "step1-3", "step1-4", "step1-5"]
     assert (pending(collector), engine.running) == ([0, 2], set())
-    assert first.figures["rollout/aborted"] == 2
+    assert first.metrics["rollout/aborted"] == 2
     engine.version = 1
     engine._delay = lambda _: QUICK
     asked = len(engine.asked)
@@ -205,7 +205,7 @@ def test_stragglers_are_aborted_thrown_away_and_first_in_the_next_step() -> None
     assert len(numbers(second)) == 4
     for group in second.groups:
         check_whole(group, oldest=1)
-    assert second.figures["rollout/continued"] == second.figures["rollout/staleness_max"] == 0
+    assert second.metrics["rollout/continued"] == second.metrics["rollout/staleness_max"] == 0
 
 
 class Held(StandInEngine):
@@ -252,11 +252,11 @@ def test_partial_responses_are_continued_by_the_next_weights() -> None:
     assert any(set(versions) == {0, 1} for versions in spans), "nothing was continued"
     for group in second.groups:
         check_whole(group, oldest=0)
-    assert second.figures["rollout/continued"] == 2
-    assert second.figures["rollout/staleness_max"] == 1
-    assert 0 < second.figures["rollout/staleness_mean"] < 1
+    assert second.metrics["rollout/continued"] == 2
+    assert second.metrics["rollout/staleness_max"] == 1
+    assert 0 < second.metrics["rollout/staleness_mean"] < 1
     total = sum(len(versions) for versions in spans)
-    assert second.figures["rollout/staleness_mean"] == sum(v.count(0) for v in spans) / total
+    assert second.metrics["rollout/staleness_mean"] == sum(v.count(0) for v in spans) / total
 
 
 def test_a_prompt_whose_oldest_token_is_too_old_is_sampled_anew() -> None:
@@ -266,7 +266,7 @@ def test_a_prompt_whose_oldest_token_is_too_old_is_sampled_anew() -> None:
     for step in range(1, 4):
         engine.version = step
         found = collector.collect(source, order(step, wanted=2))
-        dropped += found.figures["rollout/stale_dropped"]
+        dropped += found.metrics["rollout/stale_dropped"]
         if 0 in numbers(found):
             break
         assert pending(collector)[0] == 0
@@ -276,7 +276,7 @@ def test_a_prompt_whose_oldest_token_is_too_old_is_sampled_anew() -> None:
     late = collector.collect(source, order(9, wanted=3))
     for group in late.groups:
         check_whole(group, oldest=9)
-    assert late.figures["rollout/staleness_max"] == 0
+    assert late.metrics["rollout/staleness_max"] == 0
 
 
 def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns() -> None:
@@ -293,15 +293,15 @@ def test_kept_stragglers_and_the_next_steps_prompts_run_while_the_policy_learns(
     assert 0 not in numbers(first)
     assert len(pending(collector)) == 6 and pending(collector)[0] == 0
     assert len(engine.asked) == source.taken == 4 + 6
-    assert first.figures["rollout/aborted"] == 0
+    assert first.metrics["rollout/aborted"] == 0
     wait_until(lambda: engine.running == set())
     engine.version = 1
     asked = len(engine.asked)
     second = collector.collect(source, order(2, last=True))
     assert engine.asked[asked:] == [], "everything was sampled ahead"
     assert len(numbers(second)) == 4 and numbers(second)[0] == 0
-    assert second.figures["rollout/staleness_mean"] == 1.0
-    assert second.figures["rollout/continued"] == 6
+    assert second.metrics["rollout/staleness_mean"] == 1.0
+    assert second.metrics["rollout/continued"] == 6
     assert engine.running == set()
 
 
@@ -327,8 +327,8 @@ def test_sampled_ahead_but_too_old_after_all() -> None:
     wait_until(lambda: engine.running == set())
     engine.version = 2
     found = collector.collect(source, order(2, last=True))
-    assert found.figures["rollout/stale_dropped"] == 4
-    assert found.figures["rollout/staleness_max"] == 0
+    assert found.metrics["rollout/stale_dropped"] == 4
+    assert found.metrics["rollout/staleness_max"] == 0
     assert numbers(found) == [4, 5, 6, 7]
 
 
@@ -339,7 +339,7 @@ def test_partial_responses_of_another_sampling_are_sampled_anew() -> None:
     collector.collect(source, order(1))
     engine._delay = lambda _: QUICK
     found = collector.collect(source, order(2, memory=Mu()))
-    assert found.figures["rollout/continued"] == 0
+    assert found.metrics["rollout/continued"] == 0
     for group in found.groups:
         for response in group.responses:
             assert response.completion.memory_logp is not None
@@ -353,8 +353,8 @@ def test_partial_responses_of_another_limit_are_sampled_anew() -> None:
         collector = rollouts(engine, oversample=0.5, max_staleness=3)
         collector.collect(source, order(1))
         engine._delay = lambda _: QUICK
-        figures = collector.collect(source, order(2, max_tokens=limit)).figures
-        assert (figures["rollout/continued"] > 0, figures["rollout/stale_dropped"] == 0) == (goes_on, goes_on)
+        metrics = collector.collect(source, order(2, max_tokens=limit)).metrics
+        assert (metrics["rollout/continued"] > 0, metrics["rollout/stale_dropped"] == 0) == (goes_on, goes_on)
 
 
 def test_a_prompt_over_which_engines_were_lost_is_asked_for_once_more() -> None:
@@ -365,7 +365,7 @@ def test_a_prompt_over_which_engines_were_lost_is_asked_for_once_more() -> None:
     assert outcomes == [{Outcome.CORRECT}, {Outcome.CORRECT}, {Outcome.INFRA}, {Outcome.CORRECT}]
     assert [c.completion.finish_reason for c in found.groups[2].responses] == [FinishReason.ABORT] * 3
     assert [r.tokens for r in engine.asked].count((2,)) == 2
-    assert found.figures["rollout/retried"] == 2
+    assert found.metrics["rollout/retried"] == 2
 
 
 def test_requests_that_the_engine_itself_sent_again_count_by_step() -> None:
@@ -377,13 +377,13 @@ def test_requests_that_the_engine_itself_sent_again_count_by_step() -> None:
     engine, source = Retrying(lambda _: QUICK), Prompts()
     engine.retried = 100
     collector = rollouts(engine)
-    assert [collector.collect(source, order(step)).figures["rollout/retried"] for step in (1, 2)] == [4, 4]
+    assert [collector.collect(source, order(step)).metrics["rollout/retried"] for step in (1, 2)] == [4, 4]
 
 
 def test_a_refused_prompt_is_an_outcome_but_engines_that_refuse_all_are_a_mistake() -> None:
     found = rollouts(StandInEngine(lambda _: QUICK, refuse=[2])).collect(Prompts(), order())
     assert {r.verdict.outcome for r in found.groups[2].responses} == {Outcome.INFRA}
-    assert found.figures["rollout/unsampled"] == 1
+    assert found.metrics["rollout/unsampled"] == 1
     with pytest.raises(UserError, match="sampled none of 4 prompts; the first: prompt 0 is not for me"):
         rollouts(StandInEngine(lambda _: QUICK, refuse=range(9))).collect(Prompts(), order())
 

@@ -122,7 +122,7 @@ def test_what_was_sampled_ahead_is_trained_and_not_sampled_again(tmp_path: Path)
     second, other, source = resumed_with_all_sampled_ahead(tmp_path, version=1)
     found = second.collect(source, order(2, last=True))
     assert numbers(found) == [4, 5, 6, 7] and other.asked == []
-    assert found.figures["rollout/staleness_mean"] == 1.0
+    assert found.metrics["rollout/staleness_mean"] == 1.0
     for group in found.groups:
         check_whole(group, oldest=0)
 
@@ -163,8 +163,8 @@ def test_what_the_present_policy_may_not_train_on_is_thrown_away_after_a_stop_to
 ) -> None:
     second, other, source = resumed_with_all_sampled_ahead(tmp_path, version=version)
     found = second.collect(source, order(2, last=True, **fields))
-    assert found.figures["rollout/stale_dropped"] == 4 and len(other.asked) == 4
-    assert found.figures["rollout/staleness_max"] == 0
+    assert found.metrics["rollout/stale_dropped"] == 4 and len(other.asked) == 4
+    assert found.metrics["rollout/staleness_max"] == 0
 
 
 @pytest.mark.parametrize("change", ["another seed", "another prompt", "fewer responses"])

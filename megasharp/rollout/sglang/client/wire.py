@@ -81,7 +81,7 @@ def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
     count = tokens.numel()
     finish = _FINISH[meta["finish_reason"]["type"]]
     if finish is FinishReason.ABORT and (not count or _needed(sampling) - meta.keys()):
-        # Aborted while it waited to be computed, or computed again: SGLang then answers without our figures.
+        # Aborted while it waited to be computed, or computed again: SGLang then answers without our numbers.
         return Completion.unsampled(seed, sampling)
     standard = [pair[0] for pair in meta.get("output_token_logprobs") or []]
     spans = tuple(_spans(meta, count))
@@ -99,15 +99,15 @@ def _completion(item: Json, seed: int, sampling: SamplingParams) -> Completion:
         version_spans=spans,
         finish_reason=finish,
         seed=seed,
-        argmax_moved=_figures(meta["argmax_moved"], count).bool() if with_memory else None,
-        calibration_kl=_figures(meta["calibration_kl"], count) if with_memory else None,
-        entropy=None if sampling.record_top is None else _figures(meta["policy_entropy"], count),
+        argmax_moved=_numbers(meta["argmax_moved"], count).bool() if with_memory else None,
+        calibration_kl=_numbers(meta["calibration_kl"], count) if with_memory else None,
+        entropy=None if sampling.record_top is None else _numbers(meta["policy_entropy"], count),
         top_logp=None if sampling.record_top is None else _candidates(meta, count, sampling.record_top),
     )
 
 
 def _needed(sampling: SamplingParams) -> set[str]:
-    """Name the figures that an answer must hold for each token beyond SGLang's own."""
+    """Name the numbers that an answer must hold for each token beyond SGLang's own."""
     candidates = set() if sampling.record_top is None else {"policy_entropy"}
     if sampling.memory_mu is not None:
         return candidates | {"sampler_logprob", "policy_logprob", "memory_logprob", "argmax_moved", "calibration_kl"}
@@ -126,17 +126,17 @@ def _logp(whose: str, values: Sequence[float | None], count: int, version: int) 
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _figures(values: Sequence[float], count: int) -> Tensor:
+def _numbers(values: Sequence[float], count: int) -> Tensor:
     """Float32 [T]."""
     if len(values) != count:
-        raise ValueError(f"{count} tokens with {len(values)} figures of how they were drawn")
+        raise ValueError(f"{count} tokens with {len(values)} numbers of how they were drawn")
     return torch.tensor(values, dtype=torch.float32)
 
 
 def _candidates(meta: Json, count: int, most: int) -> Tensor:
     """Float32 [T, N]; N is smaller than `most` where the vocabulary is."""
     names = [name for rank in range(1, most + 1) if (name := f"candidate_logprob_{rank}") in meta]
-    return torch.stack([_figures(meta[name], count) for name in names], dim=1)
+    return torch.stack([_numbers(meta[name], count) for name in names], dim=1)
 
 
 def _spans(meta: Json, count: int) -> list[VersionSpan]:

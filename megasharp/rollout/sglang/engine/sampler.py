@@ -65,7 +65,7 @@ class EngineSampler(Sampler):  # type: ignore[misc]
             # Now: SGLang turns the logits it is given into probabilities, in place.
             entropy_S, logp_SN = candidates(logits_SV, _temperature(sampling_info), columns.most_candidates)
             values["policy_entropy"] = entropy_S
-            # SGLang collects no lists, so each rank is a figure of its own.
+            # SGLang collects no lists, so each rank has a name of its own.
             values |= {
                 f"candidate_logprob_{rank}": logp_S for rank, logp_S in enumerate(logp_SN.unbind(dim=1), start=1)
             }
