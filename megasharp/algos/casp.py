@@ -98,6 +98,7 @@ class CaSP(Method[CaSPParams]):
             omega_TN = candidate_logp_TN.detach().softmax(1)
         else:
             omega_TN = torch.full_like(candidate_logp_TN, 1.0 / candidate_logp_TN.shape[1])
+        # The value stays log pi exactly, so ratio and clip do not move: only the gradient is shared out.
         smoothed_T = (1.0 - share_T) * logp_T + share_T * (omega_TN * candidate_logp_TN).sum(1)
         metrics = {
             "method/casp/gate_rate": TokenMetric(gate_T, x.mask_T),

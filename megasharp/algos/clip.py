@@ -57,6 +57,7 @@ class Clip(Method[ClipParams]):
         clipped_T = ratio_T.clamp(1.0 - self.params.low, 1.0 + self.params.high)
         loss_T = torch.maximum(-adv_T * ratio_T, -adv_T * clipped_T)
         if self.params.dual is not None:
+            # PPO's maximum bounds no loss of a negative advantage whose ratio is large.
             loss_T = torch.where(adv_T < 0, torch.minimum(loss_T, -adv_T * self.params.dual), loss_T)
         too_high_T = (adv_T > 0) & (ratio_T > 1.0 + self.params.high)
         too_low_T = (adv_T < 0) & (ratio_T < 1.0 - self.params.low)

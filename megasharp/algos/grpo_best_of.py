@@ -27,6 +27,7 @@ class GRPOBestOf(Method[MethodParams]):
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
         advantages_G = torch.zeros_like(rewards_G)
         if rewards_G.numel() > 1:
+            # Where two responses share the best reward, their difference makes all advantages 0.
             best, second = rewards_G.topk(2).values
             advantages_G[rewards_G.argmax()] = best - second
         return advantages_G

@@ -68,4 +68,5 @@ class GSPO(Method[GSPOParams]):
         mean_T = segment_broadcast(mean_S, x.seq_T)
         if self.params.level == "sequence":
             return mean_T
+        # The response's ratio as value, and each token's own gradient.
         return mean_T.detach() + (logr_T - logr_T.detach())

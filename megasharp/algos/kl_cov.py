@@ -79,6 +79,7 @@ class KLCov(Method[KLCovParams]):
         cov_T = covariance(adv_T, x, means).masked_fill(~scored_T, -torch.inf)
         count = min(share_of(x, self.params.share), int(scored_T.sum()))
         lowest = torch.topk(cov_T, count).values[-1] if count else cov_T.new_tensor(torch.inf)
+        # Of the tokens that share the lowest covariance, a draw picks as many as are missing.
         tied = count - int((cov_T > lowest).sum())
         return {**means, "covariance": lowest, "draw": draw_threshold(x, scored_T & (cov_T == lowest), tied)}
 

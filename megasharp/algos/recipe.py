@@ -123,6 +123,7 @@ class Recipe:
 
         Returns the step with its new advantages and statistics, and the hooks' metrics.
         """
+        # Hooks see the whole step as one set of tokens, so that packing cannot change what they compute.
         methods = self._filling("calibrate")
         metrics: dict[str, Mean] = {}
         if methods:

@@ -52,6 +52,7 @@ class ReinforcePPBaseline(Method[ReinforcePPBaselineParams]):
         tokens = weight_T.sum()
         mean = (adv_T * weight_T).sum() / tokens.clamp(min=1.0)
         centred_T = (adv_T - mean) * weight_T
+        # Long responses weigh more: the step's mean and variance are over tokens.
         divisor = tokens - 1.0 if self.params.std == "unbiased" else tokens
         variance = centred_T.square().sum() / divisor.clamp(min=1.0)
         metrics = {

@@ -51,6 +51,7 @@ class Unlikeliness(Method[UnlikelinessParams]):
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
         likelihood_G = rewards_G.new_tensor([mean_logp(response) for response in group.responses])
+        # The second argsort turns an order into ranks; a stable one keeps ties in sampling order.
         rank_G = likelihood_G.argsort(stable=True).argsort().to(rewards_G.dtype)
         likelier_G = rank_G if self.params.form == "code" else rank_G + 1.0
         return rewards_G * (1.0 - self.params.beta * likelier_G / max(rewards_G.numel(), 1))

@@ -133,6 +133,7 @@ def _random_statement(rng: Random, people: int, speaker: int, depth: int) -> Sta
     if kind == "not":
         return kind, first
     second = _random_statement(rng, people, speaker, depth - 1)
+    # "s and s" would say no more than "s".
     while second == first:
         second = _random_statement(rng, people, speaker, depth - 1)
     return kind, first, second

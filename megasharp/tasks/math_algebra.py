@@ -36,6 +36,7 @@ def parse(text: str) -> sympy.Basic | sympy.MatrixBase | None:
     parsed = found[0]
     if isinstance(parsed, sympy.FiniteSet) and len(parsed.args) == 1 and bracket(text) != "{" and "," in text:
         parsed = sympy.Tuple(*[parsed.args[0]] * (text.count(",") + 1))
+    # A decimal in an answer means its exact value, which a float would only come near.
     floats = parsed.atoms(sympy.Float)
     return parsed.xreplace({each: sympy.Rational(str(each)) for each in floats}) if floats else parsed
 

@@ -234,6 +234,7 @@ class VerifierPool:
                     _end(worker)
                     worker = None
                     self._count(killed=1)
+                    # Not judged again: a verifier that hangs on an item hangs on it twice.
                     return Verdict(Outcome.TIMEOUT, 0.0, detail=f"no verdict in {self._timeout_s:g} s")
                 except PeerGone:
                     _end(worker)

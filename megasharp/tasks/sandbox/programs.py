@@ -149,6 +149,7 @@ class _Process:
         self.kill()
         lines = _content(self._errors).decode("utf-8", "replace").split("\n")
         complaint = next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LAST_LINE]
+        # The code inside writes a byte when the sandbox holds and the program may begin.
         if not os.read(self._ready, 1):
             return Ran(End.INFRA, complaint=complaint or "it did not start")
         if self._group.ran_out():
