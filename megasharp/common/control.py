@@ -52,7 +52,7 @@ class Watch:
             return Watch(value, step, value, step, 0)
         return replace(self, last=value, last_step=step, waited=self.waited + 1)
 
-    def anew(self) -> Watch:
+    def restarted(self) -> Watch:
         """Return a watch that counts from zero and has the last evaluation to beat, not the best one."""
         return Watch(self.last, self.last_step, self.last, self.last_step, 0)
 
@@ -253,7 +253,7 @@ class ResetState:
 
     def carried_out(self, reset: Reset) -> ResetState:
         """Return the state after a reset that `before` asked for."""
-        return ResetState(self.watch.anew(), None, (*self.done, reset))
+        return ResetState(self.watch.restarted(), None, (*self.done, reset))
 
 
 @dataclass(frozen=True, slots=True)

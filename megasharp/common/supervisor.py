@@ -11,13 +11,14 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from megasharp.common import signals
+from megasharp.common.exit_codes import Say
 from megasharp.common.parent_death import ended_with_parent
 from megasharp.common.stack_dumps import STOPPED, state_of
 
@@ -41,7 +42,7 @@ class Supervisor:
         self,
         command: Sequence[str],
         root: Path,
-        note: Callable[[str], None],
+        note: Say,
         again: Sequence[str] = ("--resume",),
         pause_s: float = 2.0,
         stopped_limit_s: float | None = None,
