@@ -140,7 +140,7 @@ def buckets(tensors: Iterable[tuple[str, Tensor]], limit_mb: int) -> Iterator[Bu
 
 
 def on_cpu(tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors on the CPU."""
+    """Yield the same tensors, on the CPU."""
     for name, tensor in tensors:
         yield name, tensor.cpu()
 

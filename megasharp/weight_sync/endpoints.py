@@ -49,7 +49,7 @@ def joined(source: WeightSource, memory: WeightSource | None) -> Iterator[tuple[
 
 
 def prefixed(tensors: NamedTensors, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The same tensors, with longer names."""
+    """Yield the same tensors, with `prefix` before every name."""
     for name, tensor in tensors:
         yield prefix + name, tensor
 

@@ -347,7 +347,10 @@ class InProcessEngine:
         )
 
     def _check_finite(self, drawn: Draw) -> None:
-        """The networks before the sampler: it is not finite wherever one of them is not."""
+        """Raise UserError where log-probs are not finite.
+
+        The networks come first: the sampler's are not finite wherever one network's are not.
+        """
         advice = f"(weights version {self._version}); resume from an earlier checkpoint with a lower"
         if not bool(drawn.policy_logp_S.isfinite().all()):
             raise UserError(f"the policy's logits are not finite {advice} learning rate")

@@ -40,7 +40,7 @@ class Logits:
     memory_SV: Tensor | None = None
 
     def select(self, rows: Tensor) -> Logits:
-        """These rows (int64 indices, repeats allowed)."""
+        """Select rows of both networks (int64 indices, repeats allowed)."""
         memory_SV = None if self.memory_SV is None else self.memory_SV.index_select(0, rows)
         return Logits(self.policy_SV.index_select(0, rows), memory_SV)
 
@@ -360,7 +360,7 @@ class _Log:
         self.rows = self.rows.index_select(0, kept)
 
     def samples(self) -> Samples:
-        """Everything, as [S, U]."""
+        """Return all tokens drawn, as [S, U]."""
         drawn = join(self._draws, partial(torch.stack, dim=1))
         return Samples(drawn, self._lengths_S, self._stopped_S)
 

@@ -89,11 +89,11 @@ class Columns:
         return (self.mu_S == 0) & (self.min_p_S == -math.inf) & (self.top_k_S == 0)
 
     def select(self, rows: Tensor) -> Columns:
-        """These rows (int64 indices)."""
+        """Select rows (int64 indices)."""
         return self._changed(lambda name: getattr(self, name)[rows])
 
     def followed_by(self, other: Columns) -> Columns:
-        """Both batches' rows."""
+        """Append the rows of another batch."""
         both = self._changed(lambda name: torch.cat([getattr(self, name), getattr(other, name)]))
         return replace(
             both,
@@ -108,7 +108,7 @@ class Columns:
 
 
 def columns_of(requests: Sequence[Any], device: Any) -> Columns:
-    """The columns of SGLang's requests."""
+    """Build the columns of SGLang's requests."""
     params = [request.sampling_params for request in requests]
     custom = [each.custom_params or {} for each in params]
     # The guard belongs to the subtraction: a request without a mu has neither.
