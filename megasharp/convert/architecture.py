@@ -1,7 +1,7 @@
 """The sizes and switches of a decoder, as both Hugging Face's and Megatron's builders need them.
 
-Shapes alone do not tell a model: with another rope theta, norm epsilon or window every tensor still fits. So all of a
-model's arguments are recorded beside Megatron weights, by the names of config.json, and compared when they are read.
+Shapes alone do not identify a model: with another rope theta, norm epsilon or window every tensor still fits. So all
+arguments of a model are recorded beside Megatron weights, by the names of config.json, and compared when they are read.
 """
 
 from __future__ import annotations

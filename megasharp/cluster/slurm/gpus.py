@@ -19,7 +19,7 @@ from megasharp.common.errors import UserError, one_line
 # Bits of nvmlDeviceGetCurrentClocksThrottleReasons that cost speed for a reason worth knowing (nvml.h).
 _SLOW = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
 _POWER_CAP = 0x04
-# NVML's errors for what a GPU, or this user's rights, do not tell; any other means that the GPU is sick.
+# NVML's errors for values that this GPU does not have or this user may not read; any other means that the GPU is sick.
 _UNTOLD = ("NVMLError_NotSupported", "NVMLError_NoPermission")
 
 
@@ -28,7 +28,7 @@ class Gpu:
     """One GPU now. Memory in bytes, power in watts, utilisation in 0..1, energy in joules since the driver was loaded.
 
     `ecc_errors`: uncorrected ones since the last reset of the GPU, None where ECC is not supported. `slowed`: why its
-    clocks are held down; a power cap, which full load reaches, is told apart.
+    clocks are held down; a power cap, which full load reaches, has a field of its own.
     """
 
     index: int

@@ -121,12 +121,12 @@ def drive(command: Sequence[str], variables: Mapping[str, str], folder: Path, si
         return AGAIN
     with save_kept_from_children():
         process = subprocess.Popen(command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
-    told: int | None = None
+    passed_on: int | None = None
     asked = False
     while process.poll() is None:
-        if signals.arrived is not None and told is None:
-            told = signals.arrived
-            process.send_signal(told)
+        if signals.arrived is not None and passed_on is None:
+            passed_on = signals.arrived
+            process.send_signal(passed_on)
         if not asked and (folder / TIME_IS_UP).exists():
             asked = True
             process.send_signal(SAVE)

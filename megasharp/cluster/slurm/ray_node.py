@@ -77,7 +77,7 @@ def choose(
     for peer in peers:
         address = source(peer)
         found = next((one for one in here if one.address == address), None)
-        # The machine's own name leads to itself, which tells nothing.
+        # The machine's own name leads to itself, which says nothing of the way to others.
         if found is not None and not ipaddress.ip_address(found.address).is_loopback:
             return found
     raise UserError(
