@@ -16,6 +16,7 @@ from megasharp.rollout.in_flight import SampledWith, Unfinished
 
 FILE = "rollouts.parquet"
 
+# Exactly the dtype of a Completion: a resumed run must get back every bit.
 _LOGP = pa.list_(pa.float32())
 _SPANS = pa.list_(pa.struct([("version", pa.int64()), ("start", pa.int64()), ("end", pa.int64())]))
 # One row for each response, in order; `tokens` and all that belongs to them are null before the first token.

@@ -233,6 +233,7 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
     try:
         _refuse_existing(root, resume)
         root.mkdir(parents=True, exist_ok=True)
+        # The file stays for ever: who removed it would let a second process lock another file of its name.
         lock = (root / ".lock").open("w")
         if not _take(lock):
             lock.close()

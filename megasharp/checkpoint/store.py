@@ -112,6 +112,7 @@ class CheckpointStore:
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        # In this order: a process killed in between leaves the checkpoint before, or this one complete.
         with self._removed_if_it_fails(pending.final, pending.partial):
             _complete(pending.partial, pending.state, pending.writing.finish())
             pending.partial.rename(pending.final)
@@ -211,6 +212,7 @@ class CheckpointStore:
         for path in entries:
             if not path.is_file():
                 return f"{path} is missing"
+        # Sizes first: a file that was cut short is found without reading any.
         differing = (path for path, entry in entries.items() if path.stat().st_size != entry.size)
         try:
             found = next(differing, None) or next(

@@ -128,6 +128,6 @@ def continue_rollouts(
     if useless:
         say(
             f"what the checkpoint has sampled of {useless} prompts was sampled for other prompts or seeds "
-            "(data.path, model.path, data.responses_per_prompt or seed has changed): they are sampled anew"
+            "(data.path, model.path, data.responses_per_prompt or seed has changed): they are sampled again"
         )
     return rollouts

@@ -85,7 +85,7 @@ class Checkpoints:
             learners.policy.call(load_rank_generators, folder)
         else:
             self._say(
-                f"{folder} has the random number generators of {ranks} ranks, not of {world}: the ranks' begin anew "
+                f"{folder} has the random number generators of {ranks} ranks, not of {world}: the ranks' restart "
                 "from the run's seed (sampling and training draw from none of them)"
             )
         if (folder / _DRIVER).is_file():

@@ -48,6 +48,7 @@ class Evaluator:
 
         With `only_missing`, results that an earlier attempt stored are used as they are.
         """
+        # Where devices are shared the learner may have them: it has just trained, or saved.
         with self.clock.stage("eval"):
             self.phases.sampling()
         memory = self.resolved.recipes.at(max(step, 1)).needs.memory if self.resolved.config.eval.with_memory else None

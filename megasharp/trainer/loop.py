@@ -243,6 +243,7 @@ def train_step(parts: Components, settings: LoopSettings, step: int) -> tuple[li
     collected = _collect(parts, settings, recipe, step, limit)
     with clock.stage("phases"):
         parts.phases.training()
+    # Before the update, so that its penalty is already to the new reference.
     reset = _reset(parts, step)
     groups = collected.groups
     stats, update = _update(parts, recipe, groups, settings.seed + step)
@@ -250,6 +251,7 @@ def train_step(parts: Components, settings: LoopSettings, step: int) -> tuple[li
     if parts.memory is not None:
         with clock.stage("memory"):
             memory = parts.memory.observe(groups, settings.seed + step)
+    # On shared devices a push needs the learner's weights and room for them in the engines, at the same time.
     with clock.stage("phases"):
         parts.phases.handover()
     # From here on engines sample with the new weights; what they still sample from before is one version staler.

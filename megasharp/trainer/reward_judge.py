@@ -95,7 +95,7 @@ class LoggingJudge:
     def _report(self, verdict: Verdict, what: str) -> None:
         if verdict.outcome not in self._reported:
             self._reported.add(verdict.outcome)
-            self._say(f"{what} ({verdict.detail}); told once, counted as outcome_{verdict.outcome}")
+            self._say(f"{what} ({verdict.detail}); reported once, counted as outcome_{verdict.outcome}")
 
 
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:

@@ -66,7 +66,7 @@ def train(
 
 
 def _how_to_go_on(root: Path) -> str:
-    return "continue with --resume" if has_begun(root) else "no step was finished, so the same command starts anew"
+    return "continue with --resume" if has_begun(root) else "no step was finished, so the same command restarts it"
 
 
 def _check_and_train(

@@ -39,6 +39,7 @@ def summarize_run(
     """
     root, peak_rss = folder.root, peak_rss_bytes()
     changes = [_change(folder, suite.name, last) for suite in suites]
+    # Of all attempts: what this process measured is only a part of a resumed run.
     rows = read_metrics(root)
     pictures = [*_draw_pass_at_k(root, changes), plot_training(rows, root / "curves.png")]
     peak = find_peak(read_tree(root / "config.yaml"), rows, complete_steps(folder.checkpoints))

@@ -84,6 +84,7 @@ class StepLog:
 
     def announce(self, step: int, groups: Sequence[Group], row: Mapping[str, float]) -> None:
         """Print what was decided in this step, what went wrong in it, and how far the run is."""
+        # A reset came before this step's update, and a new limit of lengths holds from this step on.
         resets, changes = self._control.state.resets.done, self._control.state.lengths.changes
         if row.get("policy/reset"):
             self.note(f"step {step}: {' and '.join(resets[-1].what)} reset first: {resets[-1].reason}")

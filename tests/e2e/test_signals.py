@@ -83,7 +83,7 @@ def test_while_ray_starts(command: Command, temporary: Path) -> None:
 
     wait_until(servers)
     ended = stopped(process, twice)
-    assert ended == (143, "megasharp: stopped by SIGTERM; no step was finished, so the same command starts anew\n")
+    assert ended == (143, "megasharp: stopped by SIGTERM; no step was finished, so the same command restarts it\n")
     assert [*temporary.glob("msray-*"), *temporary.glob("megasharp-*")] == []
     assert "step 1/1" in command.run(*command.train("steps=1", "name=a"))
 

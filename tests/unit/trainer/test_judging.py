@@ -51,7 +51,8 @@ def test_what_a_function_fails_by_is_told_once(tmp_path: Path, monkeypatch: pyte
         verdicts = judging.judge.verdicts([Item("own", text, ANSWER) for text in ("1", "2")])
     assert [verdict.outcome for verdict in verdicts] == [Outcome.ERROR] * 2
     assert said == [
-        "reward.function fails on a response, which gets reward 0 (SystemExit: 3); told once, counted as outcome_error"
+        "reward.function fails on a response, which gets reward 0 (SystemExit: 3); reported once, counted as "
+        "outcome_error"
     ]
 
 
@@ -68,7 +69,7 @@ def test_a_function_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: py
         verdicts = judging.judge.verdicts([Item("own", text, ANSWER) for text in ("1", "2")])
     assert [verdict.outcome for verdict in verdicts] == [Outcome.TIMEOUT, Outcome.CORRECT]
     assert said == [
-        "reward.function fails on a response, which gets reward 0 (no verdict in 1 s); told once, counted as "
+        "reward.function fails on a response, which gets reward 0 (no verdict in 1 s); reported once, counted as "
         "outcome_timeout"
     ]
 
