@@ -73,6 +73,26 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor[1:] in headings(other), f"{page}: {target}{anchor}"
 
 
+# Files of other projects that our texts name.
+ELSEWHERE = {
+    *("configuration_llama.py", "modeling_llama.py"),
+    *("data.py", "task2verifier.py", "extraction_utils.py", "testing_util.py"),
+}
+
+
+@pytest.mark.parametrize("room", ["megasharp", "docs", "tests", "tools"])
+def test_files_of_ours_that_texts_name_exist(room: str) -> None:
+    """In pages and in code: links are not asked here, but files in backquotes, which a move leaves behind."""
+    ours = {
+        "/" + path.relative_to(REPOSITORY).as_posix() for top in ROOMS[3:] for path in REPOSITORY.glob(f"{top}*.py")
+    }
+    ours |= {"/setup.py"}
+    for text in (*REPOSITORY.glob(f"{room}/**/*.py"), *REPOSITORY.glob(f"{room}/**/*.md")):
+        for name in re.findall(r"`([\w/.-]+\.py)`", text.read_text(encoding="utf-8")):
+            known = Path(name).name in ELSEWHERE or any(path.endswith(f"/{name}") for path in ours)
+            assert known, f"{text}: {name}"
+
+
 def headings(page: Path) -> set[str]:
     """As a forge names them: lower case, hyphens for spaces, nothing else but letters, digits and underscores."""
     found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
