@@ -43,7 +43,7 @@ class PKPOParams(MethodParams):
 
 
 class PKPO(Method[PKPOParams]):
-    """The gain of a subset's best reward by a response, in the mean over all subsets."""
+    """A response's marginal gain in a subset's best reward, averaged over all subsets."""
 
     paper = "2505.15201"
     status = "as printed; k unknown"
