@@ -29,8 +29,7 @@ from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingPa
 from megasharp.config.policy import PolicyConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE
-from megasharp.learner.learner import LearnerSettings
-from megasharp.learner.rank import POLICY
+from megasharp.learner.learner import POLICY, LearnerSettings
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.planner.formulas import forward_flops_per_token
 from megasharp.rollout.inprocess import InProcessEngine

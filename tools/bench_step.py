@@ -51,12 +51,11 @@ from megasharp.convert.architecture import Architecture
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner import flash_varlen
 from megasharp.learner.layer_spec import uses_transformer_engine
-from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import device_of_rank, meet
-from megasharp.learner.rank import POLICY, Rank
 from megasharp.metrics.group_metrics import Diagnostics
 from megasharp.planner.formulas import packing_flops
-from megasharp.planner.request import GPUS, Gpu
+from megasharp.planner.records import GPUS, Gpu
 from megasharp.weight_sync.buckets import bucket_memory, buckets
 
 MFU_BAR = 40.0

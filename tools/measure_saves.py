@@ -35,8 +35,7 @@ from megasharp.convert.hf_folder import expected_hf_shapes, read_config
 from megasharp.convert.hf_write import write_hf_folder
 from megasharp.convert.model_folder import CONFIG_FILE
 from megasharp.convert.record import software_versions
-from megasharp.learner.learner import LearnerSettings
-from megasharp.learner.rank import POLICY
+from megasharp.learner.learner import POLICY, LearnerSettings
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 MIB = 2**20

@@ -1,7 +1,7 @@
 """An engine's part in a push of weights, in a process of its own and without SGLang, for benchmarks and GPU tests.
 
 It holds a model's weights under their Hugging Face names, reads lent memory with the engines' own code
-(`rollout/sglang/shared_weights_import.py`), and takes part in broadcasts as SGLang does: one flat tensor a bucket.
+(`rollout/sglang/shared_weights.py`), and takes part in broadcasts as SGLang does: one flat tensor a bucket.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from megasharp.rollout.sglang.bucket import Entry, Header, checksum, parse_header, unflattened
 from megasharp.rollout.sglang.client.api import EngineApi, GroupSeat, Refused
-from megasharp.rollout.sglang.shared_weights_export import parse_loan, parse_memory
-from megasharp.rollout.sglang.shared_weights_import import Borrower, Goal
+from megasharp.rollout.sglang.shared_weights import Borrower, Goal, parse_loan, parse_memory
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -49,8 +49,7 @@ def write_report(folders: Sequence[Path], out: Path | None, evals: Sequence[Path
     Raises UserError for damaged files, or a page that cannot be written.
     """
     from megasharp.common.files import write_text
-    from megasharp.reporting.page.collect import read_page
-    from megasharp.reporting.page.serve import as_html
+    from megasharp.reporting.page.serve import as_html, read_page
 
     path = out or (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / FILE
     if path.is_dir():
@@ -61,8 +60,7 @@ def write_report(folders: Sequence[Path], out: Path | None, evals: Sequence[Path
 
 def serve_report(folders: Sequence[Path], port: int, say: Say, evals: Sequence[Path] = ()) -> None:
     """Serve the page until Ctrl-C. Raises UserError for a damaged run, or a port that is taken."""
-    from megasharp.reporting.page.collect import read_page
-    from megasharp.reporting.page.serve import HOST, LivePage, open_server
+    from megasharp.reporting.page.serve import HOST, LivePage, open_server, read_page
 
     page = LivePage(folders, lambda: read_page(folders, live=True, evals=evals), evals)
     # A damaged run is refused here, before a browser asks.

@@ -1,13 +1,14 @@
-"""One rank's part of a learner: passes before the update, optimizer steps, weights, checkpoints, memory.
+"""One rank of a run and its part of a learner: passes before the update, optimizer steps, weights, checkpoints.
 
 Every rank gets the whole step's batch and works on its data-parallel share. Ranks that do not report for their share
 (all but the last stage's first tensor-parallel rank) return None; `megasharp.learner.ranks` joins the others' results.
+The policy and DLC's memory network are two learners that share the rank's process groups.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from torch import Tensor
 from megasharp.algos.base import DEFAULT_QUANTILE, Needs, OldLogp
 from megasharp.algos.recipe import MiniBatchStats, Recipe
 from megasharp.common.files import FileHash
+from megasharp.common.random_state import compute_deterministically
 from megasharp.common.records import (
     Denominators,
     Metric,
@@ -43,7 +45,7 @@ from megasharp.learner.model import build_chunks, sort_options, transformer_conf
 from megasharp.learner.offload import Offloader, Reference
 from megasharp.learner.optimizer import Overlap, build_optimizer, guarded_step, overlaps, parts
 from megasharp.learner.output_head import HeadRequest, HeadSettings
-from megasharp.learner.parallel import Place, megatron_device
+from megasharp.learner.parallel import Place, destroy, initialize, megatron_device
 from megasharp.learner.sharded_state import load_model, load_state, save_model, save_state
 from megasharp.learner.weights import export_stage, first_weights, weight_views
 from megasharp.metrics.group_metrics import Diagnostics, token_metrics
@@ -51,6 +53,10 @@ from megasharp.ops.head import HeadOutput
 
 if TYPE_CHECKING:
     from megasharp.learner.async_checkpoint import ShardWriting
+
+# The learners of a run by name.
+POLICY = "policy"
+MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,3 +383,22 @@ def _join_steps(stats: Sequence[StepStats]) -> StepStats:
         spikes=sum(s.spikes for s in stats),
         seconds={stage: math.fsum(s.seconds.get(stage, 0.0) for s in stats) for stage in stages},
     )
+
+
+class Rank:
+    """Builds this rank's learners by name, all in the policy's layout; torch.distributed must be initialised."""
+
+    def __init__(self, settings: Mapping[str, LearnerSettings], device: torch.device) -> None:
+        policy = settings[POLICY]
+        assert all(other.layout == policy.layout for other in settings.values()), "learners of a run share one layout"
+        self._device = device
+        if policy.deterministic:
+            compute_deterministically()
+        with megatron_device(device):
+            place = initialize(policy.layout, policy.seed)
+        self.learners = {name: RankLearner(own, place, device) for name, own in settings.items()}
+
+    def close(self) -> None:
+        """Forget the parallel groups."""
+        with megatron_device(self._device):
+            destroy()

@@ -90,7 +90,7 @@ class Offloader:
 
     Contents of a GPU go to page-locked memory, which the bus reaches several times as fast. It is kept for the next
     time, because locking pages takes longer than filling them. `moves` counts how often weights were emptied. CPU
-    memory that engines share (`rollout/sglang/shared_weights_export.py`) has a fixed size: it is overwritten, which
+    memory that engines share (`rollout/sglang/shared_weights.py`) has a fixed size: it is overwritten, which
     frees nothing.
     """
 

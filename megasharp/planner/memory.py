@@ -29,8 +29,7 @@ from megasharp.planner.formulas import (
     optimizer_bytes,
     staging_bytes,
 )
-from megasharp.planner.plan_result import EngineMemory, StageKind, StageMemory
-from megasharp.planner.request import Network, Request
+from megasharp.planner.records import EngineMemory, Network, Request, StageKind, StageMemory
 
 
 def runs_of_layers(count: int, layout: ParallelLayout, stage: int) -> tuple[range, ...]:

@@ -25,8 +25,7 @@ from megasharp.planner.formulas import (
     recompute_share,
 )
 from megasharp.planner.memory import Rows
-from megasharp.planner.plan_result import Checkpoint, EngineMemory, StageTime
-from megasharp.planner.request import Engines, Gpu, Network, Request
+from megasharp.planner.records import Checkpoint, EngineMemory, Engines, Gpu, Network, Request, StageTime
 
 _GIB = 2**30
 # Our engines' own defaults (rollout/sglang/engine/config.py): tokens of cache and requests at once on a CPU, and

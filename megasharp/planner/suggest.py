@@ -17,8 +17,7 @@ from megasharp.common.errors import UserError
 from megasharp.config.policy import PolicyConfig, Recompute
 from megasharp.planner.formulas import bubble_share
 from megasharp.planner.memory import host_bytes, left_while_sampling, ranks_of_node, rows_of, stage_memory, with_engine
-from megasharp.planner.plan_result import Plan
-from megasharp.planner.request import Engines, Network, Request
+from megasharp.planner.records import Engines, Network, Plan, Request
 from megasharp.planner.seconds import checkpoint, engine_memory, step_seconds, step_times, tokens_per_second_per_gpu
 from megasharp.planner.warnings import find_problems, needed_gpus
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megasharp.planner.memory import HANDOVER, SAMPLING, Rows
-from megasharp.planner.plan_result import Checkpoint, EngineMemory, Problem, StageMemory
-from megasharp.planner.request import Request
+from megasharp.planner.records import Checkpoint, EngineMemory, Problem, Request, StageMemory
 
 _MORE_CACHE = "raise rollout.sglang.mem_fraction_static or rollout.tp"
 _BUBBLE, _TIGHT, _SAVE_SECONDS = 0.10, 0.95, 60.0

@@ -14,8 +14,7 @@ from megasharp.batching.packing import PackLayout, row_multiple
 from megasharp.common.records import SamplingParams, as_dtype
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import Architecture
-from megasharp.learner.learner import LearnerSettings
-from megasharp.learner.rank import MEMORY, POLICY
+from megasharp.learner.learner import MEMORY, POLICY, LearnerSettings
 from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner
 from megasharp.metrics.group_metrics import Diagnostics
 from megasharp.planner.formulas import packing_flops

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from megasharp.common.watchdog import There
-from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.learner import POLICY, LearnerSettings
 from megasharp.learner.parallel import device_of_rank
-from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.all_ranks import Ranks
 from megasharp.rollout.sglang.client.fleet import LocalStarter
 from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings, launch

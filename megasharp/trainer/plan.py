@@ -27,26 +27,25 @@ from megasharp.convert.hf_folder import read_config
 from megasharp.convert.model_folder import CONFIG_FILE, model_folder
 from megasharp.planner.formulas import Lengths
 from megasharp.planner.memory import stages
-from megasharp.planner.plan_result import Problem
-from megasharp.planner.request import (
+from megasharp.planner.records import (
     DEFAULT,
     Batch,
     Engines,
     Machines,
     Network,
     Passes,
+    Problem,
     Rates,
     Request,
     find_gpu,
 )
 from megasharp.planner.suggest import make_plan, suggest
-from megasharp.planner.text import plan_text, suggestions_text
-from megasharp.planner.tree import plan_tree
+from megasharp.planner.text import plan_text, plan_tree, suggestions_text
 from megasharp.trainer.resolve.devices import asks_for_gpus
 from megasharp.trainer.resolve.engine_settings import check_engine_keys, choose_transport
 from megasharp.trainer.resolve.models import memory_path
-from megasharp.trainer.resolve.precision import check_precision_keys
 from megasharp.trainer.resolve.recipes import build_recipes
+from megasharp.trainer.resolve.resolved_run import check_precision_keys
 
 if TYPE_CHECKING:
     from megasharp.common.records import ParallelLayout

@@ -22,7 +22,7 @@ from torch import Tensor
 from megasharp.common.records import MEMORY_PREFIX
 from megasharp.convert.hf_folder import TensorView
 from megasharp.rollout.sglang.bucket import TIED_HEAD, Entry, checksum, flat_size, laid_out, unflattened
-from megasharp.rollout.sglang.shared_weights_export import Memory, handle_of
+from megasharp.rollout.sglang.shared_weights import Memory, handle_of
 from megasharp.weight_sync.endpoints import NamedTensors, WeightSource
 
 P = ParamSpec("P")

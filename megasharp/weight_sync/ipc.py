@@ -28,7 +28,7 @@ from torch import Tensor
 from megasharp.config.rollout import SyncConfig
 from megasharp.rollout.sglang.bucket import Entry, Header, name_of, new_stamp, unflattened
 from megasharp.rollout.sglang.client.api import EngineApi
-from megasharp.rollout.sglang.shared_weights_export import (
+from megasharp.rollout.sglang.shared_weights import (
     NOT_HELD,
     NOT_OPEN,
     Handle,

@@ -114,7 +114,6 @@ def _become(arguments: list[str], folder: str, streams: list[str], environment: 
 
 
 def _main() -> None:
-    import megasharp.reporting.page.collect
     import megasharp.reporting.page.serve
     import megasharp.trainer.evaluation
     import megasharp.trainer.run  # noqa: F401

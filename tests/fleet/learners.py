@@ -14,8 +14,7 @@ from torch import Tensor
 from megasharp.algos.base import Needs
 from megasharp.common.records import ParallelLayout
 from megasharp.config.policy import OffloadedPart, PolicyConfig
-from megasharp.learner.learner import LearnerSettings, RankLearner
-from megasharp.learner.rank import MEMORY, POLICY
+from megasharp.learner.learner import MEMORY, POLICY, LearnerSettings, RankLearner
 from megasharp.learner.ranks.all_ranks import OneRank
 
 REPOSITORY = Path(__file__).parents[2]

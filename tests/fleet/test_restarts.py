@@ -14,7 +14,7 @@ from waiting import HANG_S
 
 from megasharp.common.records import Completion, GenerateRequest, ParallelLayout, SamplingParams
 from megasharp.config.rollout import RolloutConfig, SyncConfig
-from megasharp.learner.rank import MEMORY, POLICY
+from megasharp.learner.learner import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.rollout.sglang.bucket import checksum
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, start_fleet

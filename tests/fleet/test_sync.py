@@ -23,7 +23,7 @@ from megasharp.common.errors import RankDied, UserError
 from megasharp.common.records import GenerateRequest, ParallelLayout, SamplingParams
 from megasharp.config.policy import OffloadedPart
 from megasharp.config.rollout import RolloutConfig, SyncConfig
-from megasharp.learner.rank import MEMORY, POLICY
+from megasharp.learner.learner import MEMORY, POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, Ranks, RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks
 from megasharp.rollout.sglang.bucket import Header, Stamp, checksum, laid_out, new_stamp, write_bucket
@@ -31,7 +31,7 @@ from megasharp.rollout.sglang.client.api import EngineApi, Refused
 from megasharp.rollout.sglang.client.fleet import Fleet, FleetOptions, Sleeper, start_fleet
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.rollout.sglang.client.members import WatchSettings
-from megasharp.rollout.sglang.shared_weights_export import parse_loan
+from megasharp.rollout.sglang.shared_weights import parse_loan
 from megasharp.weight_sync import broadcast
 from megasharp.weight_sync.colocation import Colocated
 from megasharp.weight_sync.endpoints import WeightSource

@@ -21,9 +21,8 @@ from torch._C._distributed_c10d import HashStore
 
 from megasharp.batching.packing import PackLayout, pack, row_multiple
 from megasharp.common.records import ParallelLayout, StepBatch, as_dtype
-from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.learner import POLICY, LearnerSettings, Rank
 from megasharp.learner.parallel import device_of_rank, meet
-from megasharp.learner.rank import POLICY, Rank
 
 STEPS = 3
 METHOD = recipe(("grpo",), mini_batches=2)

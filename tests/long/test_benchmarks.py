@@ -19,7 +19,7 @@ from megasharp.algos.build_recipe import build_recipe
 from megasharp.config.policy import HeadForm
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner import cpu_backend
-from megasharp.learner.rank import POLICY
+from megasharp.learner.learner import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.planner import formulas
 

@@ -20,7 +20,7 @@ from waiting import HANG_S
 
 from megasharp.checkpoint.store import LATEST, CheckpointStore, RunState, Writing
 from megasharp.convert.record import tensor_sha256, weights_sha256
-from megasharp.learner.rank import POLICY
+from megasharp.learner.learner import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 KILLS = 50

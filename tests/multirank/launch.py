@@ -43,7 +43,12 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 _LOG_TAIL = 4000
 # What ranks share: imported once, before the first of them is forked.
-_IMPORTED_ONCE = ("torch.distributed", "transformers", "megasharp.learner.rank", "megasharp.learner.async_checkpoint")
+_IMPORTED_ONCE = (
+    "torch.distributed",
+    "transformers",
+    "megasharp.learner.learner",
+    "megasharp.learner.async_checkpoint",
+)
 _VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 

@@ -52,13 +52,13 @@ from megasharp.evals.result_files import load_result, save
 from megasharp.evals.samples import Answers, ProblemResult, Sample, TokenFigures
 from megasharp.metrics.response_table import SCHEMA as ROLLOUTS_SCHEMA
 from megasharp.planner.suggest import make_plan, suggest
-from megasharp.planner.tree import plan_tree
+from megasharp.planner.text import plan_tree
 from megasharp.reporting.page.records import Page
 from megasharp.rollout.sglang.bucket import Header, Stamp, laid_out, parse_header, read_header, write_bucket
 from megasharp.rollout.sglang.client.api import EngineApi, GroupSeat
 from megasharp.rollout.sglang.client.launch import FleetSettings, engine_config
 from megasharp.rollout.sglang.engine.config import EngineConfig, EngineSettings
-from megasharp.rollout.sglang.shared_weights_export import (
+from megasharp.rollout.sglang.shared_weights import (
     DeviceHandle,
     FileHandle,
     Loan,

@@ -25,9 +25,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.stack_dumps import write_stacks_on_signal
-from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
-from megasharp.learner.rank import POLICY, Rank
 from megasharp.learner.ranks.processes import Failed, Returned, redirect_output
 
 P = ParamSpec("P")

@@ -21,9 +21,8 @@ from megasharp.cluster.ray_runtime.environment import usable
 from megasharp.cluster.ray_runtime.rank_actor import Joiner, RankActor, RankFacts
 from megasharp.cluster.ray_runtime.slots import Slots, end_actors
 from megasharp.common.errors import RankDied, UserError, one_line
-from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
 from megasharp.learner.parallel import device_of_rank
-from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.processes import Failed, Returned
 
 P = ParamSpec("P")

@@ -24,9 +24,8 @@ from megasharp.algos.recipe import Recipe, training_sequence
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.files import FileHash
 from megasharp.common.records import Group, Mean, Metrics, MiniBatch, StepBatch, StepStats
-from megasharp.learner.learner import Annotation, LearnerSettings, RankLearner, add_metrics
+from megasharp.learner.learner import POLICY, Annotation, LearnerSettings, Rank, RankLearner, add_metrics
 from megasharp.learner.parallel import meet
-from megasharp.learner.rank import POLICY, Rank
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -33,9 +33,8 @@ from megasharp.common.errors import RankDied, UserError, one_line
 from megasharp.common.files import Scratch
 from megasharp.common.parent_death import end_with_parent
 from megasharp.common.stack_dumps import STOPPED, state_of, write_stacks_on_signal
-from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import device_of_rank, meet
-from megasharp.learner.rank import POLICY, Rank
 
 P = ParamSpec("P")
 T = TypeVar("T")

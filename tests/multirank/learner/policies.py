@@ -20,8 +20,7 @@ from megasharp.algos.recipe import Recipe
 from megasharp.batching.packing import PackLayout, pack
 from megasharp.common.records import MicroBatch, ParallelLayout, Sequence, StepBatch
 from megasharp.config.policy import OptimizerConfig, PolicyConfig
-from megasharp.learner.learner import LearnerSettings, RankLearner
-from megasharp.learner.rank import POLICY, Rank
+from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.ranks.all_ranks import RanksLearner
 from megasharp.metrics.group_metrics import Diagnostics
 

@@ -23,9 +23,9 @@ from megasharp.common.records import ParallelLayout
 from megasharp.convert.hf_folder import read_config
 from megasharp.learner.attention import attend
 from megasharp.learner.context_parallel import ContextCut, GroupExchange
+from megasharp.learner.learner import POLICY, Rank
 from megasharp.learner.output_head import TokenCut, whole_head
 from megasharp.learner.packed import packed_rows
-from megasharp.learner.rank import POLICY, Rank
 from megasharp.learner.ranks.all_ranks import RanksLearner
 from megasharp.ops.head import HeadOutput
 from megasharp.planner.formulas import context_bytes_per_row

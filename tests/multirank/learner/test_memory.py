@@ -41,7 +41,7 @@ from megasharp.common.records import (
     TaskAnswer,
     Verdict,
 )
-from megasharp.learner.rank import MEMORY, POLICY, Rank
+from megasharp.learner.learner import MEMORY, POLICY, Rank
 from megasharp.learner.ranks.all_ranks import MemoryNetwork, RanksLearner
 
 STEPS = 3

@@ -18,10 +18,9 @@ from torch import Tensor
 from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.learner import flash_varlen, optimizer_offload
-from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.optimizer import parts
 from megasharp.learner.optimizer_offload import StreamedAdam
-from megasharp.learner.rank import POLICY, Rank
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 HOST = torch.device("cpu")

@@ -17,7 +17,7 @@ from megasharp.config.policy import LoraConfig
 from megasharp.convert.hf_folder import read_config
 from megasharp.planner.formulas import layer_bytes_per_token
 from megasharp.planner.memory import stages
-from megasharp.planner.request import Network
+from megasharp.planner.records import Network
 from tests.multirank.learner.layer_memory import architecture
 
 REPOSITORY = Path(__file__).parents[3]

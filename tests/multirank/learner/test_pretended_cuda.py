@@ -24,8 +24,7 @@ from megasharp.common.records import (
 )
 from megasharp.config.policy import LoraConfig
 from megasharp.convert.hf_folder import HFReader
-from megasharp.learner.learner import LearnerSettings, RankLearner
-from megasharp.learner.rank import POLICY
+from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 from megasharp.metrics.group_metrics import Diagnostics
 from megasharp.trainer.factories import make_engine

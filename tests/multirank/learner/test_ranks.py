@@ -27,9 +27,8 @@ from megasharp.common import signals
 from megasharp.common.errors import StageTimeout, UserError
 from megasharp.common.records import StepStats
 from megasharp.common.watchdog import STACKS_FILE, Budget, Watchdog, Watched
-from megasharp.learner.learner import LearnerSettings, RankLearner
+from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT
-from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks import processes
 from megasharp.learner.ranks.all_ranks import OneRank, Ranks, RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks, RankDied

@@ -34,8 +34,7 @@ from megasharp.common.errors import RankDied, StageTimeout, UserError
 from megasharp.common.records import StepStats
 from megasharp.common.watchdog import STACKS_FILE, Budget, Watchdog, Watched
 from megasharp.config.rollout import ClusterConfig
-from megasharp.learner.learner import LearnerSettings, RankLearner
-from megasharp.learner.rank import POLICY
+from megasharp.learner.learner import POLICY, LearnerSettings, RankLearner
 from megasharp.learner.ranks.all_ranks import Ranks, RanksLearner
 from megasharp.learner.ranks.processes import ProcessRanks
 from megasharp.metrics.clock import StageClock

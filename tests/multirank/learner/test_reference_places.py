@@ -12,9 +12,8 @@ from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model,
 from torch import Tensor
 
 from megasharp.learner import learner as learner_module
-from megasharp.learner.learner import LearnerSettings
+from megasharp.learner.learner import POLICY, LearnerSettings
 from megasharp.learner.offload import Reference
-from megasharp.learner.rank import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner
 
 MODEL = "qwen3-tied"

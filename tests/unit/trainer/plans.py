@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from megasharp.config.run_config import load_run
-from megasharp.planner.plan_result import Plan
+from megasharp.planner.records import Plan
 from megasharp.planner.suggest import make_plan
 from megasharp.trainer.plan import Asked, Options, ask
 

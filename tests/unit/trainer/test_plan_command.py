@@ -19,10 +19,9 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.config.run_config import load_run
 from megasharp.convert.hf_folder import read_config
-from megasharp.planner.request import Request
+from megasharp.planner.records import Request
 from megasharp.planner.suggest import make_plan, suggest
-from megasharp.planner.text import plan_text, suggestions_text
-from megasharp.planner.tree import plan_tree
+from megasharp.planner.text import plan_text, plan_tree, suggestions_text
 from megasharp.trainer.plan import ModelCheck, Options, ask
 from tests.unit.trainer.plans import EXAMPLES, REPOSITORY, asked, write_run
 

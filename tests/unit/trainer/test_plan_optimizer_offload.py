@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from megasharp.planner.formulas import optimizer_bytes, staging_bytes
-from megasharp.planner.plan_result import Plan
+from megasharp.planner.records import Plan
 from megasharp.planner.suggest import make_plan
-from megasharp.planner.text import plan_text
-from megasharp.planner.tree import plan_tree
+from megasharp.planner.text import plan_text, plan_tree
 from tests.unit.trainer.plans import REPOSITORY, asked
 
 

@@ -12,7 +12,7 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import run_of
 from megasharp.convert.architecture import Architecture, RopeParameters
-from megasharp.trainer.resolve.precision import check_precision
+from megasharp.trainer.resolve.resolved_run import check_precision
 
 ARCHITECTURE = Architecture(
     family="qwen3", num_layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=64, norm_eps=1e-6,

@@ -21,11 +21,13 @@ from megasharp.config.rollout import SyncConfig
 from megasharp.convert.hf_folder import TensorView
 from megasharp.rollout.sglang.bucket import Header, checksum, flat_size, laid_out, new_stamp, parse_header, unflattened
 from megasharp.rollout.sglang.client.api import EngineApi, EngineFailed, Refused
-from megasharp.rollout.sglang.shared_weights_export import (
+from megasharp.rollout.sglang.shared_weights import (
     NOT_HELD,
     NOT_OPEN,
+    Borrower,
     DeviceHandle,
     FileHandle,
+    Goal,
     Loan,
     Memory,
     Piece,
@@ -35,7 +37,6 @@ from megasharp.rollout.sglang.shared_weights_export import (
     parse_loan,
     parse_memory,
 )
-from megasharp.rollout.sglang.shared_weights_import import Borrower, Goal
 from megasharp.weight_sync.colocation import SharePlan
 from megasharp.weight_sync.ipc import share
 
@@ -44,7 +45,7 @@ CONFIG = SyncConfig(bucket_mb=1, limit_s=5.0)
 READER = """
 import sys
 from megasharp.rollout.sglang.bucket import checksum
-from megasharp.rollout.sglang.shared_weights_export import opened, parse_memory
+from megasharp.rollout.sglang.shared_weights import opened, parse_memory
 (handle,) = parse_memory(sys.stdin.read()).handles
 print(checksum(opened(handle)))
 """
@@ -425,7 +426,7 @@ def test_one_flat_tensor_holds_a_bucket() -> None:
 
 HOLDER = """
 import os, socket, sys, torch
-from megasharp.rollout.sglang.shared_weights_export import Memory, handle_of, memory_to_json
+from megasharp.rollout.sglang.shared_weights import Memory, handle_of, memory_to_json
 ours, theirs = socket.socketpair()
 os.set_inheritable(theirs.fileno(), True)
 tensor = torch.ones(300)

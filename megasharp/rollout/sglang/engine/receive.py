@@ -8,7 +8,7 @@ unpickles, with its own list of allowed names, is one of four things:
     [("loan", JSON as bytes)]                               a network's weights where their owner has them
     [("announced", JSON as bytes)]                          the header of what a broadcast brings next
 
-Bytes are uint8 tensors; exported memory is that of `megasharp.rollout.sglang.shared_weights_export`. What one rank
+Bytes are uint8 tensors; exported memory is that of `megasharp.rollout.sglang.shared_weights`. What one rank
 refuses, all refuse (`on_all_ranks`), because SGLang answers with what its first rank found. A version's tensors come in
 any number of buckets; an announcement or a file without any closes it. Headers, loans and files are checked whole
 (versions, every name and shape, checksums) before the first weight changes; a broadcast that was not announced is
@@ -55,8 +55,7 @@ from megasharp.rollout.sglang.engine.sglang_internals import (
     get_serving,
     tensor_model_parallel_all_gather,
 )
-from megasharp.rollout.sglang.shared_weights_export import parse_loan, parse_memory
-from megasharp.rollout.sglang.shared_weights_import import Borrower, Goal
+from megasharp.rollout.sglang.shared_weights import Borrower, Goal, parse_loan, parse_memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,10 @@ from megasharp.common.errors import UserError
 from megasharp.evals.result_files import save
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page import responses
-from megasharp.reporting.page.collect import read_page
 from megasharp.reporting.page.evaluations import SHARES, TENTHS
 from megasharp.reporting.page.metrics import words
 from megasharp.reporting.page.records import Page, ranges, share_bin, spread_out, thinned
-from megasharp.reporting.page.serve import as_html, as_json
+from megasharp.reporting.page.serve import as_html, as_json, read_page
 
 
 @pytest.fixture

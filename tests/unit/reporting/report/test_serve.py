@@ -18,8 +18,7 @@ from page_runs import make_run, result
 
 from megasharp.common.errors import UserError
 from megasharp.evals.result_files import save
-from megasharp.reporting.page.collect import read_page
-from megasharp.reporting.page.serve import LivePage, open_server
+from megasharp.reporting.page.serve import LivePage, open_server, read_page
 
 
 @pytest.fixture

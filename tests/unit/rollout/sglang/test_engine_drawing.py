@@ -15,7 +15,7 @@ from megasharp.common.records import GenerateRequest, Plausible, SamplingParams
 from megasharp.ops.uniform import uniforms
 from megasharp.rollout.inprocess.generation import Logits
 from megasharp.rollout.inprocess.generation import draw as draw_inprocess
-from megasharp.rollout.sglang.client.wire import generate_body
+from megasharp.rollout.sglang.client.api import generate_body
 from megasharp.rollout.sglang.engine.requests import Columns, check_request, columns_of
 from megasharp.rollout.sglang.engine.sampling_math import draw, logp_at, subtract_memory, truncate
 

@@ -10,7 +10,7 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.common.records import FinishReason, GenerateRequest, Plausible, SamplingParams, VersionSpan
-from megasharp.rollout.sglang.client.wire import MalformedAnswer, completions, generate_body, version_number
+from megasharp.rollout.sglang.client.api import MalformedAnswer, completions, generate_body, version_number
 
 PLAIN = SamplingParams(max_tokens=8, temperature=0.7, stop_token_ids=(1,))
 WITH_MEMORY = SamplingParams(max_tokens=8, memory_mu=0.5)
