@@ -13,7 +13,7 @@ import torch
 from megasharp.common.watchdog import There
 from megasharp.learner.learner import POLICY, LearnerSettings
 from megasharp.learner.parallel import device_of_rank
-from megasharp.learner.ranks.all_ranks import Ranks
+from megasharp.learner.ranks.all_ranks import OneRank, Ranks
 from megasharp.rollout.sglang.client.fleet import LocalStarter
 from megasharp.rollout.sglang.client.launch import EngineHandle, FleetSettings, launch
 from megasharp.rollout.sglang.client.members import Starter
@@ -87,8 +87,6 @@ class LocalPlacement:
         """Start ranks as child processes; a single rank is this process."""
         world = settings[POLICY].layout.world
         if world == 1:
-            from megasharp.learner.ranks.all_ranks import OneRank
-
             # Engines may join a group of this process, and gloo otherwise takes the address of the machine's name.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             return OneRank(settings, device_of_rank(device, 0))

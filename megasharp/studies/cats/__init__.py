@@ -7,8 +7,7 @@ gradient on groups of sampled labels keeps one of them. Figures 1, 2, 4, 5 and 6
 from __future__ import annotations
 
 from megasharp.studies.cats.claims import draw, judge
-from megasharp.studies.cats.experiments import PLAIN, run_all, tabulate
-from megasharp.studies.cats.training import train
+from megasharp.studies.cats.experiments import PLAIN, run_all, tabulate, train
 from megasharp.studies.study import Findings, Options, Study
 
 # Enough for IAC's effect under normalised advantages, .05 of dominance, to be several standard errors.

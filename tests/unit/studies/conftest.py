@@ -15,7 +15,7 @@ from megasharp.studies.actions import experiments as actions_training
 from megasharp.studies.bounds import gradients
 from megasharp.studies.bounds import study as bounds_study
 from megasharp.studies.cats import experiments as cats_experiments
-from megasharp.studies.cats import training as cats_training
+from megasharp.studies.cats import experiments as cats_training
 from megasharp.studies.smoothing import study as smoothing_study
 from megasharp.studies.study import Findings, Options
 from megasharp.studies.tree import experiments as tree_experiments

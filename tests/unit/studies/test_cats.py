@@ -12,8 +12,8 @@ import torch
 
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.common.records import Group, Prompt, TaskAnswer
-from megasharp.studies.cats import STUDY, claims, experiments, training
-from megasharp.studies.cats import training as world
+from megasharp.studies.cats import STUDY, claims, experiments
+from megasharp.studies.cats import experiments as world
 from megasharp.studies.cats.claims import held_out_policy
 from megasharp.studies.softmax import policy_gradient, sample, softmax, uniforms
 from megasharp.studies.study import Findings, Outcome, write_findings
@@ -49,19 +49,19 @@ def test_iac_by_hand(form: world.IACForm, factor: float) -> None:
     reward_RG = np.array([[1.0, 1.0, *[0.0] * 6]])
     advantage_RG = world.advantages("normalised", reward_RG)
     np.testing.assert_allclose(advantage_RG[0, [0, 7]], [1.6202, -0.5401], atol=1e-4)
-    ratio_RG = world.calibrated(advantage_RG, reward_RG, 1.0, form) / advantage_RG
+    ratio_RG = world.calibrated_advantages(advantage_RG, reward_RG, 1.0, form) / advantage_RG
     np.testing.assert_allclose(ratio_RG[0], [factor] * 2 + [1.0] * 6)
 
 
 def test_alpha_zero_and_mu_zero_change_nothing() -> None:
-    plain = training.train(training.Setting(estimator="normalised", steps=40), [0, 1])
-    without_effect = training.Setting(estimator="normalised", steps=40, alpha=0.0, importance_cap=2.0)
-    np.testing.assert_array_equal(training.train(without_effect, [0, 1]).policy_RTV, plain.policy_RTV)
+    plain = experiments.train(experiments.Setting(estimator="normalised", steps=40), [0, 1])
+    without_effect = experiments.Setting(estimator="normalised", steps=40, alpha=0.0, importance_cap=2.0)
+    np.testing.assert_array_equal(experiments.train(without_effect, [0, 1]).policy_RTV, plain.policy_RTV)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum", "AdamW"])
-def test_held_out_policy_in_closed_form(optimizer: training.OptimizerName) -> None:
-    trained = training.train(training.Setting(optimizer=optimizer, steps=60, mu=0.3), range(3))
+def test_held_out_policy_in_closed_form(optimizer: experiments.OptimizerName) -> None:
+    trained = experiments.train(experiments.Setting(optimizer=optimizer, steps=60, mu=0.3), range(3))
     for shift in world.SHIFTS.values():
         np.testing.assert_allclose(
             held_out_policy(trained.policy_RTV, shift)[:, -1], trained.held_out(shift), rtol=1e-9, atol=1e-15
@@ -69,7 +69,7 @@ def test_held_out_policy_in_closed_form(optimizer: training.OptimizerName) -> No
 
 
 def test_one_step_of_sgd_by_autograd() -> None:
-    trained = training.train(training.Setting(estimator="RLOO", group_size=6, steps=1), [5])
+    trained = experiments.train(experiments.Setting(estimator="RLOO", group_size=6, steps=1), [5])
     label_RG = sample(np.full((1, 4), 0.25), uniforms([5], 1, 6)[:, 0])
     advantage_G = torch.tensor(world.advantages("RLOO", world.rewards(label_RG))[0])
     weight_DV = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
@@ -96,15 +96,15 @@ def test_importance_weights_undo_dlc_in_expectation() -> None:
 
 
 def test_uncorrected_dlc_favours_the_rarer_correct_label() -> None:
-    settings = [training.Setting(steps=150), training.Setting(steps=150, mu=0.5)]
-    plain, dlc = (experiments.measure(training.train(setting, range(16))) for setting in settings)
+    settings = [experiments.Setting(steps=150), experiments.Setting(steps=150, mu=0.5)]
+    plain, dlc = (experiments.measure(experiments.train(setting, range(16))) for setting in settings)
     assert claims.less_dominant(dlc, plain) and not claims.less_dominant(plain, dlc)
 
 
 def test_measures_by_hand() -> None:
     cat_T, persian_T = np.array([0.25, 0.6, 0.96, 0.5]), np.array([0.25, 0.3, 0.03, 0.25])
     policy_RTV = np.stack([cat_T, 1 - cat_T - persian_T, persian_T, np.zeros(4)], axis=-1)[None]
-    result = experiments.measure(training.Trajectory(policy_RTV, np.zeros((1, 4, 4))))
+    result = experiments.measure(experiments.Trajectory(policy_RTV, np.zeros((1, 4, 4))))
     assert result.median_step == 2 and result.collapsed == 1.0 and result.cat_wins_R.tolist() == [1.0]
     assert result.dominance == pytest.approx(0.5 / 0.75) and result.siamese["Mid"] == 0.25
     assert result.late_rise_R == pytest.approx(0.5 / 0.75 - 0.96 / 0.99)
