@@ -15,14 +15,15 @@ from megasharp.studies.actions import experiments as actions_training
 from megasharp.studies.bounds import gradients
 from megasharp.studies.bounds import study as bounds_study
 from megasharp.studies.cats import experiments as cats_experiments
-from megasharp.studies.cats import experiments as cats_training
 from megasharp.studies.smoothing import study as smoothing_study
 from megasharp.studies.study import Findings, Options
 from megasharp.studies.tree import experiments as tree_experiments
 
+train_cats = cats_experiments.train
 
-def briefly(setting: cats_training.Setting, seeds: Sequence[int]) -> cats_training.Trajectory:
-    return cats_training.train(replace(setting, steps=20), seeds)
+
+def briefly(setting: cats_experiments.Setting, seeds: Sequence[int]) -> cats_experiments.Trajectory:
+    return train_cats(replace(setting, steps=20), seeds)
 
 
 def no_model(folder: Path, seed: int) -> gradients.GradientKernel:

@@ -13,7 +13,6 @@ import torch
 from megasharp.algos.grpo import GRPO, GRPOParams
 from megasharp.common.records import Group, Prompt, TaskAnswer
 from megasharp.studies.cats import STUDY, claims, experiments
-from megasharp.studies.cats import experiments as world
 from megasharp.studies.cats.claims import held_out_policy
 from megasharp.studies.softmax import policy_gradient, sample, softmax, uniforms
 from megasharp.studies.study import Findings, Outcome, write_findings
@@ -28,28 +27,28 @@ def any_group() -> Group:
 
 def test_normalised_advantages_are_grpos() -> None:
     grpo = GRPO(GRPOParams())
-    for reward_G, ours_G in zip(REWARDS, world.advantages("normalised", REWARDS), strict=True):
+    for reward_G, ours_G in zip(REWARDS, experiments.advantages("normalised", REWARDS), strict=True):
         theirs_G = grpo.advantages(torch.tensor(reward_G), any_group())
         np.testing.assert_allclose(ours_G, theirs_G.numpy(), rtol=1e-12)
 
 
 def test_rloo_leaves_one_out() -> None:
-    for reward_G, ours_G in zip(REWARDS, world.advantages("RLOO", REWARDS), strict=True):
+    for reward_G, ours_G in zip(REWARDS, experiments.advantages("RLOO", REWARDS), strict=True):
         np.testing.assert_allclose(ours_G, [r - np.delete(reward_G, i).mean() for i, r in enumerate(reward_G)])
 
 
 def test_whitening_one_group_is_normalising_it() -> None:
-    normalised, whitened = (world.advantages(name, REWARDS) for name in ("normalised", "RF++-baseline"))
+    normalised, whitened = (experiments.advantages(name, REWARDS) for name in ("normalised", "RF++-baseline"))
     np.testing.assert_allclose(whitened, normalised, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("form", "factor"), [("normalized", 0.75), ("literal", 6.0)])
-def test_iac_by_hand(form: world.IACForm, factor: float) -> None:
+def test_iac_by_hand(form: experiments.IACForm, factor: float) -> None:
     """G=8 with two correct: (1 - 2/8) = 0.75 or (8 - 2) = 6, on the correct ones only (methods.md section 7)."""
     reward_RG = np.array([[1.0, 1.0, *[0.0] * 6]])
-    advantage_RG = world.advantages("normalised", reward_RG)
+    advantage_RG = experiments.advantages("normalised", reward_RG)
     np.testing.assert_allclose(advantage_RG[0, [0, 7]], [1.6202, -0.5401], atol=1e-4)
-    ratio_RG = world.calibrated_advantages(advantage_RG, reward_RG, 1.0, form) / advantage_RG
+    ratio_RG = experiments.calibrated_advantages(advantage_RG, reward_RG, 1.0, form) / advantage_RG
     np.testing.assert_allclose(ratio_RG[0], [factor] * 2 + [1.0] * 6)
 
 
@@ -62,7 +61,7 @@ def test_alpha_zero_and_mu_zero_change_nothing() -> None:
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum", "AdamW"])
 def test_held_out_policy_in_closed_form(optimizer: experiments.OptimizerName) -> None:
     trained = experiments.train(experiments.Setting(optimizer=optimizer, steps=60, mu=0.3), range(3))
-    for shift in world.SHIFTS.values():
+    for shift in experiments.SHIFTS.values():
         np.testing.assert_allclose(
             held_out_policy(trained.policy_RTV, shift)[:, -1], trained.held_out(shift), rtol=1e-9, atol=1e-15
         )
@@ -71,9 +70,9 @@ def test_held_out_policy_in_closed_form(optimizer: experiments.OptimizerName) ->
 def test_one_step_of_sgd_by_autograd() -> None:
     trained = experiments.train(experiments.Setting(estimator="RLOO", group_size=6, steps=1), [5])
     label_RG = sample(np.full((1, 4), 0.25), uniforms([5], 1, 6)[:, 0])
-    advantage_G = torch.tensor(world.advantages("RLOO", world.rewards(label_RG))[0])
+    advantage_G = torch.tensor(experiments.advantages("RLOO", experiments.rewards(label_RG))[0])
     weight_DV = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
-    logp_V = torch.log_softmax(torch.tensor(world.PERSIAN_INPUT) @ weight_DV, -1)
+    logp_V = torch.log_softmax(torch.tensor(experiments.PERSIAN_INPUT) @ weight_DV, -1)
     (advantage_G * logp_V[torch.tensor(label_RG[0])]).mean().backward()
     assert weight_DV.grad is not None
     np.testing.assert_allclose(trained.weight_RDV[0], 0.5 * weight_DV.grad.numpy(), atol=1e-15)
@@ -82,7 +81,7 @@ def test_one_step_of_sgd_by_autograd() -> None:
 def test_importance_weights_undo_dlc_in_expectation() -> None:
     """E_sampler[(pi / sampler) A score] = E_pi[A score]: why DLC with a correction is no DLC."""
     policy_V, sampler_V = softmax(np.array([2.0, 0.0, 1.0, -1.0])), softmax(np.array([0.5, 0.2, 1.5, 0.0]))
-    reward_V = world.rewards(np.arange(4))
+    reward_V = experiments.rewards(np.arange(4))
 
     def expected(probability_V: np.ndarray, weight_V: np.ndarray) -> np.ndarray:
         scores = [
