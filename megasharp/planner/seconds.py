@@ -28,7 +28,7 @@ from megasharp.planner.memory import Rows
 from megasharp.planner.records import Checkpoint, EngineMemory, Engines, Gpu, Network, Request, StageTime
 
 _GIB = 2**30
-# Our engines' own defaults (rollout/sglang/engine/config.py): tokens of cache and requests at once on a CPU, and
+# Our engines' own defaults (rollout/sglang/engine/engine_config.py): tokens of cache and requests at once on a CPU, and
 # requests at once with a memory network on a GPU.
 _CPU_POOL, _CPU_REQUESTS, _MEMORY_ROWS = 16_384, 64, 256
 # CUDA context and NCCL's buffers of an engine's process, which stay while it sleeps. An assumption, not measured.

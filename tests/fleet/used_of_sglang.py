@@ -103,7 +103,7 @@ READ = {
     "sglang.srt.runtime_context": "tp_size tp_rank tp_group kernel",
     "sglang.srt.layers.attention.flashattention_backend": "forward_metadata scheduler_metadata",
 }
-# Of ServerArgs, beside those in the tables of `config.py`.
+# Of ServerArgs, beside those in the tables of `engine_config.py`.
 FLAGS = "log_level cuda_graph_max_bs_decode cuda_graph_bs_decode enable_weights_cpu_backup weight_cache_mode"
 
 
@@ -177,11 +177,9 @@ def _text_of_class(found: Any) -> str:
 
 def _flags() -> Iterator[str]:
     """Flags are named by their words in our files: those that we set, and those that we refuse."""
-    from megasharp.rollout.sglang.engine import config
-    from megasharp.rollout.sglang.engine import config as flags
-    from megasharp.rollout.sglang.engine import config as pairing
+    from megasharp.rollout.sglang.engine import engine_config as flags
 
-    tables = (config._OURS, config._REFUSED, config._REFUSED_WITH_MEMORY, config._CPU_DEFAULTS, pairing.ATTENTION_KEYS)
+    tables = (flags._OURS, flags._REFUSED, flags._REFUSED_WITH_MEMORY, flags._CPU_DEFAULTS, flags.ATTENTION_KEYS)
     known = flags.installed_flags()
     for name in sorted({name for table in tables for name in table} | set(FLAGS.split())):
         if name not in known:

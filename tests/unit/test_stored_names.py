@@ -57,7 +57,7 @@ from megasharp.reporting.page.records import Page
 from megasharp.rollout.sglang.bucket import Header, Stamp, laid_out, parse_header, read_header, write_bucket
 from megasharp.rollout.sglang.client.api import EngineApi, GroupSeat
 from megasharp.rollout.sglang.client.launch import FleetSettings, engine_config
-from megasharp.rollout.sglang.engine.config import EngineConfig, EngineSettings
+from megasharp.rollout.sglang.engine.engine_config import EngineConfig, EngineSettings
 from megasharp.rollout.sglang.shared_weights import (
     DeviceHandle,
     FileHandle,

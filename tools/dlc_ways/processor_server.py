@@ -9,10 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from megasharp.rollout.sglang.engine.config import (
-    EngineConfig,
-    read_config,
-)
+from megasharp.rollout.sglang.engine.engine_config import EngineConfig, read_config
 from megasharp.rollout.sglang.engine.server import (
     prepare,
     run_detokenizer,

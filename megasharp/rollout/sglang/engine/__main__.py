@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from megasharp.common.errors import UserError
-from megasharp.rollout.sglang.engine.config import read_config
+from megasharp.rollout.sglang.engine.engine_config import read_config
 
 CHECK = "--check"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import metadata
 
 from megasharp.common.errors import UserError
-from megasharp.rollout.sglang.engine.config import (
+from megasharp.rollout.sglang.engine.engine_config import (
     EngineConfig,
     check_config,
     check_flags,

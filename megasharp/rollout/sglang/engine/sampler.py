@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from megasharp.ops.uniform import uniforms
-from megasharp.rollout.sglang.engine.config import published
+from megasharp.rollout.sglang.engine.engine_config import published
 from megasharp.rollout.sglang.engine.requests import Columns
 from megasharp.rollout.sglang.engine.sampling_math import (
     Drawn,

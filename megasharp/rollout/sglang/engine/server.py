@@ -7,7 +7,7 @@ from typing import Any
 
 from megasharp.rollout.sglang.engine import lifeline
 from megasharp.rollout.sglang.engine.check import PLATFORM_NAME, check_build, check_installed
-from megasharp.rollout.sglang.engine.config import (
+from megasharp.rollout.sglang.engine.engine_config import (
     EngineConfig,
     EngineSettings,
     check_config,

@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from megasharp.rollout.sglang.engine import sglang_internals
-from megasharp.rollout.sglang.engine.config import published
+from megasharp.rollout.sglang.engine.engine_config import published
 from megasharp.rollout.sglang.engine.receive import check_broadcast, check_folder, checksums, known
 from megasharp.rollout.sglang.engine.rendezvous import meet_at_one_address
 from megasharp.rollout.sglang.engine.requests import Columns, check_request, columns_of

@@ -12,7 +12,7 @@ from cases import each_case
 from megasharp.common.errors import UserError
 from megasharp.rollout.sglang.client.api import BUCKET_LOADER
 from megasharp.rollout.sglang.engine.check import PINNED, check_build, check_version
-from megasharp.rollout.sglang.engine.config import (
+from megasharp.rollout.sglang.engine.engine_config import (
     LOADER,
     EngineConfig,
     Flag,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from megasharp.common.records import MEMORY_PREFIX
-from megasharp.rollout.sglang.engine.config import check_attention, check_pair, kv_repeats, published
+from megasharp.rollout.sglang.engine.engine_config import check_attention, check_pair, kv_repeats, published
 from megasharp.rollout.sglang.engine.sampling_math import MemoryLogits
 from megasharp.rollout.sglang.engine.sglang_internals import (
     CaptureHiddenMode,
