@@ -9,14 +9,15 @@
     stats   = learner.step(batch, recipe)    learner, algos  the policy's weights move: an optimizer step a mini-batch
     memory.observe(groups)                   learner/ranks   DLC: one cross-entropy step of the memory network
     version = sync.push(learner, memory)     weight_sync     the engines' weights move: HF-named tensors, version + 1
-    if due(step): checkpoint / evaluate      checkpoint, evals
+    at their intervals: checkpoint, evaluate checkpoint, evals; also saved: the best weights, and where a run stops
 
 Staleness: a step's groups are sampled by the weights that the step before it pushed, unless the rollouts may run ahead
-of the weights. `rollout.max_staleness` bounds by how many versions; 0 is strictly on-policy.
+of the weights. `rollout.max_staleness` bounds by how many versions the collectors let them; at 0 every response of a
+step is sampled by the newest weights. A run's first push comes before its first step (`trainer/run.py`).
 
 The loop sees neither a network's layers nor how a response comes about. Layers are `learner/` (with the names of their
-tensors in `convert/`); a response of one turn or several is made in `rollout/`, from requests to verified groups, and
-judged by its task in `tasks/`.
+tensors in `convert/`). A response has one turn today and is made in `rollout/`, from requests to verified groups, and
+judged by its task in `tasks/`; an environment of several turns would go between these two.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Phases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """The loop's numbers; steps are the unit of `checkpoint_every` and `evaluate_every` (0: only at the ends).
+    """The loop's numbers. `checkpoint_every`, at least 1, and `evaluate_every` (0: never within) count steps.
 
     After `nan_limit` steps in a row that were not applied, the run stops. Step s packs by seed `seed` + s.
     """

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from megasharp.cluster.ray_runtime.environment import usable
+from megasharp.cluster.ray_runtime.process_environment import usable
 from megasharp.cluster.ray_runtime.slots import Slots, end_actors
 from megasharp.common.errors import RunFailed, UserError, one_line
 from megasharp.rollout.sglang.client.api import EngineApi

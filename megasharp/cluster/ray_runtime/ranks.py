@@ -17,7 +17,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
-from megasharp.cluster.ray_runtime.environment import usable
+from megasharp.cluster.ray_runtime.process_environment import usable
 from megasharp.cluster.ray_runtime.rank_actor import Joiner, RankActor, RankFacts
 from megasharp.cluster.ray_runtime.slots import Slots, end_actors
 from megasharp.common.errors import RankDied, UserError, one_line

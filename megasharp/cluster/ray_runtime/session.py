@@ -24,7 +24,7 @@ from typing import IO, Any
 import psutil
 
 from megasharp.cluster.ray_runtime import reaper
-from megasharp.cluster.ray_runtime.environment import object_store_bytes, quiet, server_environment, usable
+from megasharp.cluster.ray_runtime.process_environment import object_store_bytes, quiet, server_environment, usable
 from megasharp.cluster.ray_runtime.slot_layout import Layout, NodeCapacity, check_capacity
 from megasharp.cluster.ray_runtime.slots import Slots, reserve
 from megasharp.common import signals

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megasharp.cluster.ray_runtime.environment import usable
+from megasharp.cluster.ray_runtime.process_environment import usable
 from megasharp.cluster.ray_runtime.slot_layout import Layout
 from megasharp.common.errors import RunFailed, UserError
 

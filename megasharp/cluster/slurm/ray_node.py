@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from megasharp.cluster.ray_runtime.environment import object_store_bytes, server_environment
+from megasharp.cluster.ray_runtime.process_environment import object_store_bytes, server_environment
 from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, parent_for_sockets, write_text
 from megasharp.common.parent_death import ended_with_parent

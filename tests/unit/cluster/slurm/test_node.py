@@ -130,7 +130,7 @@ def test_a_node_that_is_killed_leaves_no_ray(tmp_path: Path) -> None:
     # Only Ray is started with this Python, and is this script instead.
     program = f"""
 import sys
-from megasharp.cluster.ray_runtime.environment import server_environment
+from megasharp.cluster.ray_runtime.process_environment import server_environment
 from megasharp.cluster.slurm import ray_node
 from megasharp.cluster.slurm.ray_node import Interface
 node = ray_node.RayNode("first", Interface("lo", "127.0.0.1"), 1e9)
