@@ -6,73 +6,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from megasharp.common.control import LengthStage
 from megasharp.common.section import Section
 
 SandboxKind = Literal["bubblewrap", "none"]
 
 
-class StagnationConfig(Section):
-    """True when a metric of the evaluations, such as `eval/<suite>/pass@1`, has stopped growing.
-
-    That is: `patience` scheduled evaluations in a row are not above the best by more than `min_improvement`.
-    """
-
-    metric: str = Field(
-        description="Evaluation metric to watch, as eval/SUITE/pass@1. Allowed are pass@k of every k in eval.k, "
-        "avg@n, pass@n, greedy and distinct_correct.",
-    )
-    patience: int = Field(
-        default=4,
-        ge=1,
-        description="Number of scheduled evaluations in a row without improvement after which the metric counts as "
-        "stagnating.",
-    )
-    min_improvement: float = Field(
-        default=0.0,
-        ge=0.0,
-        description="Smallest gain over the best value that counts as an improvement, in the unit of the metric. 0: "
-        "any gain counts.",
-    )
-
-
-class ThresholdConfig(Section):
-    """True when the mean of a training metric over the last `steps` steps is above `value`."""
-
-    metric: Literal["rollout/truncated", "rollout/length_mean"] = Field(
-        description="Training metric to watch: rollout/truncated, the share of responses cut off at the limit, or "
-        "rollout/length_mean, the mean response length in tokens.",
-    )
-    value: float = Field(
-        ge=0.0,
-        description="Threshold that the mean of the metric must exceed: a share from 0 to 1 for rollout/truncated, "
-        "tokens for rollout/length_mean.",
-    )
-    steps: int = Field(
-        default=10,
-        ge=1,
-        description="Number of the latest training steps over which the metric is averaged. With fewer steps in the "
-        "stage, the threshold is never met.",
-    )
-
-
-class LengthStageConfig(Section):
-    """A limit on responses until the first of its ends: a step, a threshold, an evaluation that stagnates."""
-
-    until: int | None = Field(
-        default=None,
-        ge=1,
-        description="Last training step of the stage. It must grow from stage to stage. null: no step ends the stage.",
-    )
-    above: ThresholdConfig | None = Field(
-        default=None,
-        description="Ends the stage when a training metric exceeds a threshold, for example when many responses are "
-        "truncated. null: no such end.",
-    )
-    stagnation: StagnationConfig | None = Field(
-        default=None,
-        description="Ends the stage when an evaluation metric stops improving. null: no such end.",
-    )
-    max_response_tokens: int = Field(ge=1, description="Longest response of this stage, in tokens.")
+class LengthStageConfig(LengthStage):
+    """One of `data.stages`: a limit on responses until the first of its ends."""
 
     @model_validator(mode="after")
     def _has_an_end(self) -> LengthStageConfig:

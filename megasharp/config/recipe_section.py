@@ -12,8 +12,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, create_model, model_s
 
 from megasharp.algos import METHODS
 from megasharp.algos.base import MethodParams, Reduction
+from megasharp.common.control import StagnationRule
 from megasharp.common.section import Section
-from megasharp.config.data import StagnationConfig
 
 ReductionName = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_over_constant"]
 
@@ -37,7 +37,7 @@ class ResetConfig(Section):
         description="Number of steps between resets. A reset makes the present weights the reference policy, and "
         "clears the optimizer where optimizer says so. null: no reset by steps.",
     )
-    stagnation: StagnationConfig | None = Field(
+    stagnation: StagnationRule | None = Field(
         default=None,
         description="Resets when an evaluation metric stops improving. null: no reset by evaluations.",
     )

@@ -145,7 +145,7 @@ def _run(
     parts = loop.Components(
         prompts=stand_in,
         rollouts=stand_in,
-        control=control or Control(Rules(ResetRule(), (LengthStage(4),)), ControlState()),
+        control=control or Control(Rules(ResetRule(), (LengthStage(max_response_tokens=4),)), ControlState()),
         recipes=RecipeSchedule([], build_recipe(methods, {}, reduction=None, constant=4.0, mini_batches=1)),
         layout=PackLayout(dp=1, micro_batch_tokens=64, mini_batches=1, row_multiple=1, constant=4.0),
         learner=stand_in,
@@ -193,7 +193,7 @@ def test_checkpoints_fall_due_and_the_last_step_always_writes_one() -> None:
 
 def test_a_run_is_over_after_the_step_that_used_its_tokens_up() -> None:
     """8 tokens a step; that step writes the last checkpoint, and its evaluation is left to the run."""
-    rules = Rules(ResetRule(), (LengthStage(4),), token_budget=17)
+    rules = Rules(ResetRule(), (LengthStage(max_response_tokens=4),), token_budget=17)
     control, stand_in = Control(rules, ControlState()), StandIn({})
     told = stand_in.after_step
 
@@ -272,7 +272,7 @@ def test_the_rollouts_are_told_what_the_step_wants_and_their_figures_and_seconds
 
 
 def _control(*stages: LengthStage, **reset: object) -> Control:
-    return Control(Rules(ResetRule(**reset), stages or (LengthStage(4),)), ControlState())  # type: ignore[arg-type]
+    return Control(Rules(ResetRule(**reset), stages or (LengthStage(max_response_tokens=4),)), ControlState())  # type: ignore[arg-type]
 
 
 def test_a_reset_comes_before_the_next_update_and_is_written_down_when_done() -> None:
@@ -294,7 +294,7 @@ def test_only_what_is_named_is_reset() -> None:
 
 def test_an_update_gets_the_limit_that_the_ones_before_it_make() -> None:
     stand_in = StandIn({})
-    control = Control(Rules(ResetRule(), (LengthStage(4),), SpikeRule(6.0)), ControlState())
+    control = Control(Rules(ResetRule(), (LengthStage(max_response_tokens=4),), SpikeRule(6.0)), ControlState())
     _run(stand_in, _settings(25), control=control)
     assert stand_in.limits == [None] * 20 + [1.0] * 5
     assert [values["policy/spikes"] for values in stand_in.values] == [0.0] * 24 + [1.0]
@@ -302,7 +302,11 @@ def test_an_update_gets_the_limit_that_the_ones_before_it_make() -> None:
 
 def test_responses_have_the_limit_of_their_stage() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _settings(4), control=_control(LengthStage(8, until=2), LengthStage(16)))
+    _run(
+        stand_in,
+        _settings(4),
+        control=_control(LengthStage(max_response_tokens=8, until=2), LengthStage(max_response_tokens=16)),
+    )
     assert [order.max_tokens for order in stand_in.orders] == [8, 8, 16, 16]
     assert [values["rollout/length_limit"] for values in stand_in.values] == [8, 8, 16, 16]
 

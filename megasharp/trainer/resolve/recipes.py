@@ -18,12 +18,9 @@ from megasharp.common.control import (
     ResetRule,
     Rules,
     SpikeRule,
-    StagnationRule,
-    Threshold,
     What,
 )
 from megasharp.common.errors import UserError
-from megasharp.config.data import StagnationConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.evaluate import WITH_MEMORY
 
@@ -123,20 +120,10 @@ def resolved_config(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
 
 def make_rules(config: RunConfig, needs: Needs) -> Rules:
     """Return the rules by which a run decides in its course; `needs` are those of its recipes."""
-    last = LengthStage(config.data.max_response_tokens)
     reset, guard = config.recipe.reset, config.guard
-    stages = [
-        LengthStage(
-            stage.max_response_tokens,
-            stage.until,
-            None if stage.above is None else Threshold(stage.above.metric, stage.above.value, stage.above.steps),
-            _stagnation(stage.stagnation),
-        )
-        for stage in config.data.stages
-    ]
     return Rules(
-        ResetRule(reset.every, _stagnation(reset.stagnation), what_is_reset(config, needs)),
-        (*stages, last),
+        ResetRule(reset.every, reset.stagnation, what_is_reset(config, needs)),
+        (*config.data.stages, LengthStage(max_response_tokens=config.data.max_response_tokens)),
         None if guard.spike_sigma is None else SpikeRule(guard.spike_sigma, guard.spike_window),
         config.token_budget,
     )
@@ -146,7 +133,3 @@ def what_is_reset(config: RunConfig, needs: Needs) -> tuple[What, ...]:
     """Return what a reset resets: the reference where a method reads one, the optimizer unless it is to be kept."""
     reference: tuple[What, ...] = ("reference",) if needs.ref_logp else ()
     return (*reference, "optimizer") if config.recipe.reset.optimizer == "reinit" else reference
-
-
-def _stagnation(rule: StagnationConfig | None) -> StagnationRule | None:
-    return None if rule is None else StagnationRule(rule.metric, rule.patience, rule.min_improvement)

@@ -49,7 +49,7 @@ def by_definition(rule: StagnationRule, values: Sequence[float]) -> list[bool]:
 @each_case("seed", range(20))
 def test_stagnation_is_its_definition(seed: int) -> None:
     draw = random.Random(seed)
-    rule = StagnationRule(PASS, draw.randint(1, 4), draw.choice([0.0, 0.1]))
+    rule = StagnationRule(metric=PASS, patience=draw.randint(1, 4), min_improvement=draw.choice([0.0, 0.1]))
     values = [draw.choice([0.1, 0.2, 0.25, 0.3, 0.5]) for _ in range(12)]
     found = watched(rule, values)
     assert found == by_definition(rule, values)
@@ -57,23 +57,33 @@ def test_stagnation_is_its_definition(seed: int) -> None:
 
 def test_gains_that_are_too_small_add_up() -> None:
     """The value to beat is the record, so slow growth counts once it has come far enough."""
-    assert watched(StagnationRule(PASS, 3, 0.1), [0.1, 0.16, 0.19, 0.22, 0.25, 0.28]) == [False] * 6
-    assert watched(StagnationRule(PASS, 2, 0.1), [0.1, 0.16, 0.19, 0.22]) == [False, False, True, False]
+    assert (
+        watched(StagnationRule(metric=PASS, patience=3, min_improvement=0.1), [0.1, 0.16, 0.19, 0.22, 0.25, 0.28])
+        == [False] * 6
+    )
+    assert watched(StagnationRule(metric=PASS, patience=2, min_improvement=0.1), [0.1, 0.16, 0.19, 0.22]) == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_an_evaluation_without_the_figure_says_nothing() -> None:
-    rule = StagnationRule(PASS, 1)
+    rule = StagnationRule(metric=PASS, patience=1)
     watch = Watch().seen(rule, 1, {PASS: 0.5}).seen(rule, 2, {"eval/dev/pass@64": 0.1})
     assert watch == Watch(0.5, 1, 0.5, 1, 0)
 
 
 def control(reset: ResetRule | None = None, *stages: LengthStage, state: ControlState | None = None) -> Control:
-    return Control(Rules(reset or ResetRule(), stages or (LengthStage(8),)), state or ControlState())
+    return Control(
+        Rules(reset or ResetRule(), stages or (LengthStage(max_response_tokens=8),)), state or ControlState()
+    )
 
 
 def test_a_degraded_policy_is_measured_from_where_it_was_reset() -> None:
     """0.5 is never reached again, but 0.2 to 0.3 is growth: no second reset."""
-    found = control(ResetRule(stagnation=StagnationRule(PASS, 2)))
+    found = control(ResetRule(stagnation=StagnationRule(metric=PASS, patience=2)))
     resets = []
     for step, value in enumerate([0.5, 0.3, 0.2, 0.25, 0.3, 0.35], start=1):
         due = found.reset(step)
@@ -96,7 +106,7 @@ def test_a_reset_that_was_decided_waits_until_it_is_carried_out() -> None:
 
 
 def test_any_reset_starts_the_count_of_stagnation_anew() -> None:
-    found = control(ResetRule(every=2, stagnation=StagnationRule(PASS, 2)))
+    found = control(ResetRule(every=2, stagnation=StagnationRule(metric=PASS, patience=2)))
     for step in range(1, 10):
         if (due := found.reset(step)) is not None:
             found.carried_out(due)
@@ -105,7 +115,12 @@ def test_any_reset_starts_the_count_of_stagnation_anew() -> None:
 
 
 def test_stages_end_by_step_and_the_last_one_stays() -> None:
-    found = control(None, LengthStage(8, until=2), LengthStage(16, until=3), LengthStage(4))
+    found = control(
+        None,
+        LengthStage(max_response_tokens=8, until=2),
+        LengthStage(max_response_tokens=16, until=3),
+        LengthStage(max_response_tokens=4),
+    )
     assert [found.response_limit(step) for step in range(1, 7)] == [8, 8, 16, 4, 4, 4]
     assert found.state.lengths.changes == (
         LengthChange(2, 16, "step 2 is done"),
@@ -115,8 +130,13 @@ def test_stages_end_by_step_and_the_last_one_stays() -> None:
 
 def test_a_stage_ends_when_responses_meet_its_limit() -> None:
     """The mean of two steps is above 0.2 after the third; a later stage sees only its own steps."""
-    rule = Threshold(TRUNCATED, 0.2, 2)
-    found = control(None, LengthStage(8, above=rule), LengthStage(16, until=9, above=rule), LengthStage(32))
+    rule = Threshold(metric=TRUNCATED, value=0.2, steps=2)
+    found = control(
+        None,
+        LengthStage(max_response_tokens=8, above=rule),
+        LengthStage(max_response_tokens=16, until=9, above=rule),
+        LengthStage(max_response_tokens=32),
+    )
     limits = []
     for step, share in enumerate([0.3, 0.1, 0.4, 0.5, 0.1, 0.1], start=1):
         limits.append(found.response_limit(step))
@@ -126,7 +146,11 @@ def test_a_stage_ends_when_responses_meet_its_limit() -> None:
 
 
 def test_a_stage_ends_when_an_evaluation_stagnates() -> None:
-    found = control(None, LengthStage(8, until=100, stagnation=StagnationRule(PASS, 1)), LengthStage(16))
+    found = control(
+        None,
+        LengthStage(max_response_tokens=8, until=100, stagnation=StagnationRule(metric=PASS, patience=1)),
+        LengthStage(max_response_tokens=16),
+    )
     for step, value in enumerate([0.1, 0.2, 0.2], start=1):
         assert found.response_limit(step) == 8
         found.evaluated(step, {PASS: value}, scheduled=True)
@@ -151,11 +175,13 @@ def decisions(seed: int, stop_at: int | None, after_evaluation: bool) -> tuple[l
     draw = random.Random(seed)
     shares = [draw.random() for _ in range(31)]
     values = [draw.choice([0.1, 0.2, 0.3, 0.4]) for _ in range(31)]
-    rules = ResetRule(every=draw.choice([None, 7]), stagnation=StagnationRule(PASS, 2, 0.05))
+    rules = ResetRule(
+        every=draw.choice([None, 7]), stagnation=StagnationRule(metric=PASS, patience=2, min_improvement=0.05)
+    )
     stages = (
-        LengthStage(8, until=20, above=Threshold(TRUNCATED, 0.55, 3)),
-        LengthStage(16, stagnation=StagnationRule(PASS, 3)),
-        LengthStage(32),
+        LengthStage(max_response_tokens=8, until=20, above=Threshold(metric=TRUNCATED, value=0.55, steps=3)),
+        LengthStage(max_response_tokens=16, stagnation=StagnationRule(metric=PASS, patience=3)),
+        LengthStage(max_response_tokens=32),
     )
     found, limits = control(rules, *stages), []
     for step in range(1, 31):

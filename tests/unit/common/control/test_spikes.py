@@ -63,7 +63,7 @@ def test_a_spike_lets_no_second_one_through(norm: float) -> None:
 
 
 def test_what_came_before_a_reset_or_another_stage_sets_no_limit() -> None:
-    stages = (LengthStage(8, until=3), LengthStage(16))
+    stages = (LengthStage(max_response_tokens=8, until=3), LengthStage(max_response_tokens=16))
     control = Control(Rules(ResetRule(), stages, RULE), ControlState())
     for step in (1, 3):
         control.response_limit(step)
@@ -79,10 +79,10 @@ def test_what_came_before_a_reset_or_another_stage_sets_no_limit() -> None:
 
 
 def test_a_resumed_run_has_the_same_limit_and_without_a_rule_there_is_none() -> None:
-    rules = Rules(ResetRule(), (LengthStage(8),), RULE)
+    rules = Rules(ResetRule(), (LengthStage(max_response_tokens=8),), RULE)
     control = Control(rules, ControlState())
     control.updated([1.0, 2.0] * 15)
     assert Control(rules, control.state).norm_limit() == control.norm_limit() == pytest.approx(1.5 + 6 * 0.5)
-    free = Control(Rules(ResetRule(), (LengthStage(8),)), ControlState())
+    free = Control(Rules(ResetRule(), (LengthStage(max_response_tokens=8),)), ControlState())
     free.updated([1.0] * 99)
     assert free.norm_limit() is None and free.state == ControlState()
