@@ -32,6 +32,7 @@ from megasharp.batching.packing import PackLayout, pack, packing_metrics
 from megasharp.common.control import Reset
 from megasharp.common.errors import TrainingStopped
 from megasharp.common.records import Group, Mean, Metrics, StepBatch, StepStats
+from megasharp.config.run_config import RunConfig
 from megasharp.metrics.clock import StageClock
 from megasharp.metrics.group_metrics import advantage_metrics, flatten, group_metrics
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
@@ -144,21 +145,6 @@ class Phases(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """The loop's numbers. `checkpoint_every`, at least 1, and `evaluate_every` (0: never within) count steps.
-
-    After `nan_limit` steps in a row that were not applied, the run stops. Step s packs by seed `seed` + s.
-    """
-
-    steps: int
-    prompts_per_step: int
-    checkpoint_every: int
-    evaluate_every: int
-    nan_limit: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
 class Components:
     """The parts that the loop's verbs act on; `memory` is None without DLC.
 
@@ -192,25 +178,26 @@ class LoopState:
     last_saved: int | None = None
 
 
-def run(parts: Components, settings: LoopSettings, state: LoopState) -> None:
-    """Train from `state` to step `settings.steps`, or to the step after which `control` ends the run.
+def run(parts: Components, config: RunConfig, state: LoopState) -> None:
+    """Train from `state` to step `config.steps`, or to the step after which `control` ends the run.
 
-    Raises TrainingStopped after too many steps that were not applied, and lets `signals.SaveAsked` through, with
-    `state` at the last step that is done.
+    Step s packs by seed `seed` + s. `checkpoint.every` is at least 1; with `eval.every` 0 the loop evaluates nothing.
+    Raises TrainingStopped after `guard.nan_limit` steps in a row that were not applied. `signals.SaveAsked` passes
+    through, with `state` at the last step that is done.
     """
-    while state.step < settings.steps and not parts.control.over():
+    while state.step < config.steps and not parts.control.over():
         step = state.step + 1
-        groups, values, stats = train_step(parts, settings, step)
+        groups, values, stats = train_step(parts, config, step)
         state.step = step
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if stats.skipped else 0
         parts.after_step(step, groups, values)
-        last = step == settings.steps or parts.control.over()
-        if last or step % settings.checkpoint_every == 0:
+        last = step == config.steps or parts.control.over()
+        if last or step % config.checkpoint.every == 0:
             _save(parts, state)
-        if state.skipped_in_a_row >= settings.nan_limit:
+        if state.skipped_in_a_row >= config.guard.nan_limit:
             _stop(parts, state)
         # The run evaluates its last step itself, when the loop has ended.
-        if settings.evaluate_every and step % settings.evaluate_every == 0 and not last:
+        if config.eval.every and step % config.eval.every == 0 and not last:
             best = parts.evaluate(step)
             if best and state.last_saved != step:
                 # Evaluating gave the engines the devices, and a save reads the learner's.
@@ -235,23 +222,23 @@ def _stop(parts: Components, state: LoopState) -> NoReturn:
     )
 
 
-def train_step(parts: Components, settings: LoopSettings, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
+def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Group], dict[str, float], StepStats]:
     """Train one step; returns its groups, its metrics and the learner's report."""
     clock, limit = parts.clock, parts.control.response_limit(step)
     recipe = parts.recipes.at(step, limit)
     with clock.stage("phases"):
         parts.phases.sampling()
-    collected = _collect(parts, settings, recipe, step, limit)
+    collected = _collect(parts, config, recipe, step, limit)
     with clock.stage("phases"):
         parts.phases.training()
     # Before the update, so that its penalty is already to the new reference.
     reset = _reset(parts, step)
     groups = collected.groups
-    stats, update = _update(parts, recipe, groups, settings.seed + step)
+    stats, update = _update(parts, recipe, groups, config.seed + step)
     memory: Metrics = {}
     if parts.memory is not None:
         with clock.stage("memory"):
-            memory = parts.memory.observe(groups, settings.seed + step)
+            memory = parts.memory.observe(groups, config.seed + step)
     # On shared devices a push needs the learner's weights and room for them in the engines, at the same time.
     with clock.stage("phases"):
         parts.phases.handover()
@@ -268,12 +255,12 @@ def train_step(parts: Components, settings: LoopSettings, step: int) -> tuple[li
     return groups, values | {name: float(value) for name, value in done.items()}, stats
 
 
-def _collect(parts: Components, settings: LoopSettings, recipe: Recipe, step: int, limit: int) -> Collected:
+def _collect(parts: Components, config: RunConfig, recipe: Recipe, step: int, limit: int) -> Collected:
     """Collect a step's groups, sampled as its recipe asks."""
     needs = recipe.needs
-    last = step == settings.steps
+    last = step == config.steps
     request = StepRequest(
-        step, settings.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit
+        step, config.data.prompts_per_step, recipe.select, needs.refill_rounds, needs.memory, last, limit
     )
     with parts.clock.uncounted("rollout"):
         collected = parts.rollouts.collect(parts.prompts, request)

@@ -188,7 +188,7 @@ class _Run:
                 self.evaluator.recall(start.step)
             self.clock.take()
             with self.progress:
-                loop.run(self._components(), self._settings(), state)
+                loop.run(self._components(), self.resolved.config, state)
             self.evaluator.evaluate(state.step, only_missing=True)
         except TrainingStopped:
             # Its message says that there is a checkpoint, so that must be complete.
@@ -208,17 +208,6 @@ class _Run:
                 f"SIGUSR1: saved after step {state.step}; {_how_to_go_on(self.folder.root)}"
             ) from None
         self._sum_up(state.step)
-
-    def _settings(self) -> loop.LoopSettings:
-        config = self.resolved.config
-        return loop.LoopSettings(
-            steps=config.steps,
-            prompts_per_step=config.data.prompts_per_step,
-            checkpoint_every=config.checkpoint.every,
-            evaluate_every=config.eval.every,
-            nan_limit=config.guard.nan_limit,
-            seed=config.seed,
-        )
 
     def _components(self) -> loop.Components:
         return loop.Components(

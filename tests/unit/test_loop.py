@@ -30,6 +30,7 @@ from megasharp.common.records import (
     Verdict,
     VersionSpan,
 )
+from megasharp.config.run_config import RunConfig
 from megasharp.metrics.clock import StageClock
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
 from megasharp.trainer import loop
@@ -136,7 +137,7 @@ def _response(reward: float) -> Response:
 
 def _run(
     stand_in: StandIn,
-    settings: loop.LoopSettings,
+    config: RunConfig,
     state: loop.LoopState | None = None,
     methods: Sequence[str] = ("grpo",),
     clock: StageClock | None = None,
@@ -157,18 +158,27 @@ def _run(
         checkpoint=stand_in.checkpoint,
         evaluate=stand_in.evaluate,
     )
-    loop.run(parts, settings, state or loop.LoopState())
+    loop.run(parts, config, state or loop.LoopState())
 
 
-def _settings(steps: int, nan_limit: int = 3) -> loop.LoopSettings:
-    return loop.LoopSettings(
-        steps=steps, prompts_per_step=2, checkpoint_every=4, evaluate_every=3, nan_limit=nan_limit, seed=1
+def _config(steps: int, checkpoint_every: int = 4, evaluate_every: int = 3) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "loop",
+            "steps": steps,
+            "seed": 1,
+            "model": {"path": "none"},
+            "data": {"task": "countdown", "path": "none", "prompts_per_step": 2},
+            "checkpoint": {"every": checkpoint_every},
+            "eval": {"every": evaluate_every},
+            "guard": {"nan_limit": 3},
+        }
     )
 
 
 def test_each_verb_finds_the_devices_in_its_phase() -> None:
     stand_in = StandIn({})
-    _run(stand_in, loop.LoopSettings(2, 2, 10, 0, 5, seed=0), methods=("grpo", "dlc"))
+    _run(stand_in, _config(2, checkpoint_every=10, evaluate_every=0), methods=("grpo", "dlc"))
     step = [
         ("collect", "sampling"),
         ("annotate", "training"),
@@ -181,13 +191,13 @@ def test_each_verb_finds_the_devices_in_its_phase() -> None:
 
 def test_verbs_come_in_the_order_of_the_page() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _settings(1))
+    _run(stand_in, _config(1))
     assert stand_in.calls == ["collect", "annotate", "step", "push", "after 1"]
 
 
 def test_checkpoints_fall_due_and_the_last_step_always_writes_one() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _settings(10))
+    _run(stand_in, _config(10))
     assert stand_in.saved == [(4, 0), (8, 0), (10, 0)]
 
 
@@ -203,67 +213,67 @@ def test_a_run_is_over_after_the_step_that_used_its_tokens_up() -> None:
 
     stand_in.after_step = after_step  # type: ignore[method-assign]
     state = loop.LoopState()
-    _run(stand_in, _settings(10), state, control=control)
+    _run(stand_in, _config(10), state, control=control)
     assert (state.step, stand_in.saved, stand_in.evaluated) == (3, [(3, 0)], [])
     assert control.state.tokens == 24
     resumed = Control(rules, control.state)
-    _run(stand_in, _settings(10), state, control=resumed)
+    _run(stand_in, _config(10), state, control=resumed)
     assert state.step == 3
 
 
 def test_evaluations_fall_due_but_the_end_is_left_to_the_run() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _settings(9))
+    _run(stand_in, _config(9))
     assert stand_in.evaluated == [3, 6]
 
 
 def test_a_resumed_run_continues_at_the_next_step() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _settings(6), loop.LoopState(step=4))
+    _run(stand_in, _config(6), loop.LoopState(step=4))
     assert [call for call in stand_in.calls if call.startswith("after")] == ["after 5", "after 6"]
 
 
 def test_a_finished_run_does_nothing() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _settings(4), loop.LoopState(step=4))
+    _run(stand_in, _config(4), loop.LoopState(step=4))
     assert stand_in.calls == []
 
 
 def test_skipped_steps_in_a_row_stop_the_run_with_a_checkpoint() -> None:
     stand_in = StandIn(dict.fromkeys(range(3, 9), 1))
     with pytest.raises(TrainingStopped, match="3 steps in a row were not applied"):
-        _run(stand_in, _settings(10))
+        _run(stand_in, _config(10))
     # Step 4 is due anyway and knows of two skipped steps; step 5 is saved because the run stops there.
     assert stand_in.saved == [(4, 2), (5, 3)]
 
 
 def test_an_applied_step_resets_the_count() -> None:
     stand_in = StandIn({1: 1, 2: 1, 4: 1, 5: 1})
-    _run(stand_in, _settings(6))
+    _run(stand_in, _config(6))
     assert stand_in.saved == [(4, 1), (6, 0)]
 
 
 def test_the_count_survives_a_resume() -> None:
     stand_in = StandIn({1: 1})
     with pytest.raises(TrainingStopped):
-        _run(stand_in, _settings(8), loop.LoopState(step=5, skipped_in_a_row=2))
+        _run(stand_in, _config(8), loop.LoopState(step=5, skipped_in_a_row=2))
     assert stand_in.saved == [(6, 3)]
 
 
 def test_with_dlc_the_sampler_is_told_mu_and_the_memory_observes_and_is_pushed() -> None:
     stand_in = StandIn({})
-    _run(stand_in, _settings(1), methods=("grpo", "dlc"))
+    _run(stand_in, _config(1), methods=("grpo", "dlc"))
     assert stand_in.orders[0].memory is not None and stand_in.orders[0].memory.mu == 0.2
     assert stand_in.values[0]["memory/mu"] == 0.2
     assert stand_in.calls == ["collect", "annotate", "step", "observe 2", "push both", "after 1"]
     plain = StandIn({})
-    _run(plain, _settings(1))
+    _run(plain, _config(1))
     assert plain.orders[0].memory is None and "memory/mu" not in plain.values[0]
 
 
 def test_the_rollouts_are_told_what_the_step_wants_and_their_figures_and_seconds_are_kept() -> None:
     stand_in, clock = StandIn({}), StageClock()
-    _run(stand_in, _settings(2), methods=("grpo", "dynamic_sampling"), clock=clock)
+    _run(stand_in, _config(2), methods=("grpo", "dynamic_sampling"), clock=clock)
     told = [(order.step, order.wanted, order.refill_rounds > 0, order.last) for order in stand_in.orders]
     assert told == [(1, 2, True, False), (2, 2, True, True)]
     assert [values["rollout/aborted"] for values in stand_in.values] == [3.0, 3.0]
@@ -277,7 +287,7 @@ def _control(*stages: LengthStage, **reset: object) -> Control:
 
 def test_a_reset_comes_before_the_next_update_and_is_written_down_when_done() -> None:
     stand_in, control = StandIn({}), _control(every=2)
-    _run(stand_in, _settings(5), control=control)
+    _run(stand_in, _config(5), control=control)
     resets = [i for i, call in enumerate(stand_in.calls) if call == "set_reference"]
     before_and_after = [(stand_in.calls[i - 1], *stand_in.calls[i + 1 : i + 3]) for i in resets]
     assert before_and_after == [("collect", "reset_optimizer", "annotate")] * 2
@@ -288,14 +298,14 @@ def test_a_reset_comes_before_the_next_update_and_is_written_down_when_done() ->
 
 def test_only_what_is_named_is_reset() -> None:
     keeping = StandIn({})
-    _run(keeping, _settings(3), control=_control(every=2, what=("reference",)))
+    _run(keeping, _config(3), control=_control(every=2, what=("reference",)))
     assert "set_reference" in keeping.calls and "reset_optimizer" not in keeping.calls
 
 
 def test_an_update_gets_the_limit_that_the_ones_before_it_make() -> None:
     stand_in = StandIn({})
     control = Control(Rules(ResetRule(), (LengthStage(max_response_tokens=4),), SpikeRule(6.0)), ControlState())
-    _run(stand_in, _settings(25), control=control)
+    _run(stand_in, _config(25), control=control)
     assert stand_in.limits == [None] * 20 + [1.0] * 5
     assert [values["policy/spikes"] for values in stand_in.values] == [0.0] * 24 + [1.0]
 
@@ -304,7 +314,7 @@ def test_responses_have_the_limit_of_their_stage() -> None:
     stand_in = StandIn({})
     _run(
         stand_in,
-        _settings(4),
+        _config(4),
         control=_control(LengthStage(max_response_tokens=8, until=2), LengthStage(max_response_tokens=16)),
     )
     assert [order.max_tokens for order in stand_in.orders] == [8, 8, 16, 16]
@@ -314,7 +324,7 @@ def test_responses_have_the_limit_of_their_stage() -> None:
 def test_the_best_weights_get_a_checkpoint_of_their_own_unless_they_have_one() -> None:
     stand_in = StandIn({})
     stand_in.best = {3, 12}
-    _run(stand_in, _settings(13))
+    _run(stand_in, _config(13))
     assert stand_in.evaluated == [3, 6, 9, 12]
     assert stand_in.saved == [(3, 0), (4, 0), (8, 0), (12, 0), (13, 0)]
     # Never while the engines have the devices, as they do in an evaluation.
@@ -334,5 +344,5 @@ def test_a_step_whose_groups_are_all_dropped_leaves_the_policy_alone() -> None:
 
     stand_in = Uniform({})
     with pytest.raises(TrainingStopped, match="every group dropped by selection"):
-        _run(stand_in, _settings(9), methods=("grpo", "dynamic_sampling"))
+        _run(stand_in, _config(9), methods=("grpo", "dynamic_sampling"))
     assert "step" not in stand_in.calls and stand_in.calls.count("push") == 3
