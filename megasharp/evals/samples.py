@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -101,10 +100,6 @@ class AnswerCounts:
             invalid=self._invalid,
             unnamed=self._unnamed,
         )
-
-    def correct_texts(self) -> Iterable[str]:
-        """Yield the correct answers, each once, long ones cut."""
-        return (text for right, text in self._counts if right)
 
 
 @dataclass(frozen=True, slots=True)
