@@ -26,7 +26,7 @@ def doctor(
     nodes: Annotated[bool, typer.Option(help="Examine every node of this Slurm job, and the links between.")] = False,
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """Look at GPUs, versions, disk, ports and links before a run. Exit code 1: something must be mended first."""
+    """Look at GPUs, versions, disk, ports and links before a run. Exit code 1: something must be fixed first."""
     if nodes:
         raise typer.Exit(examine_all_nodes(config, overrides or [], runs))
     if not examine_node(config, overrides or [], runs, typer.echo):

@@ -150,7 +150,7 @@ def held(folder: Path, busy: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({one_line(error)}); mend or name another folder") from error
+        raise UserError(f"{folder}: cannot be written ({one_line(error)}); repair it or name another folder") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,7 +178,9 @@ def completed(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         flush(path.parent)
     except OSError as error:
-        raise UserError(f"{path}: cannot write this file ({one_line(error)}); free space or mend the folder") from error
+        raise UserError(
+            f"{path}: cannot write this file ({one_line(error)}); free space or repair the folder"
+        ) from error
     finally:
         # Where a file stands in the folder's place, even this is refused.
         with suppress(OSError):

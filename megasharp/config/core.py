@@ -94,7 +94,7 @@ def flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def read_tree(path: Path, rewrite: Rewrite = lambda tree, _: tree, seen: tuple[Path, ...] = ()) -> Tree:
-    """Read a YAML file and the pieces it includes; later pieces win, the file itself wins over all of them.
+    """Read a YAML file and the pieces it includes; later pieces override earlier ones, the file overrides all.
 
     An include is looked up beside the file, from the working directory, and among the shipped presets, in this order.
     `seen` are the files that led to this one. Raises UserError for a file that cannot be read, or includes itself.

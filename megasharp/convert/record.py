@@ -1,6 +1,6 @@
 """Digests of weights, and `conversion.json`: the record of a converted folder's source and weights.
 
-Weights are told apart by SHA-256: of each tensor's bytes in its Hugging Face layout and of all of them, or, for files
+Weights are identified by SHA-256: of each tensor's bytes in its Hugging Face layout and of all of them, or, for files
 too large to read whole, of samples. They are also checked for numbers that are not finite: one NaN in a checkpoint
 makes every loss NaN, without a word of where. A run's checkpoint has a manifest of another kind and name; its model's
 arguments are in `arguments.json`.

@@ -72,7 +72,7 @@ class Answers:
 
 @dataclass(slots=True)
 class AnswerCounts:
-    """Counts answers as verdicts come in; long answers are told apart by their digest, so memory stays bounded."""
+    """Counts answers as verdicts come in; long answers are identified by their digest, so memory stays bounded."""
 
     _counts: Counter[tuple[bool, str]] = field(default_factory=Counter)
     _invalid: int = 0

@@ -26,7 +26,7 @@ _LAYOUT = (
 
 
 def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: Sequence[Suggestion]) -> Tree:
-    """Return the plan with its question, so that two plans can be told apart."""
+    """Return the plan with its question, so that two plans can be distinguished."""
     lora, gpu, rates, layout = request.lora, request.machines.gpu, request.rates, request.split
     return {
         "name": plan.name,
@@ -298,7 +298,7 @@ def _windows(request: Request) -> Iterator[str]:
             "windows",
             f"{layers} of {arch.num_layers} layers of {network.name} see {arch.smallest_window:,} positions. Counted "
             "in the time of passes, not in activations (a window's keys are gathered up to twice). Engines keep and "
-            "see every position: SGLang heeds no window, and longer sequences are refused",
+            "see every position: SGLang ignores sliding windows, and longer sequences are refused",
         )
 
 

@@ -88,7 +88,7 @@ def _lengths(request: Request) -> Iterator[Problem]:
         if request.engines and window is not None and longest > window:
             yield _error(
                 f"prompt and response of {longest} tokens exceed the window of {window} positions of {network.name}, "
-                "which SGLang does not heed: the run would be refused; lower data.max_prompt_tokens or "
+                "which SGLang ignores: the run would be refused; lower data.max_prompt_tokens or "
                 "data.max_response_tokens, or set rollout.engine=inprocess"
             )
     if longest > budget:

@@ -4,7 +4,7 @@
       - {name: chain_sum, size: 2000, seed: 1, config: {max_terms: 4}}
       - {name: knights_knaves, size: 1000, seed: 1}
 
-Problems are generated anew at every start: the same file gives the same problems with the same version of the library.
+Problems are generated again at every start: the same file gives the same problems with the same version of the library.
 
 The verifier is the library's own `score_answer`. A problem is a place in a generated data set: the judge generates it
 again, so that nothing but four values and a number travels to worker processes. The scorers are the library's: those

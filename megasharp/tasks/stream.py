@@ -1,7 +1,7 @@
 """Problems as prompts: a model's text of each, a seeded sample, and the endless stream of training prompts.
 
 A prompt is a problem's text as it stands, or its messages in the model's own chat template. Evaluations may take a
-sample, as 2510.04028 takes 128 questions of ARC-c (appendix C.2). The stream is shuffled in each epoch anew and can be
+sample, as 2510.04028 takes 128 questions of ARC-c (appendix C.2). The stream is shuffled again in each epoch and can be
 restored to the exact prompt.
 """
 

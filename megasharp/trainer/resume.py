@@ -145,5 +145,5 @@ def check_recorded(folder: Path, weights: Path, model: Path, arch: Architecture)
 
 
 def _within(key: str, name: str) -> bool:
-    """Return whether a dotted key is `name` or lies in that section."""
+    """Return whether a dotted key is `name` or is in that section."""
     return f"{key}.".startswith(f"{name}.")

@@ -222,7 +222,7 @@ def tell(plan: SharePlan, texts: Mapping[int, Texts], numbers: Collection[int]) 
         dist.gather_object(texts, gathered)
     failures: dict[int, Failure] = {}
     if gathered is not None:
-        by_seat = {seat: told for each in gathered for seat, told in each.items()}
+        by_seat = {seat: facts for each in gathered for seat, facts in each.items()}
         limit_s = plan.config.limit_s
         first = {number: place * plan.tp for place, (number, _) in enumerate(plan.engines)}
 

@@ -7,11 +7,11 @@ handles are of files in /dev/shm. Not measured on a GPU.
 
 - In place (`Lender`): engines copy the weights out of the parameters' own memory. That is one copy, and nothing is
   gathered, converted or flattened. It is possible where each engine's rank needs only what the learner's rank on its
-  device holds: with the learner's own tensor parallelism or none, without stages and adapters. Engines are told once
-  where everything is, get handles again when the memory has moved, and are otherwise only told to copy.
+  device holds: with the learner's own tensor parallelism or none, without stages and adapters. Engines learn once
+  where everything is, get handles again when the memory has moved, and otherwise only copy when asked.
 - In buckets, for all other engines. All ranks hold each bucket at the same time, whole, on their devices: those of its
   pipeline stage have gathered it, the others get it from the stage's source. Each shares it with the ranks of engines
-  on its device; rank 0 posts what they are told.
+  on its device; rank 0 posts the requests.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _held(
 
 
 class Lender:
-    """One rank's part of a network, shared in place, with a record of what each engine's rank was told."""
+    """One rank's part of a network, shared in place, with a record of what each engine's rank knows."""
 
     def __init__(self) -> None:
         self._name = secrets.token_hex(8)
@@ -175,7 +175,7 @@ class Lender:
         self._storages: list[torch.UntypedStorage] = []
         self._pieces: tuple[Piece, ...] = ()
         self._layout = ""
-        self._told: dict[tuple[EngineApi, int], tuple[int, str]] = {}
+        self._known: dict[tuple[EngineApi, int], tuple[int, str]] = {}
         # Set once an engine needed what is not here: that does not change during a run.
         self.in_vain = False
 
@@ -195,12 +195,12 @@ class Lender:
     def loan(self, part: LendingPart, plan: SharePlan, seat: int, whole: bool) -> Loan:
         """Describe the weights to the engine's rank at this seat: all, or without `whole` what it does not know yet."""
         key, news = (plan.engine_at(seat), seat % plan.tp), (self._generation, self._layout)
-        told = self._told.get(key)
-        self._told[key] = news
+        known = self._known.get(key)
+        self._known[key] = news
         handles: tuple[Handle, ...] | None = None
-        if whole or told is None or told[0] != self._generation or not part.weights_stay:
+        if whole or known is None or known[0] != self._generation or not part.weights_stay:
             handles = tuple(handle_of(storage) for storage in self._storages)
-        pieces = self._pieces if whole or told is None or told[1] != self._layout else None
+        pieces = self._pieces if whole or known is None or known[1] != self._layout else None
         memory = Memory(self._name, self._generation, part.weights_stay, handles)
         return Loan(plan.stamp, memory, self._layout, pieces)
 
@@ -251,7 +251,7 @@ def lend(part: RankPart, plan: SharePlan, sent: Sent) -> tuple[int, ...]:
         # Engines read in another process, whose streams know nothing of ours. What older handles counted goes too.
         torch.cuda.synchronize(part.device)
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
-    # First without what engines should know already; those that do not know it are told everything.
+    # First without what engines should know already; those that do not know it get everything.
     for whole in (False, True):
         texts: dict[int, Texts] = {
             seat: [("loan", lender.loan(part, plan, seat, whole).to_json())]

@@ -57,7 +57,7 @@ LIGHT = (
 # The files that many processes live on: each imports the standard library alone.
 BARE = (
     *("errors", "files", "signals", "stack_dumps", "watchdog", "supervisor"),
-    *("exit_codes", "parent_death", "control"),
+    *("exit_codes", "parent_death"),
 )
 # The process that judging workers are forked from imports its program and the pickled factory of verifiers.
 WORKERS_PARENT = ("megasharp.tasks.sandbox.worker", "megasharp.tasks.table", "megasharp.tasks.sandbox.bubblewrap")
@@ -101,6 +101,7 @@ def test_packages_use_only_their_libraries() -> None:
 
 def test_light_packages_load_nothing_heavy() -> None:
     """In a process of its own, with every module of those packages."""
+    assert set(LIGHT) <= LIBRARIES.keys(), "a package that is gone"
     modules = [
         ".".join(file.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
         for file in sorted(PACKAGE.rglob("*.py"))

@@ -35,9 +35,13 @@ PROCESSES = {
     "plan and train --dry-run": (
         ("trainer.plan", "trainer.resolve.resolved_run", "trainer.resolve.summary"),
         (
-            *("megatron", "sglang", "ray", "matplotlib", "megasharp.learner"),
+            *("megatron", "sglang", "ray", "matplotlib", "torch._dynamo", "megasharp.learner"),
             *("megasharp.trainer.placement", "megasharp.trainer.factories"),
         ),
+    ),
+    "the planner's counting program": (
+        ("learner.meta_program",),
+        ("sglang", "ray", "pydantic", "megasharp.trainer", "megasharp.rollout", "megasharp.cluster"),
     ),
     "SGLang's processes": (
         (

@@ -49,7 +49,7 @@ _SET = (
     ("requeue", "", "give --restarts"),
     ("no-requeue", "", "give --restarts 0"),
     ("open-mode", "", "leave it out, restarts write to one log"),
-    ("output", "o", "give --runs, logs lie in the run's folder"),
+    ("output", "o", "give --runs, logs are in the run's folder"),
     ("chdir", "D", "submit from the folder where the job is to work"),
 )
 

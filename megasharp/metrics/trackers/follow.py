@@ -129,7 +129,7 @@ def main(tracker: str, project: str, root: Path, ends: TextIO) -> None:
         module, name = _OPENERS[tracker].split(".")
         opener: Open = getattr(import_module(f"megasharp.metrics.trackers.{module}"), name)
         sink = opener(described, record.id if record else None)
-        # Written anew even if there was a record: the folder may have been moved since.
+        # Written again even if there was a record: the folder may have been moved since.
         sent = record.sent if record else {}
         record = Record(id=sink.id, folder=str(root.resolve()), inode=root.stat().st_ino, sent=sent)
         write_text(path, record.model_dump_json())

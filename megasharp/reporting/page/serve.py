@@ -5,7 +5,7 @@ only, with `<`, `>` and `&` escaped, so that no text can end the script element 
 nodes of it. The page's own policy (CSP) allows only its one script, by hash, and no loading; a served page may ask its
 own server.
 
-The server makes the page anew when the runs' files have changed. It listens on 127.0.0.1 only and answers only requests
+The server builds the page again when the runs' files have changed. It listens on 127.0.0.1 only and answers requests
 that name it or localhost: otherwise a page of another site could read this one by giving its own name this address.
 """
 

@@ -103,7 +103,7 @@ def rows(measured: Mapping[str, Sequence[Measured]], against: str | None) -> lis
     """
     every = [one for runs in measured.values() for one in runs]
     if any(one.problems != every[0].problems for one in every):
-        raise UserError("the sweep's runs were evaluated on different problems: run those anew that differ")
+        raise UserError("the sweep's runs were evaluated on different problems: run again those that differ")
     other = {one.seed: one.figures for one in measured.get(against, ())} if against is not None else {}
     found = []
     for name, runs in measured.items():

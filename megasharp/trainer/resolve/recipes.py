@@ -113,7 +113,7 @@ def resolved_config(config: RunConfig, recipes: RecipeSchedule) -> RunConfig:
         for name, method in recipe.methods.items():
             chosen = config.recipe.params()[name]
             same = effective.get(name, method.params) == method.params
-            # Validated anew, so that every value counts as set and is written out.
+            # Validated again, so that every value counts as set and is written out.
             effective[name] = type(method.params).model_validate(method.params.model_dump()) if same else chosen
     return config.model_copy(update={"recipe": config.recipe.model_copy(update=effective)})
 

@@ -50,7 +50,8 @@ class MemoryFolder:
 class ResolvedRun:
     """A configuration that can start, with what was read on the way.
 
-    Nothing in it changes while a run trains, so that one of these starts any number of equal runs.
+    Training changes nothing in it, so that one of these starts any number of equal runs; sections are frozen, their
+    lists are not copied.
     """
 
     config: RunConfig

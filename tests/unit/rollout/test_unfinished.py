@@ -27,7 +27,7 @@ from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import DirectJudge, TaskItem
 from megasharp.tasks.stream import PromptStream, tokenize_prompts
 from tests.unit.rollout.standin_engine import Delay, StandInEngine
-from tests.unit.rollout.test_asynchronous import (
+from tests.unit.rollout.test_async_collector import (
     QUICK,
     SAMPLING,
     Held,

@@ -131,7 +131,7 @@ def test_lengths_that_engines_have_no_room_for(overrides: list[str], positions: 
     check_context(config(*overrides, "data.max_response_tokens=2"), positions, "run.yaml")
 
 
-def test_lengths_beyond_a_window_that_engines_would_not_heed() -> None:
+def test_lengths_beyond_a_window_that_engines_would_ignore() -> None:
     check_window(config(), None, "run.yaml")
     check_window(config(), 96, "run.yaml")
     with pytest.raises(UserError, match=r"run\.yaml: .* = 96, but some layers see a window of 95 positions"):

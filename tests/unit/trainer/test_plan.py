@@ -201,13 +201,13 @@ SGLANG_RESERVES = [
 ]
 
 
-def test_a_window_that_engines_do_not_heed_is_an_error(tmp_path: Path) -> None:
+def test_a_window_that_engines_ignore_is_an_error(tmp_path: Path) -> None:
     model = tmp_path / "windowed"
     model.mkdir()
     known = json.loads((REPOSITORY / "configs/model/ministral-8b-instruct-2410/config.json").read_text())
     (model / "config.json").write_text(json.dumps({**known, "sliding_window": 4096}))
     path, short = f"model.path={model}", "data.max_response_tokens=2048"
-    words = "exceed the window of 4096 positions of windowed, which SGLang does not heed"
+    words = "exceed the window of 4096 positions of windowed, which SGLang ignores"
     assert words in texts(planned(tmp_path, "qwen3-8b", path, "data.max_response_tokens=4096"), "error")
     assert words not in texts(planned(tmp_path, "qwen3-8b", path, short), "error")
 

@@ -317,8 +317,8 @@ class EngineApi:
 
     def load_lent(self, ranks: Sequence[Sequence[tuple[str, str]]], limit: float) -> Refused | None:
         """Load weights from memory that their sender shares: texts for each rank, named as `engine.receive` has it."""
-        told = [_payload([(kind, AsBytes(text)) for kind, text in texts]) for texts in ranks]
-        return self._load(told, None, limit)
+        payloads = [_payload([(kind, AsBytes(text)) for kind, text in texts]) for texts in ranks]
+        return self._load(payloads, None, limit)
 
     def announce(self, header: str, ranks: int, limit: float, version: int | None = None) -> Refused | None:
         """Say by its header what the next broadcast brings; one without tensors closes the push.

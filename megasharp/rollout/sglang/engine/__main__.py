@@ -1,4 +1,4 @@
-"""`python -m megasharp.rollout.sglang.engine [--check] CONFIG.json`: one engine, until it is told to end.
+"""`python -m megasharp.rollout.sglang.engine [--check] CONFIG.json`: one engine, which serves until SIGTERM.
 
 With `--check` nothing starts: the exit code says whether the config is refused.
 """

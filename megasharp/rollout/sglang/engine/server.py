@@ -27,7 +27,7 @@ define_missing_ops()
 
 
 def serve(config: EngineConfig) -> None:
-    """Serve until the process is told to end. Raises UserError for what is refused before SGLang starts."""
+    """Serve until SIGTERM. Raises UserError for what is refused before SGLang starts."""
     check_installed(config.device)
     check_config(config)
     prepare(config.settings(), config.device, config.tp)
