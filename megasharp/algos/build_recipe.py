@@ -22,6 +22,7 @@ class _Member:
     settings: Mapping[str, object]
 
     def label(self, name: str) -> str:
+        """Return the method's quoted name, with the bundle that brought it where the user did not name it."""
         return repr(name) if self.origin == name else f"{name!r} (from {self.origin!r})"
 
 

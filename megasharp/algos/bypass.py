@@ -30,11 +30,14 @@ class Bypass(Method[MethodParams]):
     options = "the importance ratio is taken to the sampler's log-probs."
 
     def needs(self) -> Needs:
+        """Ask for the sampler's log-probs, which every rollout records."""
         return Needs(sampler_logp=True)
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Refuse `truncated_is`, which corrects the same difference."""
         return "the difference to the sampler would be corrected twice" if isinstance(other, TruncatedIS) else None
 
     def log_ratio(self, logr_T: Tensor, x: TokenInputs, adv_T: Tensor) -> Tensor:
+        """Return [T], nats: log pi - log pi_sampler, as the old log-probs are added and cancel (verl's bypass mode)."""
         assert x.sampler_logp_T is not None
         return logr_T + (x.before_T - x.sampler_logp_T)

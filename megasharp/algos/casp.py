@@ -86,9 +86,14 @@ class CaSP(Method[CaSPParams]):
     Params = CaSPParams
 
     def needs(self) -> Needs:
+        """Ask for the entropy, for `topn` candidates, and for the gate at `quantile`."""
         return Needs(entropy=True, topn=self.params.topn, gate=self.params.quantile)
 
     def direction(self, logp_T: Tensor, x: TokenInputs, adv_T: Tensor) -> tuple[Tensor, TokenMetrics]:
+        """Return log pi [T], its gradient shared with the top N at gated tokens of A > 0 (2510.14807, equation 4).
+
+        The metrics are the shares of unmasked tokens that are gated, and that are penalised.
+        """
         assert x.topn_logp_TN is not None
         gate_T = self._gate(x)
         share_T = self.params.alpha * gate_T * (adv_T > 0)
@@ -107,11 +112,19 @@ class CaSP(Method[CaSPParams]):
         return logp_T.detach() + (smoothed_T - smoothed_T.detach()), metrics
 
     def log_ratio(self, logr_T: Tensor, x: TokenInputs, adv_T: Tensor) -> Tensor:
+        """Add log lambda_top1 at gated top-1 tokens of A < 0 (2510.14807 v3, equation 5); [T], nats.
+
+        Under `penalty_on: advantage` the ratio stays as it is.
+        """
         if self.params.penalty_on != "ratio":
             return logr_T
         return logr_T + math.log(self.params.lambda_top1) * self._penalised(x, adv_T)
 
     def weight(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        """Return lambda_top1 [T] at gated top-1 tokens of A < 0, else 1: the code of v1 of 2510.14807.
+
+        Under `penalty_on: ratio` it is 1 everywhere.
+        """
         if self.params.penalty_on != "advantage":
             return torch.ones_like(adv_T), {}
         return 1.0 + (self.params.lambda_top1 - 1.0) * self._penalised(x, adv_T), {}

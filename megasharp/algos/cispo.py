@@ -47,9 +47,14 @@ class CISPO(Method[CISPOParams]):
     reduction = Reduction.TOKEN_MEAN
 
     def needs(self) -> Needs:
+        """Ask for the old log-probs inside the loss, where the importance weight is made of them."""
         return Needs(old_logp=OldLogp.IN_LOSS)
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        """Return -sg[clip(rho, 1 - low, 1 + high)] A log pi, [T] (2506.13585).
+
+        The metrics are the ratio's, and the shares of tokens whose weight was cut at either bound.
+        """
         bounded_T = bounded(logr_T.detach())
         ratio_T = torch.exp(bounded_T)
         low, high = 1.0 - self.params.low, 1.0 + self.params.high

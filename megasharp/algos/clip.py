@@ -49,9 +49,14 @@ class Clip(Method[ClipParams]):
     Params = ClipParams
 
     def needs(self) -> Needs:
+        """Ask for the old log-probs inside the loss, the divisor of the ratio."""
         return Needs(old_logp=OldLogp.IN_LOSS)
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        """Return max(-A rho, -A clip(rho)), [T] (1707.06347); for A < 0 at most -A dual, where set (1912.09729).
+
+        The metrics are the ratio's, and the shares of tokens that each bound acted on.
+        """
         logr_T = bounded(logr_T)
         ratio_T = torch.exp(logr_T)
         clipped_T = ratio_T.clamp(1.0 - self.params.low, 1.0 + self.params.high)

@@ -61,14 +61,20 @@ class ClipCov(Method[ClipCovParams]):
     brings = {"clip": ClipParams(low=1.0, high=1.0)}
 
     def needs(self) -> Needs:
+        """Ask for the old log-probs before the step, of which the covariance is made, and for a draw per token."""
         return Needs(old_logp=OldLogp.BEFORE_STEP, draw=True)
 
     def prepare(self, adv_T: Tensor, x: TokenInputs) -> Stats:
+        """Return the step's means of advantage and log-prob (nats), and the draw up to which tokens are left out.
+
+        Float64 scalars `mean_advantage`, `mean_logp` and `draw`; the draw is -1 without candidates (2505.22617).
+        """
         means = covariance_means(adv_T, x)
         candidate_T = self._candidates(adv_T, x, means)
         return {**means, "draw": draw_threshold(x, candidate_T, share_of(x, self.params.share))}
 
     def weight(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        """Return 0 at candidates whose draw is not above `stats["draw"]`, else 1; [T], with their share as metric."""
         assert x.draw_T is not None
         clipped_T = self._candidates(adv_T, x, stats) & (x.draw_T <= stats["draw"])
         share_T = clipped_T.to(x.mask_T.dtype)

@@ -45,9 +45,11 @@ class DifferentialEntropy(Method[DifferentialEntropyParams]):
     Params = DifferentialEntropyParams
 
     def needs(self) -> Needs:
+        """Ask for the entropy with its gradient through the whole distribution."""
         return Needs(entropy=True, entropy_gradient=True)
 
     def penalty(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Return -correct H on correct responses and +incorrect H on others, [T] (derived from 2511.19942, 4.8.2)."""
         assert x.entropy_T is not None
         bonus, penalty = settled(self.params.correct), settled(self.params.incorrect)
         loss_T = torch.where(x.correct_T > 0, -bonus * x.entropy_T, penalty * x.entropy_T)

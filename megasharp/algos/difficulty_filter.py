@@ -72,9 +72,14 @@ class DifficultyFilter(Method[DifficultyFilterParams]):
     Params = DifficultyFilterParams
 
     def needs(self) -> Needs:
+        """Ask for `max_rounds` - 1 further rounds of prompts in place of dropped groups."""
         return Needs(refill_rounds=self.params.max_rounds - 1)
 
     def select(self, groups: Sequence[Group]) -> list[str | None]:
+        """Keep groups with low < p < high that are not among the easiest of this round (2504.03380).
+
+        The reasons are `unscored`, `too_hard` and `too_easy`.
+        """
         correct = [correct_of(group) for group in groups]
         rates = [float(correct_G.mean()) if correct_G.numel() else None for correct_G in correct]
         # A group without a scored response counts as hardest.

@@ -53,6 +53,7 @@ class CrossEntropy(Method[MethodParams]):
     paper = "2601.15609"
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        """Return -log pi_memory(y_t), [T], nats (2601.15609, section 4.2); ratio and advantage are not read."""
         assert x.logp_T is not None
         return -x.logp_T, {"memory/cross_entropy": TokenMetric(-x.logp_T.detach(), x.mask_T)}
 
@@ -129,6 +130,7 @@ class DLC(Method[DLCParams]):
     Params = DLCParams
 
     def needs(self) -> Needs:
+        """Ask for the memory network: its folder, learning rate, this step's `mu`, and the guard, if any."""
         memory, guard = self.params.memory, self.params.plausible
         plausible = None if guard is None else Plausible(guard.min_p, guard.top_k)
         return Needs(memory=MemoryNeed(memory.path, memory.lr, settled(self.params.mu), plausible))

@@ -26,4 +26,5 @@ class DrGRPO(Method[MethodParams]):
     reduction = Reduction.TOKEN_SUM_OVER_CONSTANT
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return r_i - mean(r), float64 [G]; zeros in a uniform group (2503.20783)."""
         return centred(rewards_G)

@@ -87,14 +87,20 @@ class DS(Method[DSParams]):
     Params = DSParams
 
     def needs(self) -> Needs:
+        """Ask for the log-probs that `logp` picks; in the reward form for none, as responses carry them."""
         if self.params.form == "reward_seq_mean":
             return Needs()
         return Needs(old_logp=OldLogp.BEFORE_STEP) if self.params.logp == "policy" else Needs(policy_logp=True)
 
     def reshapes_rewards(self) -> bool:
+        """Tell if `form` is `reward_seq_mean`; all others change advantages only."""
         return self.params.form == "reward_seq_mean"
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
+        """Subtract gamma_p times the mean log-prob (nats) where correct, add gamma_n times it elsewhere; float64 [G].
+
+        Only in the form `reward_seq_mean`, from public code beside 2511.19942; other forms leave rewards as they are.
+        """
         if self.params.form != "reward_seq_mean":
             return rewards_G
         terms = [
@@ -104,6 +110,10 @@ class DS(Method[DSParams]):
         return rewards_G + rewards_G.new_tensor(terms)
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Add -gamma_p log pi_old where correct and gamma_n log pi_old elsewhere, [T] (2511.19942, equation 6).
+
+        The metrics are its means over tokens of correct and of other responses. The reward form adds nothing here.
+        """
         if self.params.form == "reward_seq_mean":
             return adv_T, {}
         correct_T = x.correct_T > 0

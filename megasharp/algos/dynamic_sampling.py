@@ -43,7 +43,9 @@ class DynamicSampling(Method[DynamicSamplingParams]):
     Params = DynamicSamplingParams
 
     def needs(self) -> Needs:
+        """Ask for `max_rounds` - 1 further rounds of prompts in place of dropped groups."""
         return Needs(refill_rounds=self.params.max_rounds - 1)
 
     def select(self, groups: Sequence[Group]) -> list[str | None]:
+        """Drop as `uniform` each group with equal verdicts' rewards, or fewer than two of them (2503.14476)."""
         return [REASON if uniform(rewards_of(group)) else None for group in groups]

@@ -47,9 +47,14 @@ class EntropyAdv(Method[EntropyAdvParams]):
     Params = EntropyAdvParams
 
     def needs(self) -> Needs:
+        """Ask for the entropy before the update."""
         return Needs(old_entropy=True)
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Add min(a H_t, |A_t| / kappa) to A_t, float64 [T], H_t in nats before the update (2506.14758).
+
+        The metrics are the mean bonus, and the share of tokens at which kappa bounds it.
+        """
         assert x.old_entropy_T is not None
         bound_T = adv_T.abs() / self.params.kappa
         wanted_T = self.params.a * x.old_entropy_T.to(adv_T.dtype)

@@ -36,9 +36,11 @@ class EntropyBonus(Method[EntropyBonusParams]):
     Params = EntropyBonusParams
 
     def needs(self) -> Needs:
+        """Ask for the entropy with its gradient through the whole distribution."""
         return Needs(entropy=True, entropy_gradient=True)
 
     def penalty(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Return -coefficient H_t, [T], H_t in nats (1602.01783)."""
         assert x.entropy_T is not None
         loss_T = -settled(self.params.coefficient) * x.entropy_T
         return loss_T, {"method/entropy_bonus/loss": TokenMetric(loss_T.detach(), x.mask_T)}

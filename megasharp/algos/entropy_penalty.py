@@ -37,12 +37,15 @@ class EntropyPenalty(Method[EntropyPenaltyParams]):
     Params = EntropyPenaltyParams
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Refuse `entropy_bonus`, the same term with the other sign."""
         return "each is the other with its sign turned" if name == "entropy_bonus" else None
 
     def needs(self) -> Needs:
+        """Ask for the entropy with its gradient through the whole distribution."""
         return Needs(entropy=True, entropy_gradient=True)
 
     def penalty(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Return +coefficient H_t, [T], H_t in nats (2505.15134)."""
         assert x.entropy_T is not None
         loss_T = settled(self.params.coefficient) * x.entropy_T
         return loss_T, {"method/entropy_penalty/loss": TokenMetric(loss_T.detach(), x.mask_T)}

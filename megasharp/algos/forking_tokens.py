@@ -47,9 +47,14 @@ class ForkingTokens(Method[ForkingTokensParams]):
     reduction = Reduction.TOKEN_MEAN
 
     def needs(self) -> Needs:
+        """Ask for the entropy before the update."""
         return Needs(old_entropy=True)
 
     def prepare(self, adv_T: Tensor, x: TokenInputs) -> Stats:
+        """Return scalars `threshold`, tau in nats, and `scale`, N / N_selected in float64 (2506.01939).
+
+        Without unmasked tokens tau is infinite, so none is selected.
+        """
         assert x.old_entropy_T is not None
         entropy = x.old_entropy_T[x.mask_T > 0]
         # 0.07 times 100 is a little above 7 in binary, and its ceiling would be 8.
@@ -59,6 +64,10 @@ class ForkingTokens(Method[ForkingTokensParams]):
         return {"threshold": threshold, "scale": entropy.numel() / selected.double()}
 
     def weight(self, x: TokenInputs, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        """Return `scale` where the entropy before the update is at least tau, else 0; [T].
+
+        The metric is the share of unmasked tokens that is selected.
+        """
         assert x.old_entropy_T is not None
         selected_T = (x.old_entropy_T >= stats["threshold"]).to(x.mask_T.dtype)
         metrics = {"method/forking_tokens/selected": TokenMetric(selected_T, x.mask_T)}

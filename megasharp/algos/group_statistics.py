@@ -58,6 +58,7 @@ class OutcomeEstimator(Method[ParamsT]):
     """
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Refuse every method that reshapes rewards, with its parameters as they are."""
         if not other.reshapes_rewards():
             return None
         return "the first reads only which responses are correct, so the second's rewards would have no effect"

@@ -40,6 +40,7 @@ class GRPO(Method[GRPOParams]):
     Params = GRPOParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return (r_i - mean(r)) / (std(r) + epsilon), float64 [G]; zeros in a uniform group (2402.03300)."""
         if uniform(rewards_G):
             return torch.zeros_like(rewards_G)
         std = rewards_G.std(correction=1 if self.params.std == "unbiased" else 0)

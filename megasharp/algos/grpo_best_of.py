@@ -25,6 +25,7 @@ class GRPOBestOf(Method[MethodParams]):
     options = "it reinforces the one response that solves what the others of its group do not."
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return r_max - r_second for the best response and 0 for all others, float64 [G] (2503.19595)."""
         advantages_G = torch.zeros_like(rewards_G)
         if rewards_G.numel() > 1:
             # Where two responses share the best reward, their difference makes all advantages 0.

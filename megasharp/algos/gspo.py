@@ -51,6 +51,7 @@ class GSPO(Method[GSPOParams]):
     brings = {"clip": ClipParams(low=3e-4, high=4e-4)}
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Refuse factors on single tokens (`truncated_is` by token, `casp` on the ratio) and masks, and `bypass`."""
         if isinstance(other, TruncatedIS) and other.params.level == "token":
             return f"the ratio is of whole responses, the weight of single tokens; set recipe.{name}.level to sequence"
         if isinstance(other, CaSP) and other.params.penalty_on == "ratio":
@@ -64,6 +65,10 @@ class GSPO(Method[GSPOParams]):
         return None
 
     def log_ratio(self, logr_T: Tensor, x: TokenInputs, adv_T: Tensor) -> Tensor:
+        """Return log s_i, [T], the mean log-ratio (nats) over the unmasked tokens of each response (2507.18071).
+
+        Under `level: token` the value is the same, and the gradient each token's own.
+        """
         mean_S = segment_mean(logr_T, x.seq_T, x.num_sequences, x.mask_T)
         mean_T = segment_broadcast(mean_S, x.seq_T)
         if self.params.level == "sequence":

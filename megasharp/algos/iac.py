@@ -66,9 +66,14 @@ class IAC(Method[IACParams]):
     Params = IACParams
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Refuse `nsr` and `negative_only`, which leave no positive advantage."""
         return "there is no positive advantage to calibrate" if isinstance(other, NSR | NegativeOnly) else None
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Multiply positive advantages of correct responses by w(q), float64 [T] (2601.15609, equations 4 and 5).
+
+        The metrics are over positive trajectories, each counted once: the mean w, and the shares by (1 - p)^alpha.
+        """
         positive_T = (x.mask_T > 0) & (x.correct_T > 0) & (adv_T > 0)
         share_T = _once_per_response(positive_T, x).to(adv_T.dtype)
         size_T = x.group_size_T.to(adv_T.dtype).clamp(min=1.0)

@@ -44,9 +44,11 @@ class KL(Method[KLParams]):
     Params = KLParams
 
     def needs(self) -> Needs:
+        """Ask for the reference policy's log-probs."""
         return Needs(ref_logp=True)
 
     def penalty(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Return coefficient times k1, k2 or k3, [T], with gradient; the metric is the estimate itself, in nats."""
         assert x.logp_T is not None and x.ref_logp_T is not None
         difference_T = bounded(x.ref_logp_T - x.logp_T)
         if self.params.form == "k1":

@@ -66,14 +66,20 @@ class KLCov(Method[KLCovParams]):
     Params = KLCovParams
 
     def needs(self) -> Needs:
+        """Ask for the old log-probs before the step, of which the covariance is made, and for a draw per token."""
         return Needs(old_logp=OldLogp.BEFORE_STEP, draw=True)
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Refuse `casp` with a lambda_top1 other than 1, and `bypass`: both would change what is penalised."""
         if isinstance(other, CaSP) and other.params.lambda_top1 != 1.0:
             return f"lambda_top1 would change the penalty's ratio or weight too; set recipe.{name}.lambda_top1 to 1"
         return "the penalty is to the old policy, the ratio to the sampler" if isinstance(other, Bypass) else None
 
     def prepare(self, adv_T: Tensor, x: TokenInputs) -> Stats:
+        """Return the step's means, the lowest covariance that is penalised, and the draw that settles ties at it.
+
+        Float64 scalars `mean_advantage`, `mean_logp` (nats), `covariance` and `draw` (2505.22617).
+        """
         means = covariance_means(adv_T, x)
         scored_T = x.mask_T > 0
         cov_T = covariance(adv_T, x, means).masked_fill(~scored_T, -torch.inf)
@@ -84,6 +90,10 @@ class KLCov(Method[KLCovParams]):
         return {**means, "covariance": lowest, "draw": draw_threshold(x, scored_T & (cov_T == lowest), tied)}
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        """Return -A rho, [T], plus coefficient |log rho| at tokens of the highest covariance (the code of 2505.22617).
+
+        The metrics are the ratio's, and the share of tokens that is penalised.
+        """
         assert x.draw_T is not None
         logr_T = bounded(logr_T)
         cov_T = covariance(adv_T, x, stats)

@@ -27,9 +27,11 @@ class NegativeOnly(Method[MethodParams]):
     options = "advantages above 0 become 0."
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Refuse `psr`, which has no negative advantage."""
         return "it has no negative advantage, so nothing would train" if isinstance(other, PSR) else None
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Return A_t where it is negative, else 0, float64 [T] (2510.04028, B.5); the metric is the share kept."""
         negative_T = adv_T < 0
         metrics = {"method/negative_only/kept": TokenMetric(negative_T.to(x.mask_T.dtype), x.mask_T)}
         return torch.where(negative_T, adv_T, torch.zeros_like(adv_T)), metrics

@@ -24,4 +24,5 @@ class NSR(OutcomeEstimator[MethodParams]):
     options = "responses that are not correct have advantage -1, correct ones 0."
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return 0 for correct responses and -1 for all others, float64 [G]; rewards are not read (2506.01347)."""
         return correct_of(group) - 1.0

@@ -45,6 +45,10 @@ class PassKTraining(OutcomeEstimator[PassKTrainingParams]):
     Params = PassKTrainingParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return A+ for correct and A- for other responses, float64 [G], rewards not read (2508.10751).
+
+        Zeros in a group that is all correct or all wrong; k is at most the number of scored responses.
+        """
         correct_G = correct_of(group)
         size, wrong = correct_G.numel(), correct_G.numel() - int(correct_G.sum())
         if wrong in (0, size):

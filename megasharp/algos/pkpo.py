@@ -51,6 +51,10 @@ class PKPO(Method[PKPOParams]):
     Params = PKPOParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return the leave-one-out gains `sloo_minus_one`, float64 [G], in the sorted form (2505.15201).
+
+        The form `fork` has them times G / k; a single response has 0.
+        """
         size = rewards_G.numel()
         k = min(self.params.k, size)
         if k < 2:

@@ -23,4 +23,5 @@ class PSR(OutcomeEstimator[MethodParams]):
     options = "correct responses have advantage 1, all others 0."
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return 1 for correct responses and 0 for all others, float64 [G]; rewards are not read (2506.01347)."""
         return correct_of(group)

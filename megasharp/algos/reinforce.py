@@ -28,12 +28,15 @@ class Reinforce(Method[MethodParams]):
     options = "the policy gradient without ratio or clip."
 
     def needs(self) -> Needs:
+        """Ask for the old log-probs inside the loss, for the metrics of the ratio alone."""
         return Needs(old_logp=OldLogp.IN_LOSS)
 
     def refuses(self, name: str, other: Method[Any]) -> str | None:
+        """Refuse methods that change the ratio: `casp` with its penalty there, and `bypass`."""
         if isinstance(other, CaSP) and other.params.penalty_on == "ratio":
             return f"there is no ratio that lambda_top1 could multiply; set recipe.{name}.penalty_on to advantage"
         return "there is no ratio to take to the sampler" if isinstance(other, Bypass) else None
 
     def surrogate(self, x: TokenInputs, logr_T: Tensor, adv_T: Tensor, stats: Stats) -> tuple[Tensor, TokenMetrics]:
+        """Return -A log pi, [T] (2402.14740), with the metrics of a ratio that the loss does not use."""
         return -adv_T * logp_along(x, logr_T), ratio_metrics(x, bounded(logr_T))

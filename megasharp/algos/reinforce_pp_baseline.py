@@ -45,9 +45,14 @@ class ReinforcePPBaseline(Method[ReinforcePPBaselineParams]):
     Params = ReinforcePPBaselineParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return x_i = r_i - mean(r), float64 [G], before the step's whitening; zeros in a uniform group."""
         return centred(rewards_G)
 
     def calibrate(self, adv_T: Tensor, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Return (x_t - mu) / sqrt(var + epsilon) over all unmasked tokens, float64 [T], 0 where masked (2501.03262).
+
+        The metrics are mu and the square root of var.
+        """
         weight_T = x.mask_T.to(adv_T.dtype)
         tokens = weight_T.sum()
         mean = (adv_T * weight_T).sum() / tokens.clamp(min=1.0)

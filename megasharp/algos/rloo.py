@@ -24,5 +24,6 @@ class RLOO(Method[MethodParams]):
     options = "advantages are rewards minus the mean of the other responses of the group."
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return G / (G - 1) (r_i - mean(r)), float64 [G]; zeros in a uniform group (2402.14740)."""
         size = rewards_G.numel()
         return size / max(size - 1, 1) * centred(rewards_G)

@@ -56,6 +56,7 @@ class SoftOverlong(Method[SoftOverlongParams]):
     Params = SoftOverlongParams
 
     def within(self, response_limit: int) -> Self:
+        """Settle `max_tokens` and `cache_tokens`, in tokens. Raises UserError where the second exceeds the first."""
         limit = self.params.max_tokens or response_limit
         cache = self.params.cache_tokens or max(limit // CACHE_SHARE, 1)
         if cache > limit:
@@ -66,6 +67,7 @@ class SoftOverlong(Method[SoftOverlongParams]):
         return type(self)(self.params.model_copy(update={"max_tokens": limit, "cache_tokens": cache}))
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
+        """Add factor clip((max_tokens - cache_tokens - length_i) / cache_tokens, -1, 0), float64 [G] (2503.14476)."""
         limit, cache = self.params.max_tokens, self.params.cache_tokens
         assert limit is not None and cache is not None, "recipes settle both in `within`"
         length_G = rewards_G.new_tensor([response.length for response in group.responses])

@@ -66,9 +66,14 @@ class TruncatedIS(Method[TruncatedISParams]):
     Params = TruncatedISParams
 
     def needs(self) -> Needs:
+        """Ask for the old log-probs inside the loss and the sampler's, whose ratio is the weight."""
         return Needs(old_logp=OldLogp.IN_LOSS, sampler_logp=True)
 
     def correction(self, x: TokenInputs) -> tuple[Tensor, TokenMetrics]:
+        """Return w_t = pi_old / pi_sampler by token, response or geometric mean, cut to [low, high] or masked; [T].
+
+        The metrics are w, its square, and the share outside the bounds (2510.18855 for the mask).
+        """
         assert x.sampler_logp_T is not None
         logw_T = x.before_T - x.sampler_logp_T
         if self.params.level == "sequence":

@@ -50,6 +50,10 @@ class Unlikeliness(Method[UnlikelinessParams]):
     Params = UnlikelinessParams
 
     def rewards(self, group: Group, rewards_G: Tensor) -> Tensor:
+        """Return r_i (1 - beta rank_i / G), float64 [G], least likely first (the code of 2506.02355).
+
+        Under `form: paper` each rank is one higher.
+        """
         likelihood_G = rewards_G.new_tensor([mean_logp(response) for response in group.responses])
         # The second argsort turns an order into ranks; a stable one keeps ties in sampling order.
         rank_G = likelihood_G.argsort(stable=True).argsort().to(rewards_G.dtype)

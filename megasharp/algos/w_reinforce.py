@@ -36,5 +36,6 @@ class WReinforce(OutcomeEstimator[WReinforceParams]):
     Params = WReinforceParams
 
     def advantages(self, rewards_G: Tensor, group: Group) -> Tensor:
+        """Return lambda for correct responses and -1 for all others, float64 [G]; rewards are not read (2506.01347)."""
         correct_G = correct_of(group)
         return self.params.positive_weight * correct_G - (1.0 - correct_G)
