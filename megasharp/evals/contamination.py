@@ -128,6 +128,7 @@ class _Tally:
         self._ours: Counter[str] = Counter()
 
     def add(self, found: Sequence[Overlap]) -> None:
+        """Count one problem that was read and the overlaps that were found for it, none included."""
         self.read += 1
         self.hit += bool(found)
         self._ours.update({overlap.suite for overlap in found})
@@ -135,6 +136,7 @@ class _Tally:
             self._theirs.setdefault(overlap.suite, set()).add(overlap.problem)
 
     def lines(self, name: str, sizes: Counter[str], out: Path | None) -> Iterator[str]:
+        """Yield a line for each suite of `sizes` (problems by suite), then one for all of the data set `name`."""
         for suite, size in sizes.items():
             yield (
                 f"{suite}: {len(self._theirs.get(suite, ()))} of {size} problems overlap with {self._ours[suite]} of "

@@ -46,11 +46,13 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: _RotationContext, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate `x` [P, heads, head_dim] by `cos` and `sin` [P, head_dim / 2]; same shape and dtype out."""
         ctx.save_for_backward(cos, sin)
         return _turn(x, cos, sin)
 
     @staticmethod
     def backward(ctx: _RotationContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient by `x`, [P, heads, head_dim] as the gradient that comes in; none by `cos` and `sin`."""
         cos, sin = ctx.saved_tensors
         return _turn(gradients[0], cos, -sin), None, None
 

@@ -78,7 +78,7 @@ class GroupExchange:
 
 
 def all_rows(rows: Tensor, exchange: Exchange) -> Tensor:
-    """Gather all ranks' rows; backward sums their gradients over ranks and keeps this rank's."""
+    """Gather all ranks' rows [L, ...] into [size * L, ...]; backward sums gradients over ranks, keeps its own."""
     whole: Tensor = _AllRows.apply(rows, exchange)  # type: ignore[no-untyped-call]
     return whole
 
@@ -92,9 +92,11 @@ class _Context(torch.autograd.function.FunctionCtx):
 class _AllRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, rows: Tensor, exchange: Exchange) -> Tensor:
+        """Gather each rank's `rows` [L, ...] into [size * L, ...], in the ranks' order."""
         ctx.exchange = exchange
         return exchange.gather(rows)
 
     @staticmethod
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient by this rank's rows, [L, ...]: the sum over ranks of their [size * L, ...]."""
         return ctx.exchange.scatter_sum(gradients[0]), None

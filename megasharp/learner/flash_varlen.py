@@ -118,6 +118,10 @@ class _VarlenAttention(torch.autograd.Function):
         scale: float | None,
         exchange: Exchange | None,
     ) -> Tensor:
+        """Gather `key` and `value` [P, groups, head_dim] as planned, and attend with `query` [P, heads, head_dim].
+
+        Returns [P, heads, head_dim] in the dtype of `query`.
+        """
         keys, values = _gathered(key, plan, exchange), _gathered(value, plan, exchange)
         out, *statistics = flash_forward(query, keys, values, plan, scale)
         ctx.save_for_backward(query, key, value, out, *statistics)
@@ -127,6 +131,10 @@ class _VarlenAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        """Return the gradients by `query`, `key` and `value`, of their shapes and dtypes; none by the rest.
+
+        The gradient that comes in is [P, heads, head_dim].
+        """
         query, key, value, out, *statistics = ctx.saved_tensors
         plan, exchange = ctx.plan, ctx.exchange
         # Gathered again: kept, they would take memory in every layer until backward.
@@ -157,7 +165,12 @@ def _summed(gradient: Tensor, plan: VarlenPlan, exchange: Exchange | None) -> Te
 def flash_forward(
     query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None
 ) -> tuple[Tensor, ...]:
-    """Return the output [P, heads, head_dim] and three statistics, which `flash_backward` takes."""
+    """Return the output [P, heads, head_dim] and three statistics, which `flash_backward` takes.
+
+    `query` is [P, heads, head_dim]; `key` and `value` are [K, groups, head_dim], gathered as `plan` says. Statistics:
+    log-sum-exp of each row's scores, float32 [heads, P]; the random state of dropout, which is off, uint64 [2]; and an
+    unused uint64 scalar (torch 2.13, `_meta_registrations.py`).
+    """
     forward: Callable[..., tuple[Tensor, ...]] = torch.ops.aten._flash_attention_forward
     # The numbers are dropout, causal and "return the softmax"; with a window the kernel is causal by its right side, 0.
     out, log_sum, state, unused, _ = forward(
@@ -176,7 +189,11 @@ def flash_backward(
     plan: VarlenPlan,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, gathered keys and gathered values, of their shapes and dtypes."""
+    """Return the gradients of query, gathered keys and gathered values, of their shapes and dtypes.
+
+    `gradient` (contiguous), `query` and `out` are [P, heads, head_dim], `key` and `value` [K, groups, head_dim];
+    `statistics` are the three of `flash_forward`.
+    """
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.ops.aten._flash_attention_backward
     log_sum, state, unused = statistics
     return backward(

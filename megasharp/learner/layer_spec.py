@@ -98,7 +98,10 @@ class _Adapted(torch.nn.Module):
         return {**state, **entries}
 
     def merged_weight(self) -> Tensor:
-        """Return this rank's part of weight + scale B A, in the weight's dtype; the weight itself is unchanged."""
+        """Return this rank's part of weight + scale B A, in the weight's dtype; the weight itself is unchanged.
+
+        Its shape is the weight's, [outputs, inputs] of this rank.
+        """
         return merged(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.rows, self.scale)
 
 
@@ -108,7 +111,10 @@ class AdaptedColumns(_Adapted, ColumnParallelLinear):  # type: ignore[misc]
     split = (None, 0)
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Compute Megatron's output plus scale B A x."""
+        """Compute Megatron's output plus scale B A x, and the bias: [..., inputs] to [..., this rank's outputs].
+
+        With sequence parallelism the first dimension is a part of the sequence in `input_` and whole in the output.
+        """
         output, bias = super().forward(input_, *args, **kwargs)
         low = F.linear(input_, self.lora_A)
         if self.sequence_parallel:
@@ -122,7 +128,10 @@ class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
     split = (1, None)
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Compute Megatron's output plus scale B A x."""
+        """Compute Megatron's output plus scale B A x, and the bias: [..., this rank's inputs] to [..., outputs].
+
+        With sequence parallelism the first dimension is a part of the sequence in the output and whole in `input_`.
+        """
         output, bias = super().forward(input_)
         low = F.linear(input_, self.lora_A)
         if self.sequence_parallel:
@@ -193,6 +202,7 @@ class RMSNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise `x` [..., hidden_size]; same shape out."""
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 

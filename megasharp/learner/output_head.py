@@ -131,6 +131,7 @@ class _Context(torch.autograd.function.FunctionCtx):
 class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, own: Tensor, tokens: TokenCut, exchange: Exchange) -> Tensor:
+        """Pad this rank's results `own` [own tokens, columns], gather all ranks' and return them as [T, columns]."""
         ctx.tokens = tokens
         padded = own.new_zeros(tokens.most, *own.shape[1:])
         padded[: own.shape[0]] = own
@@ -138,6 +139,7 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the rows of the gradient [T, columns] that are this rank's tokens: [own tokens, columns]."""
         # Every rank has the gradient of the same loss: its own tokens' part is all of it.
         return gradients[0].index_select(0, ctx.tokens.own), None, None
 

@@ -102,7 +102,10 @@ def load_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
 
 
 def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
-    """Read the weights of a folder without adapters, as `load_model`; adapters of `chunks` keep their values."""
+    """Read the weights of a folder without adapters; adapters of `chunks` keep their values.
+
+    Raises many kinds of errors for damaged shards, as `load_model`.
+    """
     sharded = _sharded_model(chunks, dict(METADATA))
     stored = {
         number: {name: entry for name, entry in part.items() if not is_adapter(name)}
@@ -120,7 +123,7 @@ def load_state(
     """Read what `save_state` wrote, resharding to the present layout.
 
     Moments and counts of steps come from the file; learning rate, betas, epsilon and weight decay stay the optimizer's
-    own.
+    own. Raises many kinds of errors for damaged shards, as `load_model`.
     """
     state = dist_checkpointing.load(_sharded(chunks, optimizer, is_loading=True), str(folder))
     _fill([chunk.module for chunk in chunks], state["model"])

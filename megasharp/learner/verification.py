@@ -85,6 +85,8 @@ class _Tap:
         self.outputs: LayerOutputs = {}
 
     def on(self, module: torch.nn.Module, name: str) -> None:
+        """Keep what `module` returns from now on as `name`; repeated calls are joined by rows, [rows, features]."""
+
         def keep(_: torch.nn.Module, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
             whole = output if isinstance(output, Tensor) else output[0]
             rows = whole.detach().float().cpu().reshape(-1, whole.shape[-1])

@@ -114,6 +114,10 @@ class _ChunkedHead(torch.autograd.Function):
         kernels: Kernels,
         weight_grad_VpH: Tensor | None,
     ) -> Outputs:
+        """Return `HeadOutput`'s fields in order, [T] or [T, N] each; logits [C, Vp] are there one chunk at a time.
+
+        Raises ValueError where a target is outside the vocabulary.
+        """
         check = TargetCheck(target_T)
         parts = []
         for begin, end in _chunks(len(target_T), chunk_tokens):
@@ -138,6 +142,10 @@ class _ChunkedHead(torch.autograd.Function):
         topn_grad_TN: Tensor | None,
         *_: None,
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
+        """Return the gradients by `hidden_TH` [T, H] and `weight_VpH` [Vp, H], each None where not needed.
+
+        Raises RuntimeError where a second derivative is asked for.
+        """
         refuse_second_derivative()
         hidden_TH, weight_VpH, target_T, max_T, log_sum_T, entropy_T, topn_id_TN = ctx.saved_tensors
         softmax = Softmax(max_T, log_sum_T, entropy_T, topn_id_TN)
@@ -168,6 +176,7 @@ class _WeightGradient:
         self._sum = torch.zeros_like(weight_VpH, dtype=_sum_dtype(weight_VpH)) if own else into_VpH
 
     def add(self, gradient_CVp: Tensor, hidden_CH: Tensor) -> None:
+        """Add one chunk's gradient^T @ hidden, [Vp, H]: `gradient_CVp` is [C, Vp] and `hidden_CH` [C, H]."""
         if self._sum is None:
             self._sum = gradient_CVp.t() @ hidden_CH
         elif self._sum.dtype == gradient_CVp.dtype:

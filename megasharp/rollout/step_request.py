@@ -75,17 +75,23 @@ class AsyncEngine(Engine, Protocol):
 class PromptSource(Protocol):
     """Endless prompts."""
 
-    def take(self, count: int) -> list[Prompt]: ...
+    def take(self, count: int) -> list[Prompt]:
+        """Return the next `count` prompts."""
+        ...
 
 
 class MemoryUse(Protocol):
     """The memory network's part in sampling: `SamplingParams.memory_mu` and `SamplingParams.plausible`."""
 
     @property
-    def mu(self) -> float: ...
+    def mu(self) -> float:
+        """Factor of the memory network's logits, which are subtracted from the policy's."""
+        ...
 
     @property
-    def plausible(self) -> Plausible | None: ...
+    def plausible(self) -> Plausible | None:
+        """Guard that bars tokens by the policy's own probabilities; None bars none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,10 @@ class _TokenHead(torch.autograd.Function):
         arithmetic: Arithmetic,
         overwrite: bool,
     ) -> Outputs:
+        """Return `HeadOutput`'s fields in order, [T] or [T, N] each, of `logits_TVp` [T, Vp] and `target_T` [T].
+
+        Raises ValueError where a target is outside the vocabulary.
+        """
         check = TargetCheck(target_T)
         part = arithmetic.part(logits_TVp, target_T, request)
         joined = join_over_group(part, target_T, check, request)
@@ -190,6 +194,10 @@ class _TokenHead(torch.autograd.Function):
         topn_grad_TN: Tensor | None,
         *_: None,
     ) -> tuple[Tensor | None, None, None, None, None]:
+        """Return the gradient by the logits, [T, Vp] in their dtype; with `overwrite` it lies where they were.
+
+        Raises RuntimeError where a second derivative or, after overwriting, a second backward is asked for.
+        """
         refuse_second_derivative()
         if ctx.overwritten:
             raise RuntimeError("token_head(overwrite_logits=True) has no second backward: the logits are overwritten")

@@ -231,11 +231,18 @@ class EngineApi:
     key: str
 
     def healthy(self, limit: float) -> bool:
-        """Return True where the server answers and its scheduler is alive (if idle, it samples a token)."""
+        """Return True where the server answers and its scheduler is alive (if idle, it samples a token).
+
+        Raises EngineFailed where it cannot be reached, EngineSlow where it sends nothing for `limit` seconds.
+        """
         return self._call("GET", "/health", None, limit).status == 200
 
     def version(self, limit: float = CONTROL_S) -> int:
-        """Return the weights' version that the server serves; -1 for those it started with."""
+        """Return the weights' version that the server serves; -1 for those it started with.
+
+        Raises EngineFailed where the engine fails or names no version of ours, EngineSlow where it sends nothing for
+        `limit` seconds.
+        """
         info = self._json("GET", "/model_info", None, limit)
         try:
             return version_number(info["weight_version"])
@@ -243,7 +250,11 @@ class EngineApi:
             raise EngineFailed(f"/model_info names no weights version we know: {str(info)[:200]}") from error
 
     def prompt_limit(self, limit: float = CONTROL_S) -> int:
-        """Return the number of tokens from which on the server refuses prompts."""
+        """Return the number of tokens from which on the server refuses prompts.
+
+        Raises EngineFailed where the engine fails or names no such number, EngineSlow where it sends nothing for
+        `limit` seconds.
+        """
         info = self._json("GET", "/server_info", None, limit)
         try:
             return int(info["max_req_input_len"])
@@ -253,7 +264,11 @@ class EngineApi:
     def generate(
         self, request: GenerateRequest, sampling: SamplingParams, ids: Sequence[str], limit: float
     ) -> list[Completion] | Refused:
-        """Sample one prompt once for each seed; `ids` are the samples' names for `abort`."""
+        """Sample one prompt once for each seed; `ids` are the samples' names for `abort`.
+
+        Returns Refused where the prompt is at fault. Raises EngineFailed where the engine fails or its answer is
+        malformed, EngineSlow where it sends nothing for `limit` seconds, UserError where log-probs are not finite.
+        """
         answer = self._call("POST", "/generate", generate_body(request, sampling, ids), limit)
         if answer.status in _REFUSALS:
             return Refused(_message(answer))
@@ -264,7 +279,11 @@ class EngineApi:
             raise EngineFailed(f"/generate: {error}") from error
 
     def read(self, tokens: Sequence[int], sampling: SamplingParams, name: str, limit: float) -> Refused | None:
-        """Compute a prompt's cache, for samples that `generate` is asked for afterwards; `name` is for `abort`."""
+        """Compute a prompt's cache, for samples that `generate` is asked for afterwards; `name` is for `abort`.
+
+        Returns Refused where the prompt is at fault.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         # With a memory network's mu, if there is one: what is cached is both networks'.
         body = generate_body(GenerateRequest(tuple(tokens), (0,)), replace(sampling, max_tokens=0), (name,))
         answer = self._call("POST", "/generate", body, limit)
@@ -274,21 +293,36 @@ class EngineApi:
         return None
 
     def abort(self, ids: Sequence[str]) -> None:
-        """End these samples; their requests are answered with what they have."""
+        """End these samples; their requests are answered with what they have.
+
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `CONTROL_S` seconds.
+        """
         for name in ids:
             self._expect_success(self._call("POST", "/abort_request", {"rid": name}, CONTROL_S))
 
     def pause(self, mode: InFlight, limit: float = CONTROL_S) -> Refused | None:
-        """Stop sampling: requests in flight lose their key-value cache (retract) or keep it (in_place)."""
+        """Stop sampling: requests in flight lose their key-value cache (retract) or keep it (in_place).
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         return self._do("/pause_generation", {"mode": mode}, limit)
 
     def proceed(self, limit: float = CONTROL_S) -> Refused | None:
-        """Undo `pause`."""
+        """Undo `pause`.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         # Emptying the allocator's cache asks for CUDA.
         return self._do("/continue_generation", {"torch_empty_cache": False}, limit)
 
     def flush(self, limit: float = CONTROL_S) -> Refused | None:
-        """Forget every cached prefix; requests that have just ended are waited for, paused ones may be there."""
+        """Forget every cached prefix; requests that have just ended are waited for, paused ones may be there.
+
+        Returns Refused where the engine still will not after 20 seconds.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         # Not with a time limit of the server's own: then it would wait for the paused ones too, which never end.
         deadline = time.monotonic() + _FLUSH_S
         while (refused := self._do("/flush_cache", {}, limit)) is not None and time.monotonic() < deadline:
@@ -296,34 +330,57 @@ class EngineApi:
         return refused
 
     def release(self, kinds: Sequence[Memory]) -> None:
-        """Free this memory of the device; the engine must be idle, and its contents are lost."""
+        """Free this memory of the device; the engine must be idle, and its contents are lost.
+
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `CONTROL_S` seconds.
+        """
         self._expect_success(self._call("POST", "/release_memory_occupation", {"tags": list(kinds)}, CONTROL_S))
 
     def resume(self, kinds: Sequence[Memory]) -> None:
-        """Take this memory again; weights must be pushed before they are used."""
+        """Take this memory again; weights must be pushed before they are used.
+
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `CONTROL_S` seconds.
+        """
         self._expect_success(self._call("POST", "/resume_memory_occupation", {"tags": list(kinds)}, CONTROL_S))
 
     def begin_update(self, limit: float = CONTROL_S) -> Refused | None:
-        """Open a weight update: tensors sent outside one are refused."""
+        """Open a weight update: tensors sent outside one are refused.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         return self._do("/begin_weight_update", {}, limit)
 
     def end_update(self, limit: float) -> Refused | None:
-        """Close the weight update."""
+        """Close the weight update.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         return self._do("/end_weight_update", {}, limit)
 
     def load_file(self, path: Path, ranks: int, limit: float) -> Refused | None:
-        """Load a file of `rollout.sglang.bucket` that the engine's machine can read, on each of its `ranks`."""
+        """Load a file of `rollout.sglang.bucket` that the engine's machine can read, on each of its `ranks`.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         return self._load([_payload([("file", AsBytes(str(path)))])] * ranks, None, limit)
 
     def load_lent(self, ranks: Sequence[Sequence[tuple[str, str]]], limit: float) -> Refused | None:
-        """Load weights from memory that their sender shares: texts for each rank, named as `engine.receive` has it."""
+        """Load weights from memory that their sender shares: texts for each rank, named as `engine.receive` has it.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         payloads = [_payload([(kind, AsBytes(text)) for kind, text in texts]) for texts in ranks]
         return self._load(payloads, None, limit)
 
     def announce(self, header: str, ranks: int, limit: float, version: int | None = None) -> Refused | None:
         """Say by its header what the next broadcast brings; one without tensors closes the push.
 
-        `version` labels the weights from now on; None leaves the label.
+        `version` labels the weights from now on; None leaves the label. Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
         """
         return self._load([_payload([("announced", AsBytes(header))])] * ranks, version, limit)
 
@@ -332,7 +389,11 @@ class EngineApi:
         return self._do("/update_weights_from_tensor", _labelled(body, version), limit)
 
     def join_group(self, seat: GroupSeat, limit: float) -> Refused | None:
-        """Have every rank of the engine join a group for broadcasts; returns when all of the group have come."""
+        """Have every rank of the engine join a group for broadcasts; returns when all of the group have come.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         body = {
             "master_address": seat.host,
             "master_port": seat.port,
@@ -344,11 +405,19 @@ class EngineApi:
         return self._do("/init_weights_update_group", body, limit)
 
     def leave_group(self, name: str, limit: float) -> Refused | None:
-        """Have every rank leave a group; refused where it is in none of that name."""
+        """Have every rank leave a group; refused where it is in none of that name.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         return self._do("/destroy_weights_update_group", {"group_name": name}, limit)
 
     def receive_broadcast(self, entries: Sequence[Entry], group: str, limit: float) -> Refused | None:
-        """Take part in one broadcast of the group, and load its tensors; they must have been announced."""
+        """Take part in one broadcast of the group, and load its tensors; they must have been announced.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         body = {
             "names": [entry.name for entry in entries],
             "dtypes": [entry.dtype for entry in entries],
@@ -360,7 +429,11 @@ class EngineApi:
         return self._do("/update_weights_from_distributed", body, limit)
 
     def checksums(self, limit: float) -> list[dict[str, str]] | Refused:
-        """Return a checksum of every whole tensor by its name, as each rank has it."""
+        """Return a checksum of every whole tensor by its name, as each rank has it.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         answer = self._call("POST", "/weights_checker", {"action": "checksum"}, limit)
         if answer.status == 400:
             return Refused(_message(answer))
@@ -371,7 +444,11 @@ class EngineApi:
             raise EngineFailed(f"/weights_checker names no checksums: {answer.text[:200]}") from error
 
     def load_folder(self, folder: Path, version: int, limit: float) -> Refused | None:
-        """Load all weights from a Hugging Face folder that the engine's machine can read."""
+        """Load all weights from a Hugging Face folder that the engine's machine can read.
+
+        Returns Refused where the engine will not.
+        Raises EngineFailed where the engine fails, EngineSlow where it sends nothing for `limit` seconds.
+        """
         body: dict[str, Any] = {"model_path": str(folder), "flush_cache": False}
         return self._do("/update_weights_from_disk", _labelled(body, version), limit)
 

@@ -48,24 +48,27 @@ class Sleeper:
         self._members = members
 
     def sleep(self) -> None:
-        """Free weights and cache. What they held is lost, so the next `wake_weights` must be followed by a push."""
+        """Free weights and cache. What they held is lost, so the next `wake_weights` must be followed by a push.
+
+        Raises RunFailed where no engine is left.
+        """
         self._members.let_sleep(True)
         # The flush waits for what has just ended, a probe's token too.
         self._each("flush before sleep", lambda api: api.flush())
         self._each("sleep", lambda api: api.release(("weights", "kv_cache")))
 
     def rest(self) -> None:
-        """Free the cache only."""
+        """Free the cache only. Raises RunFailed where no engine is left."""
         self._members.let_sleep(True)
         self._each("flush before sleep", lambda api: api.flush())
         self._each("sleep", lambda api: api.release(("kv_cache",)))
 
     def wake_weights(self) -> None:
-        """Take memory for weights again, for a push to fill."""
+        """Take memory for weights again, for a push to fill. Raises RunFailed where no engine is left."""
         self._each("wake", lambda api: api.resume(("weights",)))
 
     def wake_cache(self) -> None:
-        """Take the cache's memory again: the engines can sample."""
+        """Take the cache's memory again: the engines can sample. Raises RunFailed where no engine is left."""
         self._each("wake", lambda api: api.resume(("kv_cache",)))
         self._members.let_sleep(False)
 
@@ -97,7 +100,10 @@ class LocalStarter:
         self._settings = settings
 
     def begin(self, index: int) -> LocalStarting:
-        """Start engine `index`; it ends with the calling thread."""
+        """Start engine `index`; it ends with the calling thread.
+
+        Raises OSError where its files, port or process cannot be made.
+        """
         return LocalStarting(self._settings, index)
 
 
@@ -113,7 +119,10 @@ class LocalStarting:
             self._port = stack.pop_all()
 
     def answered(self) -> EngineProcess | None:
-        """The engine once it answers."""
+        """Return the engine once it answers, None before; returns within seconds.
+
+        Raises UserError, with the engine killed, where it has ended or `start_limit_s` seconds have passed.
+        """
         problem = start_problem(self._engine)
         if problem is None and answers(self._engine.api, GLANCE_S):
             self._engine.settled()
@@ -257,9 +266,11 @@ class Fleet:
         return self._router.retried
 
     def submit(self, request: GenerateRequest, sampling: SamplingParams) -> Future[list[Completion]]:
-        """Sample one request; returns at once. What `generate` says of errors holds for the future.
+        """Sample one request; returns at once. What `generate` says of errors of sampling holds for the future.
 
         The future raises NotSampled where the engine refuses the request, EnginesLost where several failed over it.
+        Raises at once UserError where a token is outside the vocabulary or a memory network is missing, and
+        RuntimeError after `close`.
         """
         self._check([request], sampling)
         obstacle = self._obstacle(request)

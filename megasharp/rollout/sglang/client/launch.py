@@ -368,7 +368,10 @@ def remove_leftovers() -> None:
 
 
 def start_one(settings: FleetSettings, index: int, port: int, key: str, address: str = LOOPBACK) -> EngineProcess:
-    """Start engine `index`, which will listen on `port` of this machine's `address`."""
+    """Start engine `index`, which will listen on `port` of this machine's `address`.
+
+    Raises OSError where its log, its folder or its process cannot be made.
+    """
     log = settings.log_folder / f"engine_{index}.log"
     settings.log_folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:

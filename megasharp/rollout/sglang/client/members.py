@@ -86,7 +86,10 @@ class Members:
         self._epoch = 0
 
     def start_watching(self) -> None:
-        """Note what the engines, which have just answered the launcher, serve; then probe them in the background."""
+        """Note what the engines, which have just answered the launcher, serve; then probe them in the background.
+
+        Raises EngineFailed where one does not answer any more.
+        """
         for member in self.all:
             self.observe(member, Answered(member.process.api.version()))
         for member in self.all:

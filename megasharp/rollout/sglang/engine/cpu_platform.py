@@ -35,20 +35,25 @@ def _plain_cpu_platform() -> type:
         _enum = PlatformEnum.OOT
 
         def get_default_attention_backend(self) -> str:
+            """Return the name of SGLang's attention in plain torch."""
             return "torch_native"
 
         def get_mha_kv_pool_cls(self) -> Any:
+            """Return SGLang's own class of key-value pools."""
             from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
             return MHATokenToKVPool
 
         def get_paged_allocator_cls(self) -> Any:
+            """Return the class of the page allocator that needs no Triton."""
             return _paged_allocator()
 
         def is_pin_memory_available(self, device: Any = None) -> bool:
+            """Return False: there is no device to copy to from pinned memory."""
             return False
 
         def get_dispatch_key_name(self) -> str:
+            """Return the key under which SGLang's layers have their forward in plain torch."""
             return "native"
 
     return PlainCpuPlatform

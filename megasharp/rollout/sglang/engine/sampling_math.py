@@ -34,7 +34,10 @@ class MemoryLogits(nn.Module):
         MemoryLogits._present = self
 
     def store(self, logits_SV: Tensor) -> None:
-        """Keep the rows of one step, in the batch's order."""
+        """Keep the rows of one step, [S, V] of any floating dtype, in the batch's order.
+
+        Raises RuntimeError where there are more than the `max_rows` that the buffer was made for.
+        """
         rows, most = logits_SV.shape[0], self.logits_SV.shape[0]
         if rows > most:
             raise RuntimeError(f"{rows} requests in one batch, but the engine was started for at most {most}")

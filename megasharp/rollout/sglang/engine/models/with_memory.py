@@ -116,6 +116,10 @@ class _RepeatedHeads(nn.Module):
         self.inner = inner
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: Any, **kwargs: Any) -> Any:
+        """Attend with `q` [tokens, heads * head_dim] to `k` and `v` [tokens, kv_heads * head_dim], each head repeated.
+
+        Returns what the inner layer does.
+        """
         return self.inner(q, self._repeated(k), self._repeated(v), forward_batch, **kwargs)
 
     def _repeated(self, heads: Tensor) -> Tensor:
