@@ -18,7 +18,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 # Other files of tests/multirank are about methods, cuts of a step and how ranks start, which no version changes.
 FILES = (
-    "background",
+    "async_checkpoint",
     "chunked_head",
     "combined",
     "context",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import long_tier
 import pytest
+import test_other_megatron
 from long_tier import Slice, choose, read_slices, record
 
 REPOSITORY = Path(__file__).parents[2]
@@ -82,3 +83,9 @@ def test_what_cannot_be_built_is_not_green(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(long_tier, "read_slices", lambda: slices)
     assert long_tier.main([]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "not green: a, b"
+
+
+def test_the_files_of_the_other_megatrons_slice_exist() -> None:
+    """They are named in a program, so no collection finds one that was renamed."""
+    folder = REPOSITORY / "tests" / "multirank" / "learner"
+    assert [name for name in test_other_megatron.FILES if not (folder / f"test_{name}.py").is_file()] == []
