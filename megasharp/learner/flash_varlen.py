@@ -169,7 +169,7 @@ def flash_forward(
 
     `query` is [P, heads, head_dim]; `key` and `value` are [K, groups, head_dim], gathered as `plan` says. Statistics:
     log-sum-exp of each row's scores, float32 [heads, P]; the random state of dropout, which is off, uint64 [2]; and an
-    unused uint64 scalar (torch 2.13, `_meta_registrations.py`).
+    unused uint64 scalar (shapes by torch 2.13's meta registrations).
     """
     forward: Callable[..., tuple[Tensor, ...]] = torch.ops.aten._flash_attention_forward
     # The numbers are dropout, causal and "return the softmax"; with a window the kernel is causal by its right side, 0.
