@@ -131,7 +131,16 @@ def _make_run(
         resolved, folder, parts.engine, parts.judge.judge, parts.phases, control, checkpoints, log, clock
     )
     saver = Saver(
-        *(resolved, checkpoints, parts.learners, parts.prompts, parts.rollouts, parts.sync, control, inputs, log, clock)
+        resolved,
+        checkpoints,
+        parts.learners,
+        parts.prompts,
+        parts.rollouts,
+        parts.sync,
+        control,
+        inputs,
+        log,
+        clock,
     )
     return _Run(resolved, folder, attempt, clock, control, progress, parts, log, evaluator, saver, say)
 

@@ -53,7 +53,7 @@ from megasharp.weight_sync.receivers import Receivers
 # Time for a group to form, and for an engine to come out of a broadcast that failed.
 _JOIN_S = 60.0
 SETTLE_S = 20.0
-# Who fails first is not always the one at fault: a broken connection is noticed on both its ends.
+# Both ends notice a broken connection, so the first failure need not be that of the peer at fault.
 _GRACE_S = 3.0
 _LISTEN = 128
 # The groups that this rank is in, by their names.
@@ -96,7 +96,7 @@ class Broadcast:
             self._receivers.compare(digests)
             self._receivers.go_on()
         except BaseException:
-            # What is under way in a group would meet the next push.
+            # A collective left pending in a group would mix with the next push.
             with contextlib.suppress(Exception):
                 self._leave(parts[0][1])
             self._groups = []

@@ -21,7 +21,7 @@ from megasharp.weight_sync.buckets import Bucket, Digests, buckets, in_dtype, on
 from megasharp.weight_sync.endpoints import WeightSource, joined
 from megasharp.weight_sync.receivers import Receivers
 
-# How the names of folders that a push writes begin.
+# Prefix of the folders that a push writes.
 PUSH_FOLDER = "megasharp-push-"
 
 

@@ -171,7 +171,7 @@ class Posts:
         return found | {number: Failure("slow", f"no answer within {limit_s:g} s") for number in self._pending}
 
 
-# What `EngineApi.load_lent` takes for one rank.
+# One rank's argument of `EngineApi.load_lent`: (kind, text) pairs.
 Texts = list[tuple[str, str]]
 _Value = TypeVar("_Value")
 

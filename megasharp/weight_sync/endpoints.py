@@ -54,23 +54,30 @@ def prefixed(tensors: NamedTensors, prefix: str) -> Iterator[tuple[str, Tensor]]
         yield prefix + name, tensor
 
 
-class InProcessSync:
-    """Pushes every weight of the source to the sink under a new version."""
+class PushedVersions:
+    """Versions of policy and memory network last pushed, each with a count of its own; -1 before the first."""
 
-    def __init__(self, sink: WeightSink, version: int = -1, memory_version: int = -1) -> None:
-        self._sink = sink
+    def __init__(self, version: int = -1, memory_version: int = -1) -> None:
         self._version = version
         self._memory_version = memory_version
 
     @property
     def version(self) -> int:
-        """The version last pushed; -1 before the first."""
+        """The policy's version last pushed."""
         return self._version
 
     @property
     def memory_version(self) -> int:
-        """The memory network's version last pushed; -1 before the first."""
+        """The memory network's version last pushed."""
         return self._memory_version
+
+
+class InProcessSync(PushedVersions):
+    """Pushes every weight of the source to the sink under a new version."""
+
+    def __init__(self, sink: WeightSink, version: int = -1, memory_version: int = -1) -> None:
+        super().__init__(version, memory_version)
+        self._sink = sink
 
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
         """Push all weights, and those of the memory network if given; returns the new version, one above the last."""

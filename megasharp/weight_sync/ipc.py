@@ -112,7 +112,7 @@ def share(part: RankPart, plan: SharePlan) -> Sent | None:
     if left:
         _share_buckets(part, plan, left, sent, digests)
     elif plan.config.verify:
-        # What they copied, as it would have been sent: the stage's source is the first rank, for there is one stage.
+        # Checksums of the exported weights in the engines' dtype; without pipeline stages the source is rank 0.
         for item in in_dtype(prefixed(part.export_weights(everywhere=True), plan.prefix), plan.dtype):
             if dist.get_rank() == 0:
                 digests.of([item])
@@ -261,7 +261,7 @@ def lend(part: RankPart, plan: SharePlan, sent: Sent) -> tuple[int, ...]:
         apart = tuple(number for number, failure in failures.items() if NOT_HELD in failure.reason)
         again = tuple(number for number, failure in failures.items() if NOT_OPEN in failure.reason)
         sent.failures |= {number: f for number, f in failures.items() if number not in {*apart, *again}}
-        # What such engines need is on other ranks: they get buckets, now and in all later pushes.
+        # Other ranks hold the weights of these engines: they get buckets in this push and in all later ones.
         if apart:
             lender.in_vain = True
             return (*apart, *again)

@@ -12,7 +12,7 @@ from megasharp.rollout.sglang.client.fleet import Fleet
 from megasharp.rollout.sglang.client.launch import LOOPBACK
 from megasharp.weight_sync.broadcast import Broadcast
 from megasharp.weight_sync.by_files import Disk, SharedMemory
-from megasharp.weight_sync.endpoints import WeightSource
+from megasharp.weight_sync.endpoints import PushedVersions, WeightSource
 from megasharp.weight_sync.ipc import SharedHandles
 from megasharp.weight_sync.receivers import Receivers
 
@@ -30,24 +30,13 @@ class Transport(Protocol):
         ...
 
 
-class FleetSync:
-    """Satisfies the loop's `Sync`. `version` and `memory_version` are those last pushed, -1 before the first."""
+class FleetSync(PushedVersions):
+    """Pushes to a fleet of engines by a transport. Satisfies the loop's `Sync`."""
 
     def __init__(self, fleet: Fleet, transport: Transport, version: int = -1, memory_version: int = -1) -> None:
+        super().__init__(version, memory_version)
         self._fleet = fleet
         self._transport = transport
-        self._version = version
-        self._memory_version = memory_version
-
-    @property
-    def version(self) -> int:
-        """The policy version last pushed."""
-        return self._version
-
-    @property
-    def memory_version(self) -> int:
-        """The memory network's version last pushed; it has a count of its own."""
-        return self._memory_version
 
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
         """Push all weights, and those of the memory network if given; returns the new version, one above the last.
