@@ -177,7 +177,7 @@ def plan(sizes: Sizes, dp: int, budget: int, multiple: int) -> list[list[Draft]]
 
 def _plan_count(sizes: Sizes, packed: list[Draft], count: int, dp: int, budget: int) -> list[list[Draft]]:
     """Carry out steps 2 to 5 of `plan` for `count` micro-batches in all."""
-    # What is lost where the budget is filled is lost at smaller capacities, too.
+    # The share of a full budget that packing leaves unused is lost at smaller capacities too.
     lost = min(_MOST_LOST, len(packed) * budget / max(1, sum(draft.tokens for draft in packed)))
     mean = sum(draft.flops for draft in packed) / count
     drafts = spread(sizes, Capacity(budget, mean * lost * _SPREAD), count)

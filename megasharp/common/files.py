@@ -28,7 +28,7 @@ SHARED_MEMORY = Path("/dev/shm")
 # The kernel takes paths of sockets of at most 107 bytes.
 _LONGEST_PARENT = 20
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# What tempfile.mkdtemp appends.
+# The suffix that tempfile.mkdtemp appends.
 _LETTERS = re.compile("[a-z0-9_]{8}")
 
 

@@ -183,7 +183,7 @@ def save_heard() -> Iterator[None]:
 def _hear(_: int, __: FrameType | None) -> None:
     first = not _State.save
     _State.save = True
-    # What the first one interrupted is being ended: a second must not cut that short.
+    # The first signal's interruption is still unwinding, which a second one must not cut short.
     if first and _State.at_once and not _State.holds:
         raise SaveAsked
 

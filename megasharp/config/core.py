@@ -19,7 +19,7 @@ from megasharp.common.errors import UserError, one_line
 from megasharp.common.section import Section
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-# What holds `configs` and the quickstart: in a wheel a folder of the package (setup.py), else the repository.
+# Parent of `configs` and the quickstart: a folder of the package in a wheel (setup.py), else the repository.
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
 PRESETS = SHIPPED / "configs"
 

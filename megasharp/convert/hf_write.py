@@ -65,7 +65,7 @@ class TensorFile:
 
     def close(self) -> None:
         """Close an unfinished file; harmless after `finish`."""
-        # What a full disk refused once, it refuses again.
+        # A disk that was full during the write is full at the flush too.
         with suppress(OSError):
             self._file.close()
 

@@ -266,7 +266,7 @@ def _interval(suites: Sequence[Values], means: Values, level: float) -> Interval
         return None
     estimate = float(np.mean([values.mean() for values in suites]))
     means = means[~np.isnan(means)]
-    # What each problem moves the average by: its influence, up to a factor that is the same for all.
+    # Influence of each problem on the average, up to a factor that is the same for all.
     influence = np.concatenate([(values - values.mean()) / len(values) for values in suites])
     spread = float((influence**2).sum())
     # Means of equal values differ from each other by rounding alone.

@@ -1,7 +1,7 @@
 """Judged samples and the counts of one problem: outcomes, answers, and means over its responses' tokens.
 
 A sample is a small record, stored for an evaluation that goes on later. Counting reads these records and nothing else,
-so an evaluation that was resumed is bit for bit the one in one piece.
+so a resumed evaluation equals an uninterrupted one bit for bit.
 
 One answer is one canonical answer of the task's verifier: two wrong responses that say the same are one answer. A
 correct and a wrong response are never one, whatever their texts. All responses without a canonical answer, whatever is

@@ -160,7 +160,7 @@ class MegatronWeights:
         self._pieces = _cut(self.architecture, folder / "hf", as_dtype(self.architecture.dtype), 1, self.lora)
         self._stored = StreamedCheckpoint(folder / "policy", self._pieces)
         self.digests = Digests()
-        # What a conversion wrote, by its own record; a run's checkpoint has none.
+        # Digests recorded by the conversion that wrote the folder; a run's checkpoint has no record.
         record = read_record(folder)
         self._expected: dict[str, str] = {} if record is None else {**record.tensors, **record.rounded}
 

@@ -139,7 +139,7 @@ class AdaptedRows(_Adapted, RowParallelLinear):  # type: ignore[misc]
         return output + self.scale * F.linear(low, self.lora_B), bias
 
 
-# What the layer spec names in place of Megatron's own.
+# Linear layers that replace Megatron's in the layer spec.
 ADAPTED: dict[LoraTarget, type[_Adapted]] = {
     "qkv": AdaptedColumns,
     "proj": AdaptedRows,

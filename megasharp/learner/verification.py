@@ -318,7 +318,7 @@ def _compare_outputs(sides: tuple[_Side, _Side], tensors: Comparison, probe: Pro
         dtypes |= sides[0].dtypes() | sides[1].dtypes()
     tolerance = max(TOLERANCES.get(dtype, 0.0) for dtype in dtypes)
     found = {name: output_difference(mine[name], theirs[name]) for name in mine}
-    # What a NaN or an infinity reaches depends on the kernels: one attends to masked tokens with a weight of 0, which
+    # How far a NaN or an infinity spreads depends on the kernels: one attends to masked tokens with weight 0, which
     # makes NaN of NaN, the other never sees them.
     any_place = tensors.share_values_that_are_no_numbers()
     failed = (name for name, it in found.items() if it.relative > tolerance or not (it.same_places or any_place))

@@ -202,7 +202,7 @@ class _Shards:
         """Fill all at once, by Megatron's distributed checkpointing."""
         try:
             load_base(self._folder, chunks)
-        # What torch and Megatron raise for damaged shards has no common kind.
+        # The exceptions of torch and Megatron for damaged shards have no common base class.
         except Exception as error:
             raise UserError(f"{self._folder}: these weights cannot be loaded: {one_line(error)}") from error
         not_finite = _first_not_finite(chunks)

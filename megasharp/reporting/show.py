@@ -123,7 +123,7 @@ def _checkpoint_marks(history: RunHistory) -> Iterator[str]:
     yield from (f"checkpoint of step {entry.step}: {entry.problem}" for entry in history.checkpoints if entry.problem)
 
 
-# What one screen has room for: the newest attempts, checkpoints and events.
+# Limits of one screen: the newest attempts, checkpoints and events, and column widths in characters.
 _ATTEMPTS, _CHECKPOINTS, _EVENTS, _WIDTH, _REASON = 5, 3, 3, 40, 160
 # The mean of this many last steps estimates the next ones.
 _PACE = 50

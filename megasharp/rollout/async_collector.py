@@ -302,6 +302,6 @@ def _abort(engine: AsyncEngine, works: Sequence[PromptWork]) -> None:
     running = [work for work in works if work.future is not None]
     engine.abort([work.future for work in running if work.future is not None])
     for work in running:
-        # What no engine sampled stays open, and the next step asks again.
+        # Prompts that no engine sampled stay open; the next step requests them again.
         with suppress(NotSampled):
             work.settle(aborted=True)

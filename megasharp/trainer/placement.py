@@ -58,7 +58,7 @@ class Placement(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is reserved."""
+        """Release the reserved slots."""
         ...
 
 

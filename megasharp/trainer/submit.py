@@ -135,7 +135,7 @@ def _check_evaluation(asked: Asked, config: RunConfig, where: str, run: Path) ->
     if not _is_in_the_image(asked, Path(asked.suite)):
         plan_suites(_suites(asked.suite), _settings(asked.suite, config), config.seed)
     source = asked.checkpoint or run
-    # What the job waits for may be what writes it.
+    # A job that this one depends on may write the folder, so it need not exist yet.
     if _is_in_the_image(asked, source) or sbatch_options.waits(asked.extra):
         return
     try:

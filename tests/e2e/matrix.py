@@ -1,4 +1,4 @@
-"""Runs that are stopped and go on, against the same runs in one piece: cells of a matrix, compared bit for bit.
+"""Stopped and resumed runs against uninterrupted ones: cells of a matrix, compared bit for bit.
 
 A cell is three real processes: the whole run, one that is stopped by a signal, and one that resumes it.
 """

@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on is the run in one piece, bit for bit; the matrix of it is in tests/long."""
+"""A stopped and resumed run equals an uninterrupted one bit for bit; the matrix of it is in tests/long."""
 
 from __future__ import annotations
 

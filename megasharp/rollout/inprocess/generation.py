@@ -190,7 +190,7 @@ def _candidates(policy_SV: Tensor, count: int) -> Candidates:
 
 def _memory_draw(memory_SV: Tensor, policy_SV: Tensor, calibrated_SV: Tensor, tokens_S: Tensor) -> MemoryDraw:
     moved_S = calibrated_SV.argmax(dim=-1) != policy_SV.argmax(dim=-1)
-    # What the guard bars has probability zero, and zero times minus infinity is none of the sum.
+    # Tokens that the guard masks have probability 0; their 0 * -inf would be NaN, so they are left out of the sum.
     terms_SV = calibrated_SV.exp() * (calibrated_SV - policy_SV)
     kl_S = terms_SV.masked_fill_(calibrated_SV == float("-inf"), 0.0).sum(dim=-1)
     return MemoryDraw(_at(memory_SV, tokens_S).float(), moved_S, kl_S.float())

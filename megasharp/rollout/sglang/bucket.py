@@ -146,7 +146,7 @@ def parse_header(text: str | bytes) -> Header:
         raw = json.loads(text)
         entries = tuple(Entry(**{**item, "shape": tuple(item["shape"])}) for item in raw.pop("tensors"))
         stamp = Stamp(**raw)
-        # What was written by something else must not get far.
+        # A header that another program wrote is refused here.
         int(stamp.version), int(stamp.memory_version or 0), stamp.push.isalnum(), [_DTYPES[e.dtype] for e in entries]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("this is not a header of weights") from error

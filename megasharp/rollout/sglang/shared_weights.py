@@ -274,7 +274,7 @@ class Borrower:
         Raises ValueError, with `NOT_OPEN`, where another generation is open and no handles came.
         """
         if push != self._push:
-            # What an earlier push left open because it did not end.
+            # Close handles that an unfinished push left open.
             self.end_push()
             self._push = push
         found = self._open.get(memory.lender)

@@ -179,7 +179,7 @@ def _by_rank(measured: Measured) -> Claim:
     return Claim("sec 4.2, fig 4b", statement, "drawn, no figures", ours, _if(holds))
 
 
-# How many samples stand for "a group" in the tables of trajectories.
+# Number of samples in "a group" of the tables of trajectories.
 GROUP = 16
 
 

@@ -27,7 +27,7 @@ _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 _OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 _LAST_LINE = 200
 _LAST_WORDS_S = 2.0
-# What one process may have must fit into its group whatever else is there: files in /tmp and /dev/shm (64 MB each),
+# A group's limit covers all that one process may use besides its own memory: /tmp and /dev/shm (64 MB each),
 # output and errors (16 MB each), and some for bubblewrap and the interpreter.
 _GROUP_MEMORY_MB = 2 * 64 + 2 * 16 + 32
 # bubblewrap's two, and a shell before them; threads count, and the limit inside is the one that a program is to meet.

@@ -16,7 +16,7 @@ from megasharp.tasks.synlogic.literals import MAX_CHARACTERS, UnreadableError, r
 
 T = TypeVar("T")
 
-# How many bracketed values are tried, from the last one on: a remark in parentheses may follow the answer.
+# Number of bracketed values that are tried, from the last one on: a remark in parentheses may follow the answer.
 MAX_TRIES = 16
 
 _FENCE = re.compile(r"```[A-Za-z]*[ \t]*\n?(.*?)```", re.DOTALL)

@@ -14,7 +14,7 @@ from megasharp.convert.model_folder import ModelFolder
 from megasharp.rollout.sglang.client.launch import FleetSettings
 from megasharp.trainer.resolve.devices import device_of
 
-# Which transports an engine in each place can use on each device; the first is what `auto` stands for.
+# Transports by device and placement of the engines; `auto` is the first.
 _TRANSPORTS: dict[tuple[str, str], tuple[Transport, ...]] = {
     ("cpu", "colocated"): ("shared_memory", "gloo", "ipc", "disk"),
     ("cpu", "disaggregated"): ("gloo", "shared_memory", "disk"),

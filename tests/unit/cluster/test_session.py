@@ -1,4 +1,4 @@
-"""What is free in Ray: what the cluster lacks is the user's to repair, what is taken may be free at the next start."""
+"""Free resources of Ray: a cluster that lacks some is refused; resources in use may be free at the next start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adam from host memory, piece by piece: the bits of Adam in one piece, for every way to cut parameters.
+"""Adam from host memory, in pieces, equals Adam on whole parameters bit for bit, however they are cut.
 
 And host memory that a GPU could copy from, which the host may not have.
 """

@@ -29,7 +29,7 @@ from megasharp.config.rollout import InFlight
 from megasharp.rollout.sglang.bucket import Entry
 
 Json = Mapping[str, Any]
-# What SGLang calls the weights that an engine started with.
+# SGLang's version label of the weights that an engine started with.
 _INITIAL_VERSION = "default"
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
@@ -169,7 +169,7 @@ def version_number(name: object) -> int:
 
 # The function in the engine that reads a bucket file; the server lists it among its --custom-weight-loader.
 BUCKET_LOADER = "megasharp.rollout.sglang.engine.receive.load_bucket"
-# What an engine can give back of its device's memory while it sleeps, in SGLang's words.
+# Kinds of device memory that an engine can release while it sleeps, by SGLang's names.
 Memory = Literal["weights", "kv_cache"]
 # A call that moves no weights.
 CONTROL_S = 60.0

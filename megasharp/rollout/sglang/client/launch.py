@@ -118,7 +118,7 @@ _POLL_S = 0.2
 _PROBE_S = 10.0
 # While others wait for a push of weights.
 GLANCE_S = 3.0
-# What an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
+# Variables an engine must not inherit: the trainer's Python, and proxies, which would see the engines' traffic.
 _UNWANTED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 # Ray's token is among these: an engine has no business with the cluster.
 _UNWANTED_PREFIX = "RAY_"
@@ -126,7 +126,7 @@ _UNWANTED_PREFIX = "RAY_"
 _ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b|\[Errno \d+\]|^error:|out of memory", re.IGNORECASE)
 _NO_PORT = "error while attempting to bind on address"
 _PORT_TAKEN = "its port is taken"
-# What a log says, and what it means to the user; the first that is found rules.
+# Phrases of a log and their meaning for the user; the first match counts.
 _REASONS = (
     (("address already in use", "eaddrinuse", "port is already in use"), _PORT_TAKEN),
     (
@@ -327,7 +327,7 @@ def environment(
     kept |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     # A folder called megasharp, or a json.py, where the user happens to be is none of an engine's modules.
     kept["PYTHONSAFEPATH"] = "1"
-    # What is kept from run to run must not go with an engine's temporary files.
+    # Compiled kernels are kept between runs, so they must not be in an engine's temporary folder.
     kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")))
     if address == LOOPBACK:
         # Otherwise gloo listens at the address of the machine's name, wherever that leads.

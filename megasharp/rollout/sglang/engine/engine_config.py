@@ -97,7 +97,7 @@ def skip_the_packages_own_imports() -> None:
 
 
 COMPOSITES = {"Qwen2ForCausalLM": "Qwen2WithMemory", "Qwen3ForCausalLM": "Qwen3WithMemory"}
-# What each attention back-end asks of the memory's query heads beside the policy's.
+# Number of the memory's query heads that each attention back-end accepts, compared with the policy's.
 _ANY, _NOT_MORE, _EQUAL = "any number of", "not more", "as many"
 ATTENTION_KEYS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 _BACKENDS = {"torch_native": _ANY, "fa3": _ANY, "triton": _NOT_MORE, "flashinfer": _EQUAL}
@@ -309,7 +309,7 @@ class EngineConfig:
         return int(self.sglang.get("max_running_requests") or _DEFAULT_ROWS[self.device])
 
 
-# What a CPU has to offer, and a pool small enough for several engines beside a trainer.
+# Defaults for a CPU: its only back-ends, and a KV cache small enough for several engines beside a trainer.
 _CPU_DEFAULTS: dict[str, Any] = {
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
@@ -418,7 +418,7 @@ def _check_cpu(config: EngineConfig) -> None:
             raise UserError(
                 f"sglang.{name} is {config.sglang[name]}, but SGLang's only one on a CPU is torch_native; leave it out"
             )
-    # What SGLang pads on a CPU, and there only, would be no checkpoint's shape in updates and checksums.
+    # On a CPU SGLang pads these dimensions, so updates and checksums would not match a checkpoint's shapes.
     policy = _model_config(config.model)
     width, heads = getattr(policy, "intermediate_size", 0), getattr(policy, "num_key_value_heads", config.tp)
     if width % (_CPU_WIDTH * config.tp):

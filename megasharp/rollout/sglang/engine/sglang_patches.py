@@ -35,7 +35,7 @@ from megasharp.rollout.sglang.engine.sampler import EngineSampler
 def name_all_that_is_shared(folder: Path) -> None:
     """Put shared files in `folder`, here and in child processes; what cannot be in a folder begins with its name."""
     process: Any = multiprocessing.current_process()
-    # How Python's own semaphores begin; children get it from their parent.
+    # Name prefix of multiprocessing's semaphores, inherited by children.
     process._config["semprefix"] = f"/{folder.name}"
     sglang_internals.stale_shm_cleanup._SGL_SHM_PREFIX = folder.name
     sglang_internals.load_snapshot.shm_path_for = lambda instance: str(folder / f"loads_{instance}")
@@ -115,7 +115,7 @@ def _take_announced_only(updater: Any) -> None:
     receive: Callable[..., Any] = updater.receive_weights_from_distributed
 
     def answer(self: Any, *, names: Any, dtypes: Any, shapes: Any, **kwargs: Any) -> Any:
-        # What is raised here becomes (False, reason) one level up.
+        # The caller turns an exception raised here into (False, reason).
         check_broadcast(self.get_model(), names, dtypes, shapes)
         return receive(self, names=names, dtypes=dtypes, shapes=shapes, **kwargs)
 
