@@ -36,6 +36,7 @@ from megasharp.config.run_config import RunConfig
 from megasharp.metrics.clock import StageClock
 from megasharp.metrics.group_metrics import advantage_metrics, flatten, group_metrics
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
+from megasharp.trainer.guards import Guards, StopReason
 from megasharp.weight_sync.endpoints import WeightSource
 
 
@@ -164,6 +165,7 @@ class Components:
     sync: Sync
     phases: Phases
     clock: StageClock
+    guards: Guards
     after_step: Callable[[int, Sequence[Group], Mapping[str, float]], None]
     checkpoint: Callable[[int, int], None]
     evaluate: Callable[[int], bool]
@@ -182,8 +184,8 @@ def run(parts: Components, config: RunConfig, state: LoopState) -> None:
     """Train from `state` to step `config.steps`, or to the step after which `control` ends the run.
 
     Step s packs by seed `seed` + s. `checkpoint.every` is at least 1; with `eval.every` 0 the loop evaluates nothing.
-    Raises TrainingStopped after `guard.nan_limit` steps in a row that were not applied. `signals.SaveAsked` passes
-    through, with `state` at the last step that is done.
+    Raises TrainingStopped where `guards` have a reason to stop. `signals.SaveAsked` passes through, with
+    `state` at the last step that is done.
     """
     while state.step < config.steps and not parts.control.over():
         step = state.step + 1
@@ -194,8 +196,9 @@ def run(parts: Components, config: RunConfig, state: LoopState) -> None:
         last = step == config.steps or parts.control.over()
         if last or step % config.checkpoint.every == 0:
             _save(parts, state)
-        if state.skipped_in_a_row >= config.guard.nan_limit:
-            _stop(parts, state)
+        reason = parts.guards.after_step(state.skipped_in_a_row, values)
+        if reason is not None:
+            _stop(parts, state, reason)
         # The run evaluates its last step itself, when the loop has ended.
         if config.eval.every and step % config.eval.every == 0 and not last:
             best = parts.evaluate(step)
@@ -210,16 +213,11 @@ def _save(parts: Components, state: LoopState) -> None:
     state.last_saved = state.step
 
 
-def _stop(parts: Components, state: LoopState) -> NoReturn:
-    """End a run whose updates are not applied any more, with a checkpoint."""
+def _stop(parts: Components, state: LoopState, reason: StopReason) -> NoReturn:
+    """End the run with a checkpoint of its last step."""
     if state.last_saved != state.step:
         parts.checkpoint(state.step, state.skipped_in_a_row)
-    raise TrainingStopped(
-        f"{state.skipped_in_a_row} steps in a row were not applied (a loss or gradient that is not finite or, by "
-        "guard.spike_sigma, too large, or every group dropped by selection); stopped at step "
-        f"{state.step} with a checkpoint; look at policy/grad_norm, policy/spikes and group/dropped in "
-        "metrics.jsonl, then lower policy.optimizer.lr or ease the selection"
-    )
+    raise TrainingStopped(f"{reason.cause}; stopped at step {state.step} with a checkpoint; {reason.remedy}")
 
 
 def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Group], dict[str, float], StepStats]:

@@ -28,6 +28,7 @@ from megasharp.trainer.assembly import Assembly, assemble
 from megasharp.trainer.checkpoints import Checkpoints, Saver
 from megasharp.trainer.evaluator import Evaluator
 from megasharp.trainer.factories import pack_layout
+from megasharp.trainer.guards import Guards
 from megasharp.trainer.placement import check_placement
 from megasharp.trainer.resolve.devices import limit_threads
 from megasharp.trainer.resolve.models import check_content
@@ -230,6 +231,7 @@ class _Run:
             sync=self.parts.sync,
             phases=self.parts.phases,
             clock=self.clock,
+            guards=Guards(self.resolved.config.guard),
             after_step=self._after_step,
             checkpoint=self.saver.save,
             evaluate=self.evaluator.evaluate,

@@ -34,6 +34,7 @@ from megasharp.config.run_config import RunConfig
 from megasharp.metrics.clock import StageClock
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
 from megasharp.trainer import loop
+from megasharp.trainer.guards import Guards
 from megasharp.weight_sync.endpoints import WeightSource
 
 
@@ -154,6 +155,7 @@ def _run(
         sync=stand_in,
         phases=stand_in,
         clock=clock or StageClock(),
+        guards=Guards(config.guard),
         after_step=stand_in.after_step,
         checkpoint=stand_in.checkpoint,
         evaluate=stand_in.evaluate,
