@@ -13,6 +13,8 @@ resumed decides as an uninterrupted one. It decides on four things, each with a 
   resets both when validation stagnates or degrades; the authors' later account is every 200 to 500 steps with the
   optimizer kept. The numbers of `StagnationRule` are ours. After a reset the value to beat is that of the last
   evaluation, so that a policy which has degraded gets as much time as any other.
+  A reset by steps comes `every` steps after the last reset of either kind, and one by stagnation never in the step
+  after another: it would throw away what one step has just begun.
 """
 
 from __future__ import annotations
@@ -253,7 +255,7 @@ What = Literal["reference", "optimizer"]
 
 @dataclass(frozen=True, slots=True)
 class ResetRule:
-    """A reset falls due every `every` steps, and where `stagnation` says so; `what` is reset."""
+    """A reset falls due `every` steps after the last one, and where `stagnation` says so; `what` is reset."""
 
     every: int | None = None
     stagnation: StagnationRule | None = None
@@ -286,8 +288,11 @@ class ResetState:
 
     def before(self, rule: ResetRule, step: int) -> Reset | None:
         """Return the reset to carry out before the update of `step`, if any."""
-        reason = self.due
-        if reason is None and rule.every is not None and step > 1 and (step - 1) % rule.every == 0:
+        last = self.done[-1].step if self.done else 0
+        since = step - 1 - last
+        # Stagnation found by the evaluation of the one step since a reset waits for another step.
+        reason = self.due if since > 1 or not self.done else None
+        if reason is None and rule.every is not None and since >= rule.every:
             reason = f"every {rule.every} steps"
         return None if reason is None else Reset(step - 1, reason, rule.what)
 

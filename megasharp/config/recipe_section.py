@@ -34,8 +34,9 @@ class ResetConfig(Section):
     every: int | None = Field(
         default=None,
         ge=1,
-        description="Number of steps between resets. A reset makes the present weights the reference policy, and "
-        "clears the optimizer where optimizer says so. null: no reset by steps.",
+        description="Number of steps from one reset, of either kind, to the next one by steps. A reset makes the "
+        "present weights the reference policy, and clears the optimizer where optimizer says so. null: no reset by "
+        "steps.",
     )
     stagnation: StagnationRule | None = Field(
         default=None,

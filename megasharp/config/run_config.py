@@ -216,6 +216,13 @@ class GuardConfig(Section):
         description="Mean distance in nats between the engine's log-probs and the policy's above which the run warns "
         "that the engine samples another policy. It never stops the run. null: no warning.",
     )
+    engine_gap_stop: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="The same mean distance in nats above which one step makes the run save a checkpoint and stop. "
+        "Stale responses are at a distance too, so set it well above what policy/engine_gap is in a sound run: 1 "
+        "suits most. null: the run only warns.",
+    )
     spike_sigma: float | None = Field(
         default=6.0,
         gt=0.0,

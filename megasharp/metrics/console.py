@@ -54,8 +54,9 @@ class SuiteChange:
 class RunSummary:
     """Totals of an attempt, which trained `steps` steps, and the evaluations of the whole run.
 
-    `stage_seconds` adds up to the attempt's wall-clock seconds. `padding`, `imbalance`: means over its steps of
-    `batch/padding` and `batch/imbalance`, None where no step was packed.
+    `stage_seconds` adds up to the attempt's wall-clock seconds. `padding`, `imbalance`, `engine_gap`: means over its
+    steps of `batch/padding`, `batch/imbalance` and `policy/engine_gap` (nats), None where no step was packed.
+    `largest_gap` is the largest of the steps' `policy/engine_gap`.
     """
 
     steps: int
@@ -65,6 +66,8 @@ class RunSummary:
     peak_rss_bytes: int
     padding: float | None = None
     imbalance: float | None = None
+    engine_gap: float | None = None
+    largest_gap: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -164,6 +167,9 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     for name, share in (("packed rows that are padding", summary.padding), ("DP imbalance", summary.imbalance)):
         if share is not None:
             table.add_row(name, f"{share:.1%}", "")
+    for name, gap in (("engine gap, nats", summary.engine_gap), ("largest of a step", summary.largest_gap)):
+        if gap is not None:
+            table.add_row(name, f"{gap:.2g}", "")
     console.print(table)
 
 

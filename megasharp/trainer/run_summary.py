@@ -55,7 +55,11 @@ def summarize_run(
     write_text(root / "summary.json", json.dumps(summary, indent=1))
     trained = [row for row in rows if (row["step"] or 0) > first]
     padding, imbalance = (_mean(trained, f"batch/{name}") for name in ("padding", "imbalance"))
-    print_summary(RunSummary(last - first, changes, stage_seconds, tokens, peak_rss, padding, imbalance))
+    gaps = [gap for row in trained if (gap := row.get("policy/engine_gap")) is not None]
+    mean_gap, largest_gap = _mean(trained, "policy/engine_gap"), max(gaps, default=None)
+    print_summary(
+        RunSummary(last - first, changes, stage_seconds, tokens, peak_rss, padding, imbalance, mean_gap, largest_gap)
+    )
     if peak is not None:
         say(peak.line)
     for picture in pictures:

@@ -52,6 +52,7 @@ class StandIn:
         self.orders: list[StepRequest] = []
         self.values: list[Mapping[str, float]] = []
         self.limits: list[float | None] = []
+        self.gaps: dict[int, float] = {}
         self.version = 0
         self._skipped = skipped
         self._steps = 0
@@ -93,7 +94,9 @@ class StandIn:
         self.limits.append(norm_limit)
         self.phase_at.append((self.calls[-1], self._phase))
         self._steps += 1
-        return StepStats(0.0, 1.0, 1e-3, self._skipped.get(self._steps, 0), norms=(1.0,), spikes=self._steps // 25)
+        skipped, gap = self._skipped.get(self._steps, 0), Mean(self.gaps.get(self._steps, 0.01), 1.0)
+        metrics = {"policy/engine_gap": gap}
+        return StepStats(0.0, 1.0, 1e-3, skipped, metrics, norms=(1.0,), spikes=self._steps // 25)
 
     def push(self, source: WeightSource, memory: WeightSource | None = None) -> int:
         self.calls.append("push" if memory is None else "push both")
@@ -163,7 +166,7 @@ def _run(
     loop.run(parts, config, state or loop.LoopState())
 
 
-def _config(steps: int, checkpoint_every: int = 4, evaluate_every: int = 3) -> RunConfig:
+def _config(steps: int, checkpoint_every: int = 4, evaluate_every: int = 3, **guard: float) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "loop",
@@ -173,7 +176,7 @@ def _config(steps: int, checkpoint_every: int = 4, evaluate_every: int = 3) -> R
             "data": {"task": "countdown", "path": "none", "prompts_per_step": 2},
             "checkpoint": {"every": checkpoint_every},
             "eval": {"every": evaluate_every},
-            "guard": {"nan_limit": 3},
+            "guard": {"nan_limit": 3, **guard},
         }
     )
 
@@ -260,6 +263,25 @@ def test_the_count_survives_a_resume() -> None:
     with pytest.raises(TrainingStopped):
         _run(stand_in, _config(8), loop.LoopState(step=5, skipped_in_a_row=2))
     assert stand_in.saved == [(6, 3)]
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_an_engine_that_samples_another_policy_stops_the_run_with_one_checkpoint(step: int) -> None:
+    """In a step of its own, in one that is saved anyway, and in the last one; a gap that is no number stops it too."""
+    for gap in (1.25, float("nan")):
+        stand_in = StandIn({})
+        stand_in.gaps = {2: 0.9, step: gap}
+        line = rf"log-probs are {gap:g} nats off .*engine_gap_stop is 1\).* stopped at step {step} with a checkpoint"
+        with pytest.raises(TrainingStopped, match=line):
+            _run(stand_in, _config(6, engine_gap_stop=1.0))
+        assert stand_in.saved == [(4, 0)] * (step > 4) + [(step, 0)]
+
+
+def test_no_gap_stops_a_run_that_was_not_asked_to() -> None:
+    stand_in = StandIn({})
+    stand_in.gaps = {2: 50.0}
+    _run(stand_in, _config(3))
+    assert stand_in.saved == [(3, 0)]
 
 
 def test_with_dlc_the_sampler_is_told_mu_and_the_memory_observes_and_is_pushed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 from cases import each_case
 from pydantic import TypeAdapter
@@ -103,6 +104,48 @@ def test_a_reset_that_was_decided_waits_until_it_is_carried_out() -> None:
     assert first == again is not None and found.state.resets.done == ()
     found.carried_out(first)
     assert [reset.step for reset in found.state.resets.done] == [3]
+
+
+@each_case("seed", range(60))
+def test_no_two_resets_come_in_consecutive_steps_and_every_counts_from_the_last_one(seed: int) -> None:
+    """Random rules and evaluations. At `every: 1` each step is reset, as asked."""
+    draw = random.Random(seed)
+    every, interval = draw.choice([None, 1, 2, 3, 7]), draw.choice([1, 1, 2, 5])
+    stagnation = StagnationRule(metric=PASS, patience=draw.randint(1, 3), min_improvement=0.1)
+    found = control(ResetRule(every=every, stagnation=draw.choice([stagnation, stagnation, None])))
+    for step in range(1, 60):
+        if (due := found.reset(step)) is not None:
+            found.carried_out(due)
+        if step % interval == 0:
+            found.evaluated(step, {PASS: draw.random()}, scheduled=True)
+    done = found.state.resets.done
+    gaps = [(second.step - first.step, second.reason) for first, second in pairwise(done)]
+    assert done or (every is None and found._rules.reset.stagnation is None)
+    assert every == 1 or all(gap > 1 for gap, _ in gaps)
+    assert every is None or all(gap == every if reason.startswith("every") else gap <= every for gap, reason in gaps)
+
+
+def test_a_reset_by_steps_counts_from_one_by_stagnation() -> None:
+    """By stagnation after step 9, and every 10 steps: the next one is after step 19, not after step 10."""
+    found, resets = control(ResetRule(every=10, stagnation=StagnationRule(metric=PASS, patience=2))), []
+    for step in range(1, 25):
+        if (due := found.reset(step)) is not None:
+            found.carried_out(due)
+            resets.append(due.step)
+        if step % 3 == 0 and step < 10:
+            found.evaluated(step, {PASS: 0.5}, scheduled=True)
+    assert resets == [9, 19]
+
+
+def test_stagnation_found_right_after_a_reset_waits_one_step() -> None:
+    found, resets = control(ResetRule(every=4, stagnation=StagnationRule(metric=PASS, patience=1))), []
+    for step in range(1, 8):
+        if (due := found.reset(step)) is not None:
+            found.carried_out(due)
+            resets.append((due.step, due.reason.startswith("every")))
+        if step >= 4:
+            found.evaluated(step, {PASS: 0.5}, scheduled=True)
+    assert resets == [(4, True), (6, False)]
 
 
 def test_any_reset_starts_the_count_of_stagnation_anew() -> None:
