@@ -164,8 +164,21 @@ def seconds_of_all(attempts: Mapping[int, AttemptRecord | None]) -> dict[str, fl
 CONFIG_FILE = "config.yaml"
 _GLANCE_S = 1.0
 _KEPT = frozenset({".lock", "logs"})
+# Folders of tables, of which each step has one.
+_TABLES = ("rollouts", "rollout_tokens", "probe")
 _OF_A_BEGINNING = frozenset(
-    {CONFIG_FILE, "checkpoints", "evals", "rollouts", "probe", "tensorboard", "trackers", "weights", METRICS_FILE}
+    {
+        CONFIG_FILE,
+        "checkpoints",
+        "evals",
+        "rollouts",
+        "rollout_tokens",
+        "probe",
+        "tensorboard",
+        "trackers",
+        "weights",
+        METRICS_FILE,
+    }
 )
 
 
@@ -201,7 +214,7 @@ class RunFolder:
         for folder in (self.root / "evals").glob("step_*"):
             if _step(folder) > after:
                 shutil.rmtree(folder)
-        for table in (*self.root.glob("rollouts/step_*.parquet"), *self.root.glob("probe/step_*.parquet")):
+        for table in (path for name in _TABLES for path in self.root.glob(f"{name}/step_*.parquet")):
             if _step(table) > after:
                 table.unlink()
 

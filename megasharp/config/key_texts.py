@@ -105,8 +105,9 @@ def _tree(table: type[BaseModel], indent: str = "") -> Iterator[str]:
 
 
 def _is_table(field: FieldInfo) -> bool:
-    """Return whether the key is a table and nothing else, so that its keys stand below it."""
-    return isclass(field.annotation) and issubclass(field.annotation, BaseModel)
+    """Return whether the key is a table where a file does not say otherwise, so that its keys stand below it."""
+    only = isclass(field.annotation) and issubclass(field.annotation, BaseModel)
+    return only or isinstance(field.default, BaseModel)
 
 
 def _value(default: object) -> str:

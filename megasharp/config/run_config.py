@@ -15,6 +15,7 @@ from megasharp.common.section import Section
 from megasharp.common.watchdog import STAGE_TIMEOUT_S
 from megasharp.config.core import Tree, apply_overrides, find, included, merge, nested, read_tree, validate
 from megasharp.config.data import DataConfig, RewardConfig
+from megasharp.config.log import LogConfig
 from megasharp.config.policy import ModelConfig, PolicyConfig
 from megasharp.config.recipe_section import RecipeConfig
 from megasharp.config.rollout import ClusterConfig, RolloutConfig, SyncConfig
@@ -121,52 +122,6 @@ class EvalConfig(Section):
         if max(self.k) > self.n:
             raise ValueError(f"n={self.n} samples cannot give pass@{max(self.k)}; raise eval.n or lower eval.k")
         return self
-
-
-class LogConfig(Section):
-    """Outputs besides metrics.jsonl: TensorBoard, trackers, and the table of responses of each step.
-
-    `wandb` is a project (or entity/project), `mlflow` an experiment; their libraries read keys and servers from their
-    own environment variables.
-    """
-
-    tensorboard: bool = Field(
-        default=True,
-        description="Writes metrics to the run's tensorboard folder, besides metrics.jsonl.",
-    )
-    candidates: int = Field(
-        default=3,
-        ge=1,
-        le=8,
-        description="Number of most probable tokens whose mean log-probs are logged as candidates/lambda_1 and so on, "
-        "as in CaSP's figures.",
-    )
-    wandb: str | None = Field(
-        default=None,
-        description="Project, or entity/project, in Weights & Biases to send metrics and configuration to. Keys and "
-        "servers come from wandb's own environment variables. null: off.",
-    )
-    mlflow: str | None = Field(
-        default=None,
-        description="Experiment in MLflow to send metrics and configuration to. The server comes from MLflow's own "
-        "environment variables. null: off.",
-    )
-    rollouts: bool = Field(
-        default=True,
-        description="Writes every training response to rollouts/step_N.parquet. Turn it off to save disk space.",
-    )
-    rollout_tokens: int = Field(
-        default=65536,
-        ge=0,
-        description="Largest number of response tokens per step whose own texts and log-probs are in the table of "
-        "responses; whole groups are chosen by a hash of their prompt. 0: none.",
-    )
-
-    @property
-    def trackers(self) -> dict[str, str]:
-        """Project or experiment for each tracker that is on, by the name of its library."""
-        asked = {"wandb": self.wandb, "mlflow": self.mlflow}
-        return {name: project for name, project in asked.items() if project is not None}
 
 
 class LongStagesConfig(Section):

@@ -1,5 +1,6 @@
-"""The table of a step's responses: one Parquet file per step with the texts, verdicts and log-probs of all responses.
+"""The tables of a step's responses: `rollouts/step_N.parquet` has texts, verdicts and mean log-probs of all responses.
 
+`rollout_tokens/step_N.parquet` has the tokens of some of them, apart, so that a long run can keep them for fewer steps.
 `leave_pandas_out` keeps pyarrow from importing pandas, which tables of plain values do not need.
 """
 
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -18,8 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
+from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed
-from megasharp.common.records import Completion, Group, Response
+from megasharp.common.records import Completion, Group
+from megasharp.config.log import RolloutTablesConfig
 
 
 class _NoPandas(MetaPathFinder):
@@ -52,6 +57,10 @@ def leave_pandas_out() -> None:
 
 MeanEntropy = Mapping[tuple[str, int], float]
 
+ROLLOUTS, TOKENS = "rollouts", "rollout_tokens"
+# Format 1 has no number in the file, and the columns of tokens among the others.
+FORMAT = 2
+_METADATA = {"format": str(FORMAT)}
 # Response tokens `[start, end)` and whose they are; `memory` is null where no memory network took part.
 SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64()), ("policy", pa.int64()), ("memory", pa.int64())])
 SCHEMA = pa.schema(
@@ -75,13 +84,24 @@ SCHEMA = pa.schema(
         ("mean_memory_logp", pa.float64()),
         ("mean_entropy", pa.float64()),
         ("dropped_reason", pa.string()),
+    ],
+    metadata=_METADATA,
+)
+TOKENS_SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("group_id", pa.string()),
+        ("index", pa.int64()),
         ("token_texts", pa.list_(pa.string())),
         ("token_policy_logp", pa.list_(pa.float32())),
-    ]
+    ],
+    metadata=_METADATA,
 )
+# Responses are text, of which zstd makes half of what Parquet's default (snappy) does.
+_COMPRESSION = "zstd"
 
 Span = dict[str, int | None]
-Cell = str | int | float | list[Span] | list[str] | list[float] | None
+Cell = str | int | float | list[Span] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,35 +145,143 @@ def write_rollouts(
     Log-probs and entropies are means over the response's tokens, in nats; null where there is none.
     `mean_entropy` maps (group id, index in the group) to it. A run pushes both networks together, so the memory
     network's version is always the policy's and `memory_ahead`. `tokens` says which responses are written token by
-    token; the two columns of the others are null. The file of a step that is repeated after a resume is replaced.
-    `docs/metrics.md` describes the columns.
+    token, to `folder`/rollout_tokens/step_000123.parquet. The files of a step that is repeated after a resume are
+    replaced. `docs/metrics.md` describes the columns.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: a file cannot be written.
     """
-    path = folder / "rollouts" / f"step_{step:06d}.parquet"
-    chosen = tokens.chosen(groups) if tokens else frozenset()
-    rows = []
-    for group, response, row in _rows(step, groups, mean_entropy or {}, memory_ahead):
-        cells: dict[str, Cell] = {"token_texts": None, "token_policy_logp": None}
-        if tokens and group.id in chosen:
-            texts = tokens.texts(response.completion.tokens.tolist())
-            cells["token_texts"] = [storable(text) for text in texts]
-            cells["token_policy_logp"] = response.completion.policy_logp.tolist()
-        rows.append(row | cells)
+    path = folder / ROLLOUTS / table_name(step)
+    # Before the responses, so that whoever sees these has the tokens too.
+    _write_tokens(folder / TOKENS / path.name, step, groups, tokens)
+    rows = [*_rows(step, groups, mean_entropy or {}, memory_ahead)]
     with completed(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression=_COMPRESSION)
     return path
+
+
+def table_name(step: int) -> str:
+    """Return the name of a step's file, in either folder."""
+    return f"step_{step:06d}.parquet"
+
+
+def table_step(path: Path) -> int | None:
+    """Return the step in a file's name; None where it is not one of ours."""
+    number = path.name.removeprefix("step_").removesuffix(".parquet")
+    return int(number) if number.isdecimal() and path.name.startswith("step_") else None
+
+
+def _write_tokens(path: Path, step: int, groups: Sequence[Group], tokens: TokenColumns | None) -> None:
+    chosen = tokens.chosen(groups) if tokens else frozenset()
+    if tokens is None or not chosen:
+        path.unlink(missing_ok=True)
+        return
+    rows = [
+        {
+            "step": step,
+            "group_id": group.id,
+            "index": index,
+            "token_texts": [storable(text) for text in tokens.texts(response.completion.tokens.tolist())],
+            "token_policy_logp": response.completion.policy_logp.tolist(),
+        }
+        for group in groups
+        if group.id in chosen
+        for index, response in enumerate(group.responses)
+    ]
+    with completed(path) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows, schema=TOKENS_SCHEMA), temporary, compression=_COMPRESSION)
+
+
+def read_table(path: Path, columns: Iterable[str]) -> pa.Table | None:
+    """Read those `columns` that a step's file has; None where it is gone, by retention or a resume.
+
+    Raises UserError for a damaged file, and for one of a newer version.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            found = int((file.schema_arrow.metadata or {}).get(b"format", 1))
+            if found > FORMAT:
+                raise UserError(
+                    f"{path}: a table of format {found}, this version reads up to {FORMAT}; use a newer one"
+                )
+            return file.read(columns=[name for name in columns if name in file.schema_arrow.names])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path}: cannot read this table of responses ({one_line(error)}); remove it") from error
+
+
+def read_tokens(path: Path, groups: Collection[str]) -> dict[tuple[str, int], tuple[list[str], list[float]]]:
+    """Read texts and log-probs of tokens, by group and number, of the step whose responses are at `path`.
+
+    Responses of other groups than `groups`, and those whose tokens were not written or are gone, are not in it. Raises
+    UserError as `read_table` does.
+    """
+    columns = TOKENS_SCHEMA.names
+    table = read_table(path.parents[1] / TOKENS / path.name, columns)
+    if table is None:
+        # The columns of tokens of a file of format 1 are among the others.
+        table = read_table(path, columns)
+    if table is None or "token_texts" not in table.column_names:
+        return {}
+    chosen = [place for place, group in enumerate(table["group_id"].to_pylist()) if group in groups]
+    return {
+        (row["group_id"], row["index"]): (row["token_texts"], row["token_policy_logp"])
+        for row in table.take(chosen).to_pylist()
+        if row["token_texts"] is not None and row["token_policy_logp"] is not None
+    }
+
+
+class TableRetention:
+    """Removes the tables in a run's `folder` that `rules` no longer keep; `removed` counts them.
+
+    A table is a file of its own and is removed whole, so a reader finds it or does not. The first call looks at the
+    folders: the attempt before may have had other rules. Later calls know what has become old, and list nothing.
+    """
+
+    # Of one step: on a shared disk each may take a few milliseconds.
+    MOST = 32
+
+    def __init__(self, folder: Path, rules: RolloutTablesConfig) -> None:
+        self._kinds = ((folder / ROLLOUTS, rules.keeps), (folder / TOKENS, rules.keeps_tokens))
+        self._windows = [window for window in (rules.keep_last, rules.tokens_keep_last) if window is not None]
+        self._old: deque[Path] | None = None
+        self.removed = 0
+
+    def written(self, newest: int) -> None:
+        """Remove what is old now that step `newest` is written, a few files at a time. Raises OSError."""
+        if self._old is None:
+            self._old = deque(self._found(newest))
+        else:
+            self._old.extend(
+                folder / table_name(step)
+                for step in (newest - window for window in self._windows)
+                for folder, keeps in self._kinds
+                if not keeps(step, newest)
+            )
+        for _ in range(min(self.MOST, len(self._old))):
+            with suppress(FileNotFoundError):
+                self._old.popleft().unlink()
+                self.removed += 1
+
+    def _found(self, newest: int) -> list[Path]:
+        return [
+            path
+            for folder, keeps in self._kinds
+            if folder.is_dir()
+            for path in sorted(folder.iterdir())
+            if (step := table_step(path)) is not None and step <= newest and not keeps(step, newest)
+        ]
 
 
 def _rows(
     step: int, groups: Sequence[Group], mean_entropy: MeanEntropy, memory_ahead: int
-) -> Iterator[tuple[Group, Response, dict[str, Cell]]]:
+) -> Iterator[dict[str, Cell]]:
     for group in groups:
         for index, response in enumerate(group.responses):
             completion, verdict = response.completion, response.verdict
             answer = verdict.canonical_answer
-            row: dict[str, Cell] = {
+            yield {
                 "step": step,
                 "group_id": group.id,
                 "index": index,
@@ -174,7 +302,6 @@ def _rows(
                 "mean_entropy": mean_entropy.get((group.id, index)),
                 "dropped_reason": group.dropped_reason,
             }
-            yield group, response, row
 
 
 def _versions(completion: Completion, memory_ahead: int) -> list[Span]:

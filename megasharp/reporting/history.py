@@ -28,7 +28,8 @@ from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from megasharp.checkpoint.run_folder import CONFIG_FILE, AttemptRecord, read_attempts, stored_config
 from megasharp.common.control import BestFigure, with_evaluation
 from megasharp.common.errors import UserError
-from megasharp.config.core import Tree
+from megasharp.config.core import Tree, validate
+from megasharp.config.log import LogConfig
 from megasharp.metrics.writers import Row, read_metrics
 
 _TIME = "time/"
@@ -257,6 +258,23 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
+
+
+def kept_responses(history: RunHistory) -> str:
+    """Say how many of the run's steps have a table of responses, and why the others have none; empty where all have."""
+    try:
+        rules = validate(LogConfig, history.config.get("log", {}), str(history.folder / CONFIG_FILE)).rollouts
+    except UserError:
+        return ""
+    trained = {int(row["step"] or 0) for row in history.training}
+    found = (re.fullmatch(r"step_(\d+)\.parquet", path.name) for path in history.folder.glob("rollouts/*"))
+    gone = trained - {int(match[1]) for match in found if match}
+    if rules is None or not gone:
+        return ""
+    removed = sum(not rules.keeps(step, history.last_step) for step in gone)
+    older = f"retention removed {removed:,} (log.rollouts: keep_last {rules.keep_last}, every {rules.every})"
+    parts = [older] * bool(removed) + [f"{len(gone) - removed:,} are missing"] * (len(gone) > removed)
+    return f"tables of responses of {len(trained) - len(gone):,} of {len(trained):,} steps; {', '.join(parts)}"
 
 
 # Stages of an attempt's clock that belong to no step.

@@ -18,7 +18,15 @@ from rich.text import Text
 from megasharp.checkpoint.run_folder import AttemptRecord
 from megasharp.common.control import ControlState
 from megasharp.config.core import Tree, flat
-from megasharp.reporting.history import KEEP_BEST, Peak, RunHistory, evaluated_suites, find_peak, goodput
+from megasharp.reporting.history import (
+    KEEP_BEST,
+    Peak,
+    RunHistory,
+    evaluated_suites,
+    find_peak,
+    goodput,
+    kept_responses,
+)
 from megasharp.reporting.history import duration as attempt_seconds
 from megasharp.reporting.number_text import Columns, duration, moment, size
 
@@ -245,6 +253,8 @@ def _decisions(history: RunHistory) -> Iterator[str]:
     peak, control = _peak(history), control_of(history)
     if peak is not None:
         yield peak.line
+    if kept := kept_responses(history):
+        yield kept
     if control is None:
         return
     done, changes = control.resets.done, control.lengths.changes

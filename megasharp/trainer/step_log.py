@@ -9,11 +9,13 @@ from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.cluster.slurm.gpus import Telemetry, open_telemetry
 from megasharp.common import signals
 from megasharp.common.control import Control
+from megasharp.common.errors import one_line
 from megasharp.common.records import Group
+from megasharp.config.log import RolloutTablesConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.metrics.clock import StageClock, peak_rss_bytes
 from megasharp.metrics.console import Progress, StepLine
-from megasharp.metrics.response_table import TokenColumns, write_rollouts
+from megasharp.metrics.response_table import TableRetention, TokenColumns, write_rollouts
 from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog
 from megasharp.trainer.reward_judge import RewardJudge
@@ -50,18 +52,27 @@ class StepLog:
         self._control = control
         self._clock = clock
         self._progress = progress
+        tables = config.log.rollouts
+        self._retention = None if tables is None else TableRetention(folder.root, tables)
         self._noted_changes = len(control.state.lengths.changes)
         self.tokens = 0.0
 
     def responses(self, step: int, groups: Sequence[Group], memory_ahead: int) -> None:
-        """Write the step's table of responses, where `log.rollouts` asks for one.
+        """Write the step's table of responses, where `log.rollouts` asks for one, and remove those it keeps no more.
 
         `memory_ahead`: by how many versions the engines' memory network is ahead of their policy.
         """
-        if self._config.log.rollouts:
-            with self._clock.stage("log"):
-                root = self._folder.root
-                write_rollouts(root, step, groups, memory_ahead=memory_ahead, tokens=self._token_columns)
+        if self._retention is None:
+            return
+        with self._clock.stage("log"):
+            root = self._folder.root
+            write_rollouts(root, step, groups, memory_ahead=memory_ahead, tokens=self._token_columns)
+            try:
+                self._retention.written(step)
+            except OSError as error:
+                # The next attempt tries again.
+                self._retention = TableRetention(root, RolloutTablesConfig(keep_last=None))
+                self.note(f"step {step}: older tables of responses stay, they cannot be removed ({one_line(error)})")
 
     def step(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
         """Write the row of a step, which ends here for the clock, and return it: `values`, and times and memory."""
@@ -143,7 +154,7 @@ def open_step_log(
     trackers = Trackers(config.log.trackers, folder.root, folder.logs, note)
     # At a run's end the last metrics may take a while; who sends a signal does not want to wait.
     stack.callback(lambda: trackers.close(_TRACKERS_END_S if signals.arrived() is None else 0.0))
-    limit = config.log.rollout_tokens
+    limit = config.log.rollouts.tokens if config.log.rollouts else 0
     return StepLog(
         config,
         folder,

@@ -53,9 +53,10 @@ def test_a_run_leaves_what_the_readme_lists(command: Command) -> None:
     assert sorted(p.name for p in (folder / "checkpoints").glob("step_*")) == ["step_000002", "step_000003"]
     assert (folder / "checkpoints" / "latest").read_text() == "step_000003\n"
     responses = pq.read_table(folder / "rollouts" / "step_000002.parquet").to_pylist()
-    assert len(responses) == 64
+    tokens = pq.read_table(folder / "rollout_tokens" / "step_000002.parquet").to_pylist()
+    assert len(responses) == len(tokens) == 64
     # The shipped tokenizer has a token for each character.
-    assert all("".join(row["token_texts"]).removesuffix("<eos>") == row["text"] for row in responses)
+    assert ["".join(row["token_texts"]).removesuffix("<eos>") for row in tokens] == [row["text"] for row in responses]
     first, last = (pq.read_table(folder / "probe" / f"step_{step:06d}.parquet").to_pylist() for step in (0, 3))
     assert [row["token"] for row in first] == [row["token"] for row in last]
     assert [row["logp"] for row in first] != [row["logp"] for row in last]

@@ -65,9 +65,16 @@ def check_names(run: Path, before: Path) -> None:
     ]
     for now, then in pairs:
         assert read(run / now) == read(before / then), now
-    for table in ("rollouts/step_00000{}.parquet", "probe/step_00000{}.parquet", "evals/step_00000{}/dev.parquet"):
+    for table in ("probe/step_00000{}.parquet", "evals/step_00000{}/dev.parquet"):
         assert pq.read_schema(run / table.format(6)) == pq.read_schema(before / table.format(4)), table
-    assert (run / "config.yaml").read_text() == (before / "config.yaml").read_text().replace("steps: 4\n", "steps: 6\n")
+    responses = pq.read_schema(run / "rollouts" / "step_000006.parquet")
+    tokens = pq.read_schema(run / "rollout_tokens" / "step_000006.parquet")
+    older = pq.read_schema(before / "rollouts" / "step_000004.parquet")
+    assert older.names == [*responses.names, *tokens.names[-2:]] and set(older) == {*responses, *tokens}
+    # What the stored file calls rollouts: true and rollout_tokens: 256.
+    tables = "rollouts:\n    keep_last: null\n    every: 10\n    tokens: 256\n    tokens_keep_last: null\n"
+    stored = (before / "config.yaml").read_text().replace("steps: 4\n", "steps: 6\n")
+    assert (run / "config.yaml").read_text() == stored.replace("rollouts: true\n  rollout_tokens: 256\n", tables)
 
 
 def test_a_stored_run_goes_on_and_is_shown(stored: Path, megasharp: Megasharp) -> None:

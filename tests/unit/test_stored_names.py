@@ -51,6 +51,7 @@ from megasharp.evals.result import EvalResult, EvalSetting, averaged, save_group
 from megasharp.evals.result_files import load_result, save
 from megasharp.evals.samples import Answers, ProblemResult, Sample, TokenFigures
 from megasharp.metrics.response_table import SCHEMA as ROLLOUTS_SCHEMA
+from megasharp.metrics.response_table import TOKENS_SCHEMA
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_tree
 from megasharp.reporting.page.records import Page
@@ -217,7 +218,12 @@ def test_what_an_evaluation_has_sampled_so_far(tmp_path: Path) -> None:
 
 def test_tables_of_rollouts_and_probes(tmp_path: Path) -> None:
     path = write_responses(tmp_path, [ProbeResponse("dev", "p0", "1 2=3:", (1, 2), (3, 4))])
-    tables = {"rollouts": ROLLOUTS_SCHEMA, "probe": PROBE_SCHEMA, "probe_responses": pq.read_schema(path)}
+    tables = {
+        "rollouts": ROLLOUTS_SCHEMA,
+        "rollout_tokens": TOKENS_SCHEMA,
+        "probe": PROBE_SCHEMA,
+        "probe_responses": pq.read_schema(path),
+    }
     frozen("tables", {name: {one.name: str(one.type) for one in schema} for name, schema in tables.items()})
 
 

@@ -13,19 +13,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import Outcome
-from megasharp.metrics.response_table import prompt_rank
-from megasharp.reporting.history import RunHistory
+from megasharp.metrics.response_table import prompt_rank, read_table, read_tokens
+from megasharp.reporting.history import RunHistory, kept_responses
 from megasharp.reporting.page.records import (
     Bars,
     CodeErrors,
@@ -68,8 +64,8 @@ _LABELS = ["0", "to 1/4", "to 1/2", "to 3/4", "below 1", "1"]
 _QUARTERS, _PARTS = 4, 3
 _COUNTED = ("group_id", "outcome", "text")
 _SHOWN = ("prompt_id", "group_id", "index", "outcome", "reward", "canonical_answer", "text", "length", "dropped_reason")
-# Columns that older tables lack.
-_NEWER = ("prompt", "token_texts", "token_policy_logp")
+# A column that older tables lack.
+_NEWER = ("prompt",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +101,19 @@ class _Counted:
 def read_rollouts(runs: Sequence[RunHistory]) -> Responses:
     """Read the tables of the runs. Raises UserError for a damaged one."""
     tables = [_tables(run.folder) for run in runs]
-    counted = [[_count(table[step]) for step in spread_out(sorted(table), COUNTED_STEPS)] for table in tables]
-    return Responses(_shown(tables), _success(counted), _code_errors(counted))
+    counted = [
+        [one for step in spread_out(sorted(table), COUNTED_STEPS) if (one := _count(table[step])) is not None]
+        for table in tables
+    ]
+    kept = " ".join(f"{run.name}: {said}." for run in runs if (said := kept_responses(run)))
+    return Responses(_shown(tables, kept), _success(counted), _code_errors(counted))
 
 
 def _tables(folder: Path) -> dict[int, _Table]:
     found = {}
     for path in folder.glob("rollouts/step_*.parquet"):
         match = re.fullmatch(r"step_(\d+)", path.stem)
-        # A run that is resumed at this moment removes tables.
+        # Retention removes tables meanwhile, and so does a run that is resumed at this moment.
         with suppress(FileNotFoundError):
             if match:
                 stat = path.stat()
@@ -121,19 +121,15 @@ def _tables(folder: Path) -> dict[int, _Table]:
     return found
 
 
-def _read(path: Path, columns: Iterable[str]) -> pa.Table:
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.read(columns=[name for name in columns if name in file.schema_arrow.names])
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot read this table of responses ({one_line(error)}); remove it") from error
-
-
 @lru_cache(maxsize=4 * COUNTED_STEPS)
-def _count(table: _Table) -> _Counted:
+def _count(table: _Table) -> _Counted | None:
+    """Count a step's responses; None where its table has gone in the meantime."""
+    read = read_table(table.path, _COUNTED)
+    if read is None:
+        return None
     responses = errors = 0
     scored, correct = Counter[str](), Counter[str]()
-    for row in _read(table.path, _COUNTED).slice(0, COUNTED_RESPONSES).to_pylist():
+    for row in read.slice(0, COUNTED_RESPONSES).to_pylist():
         if row["outcome"] == Outcome.INFRA:
             continue
         responses += 1
@@ -178,7 +174,7 @@ def _code_errors(counted: Sequence[Sequence[_Counted]]) -> CodeErrors:
     return CodeErrors(note if read else "No responses were recorded.", [one for one in series if one.points])
 
 
-def _shown(tables: Sequence[dict[int, _Table]]) -> Rollouts:
+def _shown(tables: Sequence[dict[int, _Table]], kept: str) -> Rollouts:
     shared = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
     rows: list[RolloutRow] = []
     left = MOST_LETTERS
@@ -200,9 +196,9 @@ def _shown(tables: Sequence[dict[int, _Table]]) -> Rollouts:
         f"{len(rows):,} responses are on this page, of {steps_of_all:,} steps with recorded responses: up to "
         f"{SHOWN_STEPS} steps of each run, {SHOWN_PROMPTS} prompts of each (the same in all runs over the same data), "
         f"{SHOWN_RESPONSES} responses of each, {LONGEST_TEXT:,} letters of a response and {MOST_LETTERS:,} in all. The "
-        "rest is in rollouts/."
+        f"rest is in rollouts/. {kept}"
     )
-    return Rollouts(note if rows else "No responses were recorded (log.rollouts).", rows)
+    return Rollouts(note.strip() if rows else f"No responses are there (log.rollouts). {kept}".strip(), rows)
 
 
 def _letters(row: RolloutRow) -> int:
@@ -212,17 +208,19 @@ def _letters(row: RolloutRow) -> int:
 
 @lru_cache(maxsize=8 * SHOWN_STEPS)
 def _rows_of(run: int, table: _Table) -> list[RolloutRow]:
-    records = _read(table.path, (*_SHOWN, *_NEWER)).to_pylist()
+    found = read_table(table.path, (*_SHOWN, *_NEWER))
+    records = [] if found is None else found.to_pylist()
     prompts = sorted({record["prompt_id"] for record in records}, key=prompt_rank)[:SHOWN_PROMPTS]
     chosen = [record for record in records if record["prompt_id"] in prompts and record["index"] < SHOWN_RESPONSES]
     chosen.sort(key=lambda record: (prompts.index(record["prompt_id"]), record["group_id"], record["index"]))
-    return [_row(run, table.step, record) for record in chosen]
+    seen = read_tokens(table.path, {record["group_id"] for record in chosen})
+    return [
+        _row(run, table.step, record, *seen.get((record["group_id"], record["index"]), ([], []))) for record in chosen
+    ]
 
 
-def _row(run: int, step: int, record: dict[str, object]) -> RolloutRow:
-    text, tokens = str(record["text"] or ""), record.get("token_texts")
-    logps = record.get("token_policy_logp")
-    shaded = isinstance(tokens, list) and isinstance(logps, list) and sum(map(len, tokens)) <= LONGEST_TEXT
+def _row(run: int, step: int, record: dict[str, object], tokens: list[str], logps: list[float]) -> RolloutRow:
+    text, shaded = str(record["text"] or ""), bool(tokens) and sum(map(len, tokens)) <= LONGEST_TEXT
     reward, length, index = record["reward"], record["length"], record["index"]
     assert isinstance(reward, float | int) and isinstance(length, int) and isinstance(index, int)
     return RolloutRow(
@@ -236,8 +234,8 @@ def _row(run: int, step: int, record: dict[str, object]) -> RolloutRow:
         answer=str(record["canonical_answer"] or "")[:200],
         text="" if shaded else text[:LONGEST_TEXT],
         length=length,
-        tokens=tokens if shaded and isinstance(tokens, list) else [],
-        probabilities=[round(100 * math.exp(logp)) for logp in logps] if shaded and isinstance(logps, list) else [],
+        tokens=tokens if shaded else [],
+        probabilities=[round(100 * math.exp(logp)) for logp in logps] if shaded else [],
         dropped=str(record["dropped_reason"] or ""),
         code_error=code_error(text) or "",
     )

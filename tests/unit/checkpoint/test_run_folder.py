@@ -18,7 +18,7 @@ from megasharp.checkpoint.run_folder import open_run
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.errors import UserError
 from megasharp.evals.probe import step_file
-from megasharp.metrics.response_table import write_rollouts
+from megasharp.metrics.response_table import table_name, write_rollouts
 from megasharp.metrics.writers import MetricLog
 from tests.unit.saving import save_at_once
 
@@ -110,11 +110,13 @@ def test_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
     folder = open_run(tmp_path / "run", "", resume=False)
     rollouts = folder.root / "rollouts"
     rollouts.mkdir()
-    probes = folder.root / "probe"
+    tokens, probes = folder.root / "rollout_tokens", folder.root / "probe"
+    tokens.mkdir()
     probes.mkdir()
     for step in (0, 4, 999_999, 1_000_000):
         folder.evals(step).mkdir(parents=True)
         write_rollouts(folder.root, step, [])
+        (tokens / table_name(step)).touch()
         step_file(probes, step).touch()
     (folder.root / "evals" / "step_by_hand").mkdir()
     (rollouts / "step_by_step.parquet").touch()
@@ -126,6 +128,7 @@ def test_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "run" / "evals").iterdir()) == [*kept[:2], "step_by_hand"]
     assert sorted(path.stem for path in rollouts.iterdir()) == [*kept[:2], "step_by_step"]
     assert sorted(path.stem for path in probes.iterdir()) == kept[:2]
+    assert sorted(path.stem for path in tokens.iterdir()) == kept[:2]
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_the_tree_reads_back_as_the_defaults() -> None:
         ("recipe.dlc.mu", ("  type     number >= 0.0 | table", "  default  0.2")),
         ("recipe.dr_grpo", ("dr_grpo has no options: advantages are",)),
         ("data.stages.until", ("  type     integer >= 1 | null",)),
+        ("log.rollouts", ("  type     table | null\n\n", "keep_last: 1000")),
         ("steps", ("  default  none, the key is required",)),
         ("eval.k", ("  type     list of integer", "  default  [1, 4, 16, 64]")),
     ],

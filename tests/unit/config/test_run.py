@@ -10,6 +10,7 @@ from cases import each_case
 from megasharp.algos import METHODS
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, parse_yaml, validate
+from megasharp.config.log import RolloutTablesConfig
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.lora import TARGETS
 
@@ -110,3 +111,37 @@ def test_data_is_a_task_or_a_set(data: str, message: str, tmp_path: Path) -> Non
     file.write_text(f"name: r\nsteps: 1\nmodel: {{path: m}}\ndata: {data}\n")
     with pytest.raises(UserError, match=message):
         load_run(file)
+
+
+OLDER_FORMS = [
+    ("{}", RolloutTablesConfig()),
+    ("{rollouts: true}", RolloutTablesConfig(keep_last=None)),
+    ("{rollouts: true, rollout_tokens: 256}", RolloutTablesConfig(keep_last=None, tokens=256)),
+    ("{rollout_tokens: 256}", RolloutTablesConfig(tokens=256)),
+    ("{rollout_tokens: 256, rollouts: {every: 3}}", RolloutTablesConfig(tokens=256, every=3)),
+    ("{rollouts: false}", None),
+    ("{rollouts: false, rollout_tokens: 256}", None),
+    ("{rollouts: null}", None),
+]
+
+
+@each_case(("log", "tables"), OLDER_FORMS)
+def test_what_files_said_of_tables_of_responses_before_they_had_retention_means_the_same(
+    run_file: Path, log: str, tables: RolloutTablesConfig | None
+) -> None:
+    """All tables stay where a file says so; the configuration that is stored has the present keys alone."""
+    run_file.write_text(f"{MINIMAL}log: {log}\n")
+    run = load_run(run_file)
+    assert run.log.rollouts == tables
+    stored = parse_yaml(dump_yaml(run), "stored")
+    assert "rollout_tokens" not in stored["log"]
+    assert validate(RunConfig, stored, "stored") == run
+    assert load_run(run_file, ["log.rollouts=true"]).log.rollouts is not None
+    assert load_run(run_file, ["log.rollouts=false"]).log.rollouts is None
+
+
+def test_a_key_and_its_older_name_are_refused_together(run_file: Path) -> None:
+    with pytest.raises(UserError, match=r"log: rollout_tokens is the older name of rollouts\.tokens"):
+        load_run(run_file, ["log={rollout_tokens: 5, rollouts: {tokens: 7}}"])
+    with pytest.raises(UserError, match=r"log: .*valid integer \(found 'many'\)"):
+        load_run(run_file, ["log.rollout_tokens=many"])

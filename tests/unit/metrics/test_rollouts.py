@@ -6,11 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from megasharp.common.errors import UserError
 from megasharp.common.records import FinishReason, Outcome, VersionSpan
-from megasharp.metrics.response_table import SCHEMA, TokenColumns, write_rollouts
+from megasharp.config.log import RolloutTablesConfig
+from megasharp.metrics.response_table import (
+    SCHEMA,
+    TOKENS_SCHEMA,
+    TableRetention,
+    TokenColumns,
+    read_table,
+    read_tokens,
+    table_step,
+    write_rollouts,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -79,7 +92,7 @@ def test_every_span_names_both_networks_versions(tmp_path, make_response, make_g
 def test_the_manual_names_every_column():
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = page.split("## Every response")[1]
-    assert [name for name in SCHEMA.names if f"`{name}`" not in rows] == []
+    assert [name for name in (*SCHEMA.names, *TOKENS_SCHEMA.names) if f"`{name}`" not in rows] == []
 
 
 def test_a_repeated_step_replaces_its_table(tmp_path, make_response, make_group):
@@ -106,7 +119,7 @@ def test_whole_groups_are_written_token_by_token_up_to_the_limit(tmp_path, make_
     assert chosen == columns.chosen(groups[::-1])
     assert len(chosen) == 2 or chosen == {"b"}
     table = table_of(write_rollouts(tmp_path, 3, groups, tokens=columns))
-    written = table[table.token_texts.notna()]
+    written = table_of(tmp_path / "rollout_tokens" / "step_000003.parquet").merge(table, on=["group_id", "index"])
     assert set(written.group_id) == chosen
     assert written.token_texts.iloc[0].tolist() == ["<0>"] * written.length.iloc[0]
     assert written.token_policy_logp.iloc[0].tolist() == [-1.0, -2.0, -3.0, -4.0][: written.length.iloc[0]]
@@ -115,8 +128,89 @@ def test_whole_groups_are_written_token_by_token_up_to_the_limit(tmp_path, make_
 
 def test_a_limit_below_every_group_writes_none(tmp_path, make_response, make_group):
     columns = TokenColumns(lambda tokens: [""] * len(tokens), limit=1)
-    table = table_of(write_rollouts(tmp_path, 3, [make_group(make_response(Outcome.WRONG, 2))], tokens=columns))
-    assert table.token_texts.isna().all()
+    groups = [make_group(make_response(Outcome.WRONG, 2))]
+    # Such as an earlier attempt at this step with a higher limit left.
+    write_rollouts(tmp_path, 3, groups, tokens=replace(columns, limit=2))
+    assert len(read_tokens(tmp_path / "rollouts" / "step_000003.parquet", {"g0"})) == 1
+    path = write_rollouts(tmp_path, 3, groups, tokens=columns)
+    assert read_tokens(path, {"g0"}) == {}
+
+
+def test_tokens_are_read_of_the_groups_that_are_asked_for_in_both_formats(tmp_path, make_response, make_group):
+    """Format 1 had them among the other columns, null where they were not written, and no number."""
+    groups = [make_group(*[make_response(Outcome.WRONG, 2)] * 2, name=name) for name in ("a", "b")]
+    columns = TokenColumns(lambda tokens: [f"<{token}>" for token in tokens], limit=99)
+    path = write_rollouts(tmp_path, 3, groups, tokens=columns)
+    expected = {("b", 0): (["<0>", "<0>"], [-1.0, -2.0]), ("b", 1): (["<0>", "<0>"], [-1.0, -2.0])}
+    assert read_tokens(path, {"b"}) == expected
+    apart = tmp_path / "rollout_tokens" / path.name
+    old = pq.read_table(path)
+    for name in ("token_texts", "token_policy_logp"):
+        found = pq.read_table(apart)[name].to_pylist()
+        old = old.append_column(name, pa.array([*found[:3], None]))
+    apart.unlink()
+    assert read_tokens(path, {"b"}) == {}
+    pq.write_table(old.replace_schema_metadata({}), path)
+    assert read_tokens(path, {"b"}) == {("b", 0): expected["b", 0]}
+
+
+def test_a_table_of_a_newer_format_is_refused_in_one_line_and_one_that_is_gone_is_none(tmp_path):
+    path = write_rollouts(tmp_path, 2, [])
+    assert pq.read_schema(path).metadata[b"format"] == b"2"
+    pq.write_table(pq.read_table(path).replace_schema_metadata({"format": "99"}), path)
+    with pytest.raises(UserError, match=r"step_000002\.parquet.* format 99") as refused:
+        read_table(path, ["step"])
+    assert "\n" not in str(refused.value)
+    path.write_bytes(b"x")
+    with pytest.raises(UserError, match="cannot read this table of responses"):
+        read_table(path, ["step"])
+    path.unlink()
+    assert read_table(path, ["step"]) is None
+
+
+def test_retention_keeps_the_newest_tables_and_each_so_many_th_of_the_older(tmp_path, make_response, make_group):
+    """Tokens go earlier than responses; nothing else in the folders does, nor what a resume moved elsewhere."""
+    groups = [make_group(make_response(Outcome.WRONG, 2))]
+    columns = TokenColumns(lambda tokens: [""] * len(tokens), limit=9)
+    retention = TableRetention(tmp_path, RolloutTablesConfig(keep_last=4, every=5, tokens_keep_last=2))
+    beside = tmp_path / "superseded" / "attempt_1" / "rollouts" / "step_000001.parquet"
+    for path in (beside, tmp_path / "rollouts" / "step_by_step.parquet", tmp_path / "rollouts" / "notes.txt"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for step in range(1, 13):
+        write_rollouts(tmp_path, step, groups, tokens=columns)
+        retention.written(step)
+    assert tables_in(tmp_path / "rollouts") == [5, 9, 10, 11, 12]
+    assert tables_in(tmp_path / "rollout_tokens") == [11, 12]
+    assert beside.exists() and {path.name for path in (tmp_path / "rollouts").iterdir()} >= {
+        "step_by_step.parquet", "notes.txt"
+    }  # fmt: skip
+
+
+def test_another_retention_removes_what_is_old_by_it_a_few_tables_a_step(tmp_path):
+    """An attempt of a run with many tables must not wait at its first step; what is newer than that is not its own."""
+    (tmp_path / "rollouts").mkdir()
+    for step in (*range(1, 101), 999):
+        (tmp_path / "rollouts" / f"step_{step:06d}.parquet").touch()
+    retention = TableRetention(tmp_path, RolloutTablesConfig(keep_last=10, every=None))
+    retention.written(100)
+    assert retention.removed == TableRetention.MOST
+    for step in range(101, 104):
+        (tmp_path / "rollouts" / f"step_{step:06d}.parquet").touch()
+        retention.written(step)
+    assert tables_in(tmp_path / "rollouts") == [*range(94, 104), 999]
+
+
+def test_without_limits_every_table_stays(tmp_path):
+    retention = TableRetention(tmp_path, RolloutTablesConfig(keep_last=None, every=None))
+    for step in range(1, 9):
+        write_rollouts(tmp_path, step, [])
+        retention.written(step)
+    assert tables_in(tmp_path / "rollouts") == [*range(1, 9)]
+
+
+def tables_in(folder):
+    return sorted(step for path in folder.iterdir() if (step := table_step(path)) is not None)
 
 
 def _of_prompt(group, prompt_id):

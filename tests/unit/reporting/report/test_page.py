@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,12 +23,13 @@ from page_runs import EVIL, make_run, result
 from megasharp.cli.report import write_report
 from megasharp.common.errors import UserError
 from megasharp.evals.result_files import save
-from megasharp.reporting.history import read_run
+from megasharp.reporting.history import kept_responses, read_run
 from megasharp.reporting.page import responses
 from megasharp.reporting.page.evaluations import SHARES, TENTHS
 from megasharp.reporting.page.metrics import words
 from megasharp.reporting.page.records import Page, ranges, share_bin, spread_out, thinned
 from megasharp.reporting.page.serve import as_html, as_json, read_page
+from megasharp.reporting.show import screen
 
 
 @pytest.fixture
@@ -274,10 +277,31 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
 def test_tables_of_older_versions_are_shown_without_shading(tmp_path: Path) -> None:
     root = make_run(tmp_path / "a")
     path = root / "rollouts" / "step_000001.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.drop_columns(["prompt", "token_texts", "token_policy_logp"]), path)
+    pq.write_table(pq.read_table(path).drop_columns(["prompt"]), path)
+    (root / "rollout_tokens" / path.name).unlink()
     row = read_page([root], live=False).rollouts.rows[0]
     assert (row.tokens, row.prompt) == ([], "") and row.text
+
+
+def test_responses_that_retention_removed_are_told_and_not_missed(tmp_path: Path) -> None:
+    """On the page and on the screen, also where a table is gone that retention would keep, or all are."""
+    root = make_run(tmp_path / "a")
+    assert "retention" not in read_page([root], live=False).rollouts.note
+    with (root / "config.yaml").open("a") as file:
+        file.write("log: {rollouts: {keep_last: 2, every: 3}}\n")
+    for step in (1, 2, 4):
+        (root / "rollouts" / f"step_{step:06d}.parquet").unlink()
+    told = "tables of responses of 3 of 6 steps; retention removed 3 (log.rollouts: keep_last 2, every 3)"
+    found = read_page([root], live=False).rollouts
+    assert told in found.note and {row.step for row in found.rows} == {3, 5, 6}
+    console = Console(width=150)
+    with console.capture() as captured:
+        console.print(screen(read_run(root)))
+    assert told in captured.get()
+    (root / "rollouts" / "step_000006.parquet").unlink()
+    assert kept_responses(read_run(root)).endswith("every 3), 1 are missing")
+    shutil.rmtree(root / "rollouts")
+    assert "No responses are there (log.rollouts). mine: tables" in read_page([root], live=False).rollouts.note
 
 
 def test_mistakes_are_told_in_one_line(runs: Path) -> None:
