@@ -7,10 +7,12 @@ its subject inside its function, so that `--help` and shell completion answer at
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from megasharp import __version__
 from megasharp.cli.config import config_keys
@@ -29,6 +31,7 @@ from megasharp.cli.sweep import sweep
 from megasharp.cli.toy import toy
 from megasharp.cli.train import train
 from megasharp.common.exit_codes import collect_seldom, run_command
+from megasharp.common.terminal import visible
 
 # In the order of `--help`; commands with commands of their own come last there.
 COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {
@@ -48,8 +51,36 @@ COMMANDS: dict[str, Callable[..., None] | typer.Typer] = {
     "runs": runs_app,
     "data": data_app,
 }
+
+
+class _Group(TyperGroup):
+    """The app, whose errors about arguments show control characters of theirs instead of printing them."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _visible_errors():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _visible_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _visible_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # Of the command line's parser, which typer keeps to itself: it prints them past the guarded streams.
+        if hasattr(error, "format_message") and hasattr(error, "message"):
+            error.message = visible(error.message)
+        raise
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
+    # Otherwise typer would take sequences out of what goes into a pipe or a file, instead of leaving them to be shown.
+    context_settings={"color": True},
     pretty_exceptions_enable=False,
     help="Reinforcement learning with verifiable rewards that keeps a model's answers diverse.",
 )

@@ -21,14 +21,14 @@ def methods(
     markdown: Annotated[bool, typer.Option(help="Print the table of docs/methods.md.")] = False,
 ) -> None:
     """List the methods that a recipe may name, or show one of them."""
-    from rich.console import Console
+    from megasharp.metrics.console import SafeConsole
 
     if markdown:
         typer.echo(markdown_table(), nl=False)
     elif name:
         typer.echo(describe_method(name))
     else:
-        print_methods(Console())
+        print_methods(SafeConsole())
 
 
 def print_methods(console: Console) -> None:

@@ -23,12 +23,11 @@ def show(
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """One run on one screen: progress, goodput, restarts, checkpoints, resets, trends, warnings."""
-    from rich.console import Console
-
+    from megasharp.metrics.console import SafeConsole
     from megasharp.reporting.history import find_run, read_run
     from megasharp.reporting.show import screen
 
-    Console().print(screen(read_run(find_run(run, runs))))
+    SafeConsole().print(screen(read_run(find_run(run, runs))))
 
 
 @runs_app.command("compare")
@@ -40,9 +39,9 @@ def compare(
     ] = None,
 ) -> None:
     """Several runs: keys that differ, figures at equal steps and at the end, curves in one picture."""
-    from rich.console import Console
+    from megasharp.metrics.console import SafeConsole
 
-    typer.echo(f"picture: {compare_runs(names, runs, picture, Console())}")
+    typer.echo(f"picture: {compare_runs(names, runs, picture, SafeConsole())}")
 
 
 @runs_app.command("list")
@@ -50,9 +49,9 @@ def list_command(
     folder: Annotated[Path, typer.Argument(help="The folder that holds run folders.")] = Path("runs"),
 ) -> None:
     """The runs in a folder, the latest first."""
-    from rich.console import Console
+    from megasharp.metrics.console import SafeConsole
 
-    list_runs(folder, Console())
+    list_runs(folder, SafeConsole())
 
 
 def compare_runs(names: Sequence[str], runs: Path, picture: Path | None, console: Console) -> Path:

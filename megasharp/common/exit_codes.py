@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from megasharp.common import signals
 from megasharp.common.errors import RankDied, StageTimeout, TrainingStopped, UserError
+from megasharp.common.terminal import guard_streams
 
 # Takes a line for the user: `typer.echo`, `note`, or a test's `list.append`.
 Say = Callable[[str], None]
@@ -42,6 +43,7 @@ def run_command(command: Callable[[], object]) -> None:
     SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130; a run that saved because its
     time was up gives 75.
     """
+    guard_streams()
     # Models and data are folders on disk: no command may reach for a hub unless the user says so.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from megasharp.common.terminal import guard_streams, visible
 
 STAGES = (
     *("start", "phases", "rollout", "reward", "prepare", "annotate", "update", "memory", "sync"),
     *("log", "checkpoint", "eval", "other"),
 )
 BEFORE, AFTER = "before", "after"
+
+
+class SafeConsole(Console):
+    """A console whose text is made visible: no control sequence comes out of it but rich's own."""
+
+    def __init__(self, **options: Any) -> None:
+        # Looked up now: while a bar is shown, rich has a stream of its own in this place.
+        super().__init__(**{"file": getattr(sys.stdout, "rich_proxied_file", sys.stdout), **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, with each piece of text made visible."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +121,7 @@ class Progress:
         self._plain_every, self._plain_seconds = plain_every, plain_seconds
         self._now = now
         self._start = self._last_line = now()
-        self._console = console or Console()
+        self._console = console or SafeConsole()
         self._bar: Bar | None = None
         if self._console.is_terminal:
             shown = TextColumn("{task.fields[figures]}", markup=False)
@@ -117,6 +134,8 @@ class Progress:
         self._start = self._last_line = self._now()
         if self._bar:
             self._bar.start()
+            # It put streams of rich's in the place of the process's, which would read colours out of the text.
+            guard_streams()
         return self
 
     def __exit__(
@@ -140,7 +159,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line of its own, above the bar."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(visible(text)), soft_wrap=True)
 
 
 def _duration(seconds: float) -> str:
@@ -151,7 +170,7 @@ def _duration(seconds: float) -> str:
 
 def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     """Print each suite's evaluations, seconds per stage, tokens per second and peak memory."""
-    console = console or Console()
+    console = console or SafeConsole()
     for change in summary.suites:
         console.print(_passk_table(change))
     table = Table(title=f"{summary.steps} steps in {_duration(summary.seconds)}", title_justify="left")
@@ -176,7 +195,7 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
 def _passk_table(change: SuiteChange) -> Table:
     further = [name for name in change.evaluations if name not in (BEFORE, AFTER)]
     # A suite is named by its file, and rich would read brackets in a plain string as markup.
-    table = Table(title=Text(f"{change.suite}: pass@k", style="table.title"), title_justify="left")
+    table = Table(title=Text(visible(f"{change.suite}: pass@k"), style="table.title"), title_justify="left")
     for heading in ("k", BEFORE, AFTER, "change", *further):
         table.add_column(heading, justify="right")
     shown = [change.evaluations.get(name) for name in (BEFORE, AFTER, *further)]

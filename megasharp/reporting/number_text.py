@@ -7,6 +7,8 @@ import time
 from rich.table import Table
 from rich.text import Text
 
+from megasharp.common.terminal import visible
+
 
 def duration(seconds: float) -> str:
     """Format seconds as hours, minutes and seconds: 1:02:03 or 2:03."""
@@ -43,7 +45,8 @@ class Columns:
 
     def add_row(self, *cells: str) -> None:
         """Add a row."""
-        self._table.add_row(*map(Text, cells))
+        # Before it is drawn, because the columns are as wide as what is shown.
+        self._table.add_row(*(Text(visible(cell)) for cell in cells))
 
     def __rich__(self) -> Table:
         return self._table

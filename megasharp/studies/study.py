@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from megasharp.common.files import write_text
+from megasharp.metrics.console import SafeConsole
 from megasharp.reporting.style import save_figure
 
 Cell = str | int | float
@@ -110,7 +111,7 @@ def write_findings(study: Study, findings: Findings, folder: Path) -> list[Path]
 
 def open_console() -> Console:
     """Open a console on standard output: as wide as the terminal, or 160 columns where there is none."""
-    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    return SafeConsole(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
 
 
 def print_findings(study: Study, findings: Findings, console: Console) -> None:
