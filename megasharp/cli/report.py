@@ -22,7 +22,9 @@ def report(
     evals: Annotated[
         list[Path] | None, typer.Option(metavar="JSON", help="A file that `megasharp eval` wrote; repeatable.")
     ] = None,
-    serve: Annotated[bool, typer.Option(help="Serve the page on 127.0.0.1 instead; it refreshes.")] = False,
+    serve: Annotated[
+        bool, typer.Option(help="Serve the page on 127.0.0.1 instead, at a URL with a token; it refreshes.")
+    ] = False,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="With --serve: 8042, or this one; 0 is any free port.")
     ] = None,
@@ -59,12 +61,13 @@ def write_report(folders: Sequence[Path], out: Path | None, evals: Sequence[Path
 
 
 def serve_report(folders: Sequence[Path], port: int, say: Say, evals: Sequence[Path] = ()) -> None:
-    """Serve the page until Ctrl-C. Raises UserError for a damaged run, or a port that is taken."""
-    from megasharp.reporting.page.serve import HOST, LivePage, open_server, read_page
+    """Serve the page until Ctrl-C. Raises UserError for a damaged run, a weak token, or a port that is taken."""
+    from megasharp.reporting.page.serve import HOST, LivePage, open_server, read_page, token_of_server
 
+    token = token_of_server()
     page = LivePage(folders, lambda: read_page(folders, live=True, evals=evals), evals)
     # A damaged run is refused here, before a browser asks.
     page.newest()
-    with open_server(page, port) as server:
-        say(f"http://{HOST}:{server.server_address[1]}/  (this machine only; Ctrl-C ends it)")
+    with open_server(page, port, token) as server:
+        say(f"http://{HOST}:{server.server_address[1]}/?token={token}  (this machine only; Ctrl-C ends it)")
         server.serve_forever(poll_interval=0.2)

@@ -5,8 +5,9 @@ only, with `<`, `>` and `&` escaped, so that no text can end the script element 
 nodes of it. The page's own policy (CSP) allows only its one script, by hash, and no loading; a served page may ask its
 own server.
 
-The server builds the page again when the runs' files have changed. It listens on 127.0.0.1 only and answers requests
-that name it or localhost: otherwise a page of another site could read this one by giving its own name this address.
+The server builds the page again when the runs' files have changed. It listens on 127.0.0.1 only, which every user of
+the machine reaches, so each request must hold the token of the printed URL. Requests must also name this address or
+localhost: otherwise a page of another site could read this one by giving its own name this address.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
+import secrets
 import sys
 import threading
 import time
@@ -25,6 +28,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from socket import socket
+from urllib.parse import parse_qs, urlsplit
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.evals.result import EvalResult
@@ -138,6 +142,11 @@ def _static(name: str) -> str:
 
 
 HOST = "127.0.0.1"
+# A token of the user's, for a URL that stays the same; on the command line other users could read it.
+TOKEN_VARIABLE = "MEGASHARP_REPORT_TOKEN"
+_TOKEN = re.compile("[A-Za-z0-9_-]{16,}")
+_TOKEN_BYTES = 16
+_SILENT_S = 30
 _WATCHED = ("metrics.jsonl", "config.yaml", "evals", "rollouts", "probe", "checkpoints", "logs")
 
 
@@ -175,12 +184,25 @@ def fingerprint(watched: Sequence[Path]) -> str:
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
 
 
-def open_server(page: LivePage, port: int) -> ThreadingHTTPServer:
+def token_of_server() -> str:
+    """Return the token that requests must hold: the user's, or 128 random bits. Raises UserError for a weak one."""
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given is None:
+        return secrets.token_urlsafe(_TOKEN_BYTES)
+    if _TOKEN.fullmatch(given) is None:
+        raise UserError(f"{TOKEN_VARIABLE}: give 16 letters, digits, - or _ at least, or unset it for a random token")
+    return given
+
+
+def open_server(page: LivePage, port: int, token: str) -> ThreadingHTTPServer:
     """Open a server, not serving yet; port 0 is any free one. Raises UserError where the port is taken."""
 
     class Handler(BaseHTTPRequestHandler):
+        # Whoever connects and asks nothing is hung up on.
+        timeout = _SILENT_S
+
         def do_GET(self) -> None:
-            _answer(self, page)
+            _answer(self, page, token)
 
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing: nobody reads a line for each request."""
@@ -201,16 +223,22 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def _answer(request: BaseHTTPRequestHandler, page: LivePage) -> None:
+def _answer(request: BaseHTTPRequestHandler, page: LivePage, token: str) -> None:
+    asked = urlsplit(request.path)
     if request.headers.get("Host", "").rsplit(":", 1)[0] not in (HOST, "localhost"):
         return _send(request, 403, "text/plain", "this server answers for 127.0.0.1 only", "")
-    if request.path not in ("/", "/data.json"):
+    given = parse_qs(asked.query).get("token", [""])[0]
+    if not secrets.compare_digest(given.encode(), token.encode()):
+        return _send(
+            request, 403, "text/plain", "open the URL that `megasharp report --serve` printed, token and all", ""
+        )
+    if asked.path not in ("/", "/data.json"):
         return _send(request, 404, "text/plain", "there is / and /data.json", "")
     try:
         tag, newest = page.newest()
     except UserError as error:
         return _send(request, 503, "text/plain", str(error), "")
-    if request.path == "/":
+    if asked.path == "/":
         return _send(request, 200, "text/html", as_html(newest), "")
     if request.headers.get("If-None-Match") == tag:
         return _send(request, 304, "application/json", "", tag)
@@ -224,6 +252,10 @@ def _send(request: BaseHTTPRequestHandler, status: int, kind: str, text: str, ta
     request.send_header("Content-Length", str(len(body)))
     request.send_header("Cache-Control", "no-store")
     request.send_header("X-Content-Type-Options", "nosniff")
+    # The URL holds the token. The page's own policy is in the page; a frame would lend its clicks to another's.
+    request.send_header("Referrer-Policy", "no-referrer")
+    request.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+    request.send_header("Cross-Origin-Resource-Policy", "same-origin")
     if tag:
         request.send_header("ETag", tag)
     request.end_headers()

@@ -1,4 +1,4 @@
-// A served page asks for news; what is chosen on it stays as it is, and so does the place that is read.
+// A served page asks for news, with the token of its own address; what is chosen on it stays as it is, and so does the place that is read.
 "use strict";
 
 const EVERY_MS = 2000;
@@ -15,7 +15,7 @@ function busy() {
 async function ask(tag) {
   if (busy()) return setTimeout(() => ask(tag), EVERY_MS);
   try {
-    const answer = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+    const answer = await fetch(`data.json${location.search}`, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
     if (answer.status === 200) {
       const height = window.scrollY;
       data = await answer.json();

@@ -18,7 +18,9 @@ from page_runs import make_run, result
 
 from megasharp.common.errors import UserError
 from megasharp.evals.result_files import save
-from megasharp.reporting.page.serve import LivePage, open_server, read_page
+from megasharp.reporting.page.serve import TOKEN_VARIABLE, LivePage, open_server, read_page, token_of_server
+
+TOKEN = "a-token-of-16-characters"
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def port(root: Path) -> Iterator[int]:
-    with open_server(LivePage([root], lambda: read_page([root], live=True)), 0) as server:
+    with open_server(LivePage([root], lambda: read_page([root], live=True)), 0, TOKEN) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server.server_address[1]
@@ -36,9 +38,9 @@ def port(root: Path) -> Iterator[int]:
         thread.join()
 
 
-def ask(port: int, path: str, **headers: str) -> HTTPResponse:
+def ask(port: int, path: str, query: str = f"?token={TOKEN}", **headers: str) -> HTTPResponse:
     connection = HTTPConnection("127.0.0.1", port, timeout=HANG_S)
-    connection.request("GET", path, headers=headers)
+    connection.request("GET", path + query, headers=headers)
     answer = connection.getresponse()
     answer.body = answer.read()
     connection.close()
@@ -74,6 +76,35 @@ def test_the_page_may_ask_its_own_server_only(port: int) -> None:
     assert ask(port, "/config.yaml").status == ask(port, "/../config.yaml").status == 404
 
 
+@pytest.mark.parametrize(
+    "query", ["", "?token=", "?token=wrong", f"?token={TOKEN}x", "?token=%C3%A9", f"?other={TOKEN}"]
+)
+@pytest.mark.parametrize("path", ["/", "/data.json", "/../config.yaml", "/nowhere"])
+def test_without_the_token_there_is_no_data(port: int, path: str, query: str) -> None:
+    answer = ask(port, path, query, Cookie=f"token={TOKEN}")
+    assert answer.status == 403 and b"reward" not in answer.body and TOKEN.encode() not in answer.body
+
+
+def test_the_token_stays_with_the_page(port: int) -> None:
+    """No link sends its address on, no other page frames it, and it is in no cookie, which other ports would get."""
+    answer = ask(port, "/")
+    assert answer.headers["Referrer-Policy"] == "no-referrer" and "Set-Cookie" not in answer.headers
+    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+    assert TOKEN not in answer.body.decode()
+
+
+def test_a_token_is_random_or_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    first, second = token_of_server(), token_of_server()
+    assert first != second and len(first) >= 128 / 6
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert token_of_server() == TOKEN
+    for weak in ("", "short", "sixteen letters and a &"):
+        monkeypatch.setenv(TOKEN_VARIABLE, weak)
+        with pytest.raises(UserError, match=f"{TOKEN_VARIABLE}: give 16"):
+            token_of_server()
+
+
 def test_another_name_for_this_address_is_refused(port: int) -> None:
     assert ask(port, "/data.json", Host="evil.example").status == 403
     assert ask(port, "/data.json", Host=f"localhost:{port}").status == 200
@@ -91,4 +122,4 @@ def test_a_damaged_run_is_told_and_served_again_when_mended(port: int, root: Pat
 
 def test_a_taken_port_is_one_line(port: int, root: Path) -> None:
     with pytest.raises(UserError, match=f"--port {port}: cannot listen"):
-        open_server(LivePage([root], lambda: read_page([root], live=True)), port)
+        open_server(LivePage([root], lambda: read_page([root], live=True)), port, TOKEN)
