@@ -51,7 +51,7 @@ def examine_node(file: Path | None, overrides: Sequence[str], runs: Path, say: S
 
 
 def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraints: str, place: Place) -> Patient:
-    """Return what a run file expects of a node; the size of a checkpoint is its plan's."""
+    """Return what a run file expects of a node; sizes on disk are its plan's."""
     from megasharp.cluster.slurm.doctor import Patient
     from megasharp.config.core import find
     from megasharp.config.run_config import load_run
@@ -66,11 +66,13 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
         folders.append(str(engine_python(config)))
     # Where the file leaves the number of GPUs to the machine, the run needs these at least.
     gpus = 0 if device_of(config) == "cpu" else config.cluster.gpus_per_node or gpus_needed(config)
+    plan = make_plan(ask(config, str(file), Options()).request)
     return Patient(
         gpus_per_node=gpus,
         folders=tuple(str(find(folder)) for folder in folders),
         run=runs / config.name,
-        checkpoint=make_plan(ask(config, str(file), Options()).request).checkpoint.size,
+        checkpoint=plan.checkpoint.size,
+        whole=plan.disk.total,
         constraints=constraints,
         transformer_engine=config.policy.transformer_engine if config.policy.fp8 is None else True,
         place=place,

@@ -12,8 +12,8 @@ from megasharp.common.section import Section
 class RolloutTablesConfig(Section):
     """Retention of the tables of responses, which are most of what a long run leaves besides checkpoints.
 
-    512 responses of 8,192 tokens are a table of about 5 MB: the defaults keep 7 GB of a run of 5,000 such steps, and
-    all of a run of up to 1,000.
+    512 responses of 8,192 tokens are a table of 5 to 8 MB: the defaults keep 7 to 12 GB of a run of 5,000 such steps,
+    and all of a run of up to 1,000.
     """
 
     keep_last: int | None = Field(

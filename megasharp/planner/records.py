@@ -143,6 +143,23 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """The files that a run of `steps` steps has at its end, by number.
+
+    `checkpoints` counts the one that is being written while the oldest is still there. `tables` and `token_tables` are
+    of so many steps, by retention; `tokens` is the most of one step that is written token by token.
+    """
+
+    steps: int
+    checkpoints: int
+    export_hf: bool
+    tables: int
+    token_tables: int
+    tokens: int
+    tensorboard: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Everything a plan depends on. `width`: bytes of a weight.
 
@@ -159,6 +176,7 @@ class Request:
     engines: Engines | None
     machines: Machines
     rates: Rates
+    kept: Kept
 
     @property
     def layout(self) -> ParallelLayout:
@@ -282,6 +300,22 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """Bytes that a run has on disk at its end, of every file that is kept. Evaluations and logs are small."""
+
+    checkpoints: int
+    rollouts: int
+    rollout_tokens: int
+    metrics: int
+    tensorboard: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.checkpoints + self.rollouts + self.rollout_tokens + self.metrics + self.tensorboard
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """An error is a run that will not work; a warning one that may be slow, or fail later."""
 
@@ -312,6 +346,7 @@ class Plan:
     step_seconds: float | None
     tokens_per_second_per_gpu: float | None
     checkpoint: Checkpoint
+    disk: Disk
     host: int
     problems: tuple[Problem, ...]
 

@@ -22,10 +22,14 @@ from megasharp.planner.formulas import (
     forward_flops_per_token,
     kv_bytes_per_token,
     mean_context,
+    metrics_bytes,
     recompute_share,
+    response_table_bytes,
+    tensorboard_bytes,
+    token_table_bytes,
 )
 from megasharp.planner.memory import Rows
-from megasharp.planner.records import Checkpoint, EngineMemory, Engines, Gpu, Network, Request, StageTime
+from megasharp.planner.records import Checkpoint, Disk, EngineMemory, Engines, Gpu, Network, Request, StageTime
 
 _GIB = 2**30
 # Our engines' own defaults (rollout/sglang/engine/engine_config.py): tokens of cache and requests at once on a CPU, and
@@ -184,6 +188,24 @@ def checkpoint(request: Request) -> Checkpoint:
         size += checkpoint_bytes(memory, memory, request.width)
     size += request.width * policy if request.passes.reference else 0
     return Checkpoint(size, size / request.rates.disk)
+
+
+def disk_bytes(request: Request, save: Checkpoint) -> Disk:
+    """Bytes of all files that the run has at its end; `save` is one of its checkpoints."""
+    kept, batch = request.kept, request.batch
+    sampled = 1 + batch.oversample
+    responses, group = round(batch.sequences * sampled), batch.responses * batch.lengths.response
+    tokens = group * batch.prompts * sampled
+    # Whole groups are written token by token, as many as the limit has room for.
+    by_token = min(kept.tokens // group, batch.prompts * sampled) * group
+    exported = request.width * request.policy.architecture.parameter_count() if kept.export_hf else 0
+    return Disk(
+        checkpoints=kept.checkpoints * (save.size + exported),
+        rollouts=kept.tables * response_table_bytes(responses, tokens),
+        rollout_tokens=kept.token_tables * token_table_bytes(by_token),
+        metrics=metrics_bytes(kept.steps),
+        tensorboard=tensorboard_bytes(kept.steps) if kept.tensorboard else 0,
+    )
 
 
 def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:

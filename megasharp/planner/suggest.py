@@ -18,7 +18,14 @@ from megasharp.config.policy import PolicyConfig, Recompute
 from megasharp.planner.formulas import bubble_share
 from megasharp.planner.memory import host_bytes, left_while_sampling, ranks_of_node, rows_of, stage_memory, with_engine
 from megasharp.planner.records import Engines, Network, Plan, Request
-from megasharp.planner.seconds import checkpoint, engine_memory, step_seconds, step_times, tokens_per_second_per_gpu
+from megasharp.planner.seconds import (
+    checkpoint,
+    disk_bytes,
+    engine_memory,
+    step_seconds,
+    step_times,
+    tokens_per_second_per_gpu,
+)
 from megasharp.planner.warnings import find_problems, needed_gpus
 
 
@@ -64,6 +71,7 @@ def make_plan(request: Request) -> Plan:
         step_seconds=seconds,
         tokens_per_second_per_gpu=tokens_per_second_per_gpu(request, gpus, seconds),
         checkpoint=save,
+        disk=disk_bytes(request, save),
         host=host + ranks * (held + reference),
         problems=find_problems(request, found, engine, rows, bubble, save),
     )

@@ -59,6 +59,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "step_seconds": plan.step_seconds,
         "tokens_per_second_per_gpu_in_use": plan.tokens_per_second_per_gpu,
         "checkpoint": {"size_bytes": plan.checkpoint.size, "seconds": plan.checkpoint.seconds if gpu else None},
+        "disk": _disk_tree(request, plan),
         "host_bytes_per_node": plan.host,
         "problems": [dataclasses.asdict(problem) for problem in plan.problems],
         "notes": list(notes),
@@ -143,6 +144,23 @@ def _stage(request: Request, plan: Plan, stage: StageMemory) -> Tree:
     }
 
 
+def _disk_tree(request: Request, plan: Plan) -> Tree:
+    """All files at the run's end. Responses are kept of so many steps."""
+    disk, kept = plan.disk, request.kept
+    return {
+        "steps": kept.steps,
+        "checkpoints": kept.checkpoints,
+        "checkpoints_bytes": disk.checkpoints,
+        "rollouts_steps": kept.tables,
+        "rollouts_bytes": disk.rollouts,
+        "rollout_tokens_steps": kept.token_tables,
+        "rollout_tokens_bytes": disk.rollout_tokens,
+        "metrics_bytes": disk.metrics,
+        "tensorboard_bytes": disk.tensorboard,
+        "total_bytes": disk.total,
+    }
+
+
 def _engines(request: Request, engine: EngineMemory | None) -> Tree | None:
     """Settings are None where SGLang's own default stands; tokens and responses are those of one engine."""
     asked = request.engines
@@ -201,7 +219,7 @@ def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
     lines = [*_head(request, plan), "", *_memory(request, plan, unit)]
     if plan.engine is not None:
         lines += ["", *_engine(request, plan, plan.engine, unit)]
-    lines += ["", *_time(request, plan), *_checkpoint(request, plan)]
+    lines += ["", *_time(request, plan), *_checkpoint(request, plan), *_disk(request, plan)]
     if notes or plan.problems:
         lines.append("")
     lines += [line for note in notes for line in _wrapped("note", note)]
@@ -434,11 +452,25 @@ def _time(request: Request, plan: Plan) -> Iterator[str]:
 
 
 def _checkpoint(request: Request, plan: Plan) -> Iterator[str]:
-    size = plan.checkpoint.size
-    shown = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-    text = f"{shown} on disk"
+    text = f"{_size(plan.checkpoint.size)} on disk"
     if request.machines.gpu is not None:
         text += f", {plan.checkpoint.seconds:.0f} s at {request.rates.disk / 1e9:g} GB/s"
     if plan.host:
         text += f"; a node's host memory holds {plan.host / 1e9:.0f} GB of what is offloaded"
     yield from _wrapped("checkpoint", text)
+
+
+def _disk(request: Request, plan: Plan) -> Iterator[str]:
+    """Yield what the run has on disk at its end, with the keys that keep it."""
+    disk, kept = plan.disk, request.kept
+    parts = [f"{_size(disk.checkpoints)} of {kept.checkpoints} checkpoint(s) (checkpoint.keep_*, one being written)"]
+    if kept.tables:
+        tokens = f" and {_size(disk.rollout_tokens)} of tokens" if disk.rollout_tokens else ""
+        parts.append(f"{_size(disk.rollouts)} of responses{tokens}, of {kept.tables:,} steps (log.rollouts)")
+    boards = f", TensorBoard {_size(disk.tensorboard)}" if disk.tensorboard else ""
+    parts.append(f"metrics {_size(disk.metrics)}{boards}")
+    yield from _wrapped("disk", f"{_size(disk.total)} after {kept.steps:,} steps: {'; '.join(parts)}")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -31,6 +31,7 @@ from megasharp.planner.records import (
     DEFAULT,
     Batch,
     Engines,
+    Kept,
     Machines,
     Network,
     Passes,
@@ -277,6 +278,26 @@ def _request(
             mfu=options.mfu or default.mfu,
             disk=options.disk_gb * 1e9 if options.disk_gb else default.disk,
         ),
+        kept=_kept(config),
+    )
+
+
+def _kept(config: RunConfig) -> Kept:
+    """Count the files that retention leaves at the run's end."""
+    steps, save, tables = config.steps, config.checkpoint, config.log.rollouts
+    saved = sorted({*range(save.every, steps + 1, save.every), steps})
+    kept = set(saved[-save.keep_last :]) | {step for step in saved if save.keep_every and step % save.keep_every == 0}
+    # The best step may have a checkpoint beyond the schedule; the oldest goes when the newest is complete.
+    best = save.keep_best is not None
+    done = range(1, steps + 1)
+    return Kept(
+        steps=steps,
+        checkpoints=min(len(saved), len(kept) + 1) + best,
+        export_hf=save.export_hf,
+        tables=sum(tables.keeps(step, steps) for step in done) if tables else 0,
+        token_tables=sum(tables.keeps_tokens(step, steps) for step in done) if tables and tables.tokens else 0,
+        tokens=tables.tokens if tables else 0,
+        tensorboard=config.log.tensorboard,
     )
 
 

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -67,13 +68,14 @@ class Place:
 class Patient:
     """The expectations of a node. Without a run file they are this machine's software alone.
 
-    `folders` must be seen; checkpoints of `checkpoint` bytes go to `run`.
+    `folders` must be seen; checkpoints of `checkpoint` bytes go to `run`, and `whole` bytes are there at its end.
     """
 
     gpus_per_node: int = 0
     folders: tuple[str, ...] = ()
     run: Path | None = None
     checkpoint: int = 0
+    whole: int = 0
     constraints: str = ""
     transformer_engine: Wanted = "auto"
     place: Place = Place()
@@ -89,7 +91,8 @@ def examine(patient: Patient) -> Iterator[Finding]:
     yield mounts([folder for folder in patient.folders if not Path(folder).exists()])
     if patient.run is not None:
         parent = _existing(patient.run)
-        yield disk_space(str(parent), shutil.disk_usage(parent).free, patient.checkpoint)
+        free = shutil.disk_usage(parent).free
+        yield disk_space(str(parent), free, patient.checkpoint, patient.whole, planned_bytes(patient.run))
     canary = _canary(patient)
     yield canary
     yield _port()
@@ -337,13 +340,35 @@ def mounts(missing: Sequence[str]) -> Finding:
     return Finding("ok", "mounts", "every folder that the run file names is seen")
 
 
-def disk_space(path: str, free: int, checkpoint: int) -> Finding:
-    """Check for room for two checkpoints: the newest stays until the next is complete. Bytes."""
-    needed = 2 * checkpoint
+def disk_space(path: str, free: int, checkpoint: int, whole: int, there: int) -> Finding:
+    """Check for room for two checkpoints (the newest stays until the next is complete), then for the whole run.
+
+    Bytes: `whole` are predicted of the run at its end, of which `there` are written already.
+    """
+    needed, left = 2 * checkpoint, max(whole - there, 0)
     text = f"{path}: {_size(free)} free, two checkpoints take {_size(needed)}"
-    if free < needed:
+    if free < needed and there < needed:
         return Finding("FAIL", "disk", f"{text}; free space or set --runs")
+    written = f", {_size(there)} of them written" if there else ""
+    text = f"{text}, the whole run about {_size(whole)}{written}"
+    if free < left:
+        keys = "checkpoint.keep_last, keep_every and log.rollouts.keep_last say what stays (megasharp plan)"
+        return Finding("note", "disk", f"{text}: it would fill the disk; {keys}, or free space")
     return Finding("ok", "disk", text)
+
+
+# The parts of a run's folder that a plan counts.
+_PLANNED = ("checkpoints", "rollouts", "rollout_tokens", "metrics.jsonl", "tensorboard")
+
+
+def planned_bytes(run: Path) -> int:
+    """Return the size of what a run has written so far of that; 0 before it begins. Files may go meanwhile."""
+    total = 0
+    for part in _PLANNED:
+        for path in (run / part, *(run / part).rglob("*")):
+            with suppress(OSError):
+                total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def _size(count: int) -> str:

@@ -11,6 +11,7 @@ from cases import each_case
 
 from megasharp.common.errors import UserError
 from megasharp.config.run_config import load_run
+from megasharp.planner.records import Plan
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, suggestions_text
 from megasharp.trainer.plan import Options, ask, compare, formula_counts
@@ -463,6 +464,35 @@ def test_rollouts_in_the_process_leave_the_step_open(tmp_path: Path) -> None:
     assert "rollouts by the engine in this process are not predicted" in plan_text(question.request, plan, ())
     with pytest.raises(UserError, match=r"set rollout.engine=sglang"):
         suggest(question.request)
+
+
+def test_the_disk_of_a_long_run_is_counted_by_retention(tmp_path: Path) -> None:
+    """512 responses of 8,192 tokens and 5,000 steps: the defaults keep the order of 10 GB of responses, not of 50."""
+    long = ("steps=5000", "data.prompts_per_step=32", "data.responses_per_prompt=16", "data.max_response_tokens=8192")
+    options = Options(gpu="h200", response=8192)
+
+    def of(*overrides: str) -> Plan:
+        return make_plan(asked(tmp_path, "qwen3-32b", *long, *overrides, options=options).request)
+
+    plan = of()
+    assert plan.disk.rollouts == 1400 * (8_000 + 51_200 + 2 * 512 * 8192) and 5e9 < plan.disk.rollouts < 15e9
+    # A group of 16 x 8,192 tokens is more than log.rollouts.tokens.
+    assert plan.disk.rollout_tokens == 0
+    assert plan.disk.checkpoints == 4 * plan.checkpoint.size
+    assert plan.disk.metrics + plan.disk.tensorboard == 5000 * 7_000
+    whole = of("log.rollouts.keep_last=null").disk
+    assert whole.rollouts * 1400 == plan.disk.rollouts * 5000
+    apart = of("log.rollouts={tokens: 300000, tokens_keep_last: 50}").disk
+    assert apart.rollout_tokens == 50 * 5 * 2 * 16 * 8192
+    assert of("log.rollouts=null", "log.tensorboard=false").disk.total == plan.disk.checkpoints + plan.disk.metrics
+    kept = of("checkpoint={every: 100, keep_last: 2, keep_every: 1000, keep_best: eval/dev/pass@1}").disk
+    # Steps 1,000 to 5,000 by thousands, the two newest, the best and the one being written.
+    assert kept.checkpoints == 8 * plan.checkpoint.size
+    exported = of("checkpoint.export_hf=true").disk.checkpoints - plan.disk.checkpoints
+    assert exported == 4 * 2 * sum(plan.parameters.values())
+    text = plan_text(asked(tmp_path, "qwen3-32b", *long, options=options).request, plan, ())
+    assert "after 5,000 steps" in text and "of responses, of 1,400 steps (log.rollouts)" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
 
 
 @each_case("overrides", ["data.max_response_tokens=40000", "cluster.nodes=1"])

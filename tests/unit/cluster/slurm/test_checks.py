@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -95,9 +96,27 @@ def test_a_torch_that_does_not_see_the_gpus() -> None:
 
 
 def test_two_checkpoints_must_fit() -> None:
-    assert doctor.disk_space("/runs", 918, 459).level == "ok"
-    assert failed(doctor.disk_space("/runs", 917, 459), "/runs")
-    assert failed(doctor.disk_space("/runs", 2_000_000, 1_500_000), "2.0 MB free, two checkpoints take 3.0 MB")
+    assert doctor.disk_space("/runs", 918, 459, 900, 0).level == "ok"
+    assert failed(doctor.disk_space("/runs", 917, 459, 900, 0), "/runs")
+    assert failed(doctor.disk_space("/runs", 2_000_000, 1_500_000, 0, 0), "2.0 MB free, two checkpoints take 3.0 MB")
+
+
+def test_a_run_that_would_fill_the_disk_in_its_course_is_told(tmp_path: Path) -> None:
+    """What a resumed run has written counts; what it moved out of its way does not."""
+    assert doctor.planned_bytes(tmp_path / "run") == 0
+    for name in ("checkpoints/step_000002/policy/a", "rollouts/step_000001.parquet", "metrics.jsonl", "superseded/b"):
+        path = tmp_path / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 1_000_000)
+    there = doctor.planned_bytes(tmp_path / "run")
+    assert there == 3_000_000
+    full = doctor.disk_space("/runs", 6_000_000, 1_000_000, 10_000_000, there)
+    assert (
+        full.level == "note" and "whole run about 10.0 MB, 3.0 MB of them written: it would fill the disk" in full.text
+    )
+    assert doctor.disk_space("/runs", 7_000_000, 1_000_000, 10_000_000, there).level == "ok"
+    # Both of a resumed run's checkpoints are there already.
+    assert doctor.disk_space("/runs", 1_000_000, 1_000_000, 3_000_000, there).level == "ok"
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
