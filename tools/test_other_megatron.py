@@ -23,6 +23,7 @@ FILES = (
     "combined",
     "context",
     "conversion",
+    "data_only",
     "hf_parity",
     "learner",
     "lora",

@@ -87,7 +87,9 @@ def check_tokenizer(folder: str | Path, arch: Architecture) -> None:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"no tokenizer in {folder}: expected tokenizer.json next to the model's config.json")
     try:
-        vocabulary = AutoTokenizer.from_pretrained(str(folder), local_files_only=True).get_vocab()
+        vocabulary = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        ).get_vocab()
     except Exception as error:
         raise UserError(f"the tokenizer in {folder} cannot be read: {one_line(error)}") from error
     token, highest = max(vocabulary.items(), key=lambda item: item[1])

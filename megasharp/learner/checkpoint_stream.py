@@ -42,6 +42,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, T
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from megasharp.common.errors import UserError, one_line
+from megasharp.learner.data_only import refusal_of
 from megasharp.learner.sharded_state import METADATA
 
 
@@ -132,8 +133,8 @@ _OPTIMIZER = ("optimizer.", "chained_")
 class StreamedCheckpoint:
     """The weights in `folder`, which must hold exactly the parameters of `cut`.
 
-    Raises UserError, naming tensor and file, where files are missing or truncated, and where a tensor is missing,
-    extra, misshapen, not complete or not floating point.
+    Raises UserError, naming tensor and file, where files are missing or truncated, where a tensor is missing, extra,
+    misshapen, not complete or not floating point, and where its table of contents asks for more than to be read.
     """
 
     def __init__(self, folder: Path, cut: Cut) -> None:
@@ -142,6 +143,8 @@ class StreamedCheckpoint:
         try:
             self._metadata: Metadata = self._reader.read_metadata()
             assert self._metadata.storage_data, "it lists no files"
+        except UserError:
+            raise
         except Exception as error:  # unpickling damaged bytes raises anything
             raise UserError(
                 f"{folder / _CONTENTS}: not a torch_dist checkpoint's table of contents: {one_line(error)}"
@@ -173,7 +176,8 @@ class StreamedCheckpoint:
             self._reader.read_data(LoadPlan(items), _ReadPlanner(target)).wait()
         except Exception as error:  # torch raises many kinds for damaged files
             files = sorted({str(self._file(item.storage_index)) for item in items})
-            raise UserError(
+            refused = refusal_of(self._folder / files[0], error)
+            raise refused or UserError(
                 f"{', '.join(files)}: tensor {piece.parameter} cannot be read: {one_line(error)}"
             ) from error
 

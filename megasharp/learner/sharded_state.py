@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
@@ -18,6 +17,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megasharp.convert.lora import is_adapter
+from megasharp.learner.data_only import load_shards
 from megasharp.learner.optimizer import parts
 
 if TYPE_CHECKING:
@@ -96,9 +96,12 @@ def save_model(folder: Path, chunks: Sequence[GPTModel], *, copy: bool) -> Shard
 
 
 def load_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
-    """Read weights alone, resharding to the present layout. Raises many kinds of errors for damaged shards."""
+    """Read weights alone, resharding to the present layout.
+
+    Raises UserError for a folder that asks for more than to be read, many other kinds of errors for damaged shards.
+    """
     state = {"model": _sharded_model(chunks, dict(METADATA))}
-    _fill(chunks, dist_checkpointing.load(state, str(folder))["model"])
+    _fill(chunks, load_shards(state, folder)["model"])
 
 
 def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
@@ -111,7 +114,7 @@ def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
         number: {name: entry for name, entry in part.items() if not is_adapter(name)}
         for number, part in sharded.items()
     }
-    _fill(chunks, dist_checkpointing.load({"model": stored}, str(folder))["model"], but_adapters=True)
+    _fill(chunks, load_shards({"model": stored}, folder)["model"], but_adapters=True)
 
 
 def load_state(
@@ -125,7 +128,7 @@ def load_state(
     Moments and counts of steps come from the file; learning rate, betas, epsilon and weight decay stay the optimizer's
     own. Raises many kinds of errors for damaged shards, as `load_model`.
     """
-    state = dist_checkpointing.load(_sharded(chunks, optimizer, is_loading=True), str(folder))
+    state = load_shards(_sharded(chunks, optimizer, is_loading=True), folder)
     _fill([chunk.module for chunk in chunks], state["model"])
     own = [
         {name: value for name, value in group.items() if name not in ("params", "step")}

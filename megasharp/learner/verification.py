@@ -109,7 +109,10 @@ def transformers_outputs(
     """
     disable_progress_bar()
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, local_files_only=True)
+        # Weights of a pickled file beside them, and a program of the folder's own, are not read.
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     # transformers reports a folder it cannot load with whatever the cause happened to raise.
     except Exception as error:
         raise UserError(f"{folder}: transformers cannot load this folder: {one_line(error)}") from error
@@ -147,6 +150,8 @@ def megatron_outputs(
         (model,) = build_chunks(config, arch, place, recorded_adapters(weights))
         try:
             load_model(weights, [model])
+        except UserError:
+            raise
         # Megatron raises many kinds for damaged shards.
         except Exception as error:
             raise UserError(f"{weights}: Megatron cannot load this folder: {one_line(error)}") from error

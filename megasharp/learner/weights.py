@@ -202,6 +202,8 @@ class _Shards:
         """Fill all at once, by Megatron's distributed checkpointing."""
         try:
             load_base(self._folder, chunks)
+        except UserError:
+            raise
         # The exceptions of torch and Megatron for damaged shards have no common base class.
         except Exception as error:
             raise UserError(f"{self._folder}: these weights cannot be loaded: {one_line(error)}") from error

@@ -93,7 +93,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; model.path must be a Hugging Face checkpoint folder")
     try:
-        backend = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds here, and all mean the same to the user
         raise UserError(
             f"{folder}: cannot load its tokenizer ({one_line(error)}); "

@@ -115,7 +115,9 @@ def _load(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=torch.float32, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises many kinds here, and all mean the same to the user
         raise UserError(
             f"{folder}: cannot load its model ({one_line(error)}); give a folder of a causal language model"

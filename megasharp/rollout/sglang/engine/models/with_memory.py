@@ -47,7 +47,7 @@ class _WithMemory(nn.Module):
         super().__init__(config, quant_config=quant_config, prefix=prefix)
         settings = published()
         assert settings.memory is not None
-        memory_config = AutoConfig.from_pretrained(settings.memory)
+        memory_config = AutoConfig.from_pretrained(settings.memory, trust_remote_code=False)
         check_pair(config, memory_config, get_parallel().tp_size)
         check_attention(get_exec().kernel, config, memory_config)
         # The policy's quantisation says nothing about another checkpoint.
