@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from megasharp.common.control import ControlState
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import FileHash, write_text
+from megasharp.common.formats import FORMATS, read_stamp
 from megasharp.common.section import Section
 from megasharp.config.core import Tree
 
@@ -80,26 +79,38 @@ class Manifest(Section):
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write it with its digest. Raises UserError when the disk is full or cannot be written."""
-    tree: Tree = json.loads(manifest.model_dump_json())
+    tree: Tree = {"format": FORMATS["checkpoint"], **json.loads(manifest.model_dump_json())}
     write_text(folder / MANIFEST, json.dumps({**tree, _DIGEST: _digest(tree)}, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a checkpoint's manifest. Raises UserError where there is none, or where it is not as it was written."""
+    """Read a checkpoint's manifest.
+
+    Raises UserError where there is none, or where it is not as it was written: NewerFormat for a later release's.
+    """
     path = folder / MANIFEST
     try:
         tree = json.loads(path.read_bytes())
-        written = tree.pop(_DIGEST)
+        written = tree.pop(_DIGEST, None)
+        is_first = written is None and "format" not in tree
+        # Of every format, so that a damaged file is not taken for a later release's.
+        if not is_first and written != _digest(tree):
+            raise UserError(f"{path} differs from what was saved")
+        read_stamp(path, "checkpoint", tree)
+        tree.pop("format", None)
+        return Manifest.model_validate_json(json.dumps(_before_digests(tree) if is_first else tree))
     except OSError as error:
         raise UserError(f"{folder}: not a complete checkpoint: {one_line(error)}") from error
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{path}: not a manifest this version reads: {one_line(error)}") from error
-    if written != _digest(tree):
-        raise UserError(f"{path} differs from what was saved")
-    try:
-        return Manifest.model_validate_json(json.dumps(tree))
-    except ValidationError as error:
-        raise UserError(f"{path}: not a manifest this version reads: {one_line(error)}") from error
+
+
+def _before_digests(tree: Tree) -> Tree:
+    """Complete a manifest of format 1 as it was until 7b3c5b4 (2026-11-22): without digests of itself and of inputs.
+
+    The first ones (a2725ee, 2026-11-21) have no memory network, pending prompts or decisions of the run either.
+    """
+    return {"memory_version": 0, "pending": [], "control": {}, "inputs": {}, **tree}
 
 
 def _digest(tree: Tree) -> str:

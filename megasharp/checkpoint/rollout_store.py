@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import Completion, FinishReason, VersionSpan
 from megasharp.rollout.in_flight import SampledWith, Unfinished
 
@@ -47,14 +48,20 @@ def write_unfinished(folder: Path, prompts: Sequence[Unfinished]) -> None:
     if not any(response is not None for prompt in prompts for response in prompt.responses):
         return
     rows = [row for prompt in prompts for row in _rows(prompt)]
-    pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), folder / FILE, compression="zstd")
+    schema = _SCHEMA.with_metadata(table_stamp("unfinished rollouts"))
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / FILE, compression="zstd")
 
 
 def read_unfinished(folder: Path) -> tuple[Unfinished, ...]:
-    """Read what `write_unfinished` wrote, in its order; nothing where there is no file."""
+    """Read what `write_unfinished` wrote, in its order; nothing where there is no file.
+
+    Raises UserError for a file of a later release.
+    """
     path = folder / FILE
     if not path.is_file():
         return ()
+    # Format 1 (d7f7a60, 2026-11-22, to 255d13e, 2026-11-24) differs by having no `format`.
+    read_table_stamp(path, "unfinished rollouts", pq.read_schema(path).metadata)
     prompts = []
     rows = pq.read_table(path, schema=_SCHEMA).to_pylist()
     for place, group in groupby(rows, lambda row: (row["epoch"], row["position"])):

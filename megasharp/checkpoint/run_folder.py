@@ -8,6 +8,7 @@ its end. A process that was killed leaves a record without an end, whose `seen` 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -23,6 +24,7 @@ from typing import Self, TextIO
 from megasharp.common import signals
 from megasharp.common.errors import RankDied, StageTimeout, TrainingStopped, UserError, disk_is_full, one_line
 from megasharp.common.files import write_text
+from megasharp.common.formats import read_stamp, stamp
 from megasharp.common.section import Section
 from megasharp.config.core import Tree, parse_yaml
 from megasharp.metrics.writers import METRICS_FILE, read_metrics
@@ -162,6 +164,7 @@ def seconds_of_all(attempts: Mapping[int, AttemptRecord | None]) -> dict[str, fl
 
 
 CONFIG_FILE = "config.yaml"
+RUN_FILE = "run.json"
 _GLANCE_S = 1.0
 _KEPT = frozenset({".lock", "logs"})
 # Folders of tables, of which each step has one.
@@ -169,6 +172,7 @@ _TABLES = ("rollouts", "rollout_tokens", "probe")
 _OF_A_BEGINNING = frozenset(
     {
         CONFIG_FILE,
+        RUN_FILE,
         "checkpoints",
         "evals",
         "rollouts",
@@ -241,7 +245,8 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
 
     A folder in which no step was recorded is cleared; its logs stay, because messages point to them. The
     configuration is kept with each attempt's logs; an existing run's own stays until `RunFolder.store_config`.
-    Raises UserError for an existing run without `resume`, for one that another process holds, and for a full disk.
+    Raises UserError for an existing run without `resume`, for one that another process holds or that a later release
+    wrote, and for a full disk.
     """
     try:
         _refuse_existing(root, resume)
@@ -253,6 +258,7 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
             raise UserError(f"{root}: another process is running this run")
         # Again, under the lock: whoever held it a moment ago may have finished a step.
         _refuse_existing(root, resume)
+        begun = _begun(root)
         if not resume:
             for path in root.iterdir():
                 if path.is_dir() and not path.is_symlink() and path.name not in _KEPT:
@@ -263,6 +269,7 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         attempt = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
         folder = RunFolder(root, attempt, resume and (attempt > 1 or has_begun(root)), lock)
         folder.logs.mkdir(parents=True)
+        write_text(root / RUN_FILE, json.dumps({**stamp("run"), "begun": begun}, indent=1) + "\n")
         write_text(folder.logs / CONFIG_FILE, resolved_config)
         if not (root / CONFIG_FILE).exists():
             folder.store_config(resolved_config)
@@ -273,7 +280,11 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
 
 
 def stored_config(root: Path) -> Tree:
-    """Read the configuration that a run's folder holds. Raises UserError for a folder that is no run."""
+    """Read the configuration that a run's folder holds.
+
+    Raises UserError for a folder that is no run, or of a later release.
+    """
+    _begun(root)
     path = root / CONFIG_FILE
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
@@ -282,6 +293,26 @@ def stored_config(root: Path) -> Tree:
     if not isinstance(tree, dict):
         raise UserError(f"{path}: not a run's configuration")
     return tree
+
+
+def _begun(root: Path) -> float:
+    """Return when a run was begun, in seconds since 1970; now where there is none yet.
+
+    Raises UserError for a folder of a later release. Format 1 (a2725ee, 2026-11-21, to 255d13e, 2026-11-24) has no
+    RUN_FILE; there it is the start of the first attempt.
+    """
+    path = root / RUN_FILE
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        read_stamp(path, "run", tree)
+        return float(tree["begun"])
+    except (FileNotFoundError, NotADirectoryError):
+        starts = [record.started for record in read_attempts(root / "logs").values() if record is not None]
+        return min(starts, default=time.time())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({one_line(error)}); restore it, or remove it to have it anew"
+        ) from error
 
 
 def _step(path: Path) -> int:

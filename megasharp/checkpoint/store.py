@@ -27,6 +27,7 @@ from megasharp.checkpoint.manifest import (
 from megasharp.common.control import ControlState
 from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line
 from megasharp.common.files import FileHash, flush, write_text
+from megasharp.common.formats import NewerFormat
 from megasharp.convert.record import software_versions
 
 LATEST = "latest"
@@ -160,7 +161,7 @@ class CheckpointStore:
         """Return the newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.
 
         `damaged` gets the problem of each newer one that is passed over.
-        Raises UserError when checkpoints exist but none can be trusted.
+        Raises UserError when checkpoints exist but none can be trusted, or one was written by a later release.
         """
         problems: list[str] = []
         for step in reversed(self.steps()):
@@ -201,9 +202,14 @@ class CheckpointStore:
 
     @staticmethod
     def problem(folder: Path) -> str | None:
-        """Return what is wrong with a checkpoint; None where its manifest and every file's size and hash are right."""
+        """Return what is wrong with a checkpoint; None where its manifest and every file's size and hash are right.
+
+        Raises NewerFormat for one of a later release.
+        """
         try:
             manifest = read_manifest(folder)
+        except NewerFormat:
+            raise
         except UserError as error:
             return str(error)
         if folder.name.startswith(_STEP) and folder.name != step_name(manifest.step):

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from megasharp import __version__
 from megasharp.common.errors import UserError, one_line
+from megasharp.common.formats import FORMATS, read_stamp
 from megasharp.common.section import Section
 from megasharp.convert.architecture import Architecture, Arguments, model_arguments, read_arguments
 from megasharp.convert.model_folder import ModelFolder
@@ -148,21 +150,26 @@ def write_record(
         arguments=model_arguments(arch),
         software=software_versions(),
     )
-    (folder / CONVERSION_FILE).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    tree = {"format": FORMATS["conversion"], **record.model_dump(mode="json")}
+    (folder / CONVERSION_FILE).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
 
 
 def read_record(folder: Path) -> Conversion | None:
     """Read the record of a converted folder; None where there is none.
 
     Raises:
-        UserError: the file is not one.
+        UserError: the file is not one, or is of a later release.
     """
     path = folder / CONVERSION_FILE
     try:
-        return Conversion.model_validate_json(path.read_text(encoding="utf-8"))
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        read_stamp(path, "conversion", tree)
+        # Format 1 (91aa241, 2026-11-21, to 255d13e, 2026-11-24) has no `format`; its first records lack `rounded`.
+        tree.pop("format", None)
+        return Conversion.model_validate(tree)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a record of a conversion that this version reads: {one_line(error)}") from error
 
 
@@ -170,7 +177,11 @@ def recorded_arguments(folder: Path) -> Arguments | None:
     """Read the model's arguments as a converted folder or a run's checkpoint recorded them; None where neither did.
 
     Raises:
-        UserError: the record cannot be read.
+        UserError: the record cannot be read, or the folder is a checkpoint of a later release.
     """
     record = read_record(folder)
+    # Weights of a checkpoint whose manifest is damaged can still be read.
+    with suppress(OSError, ValueError, AttributeError):
+        path = folder / "manifest.json"
+        read_stamp(path, "checkpoint", json.loads(path.read_bytes()))
     return read_arguments(folder) if record is None else record.arguments

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed, write_text
+from megasharp.common.formats import read_stamp, stamp
 from megasharp.common.records import GenerateRequest, Outcome, SamplingParams
 from megasharp.evals.estimators import pass_at_k
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
@@ -56,7 +57,7 @@ class Progress:
     def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
         """Open `folder`, or make it with the first chunk.
 
-        Raises UserError where it holds another evaluation's samples, or cannot be read.
+        Raises UserError where it holds another evaluation's samples or a later release's, or cannot be read.
         """
         self._folder = folder
         self._identity = dict(identity)
@@ -65,7 +66,9 @@ class Progress:
             return
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
-            found = {str(name): str(value) for name, value in tree.items()}
+            # Format 1 (1ee861e, 2026-11-22, to 255d13e, 2026-11-24) differs by having no `format`.
+            read_stamp(path, "evaluation samples", tree)
+            found = {str(name): str(value) for name, value in tree.items() if name not in ("format", "megasharp")}
         except (OSError, ValueError, AttributeError) as error:
             raise UserError(f"{path}: cannot be read ({one_line(error)}); remove {path.parent}") from error
         check_identity(found, self._identity, f"{folder} holds samples")
@@ -92,7 +95,8 @@ class Progress:
     def write(self, name: str, samples: Sequence[Sample], seconds: float) -> None:
         """Store a chunk. Raises UserError where the disk refuses."""
         if not (self._folder / _IDENTITY).exists():
-            write_text(self._folder / _IDENTITY, json.dumps(self._identity, indent=1) + "\n")
+            tree = {**stamp("evaluation samples"), **self._identity}
+            write_text(self._folder / _IDENTITY, json.dumps(tree, indent=1) + "\n")
         table = pa.Table.from_pylist([_record(sample) for sample in samples], schema=_SCHEMA)
         with completed(self._path(name)) as temporary:
             pq.write_table(table.replace_schema_metadata({_SECONDS: repr(seconds)}), temporary)

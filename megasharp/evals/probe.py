@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed
+from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import GenerateRequest, SamplingParams
 from megasharp.evals.evaluate import Tokenizer, sample_seed
 from megasharp.evals.suites import Suite
@@ -31,6 +32,7 @@ MASS, FEWEST, MOST = 0.95, 8, 32
 # A probe is to be cheap beside an evaluation, which samples each problem many times.
 LONGEST = 512
 _SEED = 0
+_STAMP = table_stamp("probe")
 
 _RESPONSES_SCHEMA = pa.schema(
     [
@@ -119,7 +121,7 @@ def write_responses(folder: Path, responses: Sequence[ProbeResponse]) -> Path:
         for one in responses
     ]
     with completed(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=_RESPONSES_SCHEMA), temporary)
+        pq.write_table(pa.Table.from_pylist(rows, schema=_RESPONSES_SCHEMA.with_metadata(_STAMP)), temporary)
     return path
 
 
@@ -134,8 +136,13 @@ def read_responses(folder: Path) -> list[ProbeResponse]:
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """Read a probe's Parquet file. Raises UserError for one that is damaged or has not these columns."""
+    """Read a probe's Parquet file.
+
+    Raises UserError for one that is damaged, has not these columns, or is of a later release.
+    """
     try:
+        # Format 1 (ce3b3bc, 2026-11-22, to 255d13e, 2026-11-24) differs by having no `format`.
+        read_table_stamp(path, "probe", pq.read_schema(path).metadata)
         return pq.read_table(path, schema=schema)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)}); remove it, `megasharp probe` makes it") from error
@@ -159,7 +166,7 @@ def probe(scorer: Scorer, names: TokenNames, responses: Sequence[ProbeResponse],
         for row in _rows(number, response, scorer.candidates(response.prompt_tokens, response.tokens, MOST), names)
     ]
     with completed(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary)
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA.with_metadata(_STAMP)), temporary)
     return path
 
 

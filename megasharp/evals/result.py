@@ -15,6 +15,7 @@ import numpy as np
 
 from megasharp.common.errors import UserError
 from megasharp.common.files import write_text
+from megasharp.common.formats import stamp
 from megasharp.evals.estimators import Interval, Values, average_intervals, columns, mean_intervals, means
 from megasharp.evals.samples import ProblemResult
 
@@ -228,6 +229,7 @@ def save_group(result: GroupResult, folder: Path) -> Path:
     """Write `folder`/<group>.json, intervals as [low, high]; return its path. Raises UserError where it cannot be."""
     path = folder / f"{result.group}.json"
     tree = {
+        **stamp("evaluation"),
         "group": result.group,
         "label": result.label,
         "step": result.step,

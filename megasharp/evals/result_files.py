@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed
+from megasharp.common.formats import read_stamp, stamp
 from megasharp.evals.estimators import Interval
 from megasharp.evals.result import EvalResult, GroupResult
 from megasharp.evals.samples import Answers, ProblemResult, TokenFigures
@@ -56,6 +57,7 @@ def save(result: EvalResult, folder: Path) -> Path:
     with completed(folder / f"{result.suite}.parquet") as temporary:
         pq.write_table(pa.Table.from_pylist([_record(row) for row in result.rows], schema=_SCHEMA), temporary)
     figures = {field.name: getattr(result, field.name) for field in fields(result) if field.name != "rows"}
+    figures = {**stamp("evaluation"), **figures}
     figures["intervals"] = {name: [bound.low, bound.high] for name, bound in result.intervals.items()}
     path = folder / f"{result.suite}.json"
     with completed(path) as temporary:
@@ -89,9 +91,14 @@ def load_figures(path: Path) -> EvalResult:
     """Read the result that `save` wrote as `path`, without its rows. Raises UserError as `load_result` does."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
+        read_stamp(path, "evaluation", tree)
         if "group" in tree:
             suites = ", ".join(f"{name}.json" for name in tree["suites"])
             raise UserError(f"{path} is the table of a group; give the file of one of its suites: {suites}")
+        for name in ("format", "megasharp"):
+            tree.pop(name, None)
+        # Format 1 (a2725ee, 2026-11-21, to 255d13e, 2026-11-24) has no `format`; what came after its first files, from
+        # `maj_at_k` (1ee861e) to `identity` (ddee362, both 2026-11-22), may be missing.
         for name in ("pass_at_k", "maj_at_k"):
             tree[name] = {int(k): value for k, value in tree.get(name, {}).items()}
         tree["intervals"] = {name: Interval(*bounds) for name, bounds in tree.get("intervals", {}).items()}

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed
+from megasharp.common.formats import read_table_stamp, table_stamp
 from megasharp.common.records import Completion, Group
 from megasharp.config.log import RolloutTablesConfig
 
@@ -58,9 +59,7 @@ def leave_pandas_out() -> None:
 MeanEntropy = Mapping[tuple[str, int], float]
 
 ROLLOUTS, TOKENS = "rollouts", "rollout_tokens"
-# Format 1 has no number in the file, and the columns of tokens among the others.
-FORMAT = 2
-_METADATA = {"format": str(FORMAT)}
+_METADATA = table_stamp("rollouts")
 # Response tokens `[start, end)` and whose they are; `memory` is null where no memory network took part.
 SPAN = pa.struct([("start", pa.int64()), ("end", pa.int64()), ("policy", pa.int64()), ("memory", pa.int64())])
 SCHEMA = pa.schema(
@@ -199,11 +198,7 @@ def read_table(path: Path, columns: Iterable[str]) -> pa.Table | None:
     """
     try:
         with pq.ParquetFile(path) as file:
-            found = int((file.schema_arrow.metadata or {}).get(b"format", 1))
-            if found > FORMAT:
-                raise UserError(
-                    f"{path}: a table of format {found}, this version reads up to {FORMAT}; use a newer one"
-                )
+            read_table_stamp(path, "rollouts", file.schema_arrow.metadata)
             return file.read(columns=[name for name in columns if name in file.schema_arrow.names])
     except FileNotFoundError:
         return None
@@ -220,7 +215,7 @@ def read_tokens(path: Path, groups: Collection[str]) -> dict[tuple[str, int], tu
     columns = TOKENS_SCHEMA.names
     table = read_table(path.parents[1] / TOKENS / path.name, columns)
     if table is None:
-        # The columns of tokens of a file of format 1 are among the others.
+        # Format 1 (a2725ee, 2026-11-21, to e938716, 2026-11-24) has the columns of tokens among the others.
         table = read_table(path, columns)
     if table is None or "token_texts" not in table.column_names:
         return {}

@@ -28,6 +28,7 @@ from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from megasharp.checkpoint.run_folder import CONFIG_FILE, AttemptRecord, read_attempts, stored_config
 from megasharp.common.control import BestFigure, with_evaluation
 from megasharp.common.errors import UserError
+from megasharp.common.formats import NewerFormat
 from megasharp.config.core import Tree, validate
 from megasharp.config.log import LogConfig
 from megasharp.metrics.writers import Row, read_metrics
@@ -246,6 +247,8 @@ def _entry(step: int, folder: Path) -> CheckpointEntry:
         manifest = read_manifest(folder)
     except OSError:
         return CheckpointEntry(step, 0, 0.0, "it has no manifest", None)
+    except NewerFormat:
+        return CheckpointEntry(step, 0, 0.0, "a later release wrote it", None)
     except UserError:
         return CheckpointEntry(step, 0, 0.0, "its manifest is damaged", None)
     size = sum(entry.size for entry in manifest.files.values())

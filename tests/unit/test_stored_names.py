@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from megasharp import __version__
 from megasharp.checkpoint.manifest import CursorEntry, FileEntry, Inputs, Manifest, read_manifest, write_manifest
-from megasharp.checkpoint.run_folder import AttemptRecord
+from megasharp.checkpoint.run_folder import AttemptRecord, open_run
 from megasharp.common.control import (
     BestFigure,
     ControlState,
@@ -103,6 +104,13 @@ def frozen(name: str, value: object) -> None:
     assert text == path.read_text(encoding="utf-8"), f"{name}: not what older versions write and read"
 
 
+def read(path: Path) -> dict[str, object]:
+    """A stored JSON file without the release that it names, which is this one."""
+    tree: dict[str, object] = json.loads(path.read_text())
+    assert tree.pop("megasharp", __version__) == __version__
+    return tree
+
+
 def fields_of(kind: object) -> object:
     """The names of a record's fields, those of records inside of them too."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -160,7 +168,7 @@ def manifest() -> Manifest:
 def test_a_manifest(tmp_path: Path) -> None:
     """With all of the control state; its own digest, which is over names too, is at its end."""
     write_manifest(tmp_path, manifest())
-    frozen("manifest", json.loads((tmp_path / "manifest.json").read_text()))
+    frozen("manifest", read(tmp_path / "manifest.json"))
     assert read_manifest(tmp_path) == manifest()
     write_manifest(tmp_path, manifest().model_copy(update={"control": ControlState()}))
     frozen("control_at_start", json.loads((tmp_path / "manifest.json").read_text())["control"])
@@ -170,6 +178,11 @@ def test_an_older_manifest_is_read(tmp_path: Path) -> None:
     """The golden file itself, as a file of an older version."""
     (tmp_path / "manifest.json").write_text((GOLDEN / "manifest.json").read_text())
     assert read_manifest(tmp_path) == manifest()
+
+
+def test_a_runs_record(tmp_path: Path) -> None:
+    open_run(tmp_path / "run", "name: run\n", resume=False).close()
+    frozen("run", shape_of(read(tmp_path / "run" / "run.json")))
 
 
 def test_records_of_attempts_and_generators() -> None:
@@ -194,10 +207,10 @@ def test_an_evaluations_files(tmp_path: Path) -> None:
     path = save(evaluated(), tmp_path)
     table = pq.read_table(path.with_suffix(".parquet"))
     columns = {field.name: str(field.type) for field in table.schema}
-    frozen("evaluation", {"json": json.loads(path.read_text()), "columns": columns, "rows": table.to_pylist()})
+    frozen("evaluation", {"json": read(path), "columns": columns, "rows": table.to_pylist()})
     assert load_result(path) == evaluated()
     group = save_group(averaged("both", "Table 1", ["n"], {"dev": [evaluated()]}, 1), tmp_path)
-    frozen("evaluation_group", json.loads(group.read_text()))
+    frozen("evaluation_group", read(group))
 
 
 def test_an_older_evaluation_is_read(tmp_path: Path) -> None:
@@ -213,7 +226,10 @@ def test_what_an_evaluation_has_sampled_so_far(tmp_path: Path) -> None:
     (chunk,) = (tmp_path / "dev.samples").glob("*.parquet")
     table = pq.read_table(chunk)
     meta = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    frozen("evaluation_progress", {"file": chunk.name, "rows": table.to_pylist(), "metadata": meta})
+    identity = read(chunk.parent / "identity.json")
+    frozen(
+        "evaluation_progress", {"identity": identity, "file": chunk.name, "rows": table.to_pylist(), "metadata": meta}
+    )
 
 
 def test_tables_of_rollouts_and_probes(tmp_path: Path) -> None:

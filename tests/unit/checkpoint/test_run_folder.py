@@ -88,7 +88,7 @@ def test_what_ended_before_its_first_step_starts_anew(tmp_path: Path) -> None:
     assert (again.attempt, again.resumed) == (2, False)
     assert (root / "config.yaml").read_text() == "new"
     assert (root / "logs/attempt_1/engine_0.log").read_text() == "out of memory"
-    assert sorted(path.name for path in root.iterdir()) == [".lock", "config.yaml", "logs"]
+    assert sorted(path.name for path in root.iterdir()) == [".lock", "config.yaml", "logs", "run.json"]
 
     resumed = open_run(root, "new", resume=True)
     resumed.close()
