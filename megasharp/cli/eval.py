@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from megasharp.common import output
 from megasharp.common.exit_codes import collect_as_usual, note
 
 
@@ -46,6 +47,7 @@ def evaluate(
     from megasharp.config.data import RewardConfig
     from megasharp.trainer.evaluation import Asked, evaluate_source, numbers, settings
 
+    output.outlive()
     collect_as_usual()
     asked = Asked(
         source,

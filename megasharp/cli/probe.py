@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from megasharp.cli.options import RunNames, RunsFolder
+from megasharp.common import output
 from megasharp.common.exit_codes import collect_as_usual
 
 
@@ -20,5 +21,6 @@ def probe(
     """Let a run's base model and checkpoints read the same responses, for `megasharp report`; what is there stays."""
     from megasharp.trainer.eval_source import probe_runs
 
+    output.outlive()
     collect_as_usual()
     probe_runs(names, runs, suite, problems, typer.echo)

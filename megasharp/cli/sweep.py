@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from megasharp.common import output
+
 
 def sweep(
     grid: Annotated[Path, typer.Argument(help="The sweep's YAML file.")],
@@ -27,4 +29,6 @@ def sweep(
     elif slurm:
         whole.submit(dry_run=dry_run)
     else:
+        if not dry_run:
+            output.outlive()
         whole.run(at_once, dry_run=dry_run)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from megasharp.cli.options import Overrides, RunFile, RunsFolder
+from megasharp.common import output
 from megasharp.common.exit_codes import collect_as_usual, note
 
 
@@ -26,6 +27,8 @@ def train(
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Train: RLVR from a model's folder, as the run's YAML file says."""
+    if not dry_run:
+        output.outlive()
     if retries and not dry_run:
         raise typer.Exit(train_again(config, overrides or [], runs, resume, allow_change or [], retries))
     from megasharp.config.core import dump_yaml

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
-from megasharp.common import signals
-from megasharp.common.errors import RankDied, StageTimeout, TrainingStopped, UserError
+from megasharp.common import output, signals
+from megasharp.common.errors import RankDied, RunFailed, StageTimeout, TrainingStopped, UserError
 from megasharp.common.terminal import guard_streams
 
 # Takes a line for the user: `typer.echo`, `note`, or a test's `list.append`.
 Say = Callable[[str], None]
 _USUAL = gc.get_threshold()
 _SELDOM = 200_000
+# Errors of a write: the disk, a quota or a file is full, a terminal is gone.
+_LOST = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def collect_seldom() -> None:
@@ -40,9 +44,11 @@ def collect_as_usual() -> None:
 def run_command(command: Callable[[], object]) -> None:
     """Run a command to its end; errors become exit codes: 2 is a mistake of the user's, 1 a run that stopped or failed.
 
-    SIGTERM, by which Slurm and container runtimes end a job, and Ctrl-C give 143 and 130; a run that saved because its
-    time was up gives 75.
+    SIGTERM, by which Slurm and container runtimes end a job, Ctrl-C and a terminal's hang-up give 143, 130 and 129; a
+    run that saved because its time was up gives 75. A reader that has gone (`| head`) ends a command quietly with 1,
+    unless it called `output.outlive`.
     """
+    output.fill_closed()
     guard_streams()
     # Models and data are folders on disk: no command may reach for a hub unless the user says so.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -50,10 +56,30 @@ def run_command(command: Callable[[], object]) -> None:
         with signals.handled():
             command()
     except BaseException as error:
-        code = _exit_code(error)
-        if code is None:
+        problem = _output_problem(error)
+        if problem is not None:
+            error = problem
+        end = _end(error)
+        if end is None:
             raise
-        sys.exit(code)
+        # Nobody may be there to read it.
+        with suppress(OSError):
+            sys.stderr.write(f"megasharp: {end[0]}\n")
+        sys.exit(end[1])
+
+
+def _output_problem(error: BaseException) -> UserError | None:
+    """Write what is left of standard output; return an error where that or `error`, a write's, says that it is lost."""
+    problem = error.strerror if isinstance(error, OSError) and error.errno in _LOST and not output.outlives() else None
+    try:
+        sys.stdout.flush()
+    except OSError as late:
+        # So that the interpreter does not try again at its end, and say so.
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+        os.dup2(sys.stdout.fileno(), 1)
+        if isinstance(error, SystemExit) and not error.code:
+            problem = late.strerror
+    return None if problem is None else RunFailed(f"the output cannot be written: {problem}")
 
 
 def note(line: str) -> None:
@@ -61,18 +87,14 @@ def note(line: str) -> None:
     sys.stderr.write(f"megasharp: note: {line}\n")
 
 
-def _exit_code(error: BaseException) -> int | None:
-    """Write the error's one line and return its exit code; None for what is not ours to judge."""
+def _end(error: BaseException) -> tuple[object, int] | None:
+    """Return the error's one line and exit code; None for what is not ours to judge."""
     if isinstance(error, signals.TimeIsUp):
-        sys.stderr.write(f"megasharp: {error}\n")
-        return signals.AGAIN
+        return error, signals.AGAIN
     number = signals.arrived()
     if number is not None:
         # Whatever the error is, the signal was its cause.
-        stopped = error if isinstance(error, signals.Stopped) else signals.Stopped(number)
-        sys.stderr.write(f"megasharp: {stopped}\n")
-        return 128 + number
+        return error if isinstance(error, signals.Stopped) else signals.Stopped(number), 128 + number
     if isinstance(error, UserError | TrainingStopped | RankDied | StageTimeout):
-        sys.stderr.write(f"megasharp: {error}\n")
-        return error.exit_code if isinstance(error, UserError) else 1
+        return error, error.exit_code if isinstance(error, UserError) else 1
     return None

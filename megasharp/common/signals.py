@@ -1,4 +1,4 @@
-"""Signals of a command: the first SIGTERM or Ctrl-C raises `Stopped` in the main thread.
+"""Signals of a command: the first SIGTERM, Ctrl-C or hang-up of its terminal raises `Stopped` in the main thread.
 
 Later ones are ignored, so that everything is closed completely on the way out. In a `held` section a signal waits for
 the end. `arrived` says afterwards whether one came, because libraries replace or drop an exception that they do not
@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from types import FrameType, TracebackType
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVE = signal.SIGUSR1
 # Wakes the main thread of a driver from a system call; in ranks it asks for stacks.
 _WAKE = signal.SIGUSR2
@@ -89,8 +89,14 @@ def check() -> None:
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals inside the block. After one has arrived they are ignored: the process is about to end."""
+    """Handle signals inside the block. After one has arrived they are ignored: the process is about to end.
+
+    A hang-up that `nohup` has had ignored stays so: the command then goes on without its terminal.
+    """
+    hung_up = signal.getsignal(signal.SIGHUP)
     before = [signal.signal(number, _handle) for number in NUMBERS]
+    if hung_up == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hung_up)
     try:
         yield
         check()

@@ -22,8 +22,8 @@ from megasharp.common.exit_codes import Say
 from megasharp.common.parent_death import ended_with_parent
 from megasharp.common.stack_dumps import STOPPED, state_of
 
-# Exit codes after which a run is not restarted: done, a user's mistake, saved as asked, interrupted, terminated.
-_FINAL = frozenset({0, 2, signals.AGAIN, 128 + signal.SIGINT, 128 + signal.SIGTERM})
+# Exit codes after which a run is not restarted: done, a user's mistake, saved as asked, ended by a signal.
+_FINAL = frozenset({0, 2, signals.AGAIN, *(128 + number for number in signals.NUMBERS)})
 _NO_CHECKPOINT = "no checkpoint"
 _SAME_PLACE = 2
 _POLL_S = 0.1
@@ -163,7 +163,10 @@ class Supervisor:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Handle signals inside. Where the process that started this one has blocked USR1, it is unblocked."""
-        before = {number: signal.signal(number, self._handle) for number in (*signals.NUMBERS, signals.SAVE)}
+        heard = [*signals.NUMBERS, signals.SAVE]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+            heard.remove(signal.SIGHUP)
+        before = {number: signal.signal(number, self._handle) for number in heard}
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signals.SAVE})
         try:
             yield

@@ -17,6 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from megasharp.common import output
 from megasharp.common.terminal import guard_streams, visible
 
 STAGES = (
@@ -146,6 +147,10 @@ class Progress:
 
     def update(self, line: StepLine) -> None:
         """Show that step `line.step` is done."""
+        if self._bar and output.is_lost():
+            # What the bar draws ten times a second would fill the log.
+            self._bar.stop()
+            self._bar = None
         step, done = line.step, line.step - self._first + 1
         left = (self._total - step) * (self._now() - self._start) / max(1, done)
         figures = f"reward {line.reward:.3f}  {line.tokens_per_second:,.0f} tok/s  ETA {_duration(left)}"

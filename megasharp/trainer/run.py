@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.run_folder import AttemptLog, RunFolder, has_begun, open_run
-from megasharp.common import signals
+from megasharp.common import output, signals
 from megasharp.common.control import Control
 from megasharp.common.errors import RankDied, RunFailed, TrainingStopped, UserError
 from megasharp.common.exit_codes import Say
@@ -94,6 +94,7 @@ def _check_and_train(
         # Ranks, which write checkpoints and logs, may run in another folder.
         folder = open_run(root.absolute(), dump_yaml(resolved.config), resume=resume)
         stack.callback(folder.close)
+        output.log_to(folder.logs)
         attempt = stack.enter_context(AttemptLog(folder.logs, began=began))
         _make_run(resolved, folder, attempt, allowed, say, stack).train()
 

@@ -41,12 +41,13 @@ def main(folder: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     family, ended = _watch(sys.stdin.fileno())
-    if ended is not None:
-        print(f"megasharp: Ray's {ended} ended, and with it this run; continue with --resume", file=sys.stderr)
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     shutil.rmtree(folder, ignore_errors=True)
+    # Last, because nobody may be there to read it.
+    if ended is not None:
+        print(f"megasharp: Ray's {ended} ended, and with it this run; continue with --resume", file=sys.stderr)
 
 
 def _watch(pipe: int) -> tuple[list[psutil.Process], str | None]:

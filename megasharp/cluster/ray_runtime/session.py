@@ -27,7 +27,7 @@ from megasharp.cluster.ray_runtime import reaper
 from megasharp.cluster.ray_runtime.process_environment import object_store_bytes, quiet, server_environment, usable
 from megasharp.cluster.ray_runtime.slot_layout import Layout, NodeCapacity, check_capacity
 from megasharp.cluster.ray_runtime.slots import Slots, reserve
-from megasharp.common import signals
+from megasharp.common import output, signals
 from megasharp.common.errors import RunFailed, UserError, one_line
 from megasharp.common.files import Scratch, parent_for_sockets
 from megasharp.rollout.sglang.client.launch import remove_leftovers
@@ -297,6 +297,8 @@ def _start_reaper(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", reaper.__name__, str(folder)],
         stdin=subprocess.PIPE,
+        # It says why a driver was ended by Ray, which has to be seen.
+        stderr=output.error_stream(),
         text=True,
         start_new_session=True,
     )

@@ -1,0 +1,89 @@
+"""A run whose output nobody takes trains to its end: `megasharp train ... | head -1`, and worse."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from quickstart import REPOSITORY, Command
+from waiting import HANG_S
+
+from megasharp.checkpoint.run_folder import read_attempts
+
+
+def finished(command: Command, name: str, steps: int) -> str:
+    """The console's log of a run that has all its steps and its last checkpoint."""
+    run = command.runs / name
+    assert [row["step"] for row in command.rows(name)] == list(range(1, steps + 1))
+    assert (run / "checkpoints" / "latest").read_text() == f"step_{steps:06d}\n"
+    assert [attempt and attempt.exit_code for attempt in read_attempts(run / "logs").values()] == [0]
+    return (run / "logs" / "attempt_1" / "console.log").read_text()
+
+
+def test_a_reader_that_goes_after_a_line_does_not_end_the_run(command: Command, tmp_path: Path) -> None:
+    """As `head -1` does; standard error goes to a full disk meanwhile."""
+    pipe, lines = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+
+    def head() -> None:
+        with pipe.open() as stream:
+            lines.append(stream.readline())
+
+    reader = threading.Thread(target=head)
+    reader.start()
+    arguments = command.train("steps=2", "name=a")
+    assert command._nursery.run(arguments, REPOSITORY, pipe, Path("/dev/full"), HANG_S) == 0
+    reader.join()
+    log = finished(command, "a", 2)
+    assert lines[0].startswith("model ") and "step 2/2" in log and "engine gap, nats" in log
+    assert log.count("standard output cannot be written: Broken pipe") == 2
+
+
+@pytest.mark.long("runs")
+@pytest.mark.parametrize("layout", ["policy.dp=1", "policy.tp=2"])
+@pytest.mark.parametrize(
+    ("redirect", "problem"),
+    [
+        ("| head -1", "Broken pipe"),
+        ("2>&1 | head -1", "Broken pipe"),
+        (">&-", "it was closed"),
+        ("2>&-", None),
+        (">&- 2>&- <&-", "it was closed"),
+        (">/dev/full 2>&1", "No space left"),
+        ("--retries 1 2>&1 | true", "Broken pipe"),
+    ],
+)
+def test_a_shells_redirections(
+    command: Command, tmp_path: Path, redirect: str, problem: str | None, layout: str
+) -> None:
+    arguments = [sys.executable, "-m", "megasharp.cli", *command.train("steps=3", "name=a", layout)]
+    script = f'"$@" {redirect}; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    log = finished(command, "a", 3)
+    assert (problem or "cannot be written") in log or (problem is None and log == "")
+
+
+@pytest.mark.long("runs")
+def test_a_reader_that_never_reads_does_not_hold_the_run_up(command: Command) -> None:
+    """Both streams are a pipe of one page, which the first lines fill."""
+    process = command.start(*command.train("steps=30", "name=a"))
+    assert process.stdout is not None and process.stderr is not None
+    for stream in (process.stdout, process.stderr):
+        fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+    assert process.wait(HANG_S) == 0
+    assert "nobody has read it for 2 s" in finished(command, "a", 30)
+    process.communicate()
