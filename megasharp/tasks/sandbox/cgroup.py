@@ -94,7 +94,8 @@ def own_folders() -> tuple[Path, ...]:
         folders = open_folders(_places(_MOUNTED, _OWN.read_text(encoding="ascii")))
     except (OSError, subprocess.SubprocessError) as error:
         note(
-            f"programs run without a cgroup ({error}): their limit on memory is for each process, not for all together"
+            f"programs run without a cgroup ({error}): their limit on memory is for each process, not for all "
+            "together, and does not count what the kernel keeps for them (empty files, say)"
         )
         return ()
     note("programs run in cgroups of their own: their limit on memory is for all processes together too")

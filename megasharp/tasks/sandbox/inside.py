@@ -11,38 +11,80 @@ import builtins
 import json
 import os
 import resource
+import struct
 import sys
-import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 PASSED, FAILED, PROGRAM_FAILED, CHECK_BROKEN = 0, 10, 11, 12
 _NOBODY = 65534
 _CLONE_NEWUSER = 0x10000000
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+# The third version of its structures, for which this process is 0.
+_CAPABILITIES_OF_SELF, _NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)
 
 
 def main(job_descriptor: int, ready_descriptor: int) -> None:
     """Carry out the job; the process's exit code says how that ended."""
     with open(job_descriptor, "rb") as file:
         job = json.load(file)
+    lock = job["lock"]
+    if lock:
+        _leave_keys(lock["keyctl"])
+        # Where memory runs out all the same, the kernel is to end this process and no trainer.
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
+            file.write("1000")
     if job["leave_root"]:
         _leave_root()
     for name, (soft, hard) in job["limits"].items():
         resource.setrlimit(getattr(resource, name), (soft, hard))
+    if lock:
+        _filter_system_calls(bytes.fromhex(lock["instructions"]))
     sys.path += job["packages"]
     os.write(ready_descriptor, b"+")
     os.close(ready_descriptor)
     {"script": _script, "call": _call, "serve": _serve, "check": _check}[job["kind"]](job)
 
 
+def _leave_keys(keyctl: int) -> None:
+    """Join a new session keyring, in which nothing is: a caller's is not of a namespace, and its programs share it.
+
+    Where the kernel has no keys, or lets nobody at them, there is none to leave; the filter denies every use.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).syscall(ctypes.c_long(keyctl), ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), None)
+
+
 def _leave_root() -> None:
-    """The kernel counts no processes of root's; a user namespace of its own makes the count this sandbox's alone."""
+    """The kernel counts no processes of root's; a user namespace of its own makes the count this sandbox's alone.
+
+    There the process has all capabilities again, until they are dropped.
+    """
     import ctypes
 
     os.setgroups([])
     os.setgid(_NOBODY)
     os.setuid(_NOBODY)
-    ctypes.CDLL(None).unshare(_CLONE_NEWUSER)
+    library = ctypes.CDLL(None)
+    library.unshare(_CLONE_NEWUSER)
+    library.capset(_CAPABILITIES_OF_SELF, _NO_CAPABILITIES)
+
+
+def _filter_system_calls(instructions: bytes) -> None:
+    """Deny, from here on and for all processes that come from this one, the calls that the filter denies."""
+    import ctypes
+
+    array = ctypes.create_string_buffer(instructions, len(instructions))
+    program = struct.pack("@HP", len(instructions) // 8, ctypes.addressof(array))
+    library = ctypes.CDLL(None, use_errno=True)
+    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    if library.prctl(_PR_SET_NO_NEW_PRIVS, one, none, none, none) or library.prctl(
+        _PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), program
+    ):
+        raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls (seccomp)")
 
 
 def _script(job: dict[str, Any]) -> None:
@@ -92,6 +134,8 @@ def _check(job: dict[str, Any]) -> None:
             _namespace(job, "__check__")["check"](candidate)
         except BaseException as error:
             if not asked:
+                import traceback
+
                 traceback.print_exc()
                 os._exit(CHECK_BROKEN)
             if isinstance(error, AssertionError):

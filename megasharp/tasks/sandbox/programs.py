@@ -20,16 +20,18 @@ from pathlib import Path
 
 from megasharp.common import signals
 from megasharp.tasks.sandbox import cgroup, inside
+from megasharp.tasks.sandbox.seccomp import Machine, assemble
 
 _MEGABYTE = 2**20
 _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 # The exit code of a process that the kernel ended at its limit on seconds of computing: its own, or bubblewrap's.
 _OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)
 _LAST_LINE = 200
+_WAITING_SIGNALS = 1024
 _LAST_WORDS_S = 2.0
-# A group's limit covers all that one process may use besides its own memory: /tmp and /dev/shm (64 MB each),
-# output and errors (16 MB each), and some for bubblewrap and the interpreter.
-_GROUP_MEMORY_MB = 2 * 64 + 2 * 16 + 32
+# A group's limit is one process's memory, in which files in /tmp and /dev/shm count, and beside it input, output and
+# errors (16 MB each), and some for bubblewrap and the interpreter.
+_GROUP_MEMORY_MB = 3 * 16 + 32
 # bubblewrap's two, and a shell before them; threads count, and the limit inside is the one that a program is to meet.
 _GROUP_PROCESSES = 8
 
@@ -59,7 +61,9 @@ class Sandbox:
     """The way to start programs: `prefix` stands before the command of a Python.
 
     `leave_root`: it begins as root and becomes nobody before the program. `alone`: it has a process space of its own,
-    where a limit on processes counts its own only. `groups`: folders for control groups, one of which each gets.
+    where a limit on processes counts its own only. `machine`: the numbering of system calls, of which many are denied;
+    with it a program has a session keyring of its own too. `groups`: folders for control groups, one of which each
+    gets.
     """
 
     prefix: tuple[str, ...]
@@ -67,6 +71,7 @@ class Sandbox:
     packages: tuple[str, ...]
     leave_root: bool = False
     alone: bool = True
+    machine: Machine | None = None
     limits: Limits = Limits()
     groups: tuple[Path, ...] = ()
 
@@ -179,6 +184,7 @@ def _started(sandbox: Sandbox, job: Mapping[str, object], reads: int, writes: in
         **job,
         "limits": _limits(sandbox),
         "leave_root": sandbox.leave_root,
+        "lock": sandbox.machine and {"keyctl": sandbox.machine.keyctl, "instructions": assemble(sandbox.machine).hex()},
         "packages": sandbox.packages,
     }
     memory, processes = sandbox.limits.memory_mb + _GROUP_MEMORY_MB, sandbox.limits.processes + _GROUP_PROCESSES
@@ -230,8 +236,9 @@ def _limits(sandbox: Sandbox) -> dict[str, tuple[int, int]]:
         "RLIMIT_CORE": (0, 0),
     }
     if sandbox.alone:
-        # Elsewhere it would count all processes of the user.
+        # Elsewhere they would count all processes of the user. Timers and signals that wait are memory of the kernel.
         found["RLIMIT_NPROC"] = (limits.processes, limits.processes)
+        found["RLIMIT_SIGPENDING"] = (_WAITING_SIGNALS, _WAITING_SIGNALS)
     return found
 
 
