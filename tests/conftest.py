@@ -83,9 +83,11 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """A command ignores SIGUSR1 when it ends, and what a later test starts would inherit that."""
-    before = signal.getsignal(signal.SIGUSR1)
+    """A command ignores SIGUSR1 when it ends and has a run's umask: what a later test starts would inherit both."""
+    before, mask = signal.getsignal(signal.SIGUSR1), os.umask(0o022)
+    os.umask(mask)
     try:
         return (yield)
     finally:
         signal.signal(signal.SIGUSR1, before)
+        os.umask(mask)

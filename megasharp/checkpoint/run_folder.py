@@ -23,7 +23,7 @@ from typing import Self, TextIO
 
 from megasharp.common import signals
 from megasharp.common.errors import RankDied, StageTimeout, TrainingStopped, UserError, disk_is_full, one_line
-from megasharp.common.files import write_text
+from megasharp.common.files import Readers, write_for, write_like, write_text
 from megasharp.common.formats import read_stamp, stamp
 from megasharp.common.section import Section
 from megasharp.config.core import Tree, parse_yaml
@@ -240,17 +240,18 @@ def holds_no_run(root: Path) -> bool:
     return not root.exists() or (root.is_dir() and {path.name for path in root.iterdir()} <= _KEPT)
 
 
-def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
+def open_run(root: Path, resolved_config: str, *, resume: bool, readers: Readers = "owner") -> RunFolder:
     """Make the folder of a new run, or open an existing one.
 
     A folder in which no step was recorded is cleared; its logs stay, because messages point to them. The
-    configuration is kept with each attempt's logs; an existing run's own stays until `RunFolder.store_config`.
+    configuration is kept with each attempt's logs; an existing run's own stays until `RunFolder.store_config`. From
+    here on this process writes for `readers`.
     Raises UserError for an existing run without `resume`, for one that another process holds or that a later release
     wrote, and for a full disk.
     """
     try:
         _refuse_existing(root, resume)
-        root.mkdir(parents=True, exist_ok=True)
+        write_for(readers, root)
         # The file stays for ever: who removed it would let a second process lock another file of its name.
         lock = (root / ".lock").open("w")
         if not _take(lock):
@@ -277,6 +278,15 @@ def open_run(root: Path, resolved_config: str, *, resume: bool) -> RunFolder:
         reason = "no space left on the disk" if disk_is_full(error) else one_line(error)
         raise UserError(f"{root}: cannot make the run folder: {reason}") from error
     return folder
+
+
+def write_like_run(*paths: Path) -> None:
+    """Have this process write for the readers of the runs that these paths are in, if any."""
+    for path in paths:
+        around = (path.absolute(), *path.absolute().parents)
+        run = next((each for each in around if (each / CONFIG_FILE).is_file() and (each / "logs").is_dir()), None)
+        if run is not None:
+            write_like(run)
 
 
 def stored_config(root: Path) -> Tree:

@@ -50,13 +50,16 @@ def write_report(folders: Sequence[Path], out: Path | None, evals: Sequence[Path
 
     Raises UserError for damaged files, or a page that cannot be written.
     """
-    from megasharp.common.files import write_text
+    from megasharp.common.files import write_like, write_text
     from megasharp.reporting.page.serve import as_html, read_page
 
     path = out or (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / FILE
     if path.is_dir():
         raise UserError(f"--out {path}: this is a folder; give the name of a file, such as {path / FILE}")
-    write_text(path, as_html(read_page(folders, live=False, evals=evals)))
+    page = as_html(read_page(folders, live=False, evals=evals))
+    # It holds what they hold, wherever it is written.
+    write_like(*folders, *evals)
+    write_text(path, page)
     return path
 
 

@@ -59,6 +59,7 @@ def compare_runs(names: Sequence[str], runs: Path, picture: Path | None, console
 
     Raises UserError for less than two runs, one that does not exist, or one that is named twice.
     """
+    from megasharp.common.files import write_like
     from megasharp.reporting.curves import plot_runs
     from megasharp.reporting.history import by_label, find_run, read_run
     from megasharp.reporting.show import figures, page
@@ -69,6 +70,7 @@ def compare_runs(names: Sequence[str], runs: Path, picture: Path | None, console
     console.print(page(histories))
     shown = list(histories.values())
     curves = {name: {label: run.series(name) for label, run in histories.items()} for name in figures(shown)}
+    write_like(*(run.folder for run in shown))
     return plot_runs(curves, picture or shown[0].folder.resolve().parent / "compare.png")
 
 

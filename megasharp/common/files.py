@@ -5,6 +5,9 @@ what a killed process left, the next one removes. The owner holds a lock on its 
 the process ends. Process ids would not do, because containers share /tmp and /dev/shm without sharing processes. Other
 machines do not see the lock, so a folder's name has four letters of the machine and its boot, and folders of others are
 left alone.
+
+Who may read what a run writes is said by the mode of its folder. `write_for` sets it, and the umask, which all that the
+process starts inherits; `write_like` is for processes that write there later.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from megasharp.common.errors import UserError, disk_is_full, one_line
 
@@ -207,7 +212,7 @@ def completed_folder(path: Path) -> Iterator[Path]:
             # The temporary folder was made for its owner alone; it gets the mode of a new one.
             mask = os.umask(0)
             os.umask(mask)
-            scratch.path.chmod(0o777 & ~mask)
+            scratch.path.chmod(0o777 & ~mask | scratch.path.stat().st_mode & stat.S_ISGID)
             for inner in (*scratch.path.rglob("*"), scratch.path):
                 flush(inner)
             try:
@@ -245,3 +250,38 @@ def write_text(path: Path, text: str) -> None:
 def private(path: str, flags: int) -> int:
     """Open a file that this user alone may read; for `open(opener=...)`."""
     return os.open(path, flags, 0o600)
+
+
+# A run's readers besides root, by the value of `log.readable_by`.
+Readers = Literal["owner", "group"]
+UMASK: dict[Readers, int] = {"owner": 0o077, "group": 0o027}
+
+
+def write_for(readers: Readers, folder: Path) -> None:
+    """Have this process, and all that it starts, make files for `readers` alone.
+
+    `folder` is made if missing, below parents of the usual mode, and gets the mode. What is in it keeps its own. For
+    a group it is setgid: what is made in it belongs to its group, not to the user's first one.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    os.umask(UMASK[readers])
+    folder.mkdir(exist_ok=True)
+    # The mode of a folder that another user lets this one write to is theirs.
+    with suppress(PermissionError):
+        folder.chmod(0o777 & ~UMASK[readers] | (stat.S_ISGID if readers == "group" else 0))
+
+
+def write_like(*folders: Path) -> None:
+    """Have this process, and all that it starts, make files that nobody may read who may not read these folders."""
+    mask = os.umask(0o077)
+    for folder in folders:
+        mask |= ~folder.stat().st_mode & 0o077
+    os.umask(mask)
+
+
+def write_below(folder: Path) -> None:
+    """Have this process write like `folder`, which is made for its owner alone where this node does not see it."""
+    if not folder.is_dir():
+        os.umask(UMASK["owner"])
+        folder.mkdir(parents=True, exist_ok=True)
+    write_like(folder)

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from megasharp.common.files import Readers
 from megasharp.common.section import Section
 
 
@@ -83,6 +84,11 @@ class LogConfig(Section):
         default=RolloutTablesConfig(),
         description="Writes every training response to rollouts/step_N.parquet; its keys say which tables stay on "
         "disk. null: no tables.",
+    )
+    readable_by: Readers = Field(
+        default="owner",
+        description="Readers of the run's folder, with its logs, responses and weights: owner (modes 0700 and 0600) or "
+        "group (0750 and 0640, of the folder's group). Set group where others of a team read the run.",
     )
 
     @model_validator(mode="before")

@@ -20,7 +20,7 @@ from torch import Tensor
 from megasharp.checkpoint.run_folder import stored_config
 from megasharp.checkpoint.store import CheckpointStore, complete_steps
 from megasharp.common.errors import UserError
-from megasharp.common.files import Scratch
+from megasharp.common.files import Scratch, write_like
 from megasharp.config.core import find, read_tree, validate
 from megasharp.config.rollout import SyncConfig
 from megasharp.config.run_config import RunConfig
@@ -209,6 +209,7 @@ def probe_run(name: str, runs: Path, suite: str | None, count: int, say: Callabl
     """
     root = find_run(name, runs)
     config = validate(RunConfig, stored_config(root), f"{root}/config.yaml")
+    write_like(root)
     chosen = suite or next(iter(config.eval.suites), None)
     if chosen is None:
         raise UserError(f"{root}: the run evaluates on no suite; name one with --suite, whose problems are read")

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from megasharp.checkpoint.run_folder import write_like_run
 from megasharp.common import signals
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
@@ -96,6 +97,7 @@ def evaluate_source(asked: Asked, say: Say, note: Say) -> None:
     try:
         with save_heard(), interruptible():
             evaluation = _Evaluation(asked, measured(source), say)
+            write_like_run(source, evaluation.root)
             with held(evaluation.root, "another megasharp eval writes there; give another --out"):
                 evaluation.open_all(sweep)
                 with closing(RewardJudge(asked.reward, tasks, None, note)) as judging, evaluation.engine():

@@ -92,7 +92,8 @@ def _check_and_train(
         check_content(model)
     with signals.save_heard(), signals.ClosingStack() as stack:
         # Ranks, which write checkpoints and logs, may run in another folder.
-        folder = open_run(root.absolute(), dump_yaml(resolved.config), resume=resume)
+        readers = resolved.config.log.readable_by
+        folder = open_run(root.absolute(), dump_yaml(resolved.config), resume=resume, readers=readers)
         stack.callback(folder.close)
         output.log_to(folder.logs)
         attempt = stack.enter_context(AttemptLog(folder.logs, began=began))

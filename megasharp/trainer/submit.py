@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from megasharp.checkpoint.run_folder import CONFIG_FILE as RUN_CONFIG
+from megasharp.checkpoint.run_folder import holds_no_run
 from megasharp.cluster.slurm import job as sbatch_options
-from megasharp.cluster.slurm.job import Job, Resources, Software, render, submit
+from megasharp.cluster.slurm.job import Job, Resources, Software, render, sbatch_program, submit
 from megasharp.common.errors import UserError
+from megasharp.common.files import UMASK, write_for
 from megasharp.config.core import find
 from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.hf_folder import read_config
@@ -68,6 +71,10 @@ def submit_run(asked: Asked, *, dry_run: bool, say: Callable[[str], None]) -> No
     if dry_run:
         say(render(job).rstrip("\n"))
         return
+    sbatch_program()
+    if holds_no_run(job.run) or (job.run / RUN_CONFIG).is_file():
+        # sbatch hands the umask on to the job, whose own log Slurm makes.
+        write_for(config.log.readable_by, job.run)
     number, log = submit(job)
     say(f"submitted job {number}: {job.resources.nodes} node(s), {job.resources.time}")
     say(f"log: {log}; of each attempt and node: {job.run / 'logs' / job.latest}/")
@@ -109,6 +116,7 @@ def make_job(asked: Asked, config: RunConfig) -> Job:
         restarts=asked.restarts,
         doctor=_doctor(asked) if (bool(gpus) if asked.doctor is None else asked.doctor) else (),
         environment=_ON_GPUS if gpus else {},
+        umask=UMASK[config.log.readable_by],
     )
 
 

@@ -11,7 +11,7 @@ from megasharp.checkpoint.run_folder import CONFIG_FILE, stored_config
 from megasharp.cluster.slurm.job import Job, render_array, submit_array
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say
-from megasharp.common.files import held, write_text
+from megasharp.common.files import held, write_for, write_like, write_text
 from megasharp.config.core import dump_tree, find, validate
 from megasharp.config.run_config import RunConfig, run_of
 from megasharp.reporting.history import read_run
@@ -44,6 +44,9 @@ class Sweep:
 
     def run(self, at_once: int, *, dry_run: bool) -> None:
         """Run what is not finished, `at_once` runs together. Raises RunFailed where some failed."""
+        if not dry_run:
+            # Until the runs are read, which say for whom.
+            write_for("owner", self._folder)
         with nullcontext() if dry_run else held(self._folder, "another megasharp sweep runs this grid"):
             self._run(at_once, dry_run=dry_run)
 
@@ -91,6 +94,8 @@ class Sweep:
         for cell in finished:
             config = run_of(cell.tree, self._run_file(cell))
             self._check_same(cell, resolved_config(config, build_recipes(config, str(self._file))))
+        if self._folder.is_dir():
+            write_like(self._folder)
         text, paths = write_results(self._config, self._cells, finished, out or self._folder)
         self._say(text)
         for path in paths:
@@ -114,6 +119,8 @@ class Sweep:
             if missing := sorted({*results.k} - {*evals.k}):
                 raise UserError(f"{self._file}: results.k: {missing} is not in eval.k ({evals.k}); add it there")
             self._check_same(cell, rows[cell.row].model_copy(update={"name": cell.name, "seed": cell.seed}))
+        # A sweep's logs hold what its runs print.
+        write_for(rows[self._cells[0].row].log.readable_by, self._folder)
         for cell in self._cells:
             write_text(self._run_file(cell), dump_tree(cell.tree))
 

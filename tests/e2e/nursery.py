@@ -47,6 +47,7 @@ class Nursery:
         error: Path,
         timeout_s: float,
         meanwhile: Callable[[int], object] | None = None,
+        umask: int = 0o022,
     ) -> int:
         """The exit code of `megasharp` with `arguments` in `folder`; its streams go to two files.
 
@@ -59,6 +60,7 @@ class Nursery:
             "folder": str(folder),
             "streams": [str(out), str(error)],
             "environment": {**os.environ, **_VARIABLES},
+            "umask": umask,
         }
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
@@ -99,8 +101,9 @@ def _forked() -> dict[str, object] | None:
     return None
 
 
-def _become(arguments: list[str], folder: str, streams: list[str], environment: dict[str, str]) -> None:
+def _become(arguments: list[str], folder: str, streams: list[str], environment: dict[str, str], umask: int) -> None:
     """Make this process what a shell would have started."""
+    os.umask(umask)
     os.setsid()
     os.chdir(folder)
     os.environ.clear()

@@ -29,6 +29,8 @@ def test_a_warned_run_saves_and_goes_on_until_it_is_done(submit: Submitting, slu
     ]
     assert begins == ["no checkpoint", "step_000020", "step_000040"]
     assert (submit.folder / "runs/a/logs/latest").resolve().name == "restart_2"
+    for path in (submit.folder / "runs/a", *(submit.folder / "runs/a").rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, f"{path}: a run is its owner's, Slurm's own log too"
 
 
 def test_a_run_that_makes_no_progress_is_given_up_after_two_restarts(submit: Submitting, slurm: Cluster) -> None:

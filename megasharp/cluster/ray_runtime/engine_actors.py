@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from megasharp.cluster.ray_runtime.process_environment import usable
 from megasharp.cluster.ray_runtime.slots import Slots, end_actors
 from megasharp.common.errors import RunFailed, UserError, one_line
+from megasharp.common.files import write_below
 from megasharp.rollout.sglang.client.api import EngineApi
 from megasharp.rollout.sglang.client.launch import (
     GLANCE_S,
@@ -67,6 +68,7 @@ class EngineActor:
         """Choose a port and start the process; it answers later."""
         try:
             check_python(self._settings)
+            write_below(self._settings.log_folder)
             port = self._stack.enter_context(HeldPort(self._address)).number
             self._engine = start_one(self._settings, self._index, port, self._key, self._address)
         except (OSError, UserError) as error:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from megasharp.common.errors import UserError, one_line
+from megasharp.common.files import write_below
 from megasharp.common.stack_dumps import write_stacks_on_signal
 from megasharp.learner.learner import POLICY, LearnerSettings, Rank, RankLearner
 from megasharp.learner.parallel import COLLECTIVE_TIMEOUT, meet
@@ -143,7 +144,7 @@ class RankActor:
         import ray
 
         facts = self._facts
-        facts.log.parent.mkdir(parents=True, exist_ok=True)
+        write_below(facts.log.parent)
         redirect_output(str(facts.log))
         write_stacks_on_signal(facts.rank, facts.log, str(ray.get_runtime_context().get_node_id()))
         torch.set_num_threads(facts.threads)

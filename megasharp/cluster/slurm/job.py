@@ -22,7 +22,7 @@ from pathlib import Path
 from string import Template
 
 from megasharp.common.errors import UserError
-from megasharp.common.files import write_text
+from megasharp.common.files import UMASK, write_text
 
 TEMPLATE = "job.sbatch"
 # sbatch's own names for a time limit: MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
@@ -89,6 +89,7 @@ class Job:
     """One job. `run` is the run's folder, `folder` the job's working directory.
 
     `command` are the arguments of `megasharp`, `doctor` those of `megasharp doctor` before it; empty for none.
+    `umask` is for all that the job writes.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Job:
     restarts: int = 20
     doctor: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    umask: int = UMASK["owner"]
 
     @property
     def latest(self) -> str:
@@ -193,6 +195,7 @@ def render(job: Job) -> str:
         run_quoted=shlex.quote(str(job.run)),
         folder=job.folder,
         restarts=job.restarts,
+        umask=f"{job.umask:04o}",
         container=" ".join(map(shlex.quote, _container(job))),
         python=shlex.quote(job.software.python),
         command="\n".join(f"  {line}" for line in _lines(job)),
