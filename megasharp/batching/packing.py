@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -101,6 +101,28 @@ def pack(sequences: Sequence[TrainSequence], layout: PackLayout, seed: int) -> S
     bounds = [round(i * len(groups) / count) for i in range(count + 1)]
     mini_batches = tuple(_mini_batch(groups[first:last], layout) for first, last in pairwise(bounds))
     return StepBatch(mini_batches, group_ids, seed)
+
+
+def with_annotations(batch: StepBatch, annotated: StepBatch, *, old_logp: bool) -> StepBatch:
+    """Return `batch` with what passes over `annotated` found: the same responses, packed alike, with other masks.
+
+    Without `old_logp` the log-probs of the policy before the update are left out.
+    """
+
+    def filled(pair: tuple[MicroBatch, MicroBatch]) -> MicroBatch:
+        micro, found = pair
+        assert micro.sequence_ids == found.sequence_ids, "packing depends on lengths alone"
+        x = found.inputs
+        old_T = x.old_logp_T if old_logp else None
+        inputs = replace(micro.inputs, old_logp_T=old_T, old_entropy_T=x.old_entropy_T, ref_logp_T=x.ref_logp_T)
+        return replace(micro, inputs=inputs)
+
+    mini_batches = []
+    for mini, known in zip(batch.mini_batches, annotated.mini_batches, strict=True):
+        ranks = zip(mini.per_rank, known.per_rank, strict=True)
+        per_rank = tuple(tuple(map(filled, zip(*rank, strict=True))) for rank in ranks)
+        mini_batches.append(replace(mini, per_rank=per_rank))
+    return replace(batch, mini_batches=tuple(mini_batches))
 
 
 def _mini_batch(groups: Sequence[Sequence[_Member]], layout: PackLayout) -> MiniBatch:

@@ -171,6 +171,13 @@ class GuardConfig(Section):
         description="Mean distance in nats between the engine's log-probs and the policy's above which the run warns "
         "that the engine samples another policy. It never stops the run. null: no warning.",
     )
+    engine_gap_filter: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="The same distance, as the mean over one response's tokens, above which that response is left out "
+        "of the update as if it had no verdict. Costs a forward pass where no method asks for old log-probs. null: "
+        "no response is left out.",
+    )
     engine_gap_stop: float | None = Field(
         default=None,
         gt=0.0,

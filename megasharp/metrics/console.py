@@ -191,7 +191,7 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     for name, share in (("packed rows that are padding", summary.padding), ("DP imbalance", summary.imbalance)):
         if share is not None:
             table.add_row(name, f"{share:.1%}", "")
-    for name, gap in (("engine gap, nats", summary.engine_gap), ("largest of a step", summary.largest_gap)):
+    for name, gap in (("engine gap, nats", summary.engine_gap), ("engine gap, largest step", summary.largest_gap)):
         if gap is not None:
             table.add_row(name, f"{gap:.2g}", "")
     console.print(table)

@@ -1,14 +1,25 @@
 """The limits at which a run ends itself: after each step its metrics go in, and a reason to stop may come out.
 
 A run that stops here keeps its checkpoint and is not started again by `--retries`: another start would end the same.
+
+Here too is the filter of responses that the engine did not sample from the policy (`guard.engine_gap_filter`). It is
+decided by the driver on the whole step, so all ranks leave the same responses out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
+import torch
+
+from megasharp.algos.base import Needs, OldLogp
+from megasharp.algos.recipe import Recipe
+from megasharp.batching.packing import PackLayout, pack, with_annotations
+from megasharp.common.records import Group, Maximum, Mean, Metrics, Outcome, Response, StepBatch
 from megasharp.config.run_config import GuardConfig
+from megasharp.ops.segment import segment_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +40,39 @@ class Guards:
         """Return why the run must end after this step, if it must; `values` are the step's metrics."""
         return self._not_applied(skipped_in_a_row) or self._engine_gap(values)
 
+    def needs(self, asked: Needs) -> Needs:
+        """Return the passes before the update: those asked for, and the one whose log-probs the filter compares."""
+        if self._limits.engine_gap_filter is None:
+            return asked
+        return replace(asked, old_logp=max(asked.old_logp, OldLogp.IN_LOSS))
+
+    def filter(
+        self, batch: StepBatch, recipe: Recipe, groups: Sequence[Group], layout: PackLayout
+    ) -> tuple[StepBatch | None, Metrics]:
+        """Leave responses out of an annotated step that are too far from the policy; None where nothing is left.
+
+        Loss and gradient are those of the step in which these responses had failed without a verdict: they are masked
+        and in no denominator, and advantages are estimated from the others of their group. With the filter,
+        `policy/engine_gap` is of all responses, and `policy/engine_gap_filtered` counts those that are left out.
+        """
+        limit = self._limits.engine_gap_filter
+        if limit is None:
+            return batch, {}
+        distant, metrics = too_far(batch, limit)
+        kept = pack(recipe.advantages(_without(groups, distant)), layout, batch.seed) if distant else batch
+        if not any(mini.denominators.tokens for mini in kept.mini_batches):
+            return None, metrics
+        return with_annotations(kept, batch, old_logp=recipe.annotation.old_logp is not OldLogp.NONE), metrics
+
     def _not_applied(self, skipped_in_a_row: int) -> StopReason | None:
         if skipped_in_a_row < self._limits.nan_limit:
             return None
         return StopReason(
             f"{skipped_in_a_row} steps in a row were not applied (a loss or gradient that is not finite or, by "
-            "guard.spike_sigma, too large, or every group dropped by selection)",
-            "look at policy/grad_norm, policy/spikes and group/dropped in metrics.jsonl, then lower "
-            "policy.optimizer.lr or ease the selection",
+            "guard.spike_sigma, too large, every group dropped by selection, or every response left out by "
+            "guard.engine_gap_filter)",
+            "look at policy/grad_norm, policy/spikes, group/dropped and policy/engine_gap in metrics.jsonl, then lower "
+            "policy.optimizer.lr or ease the selection or the filter",
         )
 
     def _engine_gap(self, values: Mapping[str, float]) -> StopReason | None:
@@ -50,3 +86,42 @@ class Guards:
             "look at policy/engine_gap of the steps before in metrics.jsonl, then at sync.verify, sync.in_flight, "
             "rollout.max_staleness, the model folder of the engines and the dtypes of both",
         )
+
+
+def too_far(batch: StepBatch, limit: float) -> tuple[set[int], Metrics]:
+    """Find the responses whose mean |old log-prob - the engine's record of it| is above `limit`, in nats, or no number.
+
+    Returns their places in the step's flat order, and metrics of all responses. Masked tokens do not count.
+    """
+    distant: set[int] = set()
+    total = tokens = largest = 0.0
+    for micro in (micro for mini in batch.mini_batches for rank in mini.per_rank for micro in rank):
+        x = micro.inputs
+        assert x.policy_logp_T is not None
+        gap_T = (x.before_T.double() - x.policy_logp_T.double()).abs().masked_fill(x.mask_T == 0, 0.0)
+        mean_S = segment_sum(gap_T, x.seq_T, x.num_sequences) / micro.length_S.clamp(min=1.0)
+        far = (~(mean_S <= limit)).tolist()
+        distant.update(flat for flat, is_far in zip(micro.sequence_ids, far, strict=True) if is_far)
+        total, tokens = total + float(gap_T.sum()), tokens + float(micro.length_S.sum())
+        largest = max(largest, float(torch.cat([gap_T, gap_T.new_zeros(1)]).max()))
+    return distant, {
+        "policy/engine_gap": Mean(total, tokens),
+        "policy/engine_gap_max": Maximum(largest),
+        "policy/engine_gap_filtered": Mean(float(len(distant)), 1.0),
+    }
+
+
+def _without(groups: Sequence[Group], distant: Container[int]) -> list[Group]:
+    """Return the groups with the responses at these places made failures that no method scores."""
+    flat = count()
+
+    def judged(response: Response) -> Response:
+        if next(flat) not in distant:
+            return response
+        return replace(response, verdict=replace(response.verdict, outcome=Outcome.INFRA, reward=0.0))
+
+    # Dropped groups have no place in the step.
+    return [
+        group if group.dropped_reason else replace(group, responses=tuple(map(judged, group.responses)))
+        for group in groups
+    ]

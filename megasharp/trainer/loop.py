@@ -5,6 +5,7 @@
     samples = recipe.advantages(groups)      algos           rewards -> list[Sequence]
     batch   = pack(samples, layout)          batching        samples -> micro-batches + GLOBAL denominators
     batch   = learner.annotate(batch, needs) learner         old / reference log-probs and entropies, only where needed
+    batch   = guards.filter(batch)           trainer/guards  without responses that another policy sampled, where asked
     batch   = recipe.calibrate(batch)        algos           advantages that depend on them
     stats   = learner.step(batch, recipe)    learner, algos  the policy's weights move: an optimizer step a mini-batch
     memory.observe(groups)                   learner/ranks   DLC: one cross-entropy step of the memory network
@@ -269,14 +270,18 @@ def _collect(parts: Components, config: RunConfig, recipe: Recipe, step: int, li
 
 
 def _update(parts: Components, recipe: Recipe, groups: Sequence[Group], seed: int) -> tuple[StepStats, Metrics]:
-    """Update the policy; returns the report and metrics. Where every group was dropped, the step counts as skipped."""
+    """Update the policy; returns the report and metrics. A step of which nothing is left counts as skipped."""
+    nothing = StepStats(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=1)
     with parts.clock.stage("prepare"):
         samples = recipe.advantages(groups)
         if not samples:
-            return StepStats(loss=0.0, grad_norm=0.0, learning_rate=0.0, skipped=1), {}
-        batch = pack(samples, parts.layout, seed)
+            return nothing, {}
+        packed = pack(samples, parts.layout, seed)
     with parts.clock.stage("annotate"):
-        batch = parts.learner.annotate(batch, recipe.annotation)
+        annotated = parts.learner.annotate(packed, parts.guards.needs(recipe.annotation))
+        batch, gaps = parts.guards.filter(annotated, recipe, groups, parts.layout)
+        if batch is None:
+            return nothing, gaps
         batch, calibrated = recipe.calibrate(batch)
     with parts.clock.stage("update"):
         stats = parts.learner.step(batch, recipe, parts.control.norm_limit())
@@ -287,6 +292,7 @@ def _update(parts: Components, recipe: Recipe, groups: Sequence[Group], seed: in
         **advantage_metrics(batch),
         **calibrated,
         **stats.metrics,
+        **gaps,
         **{f"policy/{name}": Mean(value, 1.0) for name, value in report.items()},
         **{f"update/{name}_seconds": Mean(seconds, 1.0) for name, seconds in stats.seconds.items()},
     }

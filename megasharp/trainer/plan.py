@@ -160,7 +160,8 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
     before = [recipe.annotation for recipe in recipes.all]
     passes = Passes(
         methods=tuple(config.recipe.methods),
-        old_logp=any(annotation.old_logp is not OldLogp.NONE or annotation.old_entropy for annotation in before),
+        old_logp=config.guard.engine_gap_filter is not None
+        or any(annotation.old_logp is not OldLogp.NONE or annotation.old_entropy for annotation in before),
         reference=needs.ref_logp,
     )
     return Asked(_request(config, where, options, passes, policy, memory), tuple(notes))

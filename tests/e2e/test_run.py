@@ -123,6 +123,46 @@ def test_an_engine_that_samples_another_policy_is_told(command: Command) -> None
     assert "log-probs are" not in command.run(*command.train("name=usual", "steps=1"))
 
 
+@pytest.mark.long("runs")
+@pytest.mark.parametrize("layout", ["policy.dp=1", "policy.dp=2"])
+def test_a_filter_that_leaves_nothing_out_changes_nothing(command: Command, layout: str) -> None:
+    """It asks for one more pass, whose log-probs the loss does not see."""
+    command.run(*command.train("name=plain", "steps=2", "deterministic=true", layout))
+    command.run(*command.train("name=filter", "steps=2", "deterministic=true", layout, "guard.engine_gap_filter=0.1"))
+    for plain, filtered in zip(command.rows("plain"), command.rows("filter"), strict=True):
+        assert filtered["policy/engine_gap_filtered"] == 0
+        for name in ("policy/loss", "policy/grad_norm", "policy/ratio", "reward/mean", "policy/advantage_positive"):
+            assert plain[name] == filtered[name]
+
+
+@pytest.mark.long("runs")
+@pytest.mark.parametrize(
+    ("limit", "steps", "line"),
+    [
+        ("guard.engine_gap_stop=1.0e-12", 1, "nats off the learner's on average (guard.engine_gap_stop is 1e-12)"),
+        ("guard.engine_gap_filter=1.0e-12", 2, "every response left out by guard.engine_gap_filter"),
+    ],
+)
+def test_a_run_that_its_gap_stops_is_saved_and_not_repeated(
+    command: Command, limit: str, steps: int, line: str
+) -> None:
+    """At a step that was just saved, which is the last one, and with restarts allowed."""
+    options = ("name=gap", f"steps={steps}", "checkpoint.every=1", "guard.nan_limit=2", limit)
+    process = command.start(*command.train(*options), "--retries", "3")
+    _, error = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1
+    (told,) = error.splitlines()
+    assert line in told and f"stopped at step {steps} with a checkpoint" in told
+    run = command.runs / "gap"
+    assert (run / "checkpoints" / "latest").read_text() == f"step_{steps:06d}\n"
+    (attempt,) = read_attempts(run / "logs").values()
+    assert attempt is not None and attempt.gave_up and attempt.exit_code == 1
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if "policy/skipped" in row][-1]
+    assert last["policy/engine_gap"] > 0 and last["policy/skipped"] == ("filter" in limit)
+    assert last.get("policy/engine_gap_filtered", 64) == 64
+
+
 def test_a_killed_run_resumes_and_ends_like_an_uninterrupted_one(command: Command) -> None:
     killed_and_resumed(command)
 

@@ -80,7 +80,7 @@ def test_closing_tables():
     assert ["packed rows that are padding", "1.2%", ""] in rows
     assert ["DP imbalance", "0.0%", ""] in rows
     assert ["engine gap, nats", "0.0012", ""] in rows
-    assert ["largest of a step", "0.25", ""] in rows
+    assert ["engine gap, largest step", "0.25", ""] in rows
     assert "150 steps in 1:40" in printed(out)
 
 
