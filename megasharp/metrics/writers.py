@@ -115,6 +115,75 @@ def read_metrics(folder: Path) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
+# A file up to this size is read whole: about 1,300 rows of a step.
+_WHOLE = 1 << 22
+# About the bytes of a row: reading one here and there brings little more.
+_ROW = 1 << 12
+# Bytes in which a row of a step is looked for line by line.
+_NEAR = 1 << 16
+
+
+def sampled_rows(folder: Path, most: int) -> list[Row]:
+    """Return all rows of a short metrics.jsonl; of a long one about `most`, evenly spaced, and the last of them all.
+
+    So a picture of a long run, and its last row, cost what those of a short one do. Torn lines are left out. Raises
+    UserError where the file cannot be read.
+    """
+    path = folder / METRICS_FILE
+    try:
+        size = path.stat().st_size
+        if size <= _WHOLE:
+            return read_metrics(folder)
+        with path.open("rb", buffering=_ROW) as file:
+            lines = [file.readline()]
+            for part in range(1, most):
+                # Nothing twice where rows are longer than the distance.
+                if (place := part * (size - _NEAR) // most) > file.tell():
+                    file.seek(place)
+                    file.readline()
+                    lines.append(file.readline())
+            file.seek(max(file.tell(), size - _NEAR))
+            lines += file.readlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
+    return [row for line in lines if (row := parse_row(line)) is not None]
+
+
+def rows_of(folder: Path, step: int) -> list[Row]:
+    """Return the rows of one step, found by halves: lines are in the order of their steps.
+
+    Raises UserError where the file cannot be read.
+    """
+    path = folder / METRICS_FILE
+    try:
+        with path.open("rb") as file:
+            low, high = 0, path.stat().st_size
+            while high - low > _NEAR:
+                file.seek((low + high) // 2)
+                file.readline()
+                place = file.tell()
+                row = parse_row(file.readline())
+                if row is not None and (row["step"] or 0) < step:
+                    low = place
+                else:
+                    high = (low + high) // 2
+            file.seek(low)
+            found = []
+            for line in file:
+                row = parse_row(line)
+                if row is not None and (row["step"] or 0) > step:
+                    break
+                if row is not None and row["step"] == step:
+                    found.append(row)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
+    return found
+
+
 def parse_row(line: bytes) -> Row | None:
     """Parse a line of metrics.jsonl; None where it is torn or no row."""
     try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from megasharp.common.control import ControlState
 from megasharp.common.errors import UserError
 from megasharp.reporting.history import evaluated_suites
 from megasharp.reporting.style import COLOURS, INK, LOSS, MUTED, dress, new_figure, save_figure
@@ -47,15 +48,16 @@ class Events:
         return "    ".join(parts)
 
 
-def find_events(rows: Sequence[Row]) -> Events:
-    """Find resets and changed limits in the rows; a step's row has those made before its update."""
-    limits = _points(rows, "rollout/length_limit")
-    changes = [(step - 1, limit) for (_, before), (step, limit) in pairwise(limits) if limit != before]
-    resets = tuple(step - 1 for step, done in _points(rows, "policy/reset") if done)
-    return Events(resets, tuple(changes))
+NO_EVENTS = Events((), ())
 
 
-def plot_training(rows: Sequence[Row], path: Path) -> Path:
+def events_of(control: ControlState) -> Events:
+    """Return the resets and changed limits that a run has decided on."""
+    changes = tuple((float(change.step), float(change.max_response_tokens)) for change in control.lengths.changes)
+    return Events(tuple(float(reset.step) for reset in control.resets.done), changes)
+
+
+def plot_training(rows: Sequence[Row], path: Path, events: Events = NO_EVENTS) -> Path:
     """Draw the curves of `rows` (of metrics.jsonl) in small panels to the PNG `path`; return `path`.
 
     Panels: mean reward, entropy in nats, and per suite pass@1 and pass@k at its largest k. A metric that no
@@ -71,7 +73,6 @@ def plot_training(rows: Sequence[Row], path: Path) -> Path:
     columns = min(4, len(panels))
     lines = -(-len(panels) // columns)
     last_step = max(step for panel in panels for step, _ in panel.points)
-    events = find_events(rows)
     explained = 0.25 if events.explanation else 0.0
     height = 2.5 * lines + 0.2 + explained
     figure = new_figure(2.7 * columns + 0.3, height)

@@ -21,7 +21,9 @@ import fcntl
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
@@ -35,6 +37,7 @@ from megasharp.metrics.writers import Row, read_metrics
 
 _TIME = "time/"
 _STEP = "step"
+_EVAL = "eval/"
 _PASS_AT_K = re.compile(r"eval/(?P<suite>.+)/pass@(?P<k>\d+)$")
 
 
@@ -52,13 +55,17 @@ class CheckpointEntry:
     manifest: Manifest | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunHistory:
-    """A run as its folder is at `now`. `attempts` are by number, None for those of versions without records."""
+    """A run as its folder is at `now`. `attempts` are by number, None for those of versions without records.
+
+    `evaluations` has the metrics of evaluations by step, from rows and from the files of `evals/`.
+    """
 
     folder: Path
     config: Tree
     rows: Sequence[Row]
+    evaluations: Mapping[int, Mapping[str, float]]
     attempts: dict[int, AttemptRecord | None]
     checkpoints: Sequence[CheckpointEntry]
     alive: bool
@@ -81,7 +88,7 @@ class RunHistory:
         budget = self.config.get("token_budget")
         return budget if isinstance(budget, int) else None
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """The response tokens of the steps in the history."""
         return int(sum(row.get("rollout/tokens") or 0.0 for row in self.training))
@@ -92,13 +99,13 @@ class RunHistory:
         by_tokens = self.token_budget is not None and self.tokens >= self.token_budget
         return by_tokens or (self.steps is not None and self.last_step >= self.steps)
 
-    @property
+    @cached_property
     def training(self) -> list[Row]:
         """The rows of training steps in order, each step once: of a step that was trained again, the last row."""
         by_step = {row["step"] or 0: row for row in self.rows if row.get("time/step") is not None}
         return [by_step[step] for step in sorted(by_step)]
 
-    @property
+    @cached_property
     def stages(self) -> dict[int, dict[str, float]]:
         """Seconds by stage of each step, with the evaluation and the save after it, in the order of steps.
 
@@ -120,15 +127,22 @@ class RunHistory:
                 of_step[stage] = of_step.get(stage, 0.0) + value
         return dict(sorted(found.items()))
 
-    @property
+    @cached_property
     def last_step(self) -> int:
         """The last step of the history; 0 before the first."""
         return max((int(row["step"] or 0) for row in self.training), default=0)
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """Return a metric's (step, value) in the order of steps, without nulls; of several in one step the last."""
+        if name.startswith(_EVAL):
+            return [(step, figures[name]) for step, figures in self.evaluations.items() if name in figures]
         found = {int(row["step"] or 0): value for row in self.rows if (value := row.get(name)) is not None}
         return sorted(found.items())
+
+    @property
+    def restarts(self) -> int:
+        """How often the run was started again."""
+        return max(len(self.attempts) - 1, 0)
 
     @property
     def written(self) -> float:
@@ -160,6 +174,7 @@ def read_run(folder: Path, now: Callable[[], float] = time.time) -> RunHistory:
         folder=folder,
         config=config,
         rows=rows,
+        evaluations=read_evaluations(folder, rows),
         attempts=_with_rows(read_attempts(folder / "logs"), rows),
         checkpoints=read_checkpoints(folder / "checkpoints"),
         alive=is_alive(folder),
@@ -274,7 +289,8 @@ def kept_responses(history: RunHistory) -> str:
     gone = trained - {int(match[1]) for match in found if match}
     if rules is None or not gone:
         return ""
-    removed = sum(not rules.keeps(step, history.last_step) for step in gone)
+    newest = history.last_step
+    removed = sum(not rules.keeps(step, newest) for step in gone)
     older = f"retention removed {removed:,} (log.rollouts: keep_last {rules.keep_last}, every {rules.every})"
     parts = [older] * bool(removed) + [f"{len(gone) - removed:,} are missing"] * (len(gone) > removed)
     return f"tables of responses of {len(trained) - len(gone):,} of {len(trained):,} steps; {', '.join(parts)}"
@@ -379,44 +395,97 @@ class Peak:
         return {**asdict(self), "figures": figures.get(self.step, {}), "last_figures": figures.get(self.last_step, {})}
 
 
-def find_peak(config: Tree, rows: Sequence[Row], checkpoints: Collection[int]) -> Peak | None:
+def find_peak(
+    config: Tree,
+    evaluations: Mapping[int, Mapping[str, float]],
+    checkpoints: Collection[int],
+    known: Mapping[str, BestFigure],
+) -> Peak | None:
     """Return the peak by `checkpoint.keep_best`, or else by pass@k of the first suite at the smallest k.
 
-    None where nothing was evaluated after a step. `checkpoints` are the steps with a complete one.
+    None where nothing was evaluated after a step. `checkpoints` are the steps with a complete one. `known` are the best
+    that the run itself has seen (`ControlState.best`): with them the evaluations need not be all that there are.
     """
-    named = _section(config, "checkpoint").get("keep_best")
-    if isinstance(named, str):
-        metric, chosen_by = named, KEEP_BEST
-    else:
-        evaluation = _section(config, "eval")
-        suite = str((evaluation.get("suites") or [""])[0]).rpartition("/")[2].removesuffix(".yaml")
-        metric, chosen_by = f"eval/{suite}/pass@{min(evaluation.get('k') or [1])}", _FIRST
-    values = {step: value for step, figures in evaluations(rows).items() if (value := figures.get(metric)) is not None}
+    metric, chosen_by = peak_metric(config)
+    values = {step: value for step, figures in evaluations.items() if (value := figures.get(metric)) is not None}
     best: dict[str, BestFigure] = {}
-    for step, value in values.items():
+    for step, value in sorted(values.items()):
         best = with_evaluation(best, step, {metric: value})
+    seen = known.get(metric)
+    if seen is not None and (metric not in best or seen.value > best[metric].value):
+        best[metric] = seen
     if metric not in best:
         return None
-    last, peak = max(values), best[metric]
+    peak = best[metric]
+    last = max(values, default=peak.step)
+    last_value = values.get(last, peak.value)
     return Peak(
-        metric, chosen_by, peak.step, peak.value, last, values[last], peak.step in checkpoints, last in checkpoints
+        metric, chosen_by, peak.step, peak.value, last, last_value, peak.step in checkpoints, last in checkpoints
     )
 
 
-def evaluations(rows: Iterable[Row]) -> dict[int, dict[str, float]]:
-    """Collect the metrics of evaluations by step, in order; of a step that was evaluated twice the later ones."""
+def peak_metric(config: Tree) -> tuple[str, str]:
+    """Return the metric that chooses a run's peak, and what named it."""
+    named = _section(config, "checkpoint").get("keep_best")
+    if isinstance(named, str):
+        return named, KEEP_BEST
+    evaluation = _section(config, "eval")
+    suite = str((evaluation.get("suites") or [""])[0]).rpartition("/")[2].removesuffix(".yaml")
+    return f"{_EVAL}{suite}/pass@{min(evaluation.get('k') or [1])}", _FIRST
+
+
+def read_evaluations(folder: Path, rows: Iterable[Row]) -> dict[int, dict[str, float]]:
+    """Collect the metrics of evaluations by step, in order: those of `rows`, then of files that have no row.
+
+    Of a step that was evaluated twice the later ones count.
+    """
     found: dict[int, dict[str, float]] = {}
     for row in rows:
-        figures = {name: value for name, value in row.items() if name.startswith("eval/") and value is not None}
-        if figures:
+        if figures := evaluation_figures([row]):
             found.setdefault(int(row["step"] or 0), {}).update(figures)
-    return dict(sorted(found.items()))
+    steps = sorted({*found, *evaluated_steps(folder)})
+    whole = {step: with_files(folder, step, found.get(step, {})) for step in steps}
+    return {step: figures for step, figures in whole.items() if figures}
 
 
-def evaluated_suites(rows: Iterable[Mapping[str, object]]) -> dict[str, list[int]]:
-    """Collect the suites that were evaluated, in the order of the rows, each with its values of k in order."""
+def evaluation_figures(rows: Iterable[Row]) -> dict[str, float]:
+    """Collect the metrics of evaluations from the rows of one step."""
+    return {name: value for row in rows for name, value in row.items() if name.startswith(_EVAL) and value is not None}
+
+
+def evaluated_steps(folder: Path) -> list[int]:
+    """Return the steps that have a folder in `evals/`, in order."""
+    found = (re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("evals/step_*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def with_files(folder: Path, step: int, figures: Mapping[str, float]) -> dict[str, float]:
+    """Add to the `figures` that the rows of `step` have those of evaluations whose file has no row.
+
+    An attempt that was killed between the two leaves such a file. A damaged one is left out; the report names it.
+    """
+    whole = dict(figures)
+    for path in sorted((folder / "evals" / f"step_{step:06d}").glob("*.json")):
+        if not any(name.startswith(f"{_EVAL}{path.stem}/") for name in figures):
+            # Imported where it is needed, which is seldom: it brings torch.
+            from megasharp.evals.result_files import stored_figures
+
+            with suppress(UserError):
+                whole |= stored_figures(path)
+    return whole
+
+
+def suite_figures(figures: Mapping[str, float], suite: str) -> tuple[dict[int, float], float | None]:
+    """Return a suite's pass@k by k in order, and its mean number of distinct correct answers, of one evaluation."""
+    matches = ((match, value) for name, value in figures.items() if (match := _PASS_AT_K.match(name)))
+    found = {int(match["k"]): value for match, value in matches if match["suite"] == suite}
+    return dict(sorted(found.items())), figures.get(f"{_EVAL}{suite}/distinct_correct")
+
+
+def evaluated_suites(evaluations: Iterable[Mapping[str, object]]) -> dict[str, list[int]]:
+    """Collect the suites that were evaluated, in order of appearance, each with its values of k in order."""
     found: dict[str, set[int]] = {}
-    for match in (match for row in rows for name in row if (match := _PASS_AT_K.match(name))):
+    for match in (match for figures in evaluations for name in figures if (match := _PASS_AT_K.match(name))):
         found.setdefault(match["suite"], set()).add(int(match["k"]))
     return {suite: sorted(ks) for suite, ks in found.items()}
 

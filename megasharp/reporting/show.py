@@ -7,6 +7,7 @@ of them have and at their ends, and their cost. The HTML report takes its warnin
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def trends(history: RunHistory) -> list[Trend]:
     found = [Trend("reward", history.series("reward/mean"), None)]
     found += [
         Trend(f"{suite} pass@{k}", history.series(f"eval/{suite}/pass@{k}"), None)
-        for suite, ks in sorted(evaluated_suites(history.rows).items())
+        for suite, ks in sorted(evaluated_suites(history.evaluations.values()).items())
         for k in sorted({ks[0], ks[-1]})
     ]
     graded = [Trend(t.label, t.points, max(t.points, key=lambda p: p[1])) for t in found if t.points]
@@ -81,12 +82,13 @@ def warnings(history: RunHistory) -> list[str]:
         *_steps(history),
         *_attempt_marks(history),
         *_checkpoint_marks(history),
+        *_stale_summary(history),
     ]
 
 
 def collapse(history: RunHistory) -> Iterator[str]:
     """Yield a line for each suite whose pass@k falls at the largest k and rises at the smallest."""
-    for suite, ks in sorted(evaluated_suites(history.rows).items()):
+    for suite, ks in sorted(evaluated_suites(history.evaluations.values()).items()):
         one, many = (history.series(f"eval/{suite}/pass@{k}") for k in (ks[0], ks[-1]))
         if len(one) < 2 or len(many) < 2 or ks[0] == ks[-1]:
             continue
@@ -129,6 +131,16 @@ def _attempt_marks(history: RunHistory) -> Iterator[str]:
 
 def _checkpoint_marks(history: RunHistory) -> Iterator[str]:
     yield from (f"checkpoint of step {entry.step}: {entry.problem}" for entry in history.checkpoints if entry.problem)
+
+
+def _stale_summary(history: RunHistory) -> Iterator[str]:
+    """Yield a line where the run went on after summary.json was written: no figure is read from that file."""
+    try:
+        steps = json.loads((history.folder / "summary.json").read_text(encoding="utf-8"))["steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if steps != history.last_step:
+        yield f"summary.json is of step {steps} and the run of step {history.last_step}; its end writes it anew"
 
 
 # Limits of one screen: the newest attempts, checkpoints and events, and column widths in characters.
@@ -199,9 +211,13 @@ def _attempts(history: RunHistory) -> RenderableType:
     for number, record in shown:
         running = history.alive and number == shown[-1][0]
         table.add_row(str(number), *(_attempt(record, history, running) if record else ["no record"]))
-    restarts = max(len(history.attempts) - 1, 0)
-    title = f"{restarts} restart" if restarts == 1 else f"{restarts} restarts"
+    title = restarts(history)
     return Group(Text(title + (f", {hidden} earlier not shown" if hidden else "")), table)
+
+
+def restarts(history: RunHistory) -> str:
+    """Format the number of restarts."""
+    return "1 restart" if history.restarts == 1 else f"{history.restarts} restarts"
 
 
 def _attempt(record: AttemptRecord, history: RunHistory, running: bool) -> Iterator[str]:
@@ -225,7 +241,7 @@ def _checkpoints(history: RunHistory) -> RenderableType:
     shown = history.checkpoints[-_CHECKPOINTS:]
     if not shown:
         return Text("checkpoints  none")
-    peak = _peak(history)
+    peak = peak_of(history)
     # The checkpoint that `checkpoint.keep_best` keeps, by the curve: the newest checkpoint's record may be older.
     best = peak.step if peak is not None and peak.chosen_by == KEEP_BEST else None
     if best is not None and best not in {entry.step for entry in shown}:
@@ -244,13 +260,15 @@ def control_of(history: RunHistory) -> ControlState | None:
     return found[-1] if found else None
 
 
-def _peak(history: RunHistory) -> Peak | None:
+def peak_of(history: RunHistory) -> Peak | None:
+    """Return a run's peak, from all evaluations that its folder has."""
     whole = [entry.step for entry in history.checkpoints if entry.problem is None]
-    return find_peak(history.config, history.rows, whole)
+    control = control_of(history)
+    return find_peak(history.config, history.evaluations, whole, {} if control is None else control.best)
 
 
 def _decisions(history: RunHistory) -> Iterator[str]:
-    peak, control = _peak(history), control_of(history)
+    peak, control = peak_of(history), control_of(history)
     if peak is not None:
         yield peak.line
     if kept := kept_responses(history):
@@ -307,7 +325,7 @@ def figures(runs: Sequence[RunHistory]) -> list[str]:
     steps = ["reward/mean", "entropy/policy", "rollout/length_mean"]
     by_suite: dict[str, set[int]] = {}
     for run in runs:
-        for suite, ks in evaluated_suites(run.rows).items():
+        for suite, ks in evaluated_suites(run.evaluations.values()).items():
             by_suite.setdefault(suite, set()).update(ks)
     names = [*steps, *(f"eval/{suite}/pass@{k}" for suite, ks in sorted(by_suite.items()) for k in sorted(ks))]
     return [name for name in names if any(run.series(name) for run in runs)]

@@ -261,9 +261,10 @@ class _Run:
         summarize_run(
             self.folder,
             self.resolved.suites,
+            self.control.state,
+            self.log.totals,
             first=self.saver.start.step,
             last=last,
             stage_seconds=self.clock.totals,
-            tokens=self.log.tokens,
             say=self.say,
         )

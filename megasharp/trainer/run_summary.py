@@ -11,59 +11,104 @@ from pathlib import Path
 
 from megasharp.checkpoint.run_folder import RunFolder, read_attempts, seconds_of_all
 from megasharp.checkpoint.store import complete_steps
+from megasharp.common.control import ControlState
 from megasharp.common.files import write_text
 from megasharp.config.core import read_tree
 from megasharp.evals.evaluate import WITH_MEMORY
 from megasharp.evals.suites import Suite
 from megasharp.metrics.clock import peak_rss_bytes
 from megasharp.metrics.console import AFTER, BEFORE, RunSummary, SuiteChange, SuiteFigures, print_summary
-from megasharp.metrics.writers import read_metrics
-from megasharp.reporting.curves import plot_training
-from megasharp.reporting.history import evaluations, find_peak
+from megasharp.metrics.writers import Row, rows_of, sampled_rows
+from megasharp.reporting.curves import events_of, plot_training
+from megasharp.reporting.history import (
+    evaluated_steps,
+    evaluation_figures,
+    find_peak,
+    peak_metric,
+    suite_figures,
+    with_files,
+)
 from megasharp.reporting.passk import plot_pass_at_k
+from megasharp.trainer.step_log import ENGINE_GAP, AttemptTotals
+
+# Rows and evaluations in the picture of a long run: its panels are some hundred pixels wide.
+_MOST_ROWS, _MOST_EVALUATIONS = 500, 100
 
 
 def summarize_run(
     folder: RunFolder,
     suites: Sequence[Suite],
+    control: ControlState,
+    totals: AttemptTotals,
     *,
     first: int,
     last: int,
     stage_seconds: Mapping[str, float],
-    tokens: float,
     say: Callable[[str], None],
 ) -> None:
     """Write and print what came of a run that ended after step `last`; this attempt began after step `first`.
 
-    `stage_seconds` and `tokens` (of responses) are this attempt's.
+    `totals` and `stage_seconds` are this attempt's. A long run ends as fast as a short one: evaluations come from their
+    files, the best from `control`, and of metrics.jsonl only parts are read.
     """
     root, peak_rss = folder.root, peak_rss_bytes()
-    changes = [_change(folder, suite.name, last) for suite in suites]
-    # Of all attempts: what this process measured is only a part of a resumed run.
-    rows = read_metrics(root)
-    pictures = [*_draw_pass_at_k(root, changes), plot_training(rows, root / "curves.png")]
-    peak = find_peak(read_tree(root / "config.yaml"), rows, complete_steps(folder.checkpoints))
+    changes = [_change(root, suite.name, last) for suite in suites]
+    rows = sampled_rows(root, _MOST_ROWS)
+    curves = plot_training(_with_evaluations(root, rows), root / "curves.png", events_of(control))
+    pictures = [*_draw_pass_at_k(root, changes), curves]
+    config = read_tree(root / "config.yaml")
+    evaluated = _evaluations_of_peak(root, peak_metric(config)[0], control)
+    peak = find_peak(config, evaluated, complete_steps(folder.checkpoints), control.best)
     summary = {
         "steps": last,
+        # Of all attempts: what this process measured is only a part of a resumed run.
         "seconds": seconds_of_all(read_attempts(folder.logs.parent)),
         "peak_rss_bytes": peak_rss,
-        "peak": peak.tree(evaluations(rows)) if peak else None,
+        "peak": peak.tree(evaluated) if peak else None,
         "last": next((row for row in reversed(rows) if "time/step" in row), {}),
         "pass_at_k": {c.suite: {name: e.pass_at_k for name, e in c.evaluations.items()} for c in changes},
         "distinct_correct": {c.suite: {name: e.distinct_correct for name, e in c.evaluations.items()} for c in changes},
     }
     write_text(root / "summary.json", json.dumps(summary, indent=1))
-    trained = [row for row in rows if (row["step"] or 0) > first]
-    padding, imbalance = (_mean(trained, f"batch/{name}") for name in ("padding", "imbalance"))
-    gaps = [gap for row in trained if (gap := row.get("policy/engine_gap")) is not None]
-    mean_gap, largest_gap = _mean(trained, "policy/engine_gap"), max(gaps, default=None)
     print_summary(
-        RunSummary(last - first, changes, stage_seconds, tokens, peak_rss, padding, imbalance, mean_gap, largest_gap)
+        RunSummary(
+            last - first,
+            changes,
+            stage_seconds,
+            totals.tokens,
+            peak_rss,
+            padding=totals.mean("batch/padding"),
+            imbalance=totals.mean("batch/imbalance"),
+            engine_gap=totals.mean(ENGINE_GAP),
+            largest_gap=totals.largest_gap,
+        )
     )
     if peak is not None:
         say(peak.line)
     for picture in pictures:
         say(f"picture: {picture}")
+
+
+def _evaluation(root: Path, step: int) -> dict[str, float]:
+    return with_files(root, step, evaluation_figures(rows_of(root, step)))
+
+
+def _evaluations_of_peak(root: Path, metric: str, control: ControlState) -> dict[int, dict[str, float]]:
+    """Read the evaluations that decide on the peak: the best one, where the run knows it, else all; and the last."""
+    steps = evaluated_steps(root)
+    best = control.best.get(metric)
+    newest = next((step for step in reversed(steps) if metric in _evaluation(root, step)), None)
+    chosen = steps if best is None else [best.step] + ([] if newest is None else [newest])
+    return {step: _evaluation(root, step) for step in chosen}
+
+
+def _with_evaluations(root: Path, rows: Sequence[Row]) -> list[Row]:
+    """Add the evaluations that the rows do not have, evenly chosen, as rows of their own."""
+    evaluated = {row["step"] for row in rows if evaluation_figures([row])}
+    missing = [step for step in evaluated_steps(root) if step not in evaluated]
+    distance = -(-len(missing) // _MOST_EVALUATIONS) or 1
+    added: list[Row] = [{"step": step, **_evaluation(root, step)} for step in missing[::-distance]]
+    return sorted([*rows, *added], key=lambda row: row["step"] or 0)
 
 
 def _draw_pass_at_k(root: Path, changes: Sequence[SuiteChange]) -> list[Path]:
@@ -78,20 +123,12 @@ def _draw_pass_at_k(root: Path, changes: Sequence[SuiteChange]) -> list[Path]:
     return pictures
 
 
-def _change(folder: RunFolder, suite: str, last: int) -> SuiteChange:
+def _change(root: Path, suite: str, last: int) -> SuiteChange:
     """Read a suite's first and last evaluations back from disk: an earlier attempt may have made them."""
     places = {BEFORE: (suite, 0), AFTER: (suite, last), "with memory": (f"{suite}{WITH_MEMORY}", last)}
     found = {}
-    for name, (file, step) in places.items():
-        path = folder.evals(step) / f"{file}.json"
-        if path.exists():
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            pass_at_k = {int(k): value for k, value in stored["pass_at_k"].items()}
-            found[name] = SuiteFigures(pass_at_k, stored["distinct_correct"])
+    for name, (measured, step) in places.items():
+        pass_at_k, distinct = suite_figures(_evaluation(root, step), measured)
+        if pass_at_k and distinct is not None:
+            found[name] = SuiteFigures(pass_at_k, distinct)
     return SuiteChange(suite, found)
-
-
-def _mean(rows: Sequence[Mapping[str, float | None]], name: str) -> float | None:
-    """Return the mean over the rows that have the metric."""
-    values = [value for row in rows if (value := row.get(name)) is not None]
-    return sum(values) / len(values) if values else None

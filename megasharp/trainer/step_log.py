@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.cluster.slurm.gpus import Telemetry, open_telemetry
@@ -20,13 +22,39 @@ from megasharp.metrics.trackers.watch import Trackers
 from megasharp.metrics.writers import MetricLog
 from megasharp.trainer.reward_judge import RewardJudge
 
+ENGINE_GAP = "policy/engine_gap"
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
 
 _TRACKERS_END_S = 30.0
 
 
+@dataclass(slots=True)
+class AttemptTotals:
+    """Response tokens of the steps of this attempt, and counters for means of some of their metrics."""
+
+    tokens: float = 0.0
+    largest_gap: float | None = None
+    _sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """Count a step's row; as in metrics.jsonl, what is not finite is no value."""
+        self.tokens += row.get("rollout/tokens", 0.0)
+        for name in ("batch/padding", "batch/imbalance", ENGINE_GAP):
+            value = row.get(name)
+            if value is not None and math.isfinite(value):
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + value, count + 1
+                if name == ENGINE_GAP:
+                    self.largest_gap = max(value, self.largest_gap or value)
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean over the steps that have the metric; None without one."""
+        total, count = self._sums.get(name, (0.0, 0))
+        return total / count if count else None
+
+
 class StepLog:
-    """The log of a run's steps; `tokens` counts the response tokens of this attempt."""
+    """The log of a run's steps; `totals` are of this attempt."""
 
     def __init__(
         self,
@@ -55,7 +83,7 @@ class StepLog:
         tables = config.log.rollouts
         self._retention = None if tables is None else TableRetention(folder.root, tables)
         self._noted_changes = len(control.state.lengths.changes)
-        self.tokens = 0.0
+        self.totals = AttemptTotals()
 
     def responses(self, step: int, groups: Sequence[Group], memory_ahead: int) -> None:
         """Write the step's table of responses, where `log.rollouts` asks for one, and remove those it keeps no more.
@@ -90,7 +118,7 @@ class StepLog:
         }
         self.write(step, row)
         self._trackers.look()
-        self.tokens += tokens
+        self.totals.add(row)
         return row
 
     def announce(self, step: int, groups: Sequence[Group], row: Mapping[str, float]) -> None:

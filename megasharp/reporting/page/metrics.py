@@ -76,7 +76,8 @@ Results = Mapping[tuple[int, int, str], EvalResult]
 
 def figures(runs: Sequence[RunHistory], results: Results) -> list[Figure]:
     """Make the figures that some run has, in the order of the sections; evaluations with their intervals."""
-    names = dict.fromkeys(name for run in runs for row in run.rows for name in row if name not in _NOT_FIGURES)
+    tables = (table for run in runs for table in (*run.rows, *run.evaluations.values()))
+    names = dict.fromkeys(name for table in tables for name in table if name not in _NOT_FIGURES)
     placed = sorted((_place(name), name) for name in names)
     made = []
     for (section, *_), name in placed:

@@ -46,7 +46,7 @@ from megasharp.reporting.page.evaluations import (
 from megasharp.reporting.page.metrics import figures, marks, stages, words
 from megasharp.reporting.page.records import Difference, Page, Run
 from megasharp.reporting.page.responses import read_rollouts
-from megasharp.reporting.show import collapse, differences, warnings
+from megasharp.reporting.show import collapse, differences, peak_of, restarts, warnings
 
 _TELEMETRY = "gpu/utilisation"
 
@@ -101,7 +101,9 @@ def collect(histories: Mapping[str, RunHistory], *, live: bool, beside: Sequence
 def _run(name: str, run: RunHistory) -> Run:
     of = f" of {run.steps}" if run.steps else ""
     spent = goodput(run)
-    facts = [f"{run.state}, step {run.last_step}{of}", f"{run.tokens:,} response tokens"]
+    facts = [f"{run.state}, step {run.last_step}{of}", restarts(run), f"{run.tokens:,} response tokens"]
+    if (peak := peak_of(run)) is not None:
+        facts.append(peak.line)
     if spent.share is not None:
         facts.append(f"wall time {duration(spent.wall)}, goodput {spent.share:.0%}")
     # The page's first sentences report collapse, with intervals.

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from megasharp.common.control import ControlState, LengthChange, LengthState, Reset, ResetState
 from megasharp.common.errors import UserError
-from megasharp.reporting.curves import Events, find_events, plot_training
+from megasharp.reporting.curves import Events, events_of, plot_training
 from megasharp.reporting.passk import plot_frontier, plot_pass_at_k, spread
 from megasharp.reporting.style import COLOURS, DPI, LOSS
 
@@ -120,16 +121,16 @@ def test_training_curves_have_a_panel_per_figure(tmp_path):
 
 
 def test_resets_and_stages_are_lines_after_the_step_they_followed(tmp_path):
-    rows = [
-        {"step": step, "reward/mean": 0.1, "policy/reset": float(step in (5, 9)), "rollout/length_limit": limit}
-        for step, limit in enumerate([8, 8, 8, 16, 16, 16, 16, 4, 4, 4], start=1)
-    ]
-    events = find_events(rows)
+    rows = [{"step": step, "reward/mean": 0.1} for step in range(1, 11)]
+    resets = ResetState(done=(Reset(4, "every", ("reference",)), Reset(8, "every", ("reference",))))
+    lengths = LengthState(1, changes=(LengthChange(3, 16, "step 3"), LengthChange(7, 4, "step 7")))
+    events = events_of(ControlState(resets, lengths))
     assert events == Events((4, 8), ((3, 16), (7, 4)))
     assert events.explanation == "dashed: reset    dotted: response limit 16 after step 3, 4 after step 7"
-    plain = [{**row, "policy/reset": 0.0, "rollout/length_limit": 8} for row in rows]
-    assert find_events(plain).explanation == ""
-    marked, without = (pixels(plot_training(one, tmp_path / "a.png")) for one in (rows, plain))
+    assert events_of(ControlState()).explanation == ""
+    marked, without = (
+        pixels(plot_training(rows, tmp_path / "a.png", one)) for one in (events, events_of(ControlState()))
+    )
     # Thin lines are blended with the paper, so any red counts.
     red, none = (int((image[..., 0] - image[..., 1] > 0.1).sum()) for image in (marked, without))
     assert red > 200 and none == 0
