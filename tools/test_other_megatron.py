@@ -32,6 +32,7 @@ FILES = (
     "overlap",
     "plan",
     "recompute_modules",
+    "replicas",
     "state",
     "transformer_engine",
     "virtual_stages",

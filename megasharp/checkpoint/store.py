@@ -157,6 +157,11 @@ class CheckpointStore:
         """Return the steps of complete checkpoints, oldest first."""
         return complete_steps(self._folder)
 
+    @property
+    def newest_complete(self) -> Path | None:
+        """The folder of the newest complete checkpoint, whose files are not read."""
+        return next((self._step(step) for step in reversed(self.steps())), None)
+
     def newest(self, damaged: Callable[[str], None] | None = None) -> tuple[Path, RunState] | None:
         """Return the newest checkpoint whose files are all there and unchanged, or None when there is no checkpoint.
 

@@ -196,6 +196,14 @@ class GuardConfig(Section):
         ge=20,
         description="Number of the latest optimizer steps whose gradient norms give that mean and deviation.",
     )
+    replica_check_every: int = Field(
+        default=100,
+        ge=0,
+        description="Number of steps after which ranks compare checksums of what they hold copies of, such as the "
+        "weights of data-parallel ranks; before each save they do so too. A difference means that a machine's memory "
+        "or link has damaged them: the run stops with exit code 1, names ranks and tensor, and saves nothing. One "
+        "check reads the weights once. 0: never compare.",
+    )
     stage_timeout_s: float | None = Field(
         default=STAGE_TIMEOUT_S,
         gt=0.0,

@@ -46,6 +46,7 @@ from megasharp.learner.offload import Offloader, Reference
 from megasharp.learner.optimizer import Overlap, build_optimizer, guarded_step, overlaps, parts
 from megasharp.learner.output_head import HeadRequest, HeadSettings
 from megasharp.learner.parallel import Place, destroy, initialize, megatron_device
+from megasharp.learner.replicas import Checksums, checksums
 from megasharp.learner.sharded_state import load_model, load_state, save_model, save_state
 from megasharp.learner.weights import export_stage, first_weights, weight_views
 from megasharp.metrics.group_metrics import Diagnostics, token_metrics
@@ -290,6 +291,11 @@ class RankLearner:
         """Load weights, optimizer and schedule from shards, written under any layout."""
         with self._on_device():
             load_state(folder, self._ddp, self._optimizer, self._scheduler)
+
+    def replica_checksums(self) -> Checksums:
+        """Sum up what other ranks hold copies of; `replicas.difference` compares the sums of all ranks."""
+        with self._on_device():
+            return checksums(self._chunks, self._optimizer, self._place, self._settings.layout)
 
     def set_reference(self) -> None:
         """Keep a copy of the present weights as the reference, where some method reads one.

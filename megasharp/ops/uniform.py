@@ -27,7 +27,7 @@ def uniforms(seeds: Tensor, positions: Tensor | int) -> Tensor:
     """
     # The seed is mixed before the position enters: in a sum, a larger seed and a larger position would be the same.
     offset = (positions + 1) * _GOLDEN if isinstance(positions, Tensor) else _wrapped((positions + 1) * _GOLDEN)
-    mixed = _splitmix64(_splitmix64(seeds) + offset)
+    mixed = splitmix64(splitmix64(seeds) + offset)
     return _shift(mixed, 12).to(torch.float64) * 2.0**-52
 
 
@@ -36,7 +36,8 @@ def _wrapped(value: int) -> int:
     return ((value + (1 << 63)) % (1 << 64)) - (1 << 63)
 
 
-def _splitmix64(x: Tensor) -> Tensor:
+def splitmix64(x: Tensor) -> Tensor:
+    """Return int64 of the shape of `x`, int64 too: a one-to-one map that changes half of the bits for any change."""
     x = x + _GOLDEN
     x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
     x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - (1 << 64))

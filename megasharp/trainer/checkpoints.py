@@ -7,6 +7,7 @@ reads one, `Saver` gathers what a running run's holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from megasharp.checkpoint.manifest import Inputs
 from megasharp.checkpoint.rollout_store import read_unfinished, write_unfinished
 from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.common.control import Control
+from megasharp.common.errors import RankDied, RunFailed, UserError
 from megasharp.common.files import FileHash, write_text
 from megasharp.common.random_state import GeneratorStates, generator_states, restore_generators
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_write import carry_over, write_hf_folder
+from megasharp.learner.learner import RankLearner
 from megasharp.learner.rank_random_state import RANK_FILES, load_rank_generators, save_rank_generators
 from megasharp.learner.ranks.all_ranks import RanksLearner
+from megasharp.learner.replicas import difference
 from megasharp.metrics.clock import StageClock
 from megasharp.rollout.in_flight import Unfinished
 from megasharp.tasks.stream import PromptStream
@@ -96,6 +100,11 @@ class Checkpoints:
         for line in check_recorded(folder, weights, network.model.description, network.architecture):
             self._say(line)
 
+    @property
+    def newest(self) -> Path | None:
+        """The folder of the newest complete checkpoint."""
+        return self._store.newest_complete
+
     def protect(self, best: int | None) -> None:
         """Keep this step's checkpoint from retention."""
         self._store.best = best
@@ -158,6 +167,53 @@ def _memory_weights(folder: Path) -> Path:
     return folder / _POLICY if (folder / _POLICY).is_dir() else folder
 
 
+class ReplicaCheck:
+    """Compares what ranks hold copies of, every `guard.replica_check_every` steps and before each save.
+
+    So no checkpoint is written of weights that a machine has damaged. Nothing is done where there is one rank.
+    """
+
+    def __init__(self, resolved: ResolvedRun, checkpoints: Checkpoints, learners: Learners, clock: StageClock) -> None:
+        self._config = resolved.config
+        self._is_on = resolved.config.guard.replica_check_every > 0 and resolved.layout.world > 1
+        self._checkpoints = checkpoints
+        self._learners = learners
+        self._clock = clock
+        self._checked = checkpoints.start.step
+
+    def after_step(self, step: int) -> None:
+        """Compare where that is due after a step; its seconds are the stage `replica_check`.
+
+        Raises:
+            RunFailed: copies differ; the message names ranks, tensor and the checkpoint to go on from.
+        """
+        is_last = step == self._config.steps
+        every = (self._config.guard.replica_check_every, self._config.checkpoint.every)
+        if self._is_on and (is_last or any(step % steps == 0 for steps in every)):
+            with self._clock.stage("replica_check"):
+                self.before_save(step)
+
+    def before_save(self, step: int) -> None:
+        """Compare unless that was done after this step. Raises as `after_step`."""
+        if not self._is_on or self._checked == step:
+            return
+        for name, learner in (("", self._learners.policy), ("memory network: ", self._learners.memory)):
+            found = difference(learner.call(RankLearner.replica_checksums)) if learner is not None else None
+            if found is not None:
+                raise RunFailed(f"silent data corruption: after step {step}, {name}{found}; {self._good()}")
+        self._checked = step
+
+    def _good(self) -> str:
+        # One that is under way was begun with copies that were equal.
+        with suppress(UserError, RankDied):
+            self._checkpoints.finish()
+        newest = self._checkpoints.newest
+        if newest is None:
+            return "nothing was saved of it, nor before: start again, on other hosts if it comes back"
+        there = f"the last good checkpoint is {newest}: --resume and --retries go on from there"
+        return f"nothing was saved of it, and {there}; leave out a host that is named again"
+
+
 class Saver:
     """Saves where a run stands, with what its parts know of it besides the learners' shards."""
 
@@ -173,6 +229,7 @@ class Saver:
         inputs: Inputs,
         log: StepLog,
         clock: StageClock,
+        replicas: ReplicaCheck,
     ) -> None:
         self._resolved = resolved
         self._checkpoints = checkpoints
@@ -184,6 +241,7 @@ class Saver:
         self._inputs = inputs
         self._log = log
         self._clock = clock
+        self._replicas = replicas
         # As they were after the last step, also when the next one has begun: a save between two steps may come late.
         self._generators = generator_states()
 
@@ -211,7 +269,10 @@ class Saver:
             self._checkpoints.finish()
 
     def save(self, step: int, skipped_in_a_row: int, *, wait: bool = False) -> None:
-        """Save where the run stands after `step`; with `wait`, or after its last step, it is complete on return."""
+        """Save where the run stands after `step`; with `wait`, or after its last step, it is complete on return.
+
+        Raises RunFailed, and saves nothing, where ranks hold different copies.
+        """
         # A resumed run leaves out steps that it has a checkpoint of: their rows must be there.
         self._log.sync()
         control, prompts = self._control.state, self._prompts
@@ -233,6 +294,7 @@ class Saver:
         )
         is_last = step == self._resolved.config.steps or self._control.over()
         with self._clock.stage("checkpoint"):
+            self._replicas.before_save(step)
             driver = DriverState(self._generators, unfinished)
             self._checkpoints.save(state, self._learners, driver, wait=wait or is_last)
         self._log.write_apart(step, "checkpoint")

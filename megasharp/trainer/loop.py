@@ -150,7 +150,8 @@ class Phases(Protocol):
 class Components:
     """The parts that the loop's verbs act on; `memory` is None without DLC.
 
-    The last three act around a step. `after_step(step, groups, metrics)` records it. `checkpoint(step, skipped)` saves
+    The last four act around a step. `check_replicas(step)` raises RunFailed where ranks hold different copies of what
+    should be one. `after_step(step, groups, metrics)` records it. `checkpoint(step, skipped)` saves
     all that a resumed run needs: the learners' weights and optimizers, the reference once a reset has moved it, random
     generators, the place among the prompts with responses that no step has trained on, and what `control` decided.
     `evaluate(step)` returns whether the weights are the best so far and must be saved.
@@ -167,6 +168,7 @@ class Components:
     phases: Phases
     clock: StageClock
     guards: Guards
+    check_replicas: Callable[[int], None]
     after_step: Callable[[int, Sequence[Group], Mapping[str, float]], None]
     checkpoint: Callable[[int, int], None]
     evaluate: Callable[[int], bool]
@@ -193,6 +195,7 @@ def run(parts: Components, config: RunConfig, state: LoopState) -> None:
         groups, values, stats = train_step(parts, config, step)
         state.step = step
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if stats.skipped else 0
+        parts.check_replicas(step)
         parts.after_step(step, groups, values)
         last = step == config.steps or parts.control.over()
         if last or step % config.checkpoint.every == 0:

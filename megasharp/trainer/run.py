@@ -25,7 +25,7 @@ from megasharp.metrics.console import Progress
 from megasharp.metrics.response_table import leave_pandas_out
 from megasharp.trainer import loop
 from megasharp.trainer.assembly import Assembly, assemble
-from megasharp.trainer.checkpoints import Checkpoints, Saver
+from megasharp.trainer.checkpoints import Checkpoints, ReplicaCheck, Saver
 from megasharp.trainer.evaluator import Evaluator
 from megasharp.trainer.factories import pack_layout
 from megasharp.trainer.guards import Guards
@@ -133,6 +133,7 @@ def _make_run(
     evaluator = Evaluator(
         resolved, folder, parts.engine, parts.judge.judge, parts.phases, control, checkpoints, log, clock
     )
+    replicas = ReplicaCheck(resolved, checkpoints, parts.learners, clock)
     saver = Saver(
         resolved,
         checkpoints,
@@ -144,8 +145,9 @@ def _make_run(
         inputs,
         log,
         clock,
+        replicas,
     )
-    return _Run(resolved, folder, attempt, clock, control, progress, parts, log, evaluator, saver, say)
+    return _Run(resolved, folder, attempt, clock, control, progress, parts, log, evaluator, saver, replicas, say)
 
 
 def _open_checkpoints(
@@ -182,6 +184,7 @@ class _Run:
     log: StepLog
     evaluator: Evaluator
     saver: Saver
+    replicas: ReplicaCheck
     say: Say
 
     def train(self) -> None:
@@ -234,6 +237,7 @@ class _Run:
             phases=self.parts.phases,
             clock=self.clock,
             guards=Guards(self.resolved.config.guard),
+            check_replicas=self.replicas.after_step,
             after_step=self._after_step,
             checkpoint=self.saver.save,
             evaluate=self.evaluator.evaluate,

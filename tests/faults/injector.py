@@ -27,7 +27,7 @@ from megasharp.trainer import loop
 DRIVER = "driver"
 VARIABLE = "FAULTS_FOLDER"
 Point = Literal["step", "update", "save"]
-Action = Literal["kill", "stop", "delay", "raise", "nan", "corrupt"]
+Action = Literal["kill", "stop", "delay", "raise", "nan", "flip", "corrupt"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class Fault:
     """What happens to whom: `who` is "driver" or a rank's number; `seconds` are a delay's.
 
     In the driver: at the beginning of the step, before its update, or when a save's files are all written. In a rank:
-    before its update, or when it has written the first file of a save. `nan` is a rank's gradient. `corrupt` flips a
-    byte of the newest checkpoint when the driver starts again after the fault named `after`.
+    before its update, or when it has written the first file of a save. `nan` is a rank's gradient, `flip` a bit of its
+    weights after the update. `corrupt` flips a byte of the newest checkpoint when the driver starts again after the
+    fault named `after`.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Injector:
         else:
             _before(learner.RankLearner, "step", lambda *_: self.at("update"))
             _after(learner.Passes, "update", lambda passes, *_: self._poison(passes))
+            _after(learner.RankLearner, "step", lambda own, *_: self._flip(own))
             async_checkpoint.FileHash = _Hashing(self)  # type: ignore[misc, assignment]
 
     def start(self, checkpoints: Path) -> None:
@@ -93,7 +95,7 @@ class Injector:
     def at(self, point: Point) -> None:
         """This process is at a point: whatever is armed for it there happens."""
         for fault in self._faults:
-            mine = (fault.who, fault.point) == (self._who, point) and fault.action not in ("nan", "corrupt")
+            mine = (fault.who, fault.point) == (self._who, point) and fault.action not in ("nan", "flip", "corrupt")
             if mine and self._armed(fault).exists() and self._first(fault):
                 _do(fault)
 
@@ -109,6 +111,13 @@ class Injector:
             if armed and self._first(fault):
                 parameter = next(p for chunk in passes._chunks for p in chunk.parameters() if p.requires_grad)
                 parameter.main_grad.view(-1)[0] = torch.nan
+
+    def _flip(self, own: Any) -> None:
+        for fault in self._faults:
+            armed = (fault.who, fault.action) == (self._who, "flip") and self._armed(fault).exists()
+            if armed and self._first(fault):
+                parameter = next(p for chunk in own._chunks for p in chunk.parameters() if p.requires_grad)
+                parameter.data.view(torch.uint8).view(-1)[0] ^= 1
 
     def _first(self, fault: Fault) -> bool:
         """Leave the witness; False when there is one: files that exist are not made again."""

@@ -125,3 +125,24 @@ def test_a_run_that_gives_up_is_not_started_again(tmp_path: Path, monkeypatch: p
     assert (root / "checkpoints" / "latest").read_text() == "step_000004\n"
     (record,) = read_attempts(root / "logs").values()
     assert record is not None and record.gave_up and "stopped at step 4 with a checkpoint" in str(record.reason)
+
+
+def test_a_bit_that_is_flipped_on_one_of_two_ranks_reaches_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found at the interval, and before a save: the run stops, names what and where, and goes on from the good one."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "faults"))
+    write_schedule(tmp_path / "faults", [Fault("rank1", "flip", "1", 5), Fault("rank0", "flip", "0", 9)])
+    root, said = tmp_path / "run", []
+    more = ("steps=10", "checkpoint.every=3", "guard.replica_check_every=5")
+    assert Supervisor(attempts(root, *more), root, said.append).run(5) == 0, said
+    assert not_fired(tmp_path / "faults") == []
+    found = [str(record.reason) for record in read_attempts(root / "logs").values() if record is not None][:-1]
+    for line, step, good in zip(found, (5, 9), (3, 6), strict=True):
+        assert line.startswith(f"silent data corruption: after step {step}, embedding.word_embeddings.weight differs")
+        assert "between rank 0 (" in line and "and rank 1 (" in line and "(1 of " in line
+        assert f"the last good checkpoint is {root}/checkpoints/step_{good:06d}: --resume" in line
+        assert line in "\n".join(said)
+    assert [row["step"] for row in rows(root)] == list(range(1, 11))

@@ -119,6 +119,9 @@ class StandIn:
 
     def close(self) -> None: ...
 
+    def check_replicas(self, step: int) -> None:
+        self.calls.append(f"check {step}")
+
     def after_step(self, step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
         self.calls.append(f"after {step}")
         self.values.append(values)
@@ -159,6 +162,7 @@ def _run(
         phases=stand_in,
         clock=clock or StageClock(),
         guards=Guards(config.guard),
+        check_replicas=stand_in.check_replicas,
         after_step=stand_in.after_step,
         checkpoint=stand_in.checkpoint,
         evaluate=stand_in.evaluate,
@@ -197,7 +201,7 @@ def test_each_verb_finds_the_devices_in_its_phase() -> None:
 def test_verbs_come_in_the_order_of_the_page() -> None:
     stand_in = StandIn({})
     _run(stand_in, _config(1))
-    assert stand_in.calls == ["collect", "annotate", "step", "push", "after 1"]
+    assert stand_in.calls == ["collect", "annotate", "step", "push", "check 1", "after 1"]
 
 
 def test_checkpoints_fall_due_and_the_last_step_always_writes_one() -> None:
@@ -289,7 +293,7 @@ def test_with_dlc_the_sampler_is_told_mu_and_the_memory_observes_and_is_pushed()
     _run(stand_in, _config(1), methods=("grpo", "dlc"))
     assert stand_in.orders[0].memory is not None and stand_in.orders[0].memory.mu == 0.2
     assert stand_in.values[0]["memory/mu"] == 0.2
-    assert stand_in.calls == ["collect", "annotate", "step", "observe 2", "push both", "after 1"]
+    assert stand_in.calls == ["collect", "annotate", "step", "observe 2", "push both", "check 1", "after 1"]
     plain = StandIn({})
     _run(plain, _config(1))
     assert plain.orders[0].memory is None and "memory/mu" not in plain.values[0]
