@@ -88,7 +88,8 @@ class LocalPlacement:
         world = settings[POLICY].layout.world
         if world == 1:
             # Engines may join a group of this process, and gloo otherwise takes the address of the machine's name.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(name, "lo")
             return OneRank(settings, device_of_rank(device, 0))
         from megasharp.learner.ranks.processes import ProcessRanks
 

@@ -73,6 +73,32 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor[1:] in headings(other), f"{page}: {target}{anchor}"
 
 
+# Calls that make a process listen, or start one that does; `bind` also holds a port for one.
+LISTENS = re.compile(
+    r"\b(create_server|ThreadingHTTPServer|TCPStore|launch_server|init_process_group|_new_process_group_helper)\("
+    r"|(?<!signature\(found\))\.(bind|listen)\(|\bray\.init\(|ray\.scripts"
+)
+# These meet in memory.
+SILENT = {"megasharp/learner/meta_models.py"}
+
+
+def test_security_page_names_every_file_that_makes_something_listen() -> None:
+    page = (REPOSITORY / "SECURITY.md").read_text(encoding="utf-8")
+    table = page.split("## What listens where")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(megasharp/[\w/]+\.py)`", table))
+    found = {
+        path.relative_to(REPOSITORY).as_posix()
+        for path in (REPOSITORY / "megasharp").rglob("*.py")
+        if LISTENS.search(path.read_text(encoding="utf-8"))
+    }
+    assert found - SILENT <= named, "what it can do, and who may connect, is said in SECURITY.md"
+    assert all((REPOSITORY / name).is_file() for name in named)
+    everywhere = [
+        name for name in found if re.search(r"0\.0\.0\.0|\[::\]", (REPOSITORY / name).read_text(encoding="utf-8"))
+    ]
+    assert everywhere == []
+
+
 # Files of other projects that our texts name.
 ELSEWHERE = {
     *("configuration_llama.py", "modeling_llama.py"),

@@ -400,7 +400,7 @@ def _port() -> Finding:
     """Open a port, as servers will."""
     try:
         with socket.socket() as one:
-            one.bind(("", 0))
+            one.bind(("127.0.0.1", 0))
             one.listen()
             number = one.getsockname()[1]
     except OSError as error:

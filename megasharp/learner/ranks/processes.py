@@ -98,7 +98,8 @@ def serve(worker: WorkerSettings, settings: Mapping[str, LearnerSettings], conne
     redirect_output(worker.log)
     write_stacks_on_signal(worker.rank, Path(worker.log))
     torch.set_num_threads(worker.threads)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo")
     try:
         world = settings[POLICY].layout.world
         store = FileStore(worker.store, world)

@@ -330,8 +330,9 @@ def environment(
     # Compiled kernels are kept between runs, so they must not be in an engine's temporary folder.
     kept.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")))
     if address == LOOPBACK:
-        # Otherwise gloo listens at the address of the machine's name, wherever that leads.
-        kept.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        # Otherwise gloo listens at the address of the machine's name, wherever that leads, and NCCL at the first found.
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            kept.setdefault(name, "lo")
     if settings.device == "cpu":
         # With more threads than free cores GNU OpenMP spins: decoding fell from 440 to 18 tokens/s.
         kept["OMP_NUM_THREADS"] = "1"
