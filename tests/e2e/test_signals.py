@@ -55,6 +55,7 @@ def to_all(process: subprocess.Popen[str], number: int) -> None:
         ("ray", to_all, signal.SIGTERM, 143, "stopped by SIGTERM"),
         ("local", to_all, signal.SIGTERM, 143, "stopped by SIGTERM"),
         ("local", to_the_group, signal.SIGINT, 130, "interrupted"),
+        ("local", to_the_group, signal.SIGHUP, 129, "stopped by SIGHUP"),
     ],
 )
 def test_a_run_on_its_way(command: Command, backend: str, send: Send, number: int, code: int, word: str) -> None:
