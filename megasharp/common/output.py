@@ -128,7 +128,8 @@ class _Outlet(io.RawIOBase):
             self._log.add(f"megasharp: note: {line} what it writes there follows\n".encode())
             if self.other is not None and not self.other.is_lost:
                 where = f"a run keeps its lines in logs/attempt_K/{CONSOLE_FILE}"
-                self.other.write(f"megasharp: note: {line} {where}\n".encode())
+                # Where it fails too, that is noted with the first line of its own.
+                self.other._try(memoryview(f"megasharp: note: {line} {where}\n".encode()))
         self._log.add(data)
 
 

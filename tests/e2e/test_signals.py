@@ -59,7 +59,10 @@ def to_all(process: subprocess.Popen[str], number: int) -> None:
     ],
 )
 def test_a_run_on_its_way(command: Command, backend: str, send: Send, number: int, code: int, word: str) -> None:
+    # Where the tests run under nohup, the run would ignore a hang-up.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = command.start(*command.train("steps=500", "name=a", "policy.tp=2", f"cluster.backend={backend}"))
+    signal.signal(signal.SIGHUP, before)
     metrics = command.runs / "a" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size)
     ended = stopped(process, lambda: send(process, number))

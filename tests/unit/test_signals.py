@@ -34,6 +34,8 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ):
         monkeypatch.setattr(signals._State, name, value)
     before = {number: signal.getsignal(number) for number in (*signals.NUMBERS, signals.SAVE, signal.SIGUSR2)}
+    # The tests may run under nohup.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -55,10 +57,19 @@ def outcome(command: object, capsys: pytest.CaptureFixture[str]) -> tuple[object
     [
         (signal.SIGTERM, 143, "megasharp: stopped by SIGTERM\n"),
         (signal.SIGINT, 130, "megasharp: interrupted\n"),
+        (signal.SIGHUP, 129, "megasharp: stopped by SIGHUP\n"),
     ],
 )
 def test_exit_code_and_one_line(number: int, code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(lambda: send(number), capsys) == (code, line)
+
+
+def test_a_hang_up_that_is_ignored_stays_so() -> None:
+    """As `nohup` has it: the command goes on."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    done: list[int] = []
+    run_command(lambda: [send(signal.SIGHUP), done.append(1)])
+    assert done and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError("x"), 2), (RunFailed("x"), 1), (TrainingStopped("x"), 1)])

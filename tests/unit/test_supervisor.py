@@ -117,6 +117,7 @@ def test_a_failure_is_followed_by_another_start(tmp_path: Path, deed: str, words
         (DONE, 0),
         ("sys.exit(2)", 2),
         ("sys.exit(75)", 75),
+        ("sys.exit(129)", 129),
         ("sys.exit(130)", 130),
         ("sys.exit(143)", 143),
         ("os.kill(os.getpid(), signal.SIGTERM)", 143),
