@@ -25,7 +25,7 @@ The memory's cross-entropy is no method of the table, because it is no way to tr
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -76,6 +76,12 @@ class MemoryParams(Section):
         gt=0.0,
         description="Peak learning rate of the memory network. null: policy.optimizer.lr, as in the paper.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_tp(cls, tree: Any) -> Any:
+        """Leave out `tp`, which stored configurations until fc02a83 (2026-11-21) have and which never did anything."""
+        return {key: value for key, value in tree.items() if key != "tp"} if isinstance(tree, dict) else tree
 
 
 class PlausibleParams(Section):

@@ -164,6 +164,11 @@ def _open_checkpoints(
     if folder.resumed:
         start = checkpoints.start
         say(f"resuming {folder.root} after step {start.step}")
+        if start.step and not start.inputs.problems:
+            say(
+                "its checkpoint is older than 2026-11-22 10:55 and has no digests of problems, tokenizer and first "
+                "weights: edits of them since then are not seen"
+            )
         for line in check_inputs(start.inputs, inputs, resolved, allowed):
             say(line)
         folder.forget_steps(start.step)

@@ -14,34 +14,52 @@ from nursery import Nursery
 from quickstart import REPOSITORY
 from waiting import HANG_S
 
+from megasharp.config.core import flat, parse_yaml
+
 STORED = sorted(path for path in (REPOSITORY / "tests" / "stored").iterdir() if path.is_dir())
 WITHOUT_EVALUATIONS = ("eval.every=0", "eval.suites=[]", "checkpoint.keep_best=null")
-DIFFER = ("best", "files", "figures", "last_figures", "seconds")
-# What files have from format 2 on.
-STAMP = ("format", "megasharp")
+DIFFER = ("best", "files", "figures", "last", "last_figures", "seconds")
+# Columns that tables of responses had until format 2, where they have a table of their own.
+TOKENS = {"token_texts", "token_policy_logp"}
 Megasharp = Callable[..., str]
-# What the version that wrote `runs/old` had at the steps after its checkpoint, if it went on there.
+# What the versions that wrote `runs/old` had at the steps after its checkpoint, if they went on there.
+SMALLER = {
+    5: {"policy/loss": -0.0204850, "policy/grad_norm": 2.0291878, "memory/cross_entropy": 1.1212708},
+    6: {"policy/loss": 0.0057396, "policy/grad_norm": 1.1367635, "reward/mean": 0.1875, "eval/dev/pass@1": 7 / 24},
+}
 WENT_ON = {
-    5: {"policy/loss": 0.0178388, "policy/grad_norm": 4.304865, "reward/mean": 0.5},
-    6: {"policy/loss": 0.058206, "policy/grad_norm": 4.42089, "reward/mean": 0.3125, "eval/dev/pass@1": 0.4375},
+    "2026_11_22": SMALLER,
+    "2026_11_24": {
+        5: {"policy/loss": 0.0178388, "policy/grad_norm": 4.304865, "reward/mean": 0.5},
+        6: {"policy/loss": 0.058206, "policy/grad_norm": 4.42089, "reward/mean": 0.3125, "eval/dev/pass@1": 0.4375},
+    },
+    "2026_11_24_format_2": SMALLER,
 }
 
 
-def names_of(tree: object) -> object:
-    """The names in a JSON tree, without what it says of files, figures and seconds, whose names depend on the run."""
-    if isinstance(tree, dict):
-        return {name: None if name in DIFFER else names_of(inner) for name, inner in tree.items() if name not in STAMP}
-    return [names_of(inner) for inner in tree[:1]] if isinstance(tree, list) else None
+def holding(name: str, *short: str) -> pytest.MarkDecorator:
+    """The stored folders that have a file or folder of this name; those that are not in `short` are long tests."""
+    found = [path for path in STORED if (path / name).exists()]
+    long = pytest.mark.long("saves")
+    each = [pytest.param(path, id=path.name, marks=[] if path.name in short else long) for path in found]
+    return pytest.mark.parametrize("stored", each, indirect=True)
 
 
-def read(path: Path) -> object:
-    return names_of(json.loads(path.read_text()))
+def missing(now: object, then: object, where: str = "") -> list[str]:
+    """Names of the JSON tree `then` that `now` has not; what is said of files and figures has names of its own."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        lost = [f"{where}{name}" for name in then.keys() - now.keys()]
+        both = [name for name in then.keys() & now.keys() if name not in DIFFER]
+        return lost + [line for name in both for line in missing(now[name], then[name], f"{where}{name}.")]
+    if isinstance(then, list) and isinstance(now, list):
+        return [line for one, other in zip(now[:1], then[:1], strict=False) for line in missing(one, other, where)]
+    return []
 
 
-@pytest.fixture(params=STORED, ids=lambda path: path.name)
+@pytest.fixture
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of a stored folder, where commands work."""
-    return Path(shutil.copytree(request.param, tmp_path / "stored"))
+    return Path(shutil.copytree(request.param, tmp_path / request.param.name))
 
 
 @pytest.fixture
@@ -57,6 +75,11 @@ def megasharp(stored: Path, tmp_path: Path, nursery: Nursery) -> Megasharp:
     return run
 
 
+def columns_of(table: Path) -> dict[str, str]:
+    """Types of a table by its columns; the first ones were written by pandas, whose strings are large."""
+    return {field.name: str(field.type).removeprefix("large_") for field in pq.read_schema(table)}
+
+
 def check_names(run: Path, before: Path) -> None:
     """What `run` wrote at step 6 has the names of what its older version wrote, in `before`, at step 4."""
     pairs = [
@@ -66,55 +89,77 @@ def check_names(run: Path, before: Path) -> None:
         ("summary.json", "summary.json"),
     ]
     for now, then in pairs:
-        assert read(run / now) == read(before / then), now
-    for table in ("probe/step_00000{}.parquet", "evals/step_00000{}/dev.parquet"):
-        assert pq.read_schema(run / table.format(6)) == pq.read_schema(before / table.format(4)), table
-    responses = pq.read_schema(run / "rollouts" / "step_000006.parquet")
-    tokens = pq.read_schema(run / "rollout_tokens" / "step_000006.parquet")
-    older = pq.read_schema(before / "rollouts" / "step_000004.parquet")
-    assert older.names == [*responses.names, *tokens.names[-2:]] and set(older) == {*responses, *tokens}
-    # What the stored file calls rollouts: true and rollout_tokens: 256.
-    tables = "rollouts:\n    keep_last: null\n    every: 10\n    tokens: 256\n    tokens_keep_last: null\n"
-    stored = (before / "config.yaml").read_text().replace("steps: 4\n", "steps: 6\n")
-    lines = (run / "config.yaml").read_text().splitlines()
-    # Keys that were added since have their defaults there; all others are as they were, in their order.
-    there = iter(lines)
-    expected = stored.replace("rollouts: true\n  rollout_tokens: 256\n", tables).splitlines()
-    assert [line for line in expected if line not in there] == []
+        assert missing(json.loads((run / now).read_text()), json.loads((before / then).read_text())) == [], now
+    for table in ("rollouts/{}.parquet", "rollout_tokens/{}.parquet", "probe/{}.parquet", "evals/{}/dev.parquet"):
+        older = before / table.format("step_000004")
+        if older.exists():
+            columns, kept = columns_of(run / table.format("step_000006")), columns_of(older)
+            kept = {name: kind for name, kind in kept.items() if name not in TOKENS}
+            assert columns | kept == columns, table
+    now, then = (dict(flat(parse_yaml((at / "config.yaml").read_text(), "stored"))) for at in (run, before))
+    tables = ("log.rollouts", "log.rollout_tokens")
+    changed = {key for key, value in then.items() if not key.startswith(tables) and now.get(key, "lost") != value}
+    assert changed == {"steps"}
 
 
+@holding("runs/old", "2026_11_22", "2026_11_24_format_2")
 def test_a_stored_run_goes_on_and_is_shown(stored: Path, megasharp: Megasharp) -> None:
     """By its own stored configuration, with the optimizer, reference, memory network and decisions it had."""
-    before = shutil.copytree(stored / "runs" / "old", stored / "before")
+    run = stored / "runs" / "old"
+    before = shutil.copytree(run, stored / "before")
     said = megasharp("train", "runs/old/config.yaml", "--resume", "steps=6").splitlines()
     changed = [line for line in said if line.startswith(("changed", "note"))]
     assert changed == ["changed since the last attempt: steps: 4 -> 6"]
     assert any(line.startswith("resuming") and line.endswith("after step 4") for line in said)
-    rows = map(json.loads, (stored / "runs" / "old" / "metrics.jsonl").read_text().splitlines())
+    inputs = json.loads((before / "checkpoints/step_000004/manifest.json").read_text()).get("inputs")
+    assert any("has no digests of problems" in line for line in said) == (inputs is None)
     figures: dict[int, dict[str, float]] = {}
-    for row in rows:
+    for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
         figures.setdefault(row["step"], {}).update(row)
     assert sorted(figures) == list(range(7))
-    for step, expected in WENT_ON.items():
+    for step, expected in WENT_ON[stored.name].items():
         found = {name: figures[step].get(name) for name in expected}
         assert found == pytest.approx(expected, rel=1e-3), step
     written, older = ({name for step in steps for name in figures[step]} for steps in ((5, 6), (1, 2, 3, 4)))
-    assert "time/annotate" in older and written == older
-    check_names(stored / "runs" / "old", before)
+    assert "time/annotate" in older and not older - written
+    check_names(run, before)
+    assert json.loads((run / "run.json").read_text())["begun"] == pytest.approx(
+        json.loads((before / "logs" / "attempt_1" / "attempt.json").read_text())["started"], abs=60
+    )
     shown = " ".join(megasharp("runs", "show", "runs/old").split())
     for words in ("step 6 of 6", "1 to 4", "5 to 6", "complete, the best", "resets after step 3 (every 3 steps)"):
         assert words in shown, shown
     assert "response limits 8 after step 3" in shown
 
 
+@holding("runs/old")
+def test_what_is_stored_is_read_back(stored: Path, megasharp: Megasharp) -> None:
+    """Without training on: listed, drawn, compared, probed, and its weights as another folder."""
+    assert "old finished 4 of 4" in " ".join(megasharp("runs", "list").split())
+    megasharp("report", "runs/old")
+    page = (stored / "runs" / "old" / "report.html").read_text()
+    assert "cannot be read" not in page and "sum-" in page
+    evaluations = [f"runs/old/evals/step_00000{step}/dev.json" for step in (0, 4)]
+    compared = megasharp("eval", "--compare", *evaluations)
+    assert "problems whose success rate crosses 1/k" in compared
+    assert "step_000004.parquet" in megasharp("probe", "runs/old", "--suite", "dev.yaml")
+    megasharp("convert", "megatron-to-hf", "runs/old/checkpoints/step_000004", "hf")
+    megasharp("eval", "hf", "--suite", "dev.yaml", "--n", "4", "--k", "1,4")
+    (by_hand,) = (stored / "evals" / "old").rglob("dev.json")
+    again, then = (json.loads(path.read_text()) for path in (stored / "evals/hf/dev.json", by_hand))
+    assert again["pass_at_k"] == then["pass_at_k"] and again["tokens"] == then["tokens"]
+
+
+@holding("evals/old/step_000004/dev.json", "2026_11_24")
 def test_a_stored_evaluation_is_not_measured_again(stored: Path, megasharp: Megasharp) -> None:
     before = json.loads((stored / "evals/old/step_000004/dev.json").read_text())
     said = megasharp("eval", "runs/old", "--suite", "dev.yaml", "--n", "4", "--k", "1,4")
     assert "dev.json was measured before; figures are from its samples" in " ".join(said.split())
     after = json.loads((stored / "evals/old/step_000004/dev.json").read_text())
-    assert {name: value for name, value in after.items() if name not in STAMP} == before
+    assert before == {name: value for name, value in after.items() if name in before}
 
 
+@holding("megatron", "2026_11_24")
 def test_a_stored_megatron_folder_is_its_source_and_begins_a_run(stored: Path, megasharp: Megasharp) -> None:
     said = megasharp("convert", "verify", "model", "megatron", "--tokens", "8")
     assert said.splitlines()[-1] == "equal"
@@ -128,6 +173,7 @@ def test_a_stored_megatron_folder_is_its_source_and_begins_a_run(stored: Path, m
     assert again["reward/mean"] == first["reward/mean"]
 
 
+@holding("adapter", "2026_11_24")
 def test_stored_adapters_are_exported_merged_and_trained_on(stored: Path, megasharp: Megasharp) -> None:
     checkpoint = "runs/lora/checkpoints/step_000002"
     megasharp("convert", "megatron-to-peft", checkpoint, "again")
@@ -136,3 +182,9 @@ def test_stored_adapters_are_exported_merged_and_trained_on(stored: Path, megash
     megasharp("convert", "megatron-to-hf", checkpoint, "merged")
     assert (stored / "merged" / "model.safetensors").stat().st_size > 20_000
     assert "after step 2" in megasharp("train", "runs/lora/config.yaml", "--resume", "steps=3")
+
+
+@holding("runs/lora")
+def test_a_stored_run_of_adapters_goes_on_by_the_file_that_began_it(stored: Path, megasharp: Megasharp) -> None:
+    """Keys that are younger than the run have today's defaults then; those that changed are named, none is refused."""
+    assert "after step 2" in megasharp("train", "lora.yaml", "--resume", "steps=3")

@@ -26,6 +26,7 @@ from megasharp.convert.record import read_record, recorded_arguments
 from megasharp.evals.evaluate import Progress
 from megasharp.evals.probe import SCHEMA, read_responses, read_table
 from megasharp.evals.result_files import load_result, stored_figures
+from megasharp.metrics.response_table import read_table as read_rows
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page.responses import read_rollouts
 from megasharp.rollout.in_flight import Unfinished
@@ -103,6 +104,49 @@ READERS: dict[str, tuple[Path, Callable[[Path], None], Callable[[Path], object]]
     "unfinished": (CHECKPOINT / "rollouts.parquet", with_unfinished, lambda at: read_unfinished(at / CHECKPOINT)),
     "rollouts": (RUN / "rollouts/step_000001.parquet", table_later, lambda at: read_rollouts([read_run(at / RUN)])),
 }
+
+
+# Where the files of each kind lie in a folder of tests/stored, and who reads one.
+FILES: dict[Stored, tuple[str, Callable[[Path], object]]] = {
+    "checkpoint": ("runs/*/checkpoints/step_*/manifest.json", lambda path: read_manifest(path.parent)),
+    "conversion": ("*/conversion.json", lambda path: read_record(path.parent)),
+    "evaluation": ("**/evals/**/*.json", load_result),
+    "evaluation samples": (
+        "parts/*.samples/identity.json",
+        lambda path: Progress(path.parent, {"weights": "w"}).read("chunk_0"),
+    ),
+    "probe": ("runs/*/probe/*.parquet", lambda path: read_responses(path.parent)),
+    "rollouts": ("runs/*/rollout*/*.parquet", lambda path: read_rows(path, ["text"])),
+    "run": ("runs/*/config.yaml", lambda path: stored_config(path.parent)),
+    "unfinished rollouts": ("parts/rollouts.parquet", lambda path: read_unfinished(path.parent)),
+}
+
+
+def number_of(path: Path, kind: Stored) -> int:
+    """The format that a stored file has; a run's is in a file beside its configuration, from format 2 on."""
+    if path.suffix == ".parquet":
+        return read_table_stamp(path, kind, pq.read_schema(path).metadata)
+    path = path.with_name("run.json") if kind == "run" else path
+    return read_stamp(path, kind, json.loads(path.read_text()) if path.exists() else {})
+
+
+def unseen(kind: Stored, newest: int) -> set[int]:
+    """The formats of a kind of which no file is stored."""
+    return {*range(1, newest + 1)} - {number_of(path, kind) for path in STORED.glob(f"*/{FILES[kind][0]}")}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_files_of_every_format_are_stored(kind: Stored) -> None:
+    """tests/README.md says how to add the folder of a new number."""
+    assert unseen(kind, FORMATS[kind]) == set()
+    assert unseen(kind, FORMATS[kind] + 1) == {FORMATS[kind] + 1}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_stored_file_is_read(kind: Stored) -> None:
+    pattern, read = FILES[kind]
+    found = [read(path) for path in STORED.glob(f"*/{pattern}")]
+    assert len(found) >= FORMATS[kind] and all(content is not None and content != () for content in found)
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -47,6 +47,15 @@ def test_a_key_that_is_younger_than_the_run_had_its_default(tmp_path: Path) -> N
         check_resume(tmp_path, _config("data.stages=[{until: 3, max_response_tokens: 8}]"))
 
 
+def test_a_key_of_the_first_versions_that_did_nothing_is_left_out(tmp_path: Path) -> None:
+    """Runs until fc02a83 (2026-11-21) stored `recipe.dlc.memory.tp`, before there was DLC."""
+    path = _stored(tmp_path, "recipe.dlc.memory.path=memory") / "config.yaml"
+    tree = parse_yaml(path.read_text(), "stored")
+    tree["recipe"]["dlc"]["memory"]["tp"] = 1
+    path.write_text(yaml.safe_dump(tree))
+    assert check_resume(tmp_path, load_run(path)) == []
+
+
 def test_a_run_that_does_not_exist_yet_begins(tmp_path: Path) -> None:
     assert check_resume(tmp_path / "new", _config()) == []
 
