@@ -121,7 +121,8 @@ def test_copies_are_equal_and_a_flipped_bit_is_named(
     tmp_path: Path, name: str, bf16: bool, flips: list[str], overrides: dict[str, object]
 ) -> None:
     layout = LAYOUTS[name]
-    folder = save_model(tmp_path, "qwen3-tied")
+    # Its projections have biases, which tensor parallelism cuts.
+    folder = save_model(tmp_path, "qwen2-tied" if name == "tp2" else "qwen3-tied")
     (before, after, *said, mended), *others = run_ranks(layout.world, texts_of, folder, layout, bf16, flips, overrides)
     assert before is after is mended is None
     assert all(other == [before, after, *said, mended] for other in others)
