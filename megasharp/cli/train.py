@@ -11,6 +11,7 @@ import typer
 
 from megasharp.cli.options import Overrides, RunFile, RunsFolder
 from megasharp.common import output
+from megasharp.common.errors import RunFailed, one_line
 from megasharp.common.exit_codes import collect_as_usual, note
 
 
@@ -49,14 +50,18 @@ def train(
 
     typer.echo(describe(resolved))
     collect_as_usual()
-    folder = run_training(
-        resolved,
-        runs / resolved.config.name,
-        resume=resume,
-        allowed=allow_change or [],
-        say=typer.echo,
-        began=process_began(),
-    )
+    try:
+        folder = run_training(
+            resolved,
+            runs / resolved.config.name,
+            resume=resume,
+            allowed=allow_change or [],
+            say=typer.echo,
+            began=process_began(),
+        )
+    except BrokenPipeError as error:
+        # Typer takes it for a reader of the output that has gone, and would end without a word.
+        raise RunFailed(f"a process that the run had started is gone: {one_line(error)}") from error
     typer.echo(f"run folder: {folder}")
 
 

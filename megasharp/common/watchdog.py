@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from megasharp.common import signals
+from megasharp.common import output, signals
 from megasharp.common.errors import StageTimeout, UserError, one_line
 from megasharp.common.files import write_text
 from megasharp.common.stack_dumps import RankProcess, Report, at_fault, end, examine_all, read_process, unreachable
@@ -196,7 +196,9 @@ def _set_timer(budget: float | None, grace: float) -> None:
     if budget is None:
         faulthandler.cancel_dump_traceback_later()
     else:
-        faulthandler.dump_traceback_later(budget + grace + _TIMER_S, exit=True, file=2)
+        # Descriptor 2 of a run is its console.log: why it ended must be seen.
+        seen = output.error_stream() or 2
+        faulthandler.dump_traceback_later(budget + grace + _TIMER_S, exit=True, file=seen)
 
 
 def verdict(reports: Sequence[Report], missing: Sequence[int]) -> str:

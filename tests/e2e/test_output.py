@@ -14,6 +14,7 @@ from quickstart import REPOSITORY, Command
 from waiting import HANG_S
 
 from megasharp.checkpoint.run_folder import read_attempts
+from megasharp.cli.main import main
 
 
 def finished(command: Command, name: str, steps: int) -> str:
@@ -42,6 +43,25 @@ def test_a_reader_that_goes_after_a_line_does_not_end_the_run(command: Command, 
     log = finished(command, "a", 2)
     assert lines[0].startswith("model ") and "step 2/2" in log and "engine gap, nats" in log
     assert log.count("standard output cannot be written: Broken pipe") == 1
+
+
+def test_a_broken_pipe_inside_the_run_is_told_from_a_reader_that_is_gone(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typer ends a command whose reader is gone without a word."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("megasharp.trainer.run.train", broken)
+    monkeypatch.setattr("megasharp.trainer.resolve.devices.leave_gpus_alone", lambda _: None)
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(sys, "argv", ["megasharp", *command.train("name=a", "steps=1")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    line = "megasharp: a process that the run had started is gone: [Errno 32] Broken pipe\n"
+    assert capsys.readouterr().err == line
 
 
 @pytest.mark.long("runs")
