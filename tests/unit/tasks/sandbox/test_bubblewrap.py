@@ -16,7 +16,7 @@ from megasharp.common.errors import UserError
 from megasharp.common.records import Outcome
 from megasharp.tasks import code
 from megasharp.tasks.code import CallTest, CodeAnswer, CodeVerifier, StdinTest
-from megasharp.tasks.sandbox import bubblewrap
+from megasharp.tasks.sandbox import bubblewrap, programs
 from megasharp.tasks.sandbox.bubblewrap import open_sandbox
 from megasharp.tasks.sandbox.programs import Clock, End, Ran, Sandbox, run
 
@@ -52,6 +52,37 @@ def test_a_sandbox_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bubblewrap, "_ways", lambda _: [Sandbox((), sandbox.python, (), alone=False)])
     with pytest.raises(UserError, match=r"it sees other processes|it has a network"):
         open_sandbox("bubblewrap")
+
+
+@pytest.mark.long("sandbox")
+def test_a_bubblewrap_that_is_older_than_an_option_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An ordinary user's first way has the option, the second has not."""
+    real, program = shutil.which("bwrap"), tmp_path / "bwrap"
+    refuses = "for word; do case $word in --disable-userns) echo 'Unknown option' >&2; exit 1;; esac; done"
+    program.write_text(f'#!/bin/sh\n{refuses}\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda _: str(program))
+    assert "--disable-userns" not in open_sandbox("bubblewrap").prefix
+
+
+@pytest.mark.long("sandbox")
+def test_a_limit_on_memory_that_the_machine_does_not_keep_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = programs._limits
+
+    def all_but_memory(sandbox: Sandbox) -> dict[str, tuple[int, int]]:
+        return {name: each for name, each in limits(sandbox).items() if name != "RLIMIT_AS"}
+
+    monkeypatch.setattr(programs, "_limits", all_but_memory)
+    monkeypatch.setattr(bubblewrap, "own_folders", lambda: (Path("group"),))
+    bubblewrap._note_once.cache_clear()
+    open_sandbox("bubblewrap")
+    assert capsys.readouterr().err == "", "a group keeps it"
+    monkeypatch.setattr(bubblewrap, "own_folders", lambda: ())
+    open_sandbox("bubblewrap")
+    open_sandbox("bubblewrap")
+    assert capsys.readouterr().err.count("keeps no limit on a process's memory (RLIMIT_AS) and makes no cgroups") == 1
 
 
 @pytest.mark.long("sandbox")
