@@ -44,7 +44,11 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large
 
 def one_line(error: BaseException) -> str:
     """Return the error's text on one line, for messages that promise to be one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # a stranger's class may raise anything here
+        text = "its text cannot be made"
+    return " ".join(text.split()) or type(error).__name__
 
 
 def disk_is_full(error: BaseException) -> bool:

@@ -68,13 +68,15 @@ class Verdict:
     """A verifier's judgement of one response.
 
     Example: `Verdict(Outcome.CORRECT, 1.0, "(3+5)*(7-4)", "")`; a wrong one keeps its canonical answer too, so that
-    distinct answers can be counted.
+    distinct answers can be counted. `failure` is empty unless the verifier itself failed, which says nothing about the
+    response: its first line is the kind of failure, a traceback may follow.
     """
 
     outcome: Outcome
     reward: float
     canonical_answer: str | None = None
     detail: str = ""
+    failure: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

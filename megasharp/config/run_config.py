@@ -185,6 +185,15 @@ class GuardConfig(Section):
         "Stale responses are at a distance too, so set it well above what policy/engine_gap is in a sound run: 1 "
         "suits most. null: the run only warns.",
     )
+    reward_errors: float | None = Field(
+        default=0.05,
+        ge=0.0,
+        le=1.0,
+        description="Share of a step's responses whose reward may fail: the verifier or reward.function raises or "
+        "returns what is no reward, or reward.function takes too long or ends its process. A run that is above it in "
+        "3 steps in a row, or in one step with all responses, saves a checkpoint and stops. null: it never stops for "
+        "that, and failed responses count as reward 0.",
+    )
     spike_sigma: float | None = Field(
         default=6.0,
         gt=0.0,

@@ -47,6 +47,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
     - `reward/mean`: over responses without an infra failure; absent when every response failed that way.
     - `reward/outcome_<outcome>`: shares of all responses; the six add up to 1.
+    - `reward/errors`: share of the responses that came to a verifier, in which it failed; absent when none came to one.
     - `group/solved_all`, `group/solved_none`, `group/uniform` (all rewards equal, so no advantage): shares of
       groups.
     - `group/distinct_correct`: mean number of distinct canonical answers among a group's correct responses.
@@ -69,10 +70,13 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return {}
     outcomes = Counter(response.verdict.outcome for response in responses)
     rewards = [response.verdict.reward for response in _judged(responses)]
+    failed = [response for response in responses if response.verdict.failure]
+    tried = len(rewards) + sum(response.verdict.outcome is Outcome.INFRA for response in failed)
     reasons = Counter(group.dropped_reason for group in groups if group.dropped_reason is not None)
     return {
         **{f"reward/outcome_{outcome}": outcomes[outcome] / len(responses) for outcome in Outcome},
         **({"reward/mean": sum(rewards) / len(rewards)} if rewards else {}),
+        **({"reward/errors": len(failed) / tried} if tried else {}),
         **_answer_metrics(groups),
         "group/dropped": float(reasons.total()),
         **{f"group/dropped_{reason}": float(count) for reason, count in sorted(reasons.items())},

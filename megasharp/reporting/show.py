@@ -50,6 +50,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 # pass@k of one model varies by about a hundredth from seed to seed; less than this is no trend.
 _NOTICEABLE = 0.02
 _RECENT = 50
+_FEW_FAILURES = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,12 @@ def _entropy(history: RunHistory) -> Iterator[str]:
 
 def _steps(history: RunHistory) -> Iterator[str]:
     recent = history.training[-_RECENT:]
+    failed = [row.get("reward/errors") or 0.0 for row in recent]
+    share = max(sum(failed) / len(failed), failed[-1]) if failed else 0.0
+    if share > _FEW_FAILURES:
+        yield f"{share:.0%} of the last rewards failed, as logs/attempt_*/verifiers.log says; mend the reward first"
+        # What the other lines would say follows from that.
+        return
     limits = {
         "policy/skipped": (0.0, "of the last updates were left out (non-finite, or every group dropped)"),
         "rollout/truncated": (0.25, "of the last responses met the length limit; see data.stages"),

@@ -8,13 +8,15 @@ has judged them.
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from megasharp.common import signals
 from megasharp.common.errors import one_line
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
-from megasharp.common.signals import Stopped
+from megasharp.common.terminal import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +93,42 @@ class DirectJudge:
         return [verify(self.verifiers[item.task], item.text, item.answer) for item in items]
 
 
-def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
-    """Return the verifier's verdict; where it raised, ERROR with reward 0 and the exception's name and text.
+# Of what a verifier raised: characters of a line, and lines of a traceback, whose end says most.
+LONGEST_LINE = 500
+_MOST_LINES = 60
+# Frames of these modules come first in every traceback, and say nothing.
+_CALLERS = {__name__, "megasharp.tasks.own_reward", "megasharp.tasks.sandbox.worker"}
 
-    A signal that ends the command is no verdict: its `Stopped` passes through.
+
+def verify(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
+    """Return the verifier's verdict; where it raised, ERROR with reward 0, the exception and its traceback.
+
+    What ends the command is no verdict: a signal, and the error that another thread found, pass through.
     """
     try:
         return verifier(text, answer)
-    except Stopped:
+    except (signals.Stopped, signals.SaveAsked):
         raise
-    # A user's function may call sys.exit, which must not end the trainer.
-    except (Exception, SystemExit) as error:
-        return Verdict(Outcome.ERROR, 0.0, detail=f"{type(error).__name__}: {one_line(error)}")
+    # A user's function may call sys.exit or let a cancellation through, which must not end the trainer.
+    except BaseException as error:
+        if error is signals.failure():
+            raise
+        detail = visible(f"{type(error).__name__}: {one_line(error)}"[:LONGEST_LINE])
+        return Verdict(Outcome.ERROR, 0.0, detail=detail, failure=_failure(error))
+
+
+def _failure(error: BaseException) -> str:
+    """Return the exception's type and line of code, then its traceback from the verifier's own first frame, if any."""
+    own = last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    while own is not None and own.tb_frame.f_globals.get("__name__") in _CALLERS:
+        own = own.tb_next
+    place = "" if last is None else f" at {last.tb_frame.f_code.co_filename}:{last.tb_lineno}"
+    kind = f"{type(error).__name__}{place}"
+    if own is None:
+        return visible(kind)
+    lines = "".join(traceback.format_exception(type(error), error, own)).splitlines()
+    # Without the lines that only mark a part of the line above.
+    said = [line[:LONGEST_LINE] for line in lines if line.strip(" ^~")][-_MOST_LINES:]
+    return visible("\n".join((kind, *said)))

@@ -1,8 +1,11 @@
 """A user's own reward: a Python function that is named by its path, checked before a run starts.
 
 The function takes a response's text and the problem's answer, a record of the task's, and returns a Verdict or a
-number. Worker processes are sent its path; each imports the function for itself, so its module must be importable
-there: installed, or in a folder of PYTHONPATH.
+number: Python's, or a bool or one number of numpy or torch, none of which is imported for it. Verdicts are made plain
+here, before they leave the process.
+
+Worker processes are sent its path; each imports the function for itself, so its module must be importable there:
+installed, or in a folder of PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -11,19 +14,26 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from importlib import import_module
 from numbers import Real
+from reprlib import repr as short_repr
 from typing import get_type_hints
 
 from megasharp.common.errors import UserError, one_line
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
+from megasharp.tasks.judge import LONGEST_LINE
 
 # The task of training prompts that a user's function judges; evaluations keep the verifier of their own task.
 OWN_TASK = "own"
 FULL_REWARD = 1.0
 
 OwnFunction = Callable[[str, TaskAnswer], Verdict | float]
+
+
+class UnusableReward(ValueError):
+    """A return value that is no reward; the message begins with "returned"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +47,62 @@ class OwnReward:
 
     def __call__(self, text: str, answer: TaskAnswer) -> Verdict:
         """Return the function's verdict; `verdict_of` makes one of a number. The function's exceptions pass through."""
-        return verdict_of(find_function(self.path)(text, answer), self.path)
+        return verdict_of(find_function(self.path)(text, answer))
 
 
-def verdict_of(returned: object, path: str) -> Verdict:
-    """Return a Verdict as it is; of a number, CORRECT where it is at least 1, else WRONG, with that reward.
+def verdict_of(returned: object) -> Verdict:
+    """Return a Verdict with plain fields; of a number, CORRECT where it is at least 1, else WRONG, with that reward.
 
-    Raises ValueError for anything else, and for a reward that is not finite.
+    Raises UnusableReward for anything else, and for a reward that is not finite.
 
-    Example: `verdict_of(0.5, "mine:half")` is `Verdict(Outcome.WRONG, 0.5)`.
+    Example: `verdict_of(0.5)` is `Verdict(Outcome.WRONG, 0.5)`.
     """
     if isinstance(returned, Verdict):
-        _finite(returned.reward, path)
-        return returned
-    if isinstance(returned, bool) or not isinstance(returned, Real):
-        raise ValueError(f"reward.function {path} returned {type(returned).__name__}, neither a Verdict nor a number")
-    reward = _finite(float(returned), path)
-    return Verdict(Outcome.CORRECT if reward >= FULL_REWARD else Outcome.WRONG, reward)
+        return _plain(returned)
+    if returned is None:
+        raise UnusableReward("returned None; every response needs a number or a Verdict")
+    reward = _number(returned)
+    if reward is None:
+        raise UnusableReward(f"returned {_shown(returned)}, neither a number nor a Verdict")
+    return Verdict(Outcome.CORRECT if reward >= FULL_REWARD else Outcome.WRONG, _finite(reward))
 
 
-def _finite(reward: float, path: str) -> float:
+def _plain(verdict: Verdict) -> Verdict:
+    """Return the verdict with fields of Python's own types, which JSON and tables hold."""
+    reward = _number(verdict.reward)
+    if reward is None:
+        raise UnusableReward(f"returned a Verdict whose reward is {_shown(verdict.reward)}, not a number")
+    try:
+        outcome = Outcome(verdict.outcome)
+    except ValueError:
+        raise UnusableReward(f"returned a Verdict whose outcome is {_shown(verdict.outcome)}, not an Outcome") from None
+    answer, detail = verdict.canonical_answer, verdict.detail
+    for name, text in (("canonical_answer", answer), ("detail", detail)):
+        if not isinstance(text, str | None):
+            raise UnusableReward(f"returned a Verdict whose {name} is {_shown(text)}, not a text")
+    return Verdict(outcome, _finite(reward), None if answer is None else str(answer), str(detail or "")[:LONGEST_LINE])
+
+
+def _number(value: object) -> float | None:
+    """Return one number of any library as a float, None for what is none."""
+    if not isinstance(value, Real | Decimal):
+        # One number of numpy, torch or jax; of several it raises.
+        item = getattr(value, "item", None)
+        try:
+            value = item() if callable(item) else None
+        except Exception:
+            return None
+    return float(value) if isinstance(value, Real | Decimal) else None
+
+
+def _finite(reward: float) -> float:
     if not math.isfinite(reward):
-        raise ValueError(f"reward.function {path} returned the reward {reward}, which nothing can learn from")
-    return float(reward)
+        raise UnusableReward(f"returned the reward {reward}, which nothing can learn from")
+    return reward
+
+
+def _shown(value: object) -> str:
+    return f"{short_repr(value)} ({type(value).__name__})"
 
 
 @lru_cache(maxsize=8)
@@ -105,7 +148,7 @@ def _check_annotations(found: Callable[..., object], path: str) -> None:
     except (NameError, TypeError, AttributeError):
         return
     returned: object = hints.pop("return", Real)
-    if isinstance(returned, type) and (returned is bool or not issubclass(returned, Verdict | Real)):
+    if isinstance(returned, type) and not (issubclass(returned, Verdict | Real | Decimal) or hasattr(returned, "item")):
         raise UserError(
             f"reward.function: {path} says it returns {returned.__name__}; it must return a Verdict or a number"
         )

@@ -24,7 +24,7 @@ from megasharp.trainer.factories import Learners, make_learners
 from megasharp.trainer.loop import Phases
 from megasharp.trainer.placement import Placement, open_placement
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
-from megasharp.trainer.reward_judge import RewardJudge, judged_tasks
+from megasharp.trainer.reward_judge import TRIED_ROWS, RewardJudge, judged_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,14 @@ def assemble(
         placement = open_placement(resolved)
         stack.callback(placement.close)
         stack.enter_context(watch_over(resolved, placement, folder, attempt, clock))
-        # Engines first: those that share devices with learners sleep when they have started, which makes room.
-        serving = open_serving(resolved, placement, folder.root, folder.logs, note)
-        stack.callback(serving.close)
+        # A reward that does not work is found before anything large is loaded.
         tasks = judged_tasks(resolved.config, resolved.suites)
         judge = RewardJudge(resolved.config.reward, tasks, folder.logs / "verifiers.log", say)
         stack.callback(judge.close)
+        judge.try_function([item for item, _ in resolved.prompts.prompts[:TRIED_ROWS]])
+        # Engines before learners: those that share devices sleep when they have started, which makes room.
+        serving = open_serving(resolved, placement, folder.root, folder.logs, note)
+        stack.callback(serving.close)
         learners = make_learners(resolved, placement, folder.logs)
         stack.callback(learners.policy.close)
     prompts = restore(resolved, checkpoints, learners, clock)

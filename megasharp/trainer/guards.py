@@ -8,7 +8,7 @@ decided by the driver on the whole step, so all ranks leave the same responses o
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -30,15 +30,40 @@ class StopReason:
     remedy: str
 
 
-class Guards:
-    """Applies the limits of `guard` that end a run; one object sees all steps of an attempt."""
+# Some failures in a step are chance; in so many steps in a row they are not.
+_FAILING_STEPS = 3
 
-    def __init__(self, limits: GuardConfig) -> None:
+
+class Guards:
+    """Applies the limits of `guard` that end a run; one object sees all steps of an attempt.
+
+    `failed_rewards` says how many rewards failed, and how the first did.
+    """
+
+    def __init__(self, limits: GuardConfig, failed_rewards: Callable[[], str] = str) -> None:
         self._limits = limits
+        self._failed_rewards = failed_rewards
+        self._failing_steps = 0
 
     def after_step(self, skipped_in_a_row: int, values: Mapping[str, float]) -> StopReason | None:
         """Return why the run must end after this step, if it must; `values` are the step's metrics."""
-        return self._not_applied(skipped_in_a_row) or self._engine_gap(values)
+        # A reward that fails makes gradients vanish too, so it is the cause to name.
+        return self._reward_errors(values) or self._not_applied(skipped_in_a_row) or self._engine_gap(values)
+
+    def _reward_errors(self, values: Mapping[str, float]) -> StopReason | None:
+        limit, share = self._limits.reward_errors, values.get("reward/errors", 0.0)
+        every = share >= 1.0
+        if limit is None or (share <= limit and not every):
+            self._failing_steps = 0
+            return None
+        self._failing_steps += 1
+        if self._failing_steps < _FAILING_STEPS and not every:
+            return None
+        where = "every response of a step" if every else f"{share:.1%} of a step's responses, the third step in a row"
+        return StopReason(
+            f"the reward failed on {where} (guard.reward_errors is {limit:g}): {self._failed_rewards()}",
+            "mend the reward, then continue with --resume",
+        )
 
     def needs(self, asked: Needs) -> Needs:
         """Return the passes before the update: those asked for, and the one whose log-probs the filter compares."""

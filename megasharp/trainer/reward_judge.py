@@ -6,26 +6,36 @@ Here is decided where responses are judged; the verifiers themselves are `tasks/
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 
-from megasharp.common.errors import UserError
-from megasharp.common.records import Outcome, Verdict
+from megasharp.common.errors import RunFailed, UserError
+from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.config.data import RewardConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.evals.suites import Suite
 from megasharp.tasks.judge import DirectJudge, Item, Judge, TaskItem
 from megasharp.tasks.own_reward import OWN_TASK, find_function
 from megasharp.tasks.sandbox.bubblewrap import RISK, open_sandbox
-from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool
+from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool, how_ended
 from megasharp.tasks.table import make_verifiers, rows_of
 from megasharp.trainer.resolve.models import training_task
 
 MOST_WORKERS = 4
+# Rows on which a user's function is called before a run starts.
+TRIED_ROWS = 2
 # A program is ended before its worker is, which is for what hangs otherwise.
 _PROGRAMS_SHARE = 0.9
+# Lines of a traceback on the console; characters of its end on one line; kinds of failures that are told apart.
+_SHOWN_LINES = 8
+_ONE_LINE = 600
+_MOST_KINDS = 50
 
 
 class RewardJudge:
@@ -49,10 +59,13 @@ class RewardJudge:
         workers = workers_for(reward, tasks)
         if workers > 0:
             self._pool = VerifierPool(partial(make, preload=True), verifiers.keys(), workers, reward.timeout_s, log=log)
-        self.judge: Judge = LoggingJudge(self._pool or DirectJudge(verifiers), say)
+        self._function = reward.function
+        self._log = log
+        self.judge = LoggingJudge(self._pool or DirectJudge(verifiers), say, log)
 
     def take(self) -> dict[str, float]:
         """Return what happened to workers since the last call, by metric name; nothing without a pool."""
+        self.judge.write_counts()
         if self._pool is None:
             return {}
         counts = self._pool.counts
@@ -60,22 +73,53 @@ class RewardJudge:
         self._taken = counts
         return {f"reward/{name}": float(now[name] - before[name]) for name in now}
 
+    def blame(self) -> str:
+        """Return how many rewards failed and how the first did, in a clause; empty where none failed."""
+        where = f" (traceback in {self._log})" if self._log else ""
+        return f"{self.judge.failures} failed since the start, the first with {self.judge.first}{where}"
+
+    def try_function(self, rows: Sequence[TaskItem]) -> None:
+        """Call the user's function, where there is one, on these rows with made-up responses.
+
+        Raises UserError where it gives no reward for one of them, RunFailed where something killed its process.
+        """
+        asked = [(row, text) for row in rows for text in made_up_responses(row.answer)] if self._function else []
+        verdicts = self.judge.verdicts([Item(OWN_TASK, text, row.answer) for row, text in asked])
+        for (row, text), verdict in zip(asked, verdicts, strict=True):
+            if not verdict.failure:
+                continue
+            where = f"more in {self._log}" if self._log else "more above"
+            line = (
+                f"reward.function: {self._function} gives no reward for row {row.id} of {row.source} and the made-up "
+                f"response {text!r}: {self.judge.first}; {where}"
+            )
+            killed = verdict.outcome is Outcome.INFRA and how_ended(-signal.SIGKILL) in verdict.detail
+            raise RunFailed(line) if killed else UserError(line)
+
     def close(self) -> None:
         """End the workers."""
+        self.judge.write_counts()
         if self._pool is not None:
             self._pool.close()
 
 
 class LoggingJudge:
-    """A judge that reports, once each, why a user's own reward failed and why a response could not be judged.
+    """A judge that reports failures of verifiers: the first of each kind in full, later ones by their number.
 
-    Without that, both are only counted in the metrics, and a run in which nothing else happens trains to its end.
+    A kind is an exception's type and its line of code. Its first one goes to `say` with the end of its traceback, and
+    whole to the file `log`. Of the `failure` of a verdict, its kind is left, or nothing where it does not count as one.
+    `failures` counts those that do, and `first` is the end of the first one's traceback on one line.
     """
 
-    def __init__(self, judge: Judge, say: Callable[[str], None]) -> None:
+    def __init__(self, judge: Judge, say: Callable[[str], None], log: Path | None) -> None:
         self._judge = judge
         self._say = say
-        self._reported: set[Outcome] = set()
+        self._log = log
+        self._lock = threading.Lock()
+        self._seen: Counter[str] = Counter()
+        self._unwritten: Counter[str] = Counter()
+        self.failures = 0
+        self.first = ""
 
     @property
     def tasks(self) -> Collection[str]:
@@ -84,18 +128,70 @@ class LoggingJudge:
 
     def verdicts(self, items: Sequence[Item]) -> list[Verdict]:
         """Return one for each item, in order."""
-        verdicts = self._judge.verdicts(items)
-        for item, verdict in zip(items, verdicts, strict=True):
-            if verdict.outcome is Outcome.INFRA:
-                self._report(verdict, "a response could not be judged and is left out")
-            elif verdict.outcome in (Outcome.ERROR, Outcome.TIMEOUT) and item.task == OWN_TASK:
-                self._report(verdict, "reward.function fails on a response, which gets reward 0")
-        return verdicts
+        return [self._noted(item, verdict) for item, verdict in zip(items, self._judge.verdicts(items), strict=True)]
 
-    def _report(self, verdict: Verdict, what: str) -> None:
-        if verdict.outcome not in self._reported:
-            self._reported.add(verdict.outcome)
-            self._say(f"{what} ({verdict.detail}); reported once, counted as outcome_{verdict.outcome}")
+    def write_counts(self) -> None:
+        """Write to the log how many more failures there were of each kind since the last call."""
+        with self._lock:
+            lines = [f"{count} more: {kind}\n" for kind, count in self._unwritten.items()]
+            self._unwritten.clear()
+        self._write("".join(lines))
+
+    def _noted(self, item: Item, verdict: Verdict) -> Verdict:
+        """Report the verdict's failure; return it with what counts as one, shortened."""
+        own = item.task == OWN_TASK
+        if not verdict.failure and verdict.outcome is not Outcome.INFRA:
+            return verdict
+        # A response may be too much for a task's own verifier, which then works as it should.
+        counts = bool(verdict.failure) and (own or verdict.outcome is Outcome.ERROR)
+        kind, _, trace = (verdict.failure or verdict.detail).partition("\n")
+        if counts or verdict.outcome is Outcome.INFRA:
+            self._report(kind, trace, verdict, own, counts)
+        return replace(verdict, failure=kind if counts else "")
+
+    def _report(self, kind: str, trace: str, verdict: Verdict, own: bool, counts: bool) -> None:
+        with self._lock:
+            self.failures += counts
+            if len(self._seen) >= _MOST_KINDS and kind not in self._seen:
+                kind = "of other kinds"
+            self._seen[kind] += 1
+            if self._seen[kind] > 1:
+                self._unwritten[kind] += 1
+                return
+            whole = trace or verdict.detail
+            if counts and not self.first:
+                self.first = _last_frame(whole)
+        who = "reward.function" if own else "a verifier"
+        what = "a response could not be judged and is left out" if verdict.outcome is Outcome.INFRA else f"{who} fails"
+        metric = "reward/errors" if counts else f"reward/outcome_{verdict.outcome}"
+        shown = "".join(f"\n    {line}" for line in trace.splitlines()[-_SHOWN_LINES:])
+        self._say(f"{what} ({verdict.detail}); more of the kind are only counted, in {metric}{shown}")
+        self._write(f"{what} ({kind})\n{whole}\n")
+
+    def _write(self, text: str) -> None:
+        # A full disk is reported by who must write.
+        with suppress(OSError):
+            if self._log is not None and text:
+                with self._log.open("a", encoding="utf-8", errors="replace") as log:
+                    log.write(text)
+
+
+def _last_frame(trace: str) -> str:
+    """Return a traceback's last frame and the exception on one line.
+
+    Example: `File "mine.py", line 2, in brief: return 1 / 0: ZeroDivisionError: division by zero`.
+    """
+    lines = [line.strip() for line in trace.splitlines()]
+    frames = [number for number, line in enumerate(lines) if line.startswith('File "')]
+    return ": ".join(lines[frames[-1] if frames else 0 :])[:_ONE_LINE]
+
+
+def made_up_responses(answer: TaskAnswer) -> Iterator[str]:
+    """Yield responses that a policy might give: nothing, plain words, and the answer where that is a text or number."""
+    yield ""
+    yield "These are words without an answer."
+    values = [getattr(answer, field.name) for field in fields(answer)]
+    yield from [str(value) for value in values if isinstance(value, str | int | float) and value != ""][:1]
 
 
 def judged_tasks(config: RunConfig, suites: Sequence[Suite]) -> set[str]:

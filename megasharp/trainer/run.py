@@ -241,7 +241,7 @@ class _Run:
             sync=self.parts.sync,
             phases=self.parts.phases,
             clock=self.clock,
-            guards=Guards(self.resolved.config.guard),
+            guards=Guards(self.resolved.config.guard, self.parts.judge.blame),
             check_replicas=self.replicas.after_step,
             after_step=self._after_step,
             checkpoint=self.saver.save,

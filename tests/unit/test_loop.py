@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
+from cases import each_case
 from torch import Tensor
 
 from megasharp.algos.base import Needs
@@ -30,7 +31,7 @@ from megasharp.common.records import (
     Verdict,
     VersionSpan,
 )
-from megasharp.config.run_config import RunConfig
+from megasharp.config.run_config import GuardConfig, RunConfig
 from megasharp.metrics.clock import StageClock
 from megasharp.rollout.step_request import Collected, PromptSource, StepRequest
 from megasharp.trainer import loop
@@ -161,7 +162,7 @@ def _run(
         sync=stand_in,
         phases=stand_in,
         clock=clock or StageClock(),
-        guards=Guards(config.guard),
+        guards=Guards(config.guard, lambda: "7 failed"),
         check_replicas=stand_in.check_replicas,
         after_step=stand_in.after_step,
         checkpoint=stand_in.checkpoint,
@@ -279,6 +280,26 @@ def test_an_engine_that_samples_another_policy_stops_the_run_with_one_checkpoint
         with pytest.raises(TrainingStopped, match=line):
             _run(stand_in, _config(6, engine_gap_stop=1.0))
         assert stand_in.saved == [(4, 0)] * (step > 4) + [(step, 0)]
+
+
+@each_case(
+    ("shares", "limit", "stops"),
+    [
+        ([0.0, 1.0], 0.05, "2: the reward failed on every response of a step"),
+        ([1.0], 1.0, "1: the reward failed on every response"),
+        ([0.1, 0.06, 0.2], 0.05, "3: the reward failed on 20.0% of a step's responses, the third step in a row"),
+        ([0.1, 0.1, 0.05, 0.1, 0.1, 0.0], 0.05, None),
+        ([0.5, 0.5, 0.5, 1.0], None, None),
+        ([0.5, 0.5, 0.5], 0.6, None),
+    ],
+)
+def test_rewards_that_fail_stop_the_run(shares: list[float], limit: float | None, stops: str | None) -> None:
+    guards = Guards(GuardConfig(reward_errors=limit), lambda: "7 failed")
+    reasons = [guards.after_step(0, {"reward/errors": share}) for share in shares]
+    found = [f"{step}: {reason.cause}" for step, reason in enumerate(reasons, 1) if reason is not None]
+    assert len(found) == (stops is not None)
+    if stops is not None:
+        assert found[0].startswith(stops) and found[0].endswith(f"(guard.reward_errors is {limit:g}): 7 failed")
 
 
 def test_no_gap_stops_a_run_that_was_not_asked_to() -> None:

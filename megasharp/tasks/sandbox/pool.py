@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -23,10 +24,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from megasharp.common import signals
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Outcome, Verdict
 from megasharp.tasks.judge import Item
-from megasharp.tasks.sandbox.worker import MakeVerifiers, PeerGone, decode, receive, send
+from megasharp.tasks.sandbox.worker import OUT_OF_MEMORY, MakeVerifiers, PeerGone, decode, receive, send
 
 # Importing takes seconds, on a busy machine many.
 _START_S = 300.0
@@ -58,16 +59,16 @@ class Worker:
         """Close the socket, by which an idle worker ends."""
         self._peer.close()
 
-    def end(self) -> None:
-        """End it at once, with everything that it has started."""
+    def end(self) -> int | None:
+        """End it at once, with everything that it has started; returns how it ended, as far as that is known."""
         self._peer.close()
-        self._zygote.kill(self.number)
+        return self._zygote.kill(self.number)
 
 
 class Zygote:
     """The clean process (`worker.py`) that workers come from; its output goes to `log`, or nowhere.
 
-    Raises UserError where the verifiers cannot be made there.
+    Raises UserError where the verifiers cannot be made there, RunFailed where something killed it meanwhile.
     """
 
     def __init__(self, make: MakeVerifiers, memory_mb: int, log: Path | None) -> None:
@@ -77,10 +78,15 @@ class Zygote:
             deadline = time.monotonic() + _START_S
             send(self._peer, pickle.dumps((make, memory_mb)), deadline)
             refusal = receive(self._peer, deadline).decode()
-        except (PeerGone, TimeoutError) as error:
+        except TimeoutError as error:
+            self.close(wait_s=0.0)
+            raise RunFailed(_not_started(f"has not started in {_START_S:g} s", log)) from error
+        except PeerGone as error:
             self.close()
-            where = f"; its log is {log}" if log else ""
-            raise UserError(f"reward.workers: the process that workers come from did not start{where}") from error
+            code = self._process.returncode
+            # A process that is killed may start the next time; one that ended itself cannot import what it needs.
+            kind = RunFailed if code < 0 else UserError
+            raise kind(_not_started(f"ended while it started ({how_ended(code)})", log)) from error
         if refusal:
             self.close()
             raise UserError(f"reward.workers: the verifiers could not be made in a worker process: {refusal}")
@@ -103,21 +109,41 @@ class Zygote:
                 ours.close()
                 raise PeerGone(str(error)) from error
 
-    def kill(self, number: int) -> None:
-        """End a worker, and everything that it has started; with this process its workers have ended anyway."""
+    def kill(self, number: int) -> int | None:
+        """End a worker, and everything that it has started; with this process its workers have ended anyway.
+
+        Returns the worker's exit code, or minus the number of the signal that ended it; None where nobody knows.
+        """
         with self._lock, suppress(PeerGone, OSError):
             deadline = time.monotonic() + _ORDER_S
             send(self._peer, b"kill %d" % number, deadline)
-            receive(self._peer, deadline)
+            return int(receive(self._peer, deadline))
+        return None
 
-    def close(self) -> None:
+    def close(self, wait_s: float = _END_S) -> None:
         """End it, and with it all workers."""
         self._peer.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+            self._process.wait(wait_s)
             return
         self._process.kill()
         self._process.wait()
+
+
+def how_ended(code: int | None) -> str:
+    """Return a process's end in words, from its exit code or minus the number of a signal.
+
+    Example: `how_ended(-9)` is "killed by SIGKILL".
+    """
+    if code is None:
+        return "nobody knows how"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"killed by {names.get(-code, f'signal {-code}')}"
+
+
+def _not_started(what: str, log: Path | None) -> str:
+    where = f"; its log is {log}" if log else ""
+    return f"reward.workers: the process that workers come from {what}{where}"
 
 
 def _start(log: Path | None) -> tuple[subprocess.Popen[bytes], socket.socket]:
@@ -157,10 +183,10 @@ class VerifierPool:
     """A `Judge` with `workers` processes; `make` gives the verifiers, in a process of its own.
 
     An item has `timeout_s` seconds of wall time, after which it is TIMEOUT. One whose worker dies is judged once more
-    by a new one, and is INFRA when that dies too. `memory_mb` is what a worker may take beyond what it starts with.
-    Workers end with this process however it ends.
+    by a new one, and is INFRA when that dies too. Both are failures, of the verifier or of this machine. `memory_mb` is
+    what a worker may take beyond what it starts with. Workers end with this process however it ends.
 
-    Raises UserError where the verifiers cannot be made.
+    Raises UserError where the verifiers cannot be made, RunFailed where their process is killed.
     """
 
     def __init__(
@@ -176,6 +202,7 @@ class VerifierPool:
         assert workers > 0
         self._tasks = tasks
         self._timeout_s = timeout_s
+        self._memory_mb = memory_mb
         self._make_zygote: Callable[[], Zygote] = lambda: Zygote(make, memory_mb, log)
         self._lock = threading.Lock()
         self._counts = PoolCounts()
@@ -225,6 +252,7 @@ class VerifierPool:
 
     def _judge(self, item: Item) -> Verdict:
         worker = self._idle.get()
+        ended: int | None = None
         try:
             for attempt in range(_TRIES):
                 try:
@@ -235,16 +263,21 @@ class VerifierPool:
                     worker = None
                     self._count(killed=1)
                     # Not judged again: a verifier that hangs on an item hangs on it twice.
-                    return Verdict(Outcome.TIMEOUT, 0.0, detail=f"no verdict in {self._timeout_s:g} s")
+                    late = f"no verdict in {self._timeout_s:g} s"
+                    return Verdict(Outcome.TIMEOUT, 0.0, detail=late, failure=late)
                 except PeerGone:
-                    _end(worker)
+                    ended = _end(worker)
                     worker = None
                     if self._closed:
                         raise CancelledError from None
                     self._count(died=1, retried=int(attempt + 1 < _TRIES))
-            return Verdict(Outcome.INFRA, 0.0, detail=f"its worker process died {_TRIES} times")
+            died = f"its worker process died {_TRIES} times: {self._in_words(ended)}"
+            return Verdict(Outcome.INFRA, 0.0, detail=died, failure=died)
         finally:
             self._idle.put(worker)
+
+    def _in_words(self, ended: int | None) -> str:
+        return f"out of its {self._memory_mb} MB of memory" if ended == OUT_OF_MEMORY else how_ended(ended)
 
     def _new_worker(self) -> Worker:
         """Fork a worker; the first thread that finds the zygote lost puts another one in its place."""
@@ -267,7 +300,6 @@ class VerifierPool:
             self._counts = PoolCounts(was.killed + killed, was.died + died, was.retried + retried)
 
 
-def _end(worker: Worker | None) -> None:
-    """End a worker, where there is one."""
-    if worker is not None:
-        worker.end()
+def _end(worker: Worker | None) -> int | None:
+    """End a worker, where there is one; returns how it ended, as far as that is known."""
+    return None if worker is None else worker.end()

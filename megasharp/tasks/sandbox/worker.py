@@ -88,7 +88,7 @@ def _limit(peer: socket.socket, deadline: float | None) -> None:
 
 _MEGABYTE = 2**20
 # A worker that has met its memory limit is in no state to go on.
-_OUT_OF_MEMORY = 9
+OUT_OF_MEMORY = 9
 
 
 def work(peer: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int, parent: int) -> None:
@@ -110,7 +110,7 @@ def work(peer: socket.socket, verifiers: Mapping[str, Verifier], memory_mb: int,
         except PeerGone:
             return
         except MemoryError:
-            os._exit(_OUT_OF_MEMORY)
+            os._exit(OUT_OF_MEMORY)
 
 
 def _verdict(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
@@ -118,21 +118,21 @@ def _verdict(verifier: Verifier, text: str, answer: TaskAnswer) -> Verdict:
         try:
             return verifier(text, answer)
         except MemoryError:
-            os._exit(_OUT_OF_MEMORY)
+            os._exit(OUT_OF_MEMORY)
 
     return verify(unless_out_of_memory, text, answer)
 
 
 def encode(verdict: Verdict) -> bytes:
     """Write a verdict as a message."""
-    fields = [verdict.outcome.value, verdict.reward, verdict.canonical_answer, verdict.detail]
+    fields = [verdict.outcome.value, verdict.reward, verdict.canonical_answer, verdict.detail, verdict.failure]
     return json.dumps(fields).encode()
 
 
 def decode(message: bytes) -> Verdict:
     """Read a verdict from a message."""
-    outcome, reward, canonical, detail = json.loads(message)
-    return Verdict(Outcome(outcome), reward, canonical, detail)
+    outcome, reward, canonical, detail, failure = json.loads(message)
+    return Verdict(Outcome(outcome), reward, canonical, detail, failure)
 
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -151,8 +151,9 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with suppress(PeerGone):
-        make, memory_mb = pickle.loads(receive(driver))
+        order = receive(driver)
         try:
+            make, memory_mb = pickle.loads(order)
             verifiers = make()
         except Exception as error:
             send(driver, f"{type(error).__name__}: {one_line(error)}".encode())
@@ -180,8 +181,7 @@ class _Zygote:
                 if order == b"fork":
                     send(self._driver, str(self._fork()).encode())
                 else:
-                    self._kill(int(order.split()[1]))
-                    send(self._driver, b"")
+                    send(self._driver, str(self._kill(int(order.split()[1]))).encode())
         finally:
             for worker in list(self._workers):
                 self._kill(worker)
@@ -201,18 +201,22 @@ class _Zygote:
         self._workers.add(worker)
         return worker
 
-    def _kill(self, worker: int) -> None:
-        """End a worker with its process group, then all orphans that have come to this process."""
+    def _kill(self, worker: int) -> int:
+        """End a worker with its process group, then all orphans that have come to this process.
+
+        Returns its exit code, or minus the number of the signal that ended it; its own where it had ended before.
+        """
         with suppress(ProcessLookupError):
             os.killpg(worker, signal.SIGKILL)
         with suppress(ProcessLookupError):
             # It may not have a group of its own yet.
             os.kill(worker, signal.SIGKILL)
-        os.waitpid(worker, 0)
+        _, status = os.waitpid(worker, 0)
         self._workers.discard(worker)
         deadline = time.monotonic() + _GONE_S
         while self._sweep() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
+        return os.waitstatus_to_exitcode(status)
 
     def _sweep(self) -> bool:
         """End the orphans that there are now; returns True where there were some."""

@@ -70,6 +70,21 @@ def test_infra_failures_do_not_touch_rewards_or_groups(make_response, make_group
     assert figures["reward/outcome_infra"] == pytest.approx(3 / 5)
 
 
+def test_verifiers_that_fail_are_a_share_of_what_came_to_one(make_response, make_group):
+    def failed(outcome):
+        response = make_response(outcome)
+        return dataclasses.replace(
+            response, verdict=dataclasses.replace(response.verdict, failure="ValueError at mine.py:3")
+        )
+
+    right, aborted = make_response(Outcome.CORRECT), make_response(Outcome.INFRA)
+    program = make_response(Outcome.ERROR)
+    groups = [make_group(right, program, aborted), make_group(failed(Outcome.ERROR), failed(Outcome.INFRA))]
+    assert group_metrics(groups)["reward/errors"] == 2 / 4
+    assert group_metrics([make_group(right, program)])["reward/errors"] == 0.0
+    assert "reward/errors" not in group_metrics([make_group(aborted)])
+
+
 def test_all_infra_has_no_mean_reward(make_response, make_group):
     figures = group_metrics([make_group(make_response(Outcome.INFRA))])
     assert "reward/mean" not in figures

@@ -223,6 +223,12 @@ def test_steps_that_teach_little_are_told(run: Folder, figures: dict[str, float]
     assert warnings(read_run(run.rows(steps(1, 3, **dict.fromkeys(figures, 0.0))).root)) == []
 
 
+def test_a_reward_that_fails_is_the_cause_to_name(run: Folder) -> None:
+    rows = [*steps(1, 60), *steps(61, 61, **{"reward/errors": 1.0, "group/zero_advantage": 1.0, "policy/skipped": 1.0})]
+    (line,) = warnings(read_run(run.config().rows(rows).root))
+    assert line.startswith("100% of the last rewards failed, as logs/attempt_*/verifiers.log says")
+
+
 def test_entropy_that_is_gone_is_told(run: Folder) -> None:
     rows = [{"step": step, "entropy/policy": value} for step, value in ((1, 1.0), (2, 0.09))]
     assert "less than a tenth" in warnings(read_run(run.config().rows(rows).root))[0]

@@ -6,16 +6,24 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from verdict_limits import limit_only
 
-from megasharp.common.errors import UserError
-from megasharp.common.records import Outcome
+from megasharp.common.errors import RunFailed, UserError
+from megasharp.common.records import Outcome, TaskAnswer
+from megasharp.common.terminal import visible
 from megasharp.config.data import RewardConfig
 from megasharp.tasks.countdown import CountdownAnswer
 from megasharp.tasks.judge import Item, TaskItem
 from megasharp.tasks.math import MathAnswer
 from megasharp.tasks.table import make_verifiers
-from megasharp.trainer.reward_judge import RewardJudge, check_judging, training_items, workers_for
+from megasharp.trainer.reward_judge import (
+    RewardJudge,
+    check_judging,
+    made_up_responses,
+    training_items,
+    workers_for,
+)
 
 ANSWER = CountdownAnswer((1, 2), 3)
 ITEM = TaskItem("a", "countdown", "1 2=3:", ANSWER, "train.jsonl")
@@ -41,19 +49,31 @@ def test_training_is_judged_by_the_function_and_evaluation_by_the_task(path: str
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_function_fails_by_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    text = "import sys\ndef ends(text, answer): sys.exit(3)\n"
+    text, log = "import sys\ndef ends(text, answer): sys.exit(3)\n", tmp_path / "verifiers.log"
     (tmp_path / "own_ending.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     said: list[str] = []
     with closing(
-        RewardJudge(RewardConfig(function="own_ending:ends", workers=workers), [], None, said.append)
+        RewardJudge(RewardConfig(function="own_ending:ends", workers=workers), [], log, said.append)
     ) as judging:
         verdicts = judging.judge.verdicts([Item("own", text, ANSWER) for text in ("1", "2")])
     assert [verdict.outcome for verdict in verdicts] == [Outcome.ERROR] * 2
+    file = tmp_path / "own_ending.py"
+    place = f'File "{file}", line 2, in ends'
+    told = f"{place}\n        def ends(text, answer): sys.exit(3)\n    SystemExit: 3"
     assert said == [
-        "reward.function fails on a response, which gets reward 0 (SystemExit: 3); reported once, counted as "
-        "outcome_error"
+        "reward.function fails (SystemExit: 3); more of the kind are only counted, in reward/errors\n"
+        f"    Traceback (most recent call last):\n      {told}"
     ]
+    assert judging.blame() == (
+        f"2 failed since the start, the first with {place}: def ends(text, answer): sys.exit(3): SystemExit: 3 "
+        f"(traceback in {log})"
+    )
+    whole = f"reward.function fails (SystemExit at {file}:2)\nTraceback (most recent call last):\n  {place}\n"
+    assert log.read_text() == (
+        f"{whole}    def ends(text, answer): sys.exit(3)\nSystemExit: 3\n1 more: SystemExit at {file}:2\n"
+    )
+    assert {verdict.failure for verdict in verdicts} == {f"SystemExit at {file}:2"}
 
 
 def test_a_function_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +88,88 @@ def test_a_function_that_hangs_is_ended_and_told(tmp_path: Path, monkeypatch: py
     with closing(RewardJudge(reward, {"countdown"}, None, said.append)) as judging:
         verdicts = judging.judge.verdicts([Item("own", text, ANSWER) for text in ("1", "2")])
     assert [verdict.outcome for verdict in verdicts] == [Outcome.TIMEOUT, Outcome.CORRECT]
-    assert said == [
-        "reward.function fails on a response, which gets reward 0 (no verdict in 1 s); reported once, counted as "
-        "outcome_timeout"
-    ]
+    assert said == ["reward.function fails (no verdict in 1 s); more of the kind are only counted, in reward/errors"]
+
+
+ROWS = [TaskItem(name, "own", "1 2=3:", ANSWER, "train.jsonl") for name in ("a", "b")]
+TRIED = """
+import os, signal, time
+def calls(): return 1
+def fine(text, answer): return text == "3"
+def nothing(text, answer): return None
+def answer_only(text, answer):
+    if text == "3":
+        raise RuntimeError("no\\x1b[2J")
+    return 0
+def second(text, answer):
+    calls.done = getattr(calls, "done", 0) + 1
+    return 1.0 if calls.done < 2 else len(None)
+def hangs(text, answer): time.sleep(3600)
+def killed(text, answer): os.kill(os.getpid(), signal.SIGKILL)
+def cancelled(text, answer): raise KeyboardInterrupt
+def long(text, answer): raise RuntimeError("x" * 1_000_000)
+class Unpicklable(Exception):
+    def __init__(self, one, two): super().__init__(lambda: one)
+def unpicklable(text, answer): raise Unpicklable(1, 2)
+def changes(text, answer): answer.target = 4
+"""
+
+
+@each_case(
+    ("name", "error", "said"),
+    [
+        (
+            "nothing",
+            UserError,
+            r"row a of train.jsonl and the made-up response '': UnusableReward: returned None; every",
+        ),
+        (
+            "answer_only",
+            UserError,
+            r"response '3': File .*, line 8, in answer_only: .*: RuntimeError: no\\x1b\[2J",
+        ),
+        ("second", UserError, r"line 12, in second: .*: TypeError: object of type 'NoneType' has no len"),
+        ("hangs", UserError, r"response '': no verdict in 1 s"),
+        ("killed", RunFailed, r"its worker process died 2 times: killed by SIGKILL"),
+        ("cancelled", UserError, r"in cancelled: .*KeyboardInterrupt"),
+        ("long", UserError, r"in long: .*: RuntimeError: x{400,500};"),
+        ("unpicklable", UserError, r"in unpicklable: .*Unpicklable: <function"),
+        ("changes", UserError, r"FrozenInstanceError: cannot assign to field 'target'"),
+    ],
+)
+def test_a_reward_that_does_not_work_is_found_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[UserError], said: str
+) -> None:
+    (tmp_path / "own_tried.py").write_text(TRIED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    limit_only(monkeypatch, lambda item: name == "hangs")
+    reward, log, shown = (
+        RewardConfig(function=f"own_tried:{name}", workers=int(name in ("hangs", "killed")), timeout_s=1.0),
+        tmp_path / "log",
+        list[str](),
+    )
+    with (
+        closing(RewardJudge(reward, [], log, shown.append)) as judging,
+        pytest.raises(UserError, match=said) as refused,
+    ):
+        judging.try_function(ROWS)
+    line = str(refused.value)
+    assert type(refused.value) is error and visible(line) == line and "\n" not in line and len(line) < 2000
+    assert line.startswith(f"reward.function: own_tried:{name} gives no reward for row ")
+    assert line.endswith(f"; more in {log}") and log.stat().st_size < 5000
+    assert all(visible(text) == text for text in (*shown, log.read_text()))
+
+
+def test_a_reward_that_works_is_called_on_real_rows_and_made_up_responses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_tried.py").write_text(TRIED, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    judging = RewardJudge(RewardConfig(function="own_tried:fine", workers=0), [], None, print)
+    judging.try_function(ROWS)
+    assert judging.judge.failures == 0
+    assert list(made_up_responses(ANSWER)) == ["", "These are words without an answer.", "3"]
+    assert list(made_up_responses(TaskAnswer()))[2:] == []
 
 
 def test_without_a_function_nothing_is_different() -> None:

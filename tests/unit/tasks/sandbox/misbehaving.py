@@ -57,6 +57,10 @@ def _meet(folder: str) -> int:
     return there
 
 
+def _kill(_: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _die(_: str) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -95,6 +99,7 @@ ACTIONS = {
     "child": _leave_a_child,
     "orphan": _orphan,
     "die": _die,
+    "kill": _kill,
     "die_once": _die_once,
     "eat": _eat,
     "raise": _raise,
@@ -107,3 +112,12 @@ def make() -> dict[str, Verifier]:
 
 def refuse() -> dict[str, Verifier]:
     raise RuntimeError("no such\nlibrary")
+
+
+def killed() -> dict[str, Verifier]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return make()
+
+
+def ends() -> dict[str, Verifier]:
+    os._exit(7)

@@ -19,7 +19,7 @@ from cases import each_case
 from verdict_limits import limit_only
 from waiting import HANG_S, SOON_S, wait_until
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import Outcome, TaskAnswer, Verdict
 from megasharp.tasks.judge import Item
 from megasharp.tasks.sandbox.pool import PoolCounts, VerifierPool
@@ -124,11 +124,19 @@ def test_a_childs_child_ends_too(shared: VerifierPool, tmp_path: Path) -> None:
     wait_until(lambda: not runs(int(file.read_text())))
 
 
-@each_case("word", ["die", "eat 1024", "eat 102400"])
-def test_who_dies_twice_is_infra(shared: VerifierPool, word: str) -> None:
+@each_case(
+    ("word", "how"),
+    [
+        ("die", "killed by SIGSEGV"),
+        ("kill", "killed by SIGKILL"),
+        ("eat 1024", "out of its 512 MB of memory"),
+        ("eat 102400", "out of its 512 MB of memory"),
+    ],
+)
+def test_who_dies_twice_is_infra(shared: VerifierPool, word: str, how: str) -> None:
     before = shared.counts
     verdicts = judge(shared, word, "echo x", "echo x")
-    assert verdicts[0] == Verdict(Outcome.INFRA, 0.0, None, "its worker process died 2 times")
+    assert verdicts[0] == Verdict(Outcome.INFRA, 0.0, None, f"its worker process died 2 times: {how}")
     assert [v.canonical_answer for v in verdicts[1:]] == ["1", "1"]
     assert change(shared, before) == (0, 2, 1)
 
@@ -248,3 +256,11 @@ def test_workers_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
 def test_verifiers_that_cannot_be_made() -> None:
     with pytest.raises(UserError, match=r"reward.workers: .* RuntimeError: no such library"):
         VerifierPool(misbehaving.refuse, {"obey"}, 1, LIMIT_S)
+
+
+def test_a_process_that_something_kills_while_it_starts_may_start_the_next_time(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=rf"workers come from ended .*killed by SIGKILL.* log is {tmp_path}/log"):
+        VerifierPool(misbehaving.killed, {"obey"}, 1, LIMIT_S, log=tmp_path / "log")
+    with pytest.raises(UserError, match=r"ended .*exit code 7") as refused:
+        VerifierPool(misbehaving.ends, {"obey"}, 1, LIMIT_S)
+    assert refused.value.exit_code == 2
