@@ -83,7 +83,9 @@ def list_runs(folder: Path, console: Console) -> None:
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the one that holds run folders")
-    found = find_runs(folder)
+    found, problems = find_runs(folder)
+    for line in problems:
+        console.print(Text(f"! {line}"))
     if not found:
         console.print(Text(f"no runs in {folder}"))
         return

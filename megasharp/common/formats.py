@@ -54,7 +54,7 @@ def read_stamp(path: Path, kind: Stored, found: Mapping[str, object]) -> int:
         writer = found.get("megasharp") or (software.get("megasharp") if isinstance(software, Mapping) else None)
         by = f", written by megasharp {writer}" if isinstance(writer, str) else ""
         raise NewerFormat(
-            f"{path} is a {kind} of format {number}{by}; this release ({__version__}) reads formats up to "
+            f"{path} has format {number} ({kind}){by}; this release ({__version__}) reads formats up to "
             f"{FORMATS[kind]}: use {'that release' if by else 'a newer release'}"
         )
     return number

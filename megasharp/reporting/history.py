@@ -190,15 +190,15 @@ def find_run(name: str, runs: Path) -> Path:
     raise UserError(f"no run {name!r}: neither {name} nor {runs / name} holds a {CONFIG_FILE}; see megasharp runs list")
 
 
-def find_runs(folder: Path) -> list[RunHistory]:
-    """Read every run directly below `folder`, the latest first; folders that do not read as runs are left out."""
-    found = []
-    for path in folder.glob(f"*/{CONFIG_FILE}"):
+def find_runs(folder: Path) -> tuple[list[RunHistory], list[str]]:
+    """Read every run directly below `folder`, the latest first; return a line for each that cannot be read."""
+    found, problems = [], []
+    for path in sorted(folder.glob(f"*/{CONFIG_FILE}")):
         try:
             found.append(read_run(path.parent))
-        except UserError:
-            continue
-    return sorted(found, key=lambda run: run.written, reverse=True)
+        except UserError as error:
+            problems.append(str(error))
+    return sorted(found, key=lambda run: run.written, reverse=True), problems
 
 
 def by_label(histories: Sequence[RunHistory], command: str) -> dict[str, RunHistory]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from megasharp.checkpoint.run_folder import stored_config
 from megasharp.checkpoint.store import CheckpointStore, complete_steps
 from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, write_like
-from megasharp.config.core import find, read_tree, validate
+from megasharp.common.formats import NewerFormat
+from megasharp.config.core import find, validate
 from megasharp.config.rollout import SyncConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.hf_folder import HFReader
@@ -89,8 +90,12 @@ def _named(weights: Path) -> Measured:
     folder = whole.parent.parent
     # Its configuration has the run's name; of a checkpoint that was copied without one, the folder's must do.
     name: object = None
-    with suppress(UserError):
-        name = read_tree(folder / "config.yaml").get("name")
+    try:
+        name = stored_config(folder).get("name")
+    except NewerFormat:
+        raise
+    except UserError:
+        pass
     run = name if isinstance(name, str) else folder.name
     return Measured(weights, f"{run} step {int(step[1])}", int(step[1]), Path(run) / whole.name)
 

@@ -30,6 +30,7 @@ from megasharp.metrics.response_table import read_table as read_rows
 from megasharp.reporting.history import read_run
 from megasharp.reporting.page.responses import read_rollouts
 from megasharp.rollout.in_flight import Unfinished
+from megasharp.trainer.eval_source import measured
 
 STORED = Path(__file__).parents[1] / "stored"
 RUN, CHECKPOINT = Path("runs/old"), Path("runs/old/checkpoints/step_000004")
@@ -78,6 +79,7 @@ READERS: dict[str, tuple[Path, Callable[[Path], None], Callable[[Path], object]]
     ),
     "run": (RUN / "run.json", json_later, lambda at: stored_config(at / RUN)),
     "history": (RUN / "run.json", json_later, lambda at: read_run(at / RUN)),
+    "evaluation of its weights": (RUN / "run.json", json_later, lambda at: measured(at / RUN)),
     "resume": (RUN / "run.json", json_later, lambda at: open_run(at / RUN, "", resume=True)),
     "conversion": (Path("megatron/conversion.json"), json_later, lambda at: read_record(at / "megatron")),
     "evaluation": (
@@ -160,7 +162,7 @@ def test_a_later_format_is_refused_in_one_line(reader: str, tmp_path: Path) -> N
         read(at)
     line = str(refused.value)
     assert "\n" not in line
-    for word in (str(at / file), "of format 99, written by megasharp 9.9.9", f"({__version__})", "up to 2"):
+    for word in (str(at / file), "has format 99", "written by megasharp 9.9.9", f"({__version__})", "up to 2"):
         assert word in line
     # Nothing was renamed, removed or begun; the lock of a run is its own.
     assert [path for path in sorted(at.rglob("*")) if path.name != ".lock"] == before
@@ -178,7 +180,7 @@ def test_who_wrote_it_is_said_where_it_is_recorded() -> None:
     path = Path("a.json")
     with pytest.raises(NewerFormat, match=r"written by megasharp 3.1; .*: use that release"):
         read_stamp(path, "checkpoint", {"format": 3, "software": {"megasharp": "3.1"}})
-    with pytest.raises(NewerFormat, match=r"of format 3; .*: use a newer release"):
+    with pytest.raises(NewerFormat, match=r"has format 3 \(checkpoint\); .*: use a newer release"):
         read_stamp(path, "checkpoint", {"format": 3})
 
 

@@ -374,11 +374,14 @@ def test_runs_are_found_by_path_and_by_name_and_listed(tmp_path: Path) -> None:
     assert find_run("a", tmp_path) == find_run(str(first.root), Path("elsewhere")) == tmp_path / "a"
     with pytest.raises(UserError, match="no run 'c': neither c nor"):
         find_run("c", tmp_path)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.yaml").write_text("[]")
     console = Console(width=150)
     with console.capture() as captured:
         list_runs(tmp_path, console)
         console.print(screen(read_run(find_run("a", tmp_path))))
-    page = captured.get()
+    page = " ".join(captured.get().split())
+    assert f"! {tmp_path}/torn/config.yaml: not a run's configuration" in page
     assert "5 of 9" in page and "6 of 9" in page and "thesis" not in page
     for names, message in ((["a"], "at least two"), (["a", str(first.root)], "named twice")):
         with pytest.raises(UserError, match=message):
