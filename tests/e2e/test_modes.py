@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from quickstart import Command
 
-from megasharp.common.files import write_like
+from megasharp.common.files import write_below, write_like
 
 EVALUATED = ("eval.suites=[countdown_dev]", "eval.n=1", "eval.k=[1]")
 
@@ -103,3 +103,15 @@ def test_what_is_written_of_several_is_for_the_readers_of_all(tmp_path: Path) ->
     write_like(tmp_path / "a", tmp_path / "b", tmp_path / "c")
     (tmp_path / "closed").write_text("")
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("open", "closed")] == [0o644, 0o600]
+
+
+def test_an_actor_writes_for_the_readers_of_its_log_folder(tmp_path: Path) -> None:
+    """It does not inherit the driver's umask; where its node does not see the folder, it is its owner's."""
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group").chmod(0o2750)
+    for folder in ("group", "elsewhere/logs"):
+        os.umask(0o022)
+        write_below(tmp_path / folder)
+        (tmp_path / folder / "rank_0.log").write_text("")
+    found = (tmp_path / "group" / "rank_0.log", tmp_path / "elsewhere", tmp_path / "elsewhere" / "logs" / "rank_0.log")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in found] == [0o640, 0o700, 0o600]
