@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from megasharp.common.errors import UserError, one_line
+from megasharp.common.exit_codes import note
 from megasharp.tasks.extraction import Fields, parse_object
 from megasharp.tasks.sets.data_set import Source
 
@@ -29,6 +30,8 @@ def hub_rows(source: Source) -> Iterator[tuple[str, Fields]]:
 
     Raises UserError, which says how to go on without the hub, where they cannot be had.
     """
+    if not _off():
+        note(f"data set {source.hub} is fetched from the hub where the cache does not have it")
     if source.files:
         rows = (row for name in source.files for row in rows_of_file(_fetched(source, name)))
         yield from rows
@@ -60,7 +63,7 @@ def _fetched(source: Source, name: str) -> Path:
 
 
 def _not_had(source: Source, error: Exception) -> UserError:
-    off = os.environ.get("HF_HUB_OFFLINE", "").lower() not in _ON
+    off = _off()
     cache = os.environ.get("HF_HOME", "~/.cache/huggingface")
     state = (
         f"is not in the cache (HF_HOME, {cache}) and the hub is off; HF_HUB_OFFLINE=0 in the environment fetches it"
@@ -71,6 +74,10 @@ def _not_had(source: Source, error: Exception) -> UserError:
     return UserError(
         f"data set {source.hub}{config} {state}; or give path: a parquet or JSON file, or folder, with its rows"
     )
+
+
+def _off() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() not in _ON
 
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz")
