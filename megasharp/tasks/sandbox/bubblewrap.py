@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 RISK = (
     "reward.sandbox=none: programs that the model writes run with this user's rights: they can read and delete its "
-    "files, use the network and leave processes behind; do this only where nothing is to lose, as in its own container"
+    "files, use its keys and the network, and leave processes behind; do this only where nothing is to lose, as in its "
+    "own container"
 )
 _INSTEAD = "or set reward.sandbox=none, which runs what the model writes with this user's rights"
 _SCRATCH_BYTES = 64 * 2**20
@@ -50,6 +51,12 @@ assert len(open("/proc/net/route").readlines()) <= 1, "it has a network"
 for place in ("/", "/usr/lib", sys.base_prefix):
     assert not os.access(place, os.W_OK), f"it can write to {place}"
 open("/tmp/file", "w").close()
+for place in ("/proc/1/mem", "/proc/1/task/1/mem"):
+    try:
+        os.close(os.open(place, os.O_RDWR))
+    except OSError:
+        continue
+    sys.exit("it can write into bubblewrap")
 library = ctypes.CDLL(None, use_errno=True)
 library.syscall.argtypes = [ctypes.c_long] * 7
 for name, number, *arguments in DENIED:
@@ -173,6 +180,9 @@ def _inside() -> Iterator[str]:
     for file in ("/proc/keys", "/proc/key-users"):
         if Path(file).exists():
             yield from ("--ro-bind", "/dev/null", file)
+    # bubblewrap's own process has the caller's keyring and no filter, and an ordinary user's program could write into
+    # its memory.
+    yield from ("--perms", "0555", "--size", "4096", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
     for folder in ("/tmp", "/dev/shm"):
         yield from ("--perms", "1777", "--size", str(_SCRATCH_BYTES), "--tmpfs", folder)
     yield from ("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--")

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,22 @@ def test_a_sandbox_without_the_filter_is_refused(sandbox: Sandbox, monkeypatch: 
     monkeypatch.setattr(programs, "assemble", open_filter)
     with pytest.raises(UserError, match="the system call keyctl is not denied"):
         open_sandbox("bubblewrap")
+
+
+@pytest.mark.long("sandbox")
+def test_the_process_beside_a_program_is_out_of_its_reach(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bubblewrap's own process has the caller's keys and no filter; as root it is another user's already."""
+    for place in ("/proc/1/mem", "/proc/self/../1/task/1/mem", "/proc/1/fd", "/proc/1/root", "/proc/1/x"):
+        ran = tried(sandbox, f"import os\nos.close(os.open({place!r}, os.O_RDWR | os.O_CREAT))")
+        assert "Error" in ran.complaint and ran.code == 1, ran
+    at = sandbox.prefix.index("/proc/1")
+    bare = (*sandbox.prefix[: at - 5], *sandbox.prefix[at + 3 :])
+    monkeypatch.setattr(bubblewrap, "_ways", lambda _: [replace(sandbox, prefix=bare)])
+    if os.getuid() == 0:
+        open_sandbox("bubblewrap")
+    else:
+        with pytest.raises(UserError, match="it can write into bubblewrap"):
+            open_sandbox("bubblewrap")
 
 
 MAY = """
