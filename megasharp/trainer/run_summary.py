@@ -107,7 +107,7 @@ def _with_evaluations(root: Path, rows: Sequence[Row]) -> list[Row]:
     evaluated = {row["step"] for row in rows if evaluation_figures([row])}
     missing = [step for step in evaluated_steps(root) if step not in evaluated]
     distance = -(-len(missing) // _MOST_EVALUATIONS) or 1
-    added: list[Row] = [{"step": step, **_evaluation(root, step)} for step in missing[::-distance]]
+    added: list[Row] = [{"step": step, **with_files(root, step, {})} for step in missing[::-distance]]
     return sorted([*rows, *added], key=lambda row: row["step"] or 0)
 
 
