@@ -37,7 +37,7 @@ def convert(folder: Path) -> None:
 
 
 def load(folder: Path) -> None:
-    """What a rank does to start from it, to resume from it and to read a reference."""
+    """As a rank starts from it, resumes from it and reads a reference."""
     _, _, arch = read_config(folder / "hf")
     with alone() as place:
         config = transformer_config(arch, ParallelLayout(), torch.float32, PolicyConfig(), {})

@@ -68,7 +68,7 @@ FLIPS: dict[str, tuple[Find, str]] = {
 def texts_of(
     rank: int, world: int, folder: str, layout: ParallelLayout, bf16: bool, flips: Sequence[str], overrides: dict
 ) -> list[str | None]:
-    """What the comparison says before a step, after two, and after a flip of each on the last rank that has it."""
+    """The comparison's words before a step, after two, and after a flip of each on the last rank that has it."""
     method = recipe()
     values = settings(folder, layout, method.needs, dtype=torch.bfloat16 if bf16 else torch.float32, **overrides)
     with learner_on(values) as (learner, own):
