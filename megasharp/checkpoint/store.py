@@ -24,13 +24,13 @@ from megasharp.checkpoint.manifest import (
     read_manifest,
     write_manifest,
 )
+from megasharp.checkpoint.recorded import LATEST, complete_steps
 from megasharp.common.control import ControlState
 from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line
 from megasharp.common.files import FileHash, flush, write_text
 from megasharp.common.formats import NewerFormat
 from megasharp.convert.record import software_versions
 
-LATEST = "latest"
 _PARTIAL = ".partial"
 _STEP = "step_"
 
@@ -77,11 +77,15 @@ class _Pending:
 class CheckpointStore:
     """The folder `checkpoints/` of a run. The `keep_last` newest stay, every `keep_every`-th step, and step `best`.
 
-    Until the checkpoint of a new `best` is complete, that of the previous best stays.
+    Until the checkpoint of a new `best` is complete, that of the previous best stays. `on_complete` gets the step of
+    each that is complete, before others are pruned.
     """
 
-    def __init__(self, folder: Path, keep_last: int, keep_every: int | None) -> None:
+    def __init__(
+        self, folder: Path, keep_last: int, keep_every: int | None, on_complete: Callable[[int], object] = int
+    ) -> None:
         self._folder = folder
+        self._on_complete = on_complete
         self._keep_last = keep_last
         self._keep_every = keep_every
         self.best: int | None = None
@@ -117,6 +121,7 @@ class CheckpointStore:
         with self._removed_if_it_fails(pending.final, pending.partial):
             _complete(pending.partial, pending.state, pending.writing.finish())
             pending.partial.rename(pending.final)
+        self._on_complete(pending.state.step)
         try:
             flush(self._folder)
             write_text(self._folder / LATEST, pending.final.name + "\n")
@@ -184,25 +189,27 @@ class CheckpointStore:
     def take_up(self, damaged: Callable[[str], None]) -> tuple[Path, RunState] | None:
         """Return `newest` for the run that continues from there; only the process that holds the run may call it.
 
-        Newer checkpoints, all of them damaged, are renamed, because the run will write others in their place; `damaged`
-        gets the problem of each and its new name. What a killed process was writing or removing is deleted.
+        Newer checkpoints, all of them damaged or incomplete, are renamed, because the run will write others in their
+        place; `damaged` gets the problem of each and its new name. What a killed process was writing or removing is
+        deleted.
         """
         for left in self._folder.glob(f".step_*{_PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
-        problems: list[str] = []
-        found = self.newest(problems.append)
+        found = self.newest()
         if found is None:
             return None
         folder, state = found
-        newer = [step for step in self.steps() if step > state.step]
+        named = (path for path in self._folder.glob(f"{_STEP}*") if path.name.removeprefix(_STEP).isdecimal())
+        newer = sorted((path for path in named if int(path.name.removeprefix(_STEP)) > state.step), reverse=True)
         if newer:
             write_text(self._folder / LATEST, folder.name + "\n")
-        for step, problem in zip(reversed(newer), problems, strict=True):
-            name = self._step(step).name
-            aside = self._folder / f"damaged_{name}"
-            shutil.rmtree(aside, ignore_errors=True)
-            self._step(step).rename(aside)
-            damaged(f"{problem}; {name} is now {aside.name} and stays until you remove it")
+        for path in newer:
+            problem = self.problem(path)
+            aside, number = path.with_name(f"damaged_{path.name}"), 2
+            while aside.exists():
+                aside, number = path.with_name(f"damaged_{path.name}_{number}"), number + 1
+            path.rename(aside)
+            damaged(f"{problem}; {path.name} is now {aside.name} and stays until you remove it")
         return found
 
     @staticmethod
@@ -252,13 +259,6 @@ class CheckpointStore:
 def step_name(step: int) -> str:
     """Return the name of the folder of the checkpoint after a step."""
     return f"{_STEP}{step:06d}"
-
-
-def complete_steps(folder: Path) -> list[int]:
-    """Return the steps of complete checkpoints in a run's `checkpoints/`, oldest first."""
-    names = (path.parent.name.removeprefix(_STEP) for path in folder.glob(f"{_STEP}*/{MANIFEST}"))
-    # A copy that someone made beside it has another kind of name.
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def read_state(folder: Path) -> RunState:

@@ -11,7 +11,7 @@ import typer
 
 from megasharp.cli.options import Overrides, RunFile, RunsFolder
 from megasharp.common import output
-from megasharp.common.errors import RunFailed, one_line
+from megasharp.common.errors import RunFailed, UserError, one_line
 from megasharp.common.exit_codes import collect_as_usual, note
 
 
@@ -19,6 +19,9 @@ def train(
     config: RunFile,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue the run of this name, or start it.")] = False,
+    start_over: Annotated[
+        bool, typer.Option(help="Rename the folder of the run of this name to NAME.before_DATE, and begin anew.")
+    ] = False,
     allow_change: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="With --resume: a key of the run that may change; repeatable."),
@@ -28,10 +31,13 @@ def train(
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """Train: RLVR from a model's folder, as the run's YAML file says."""
+    if resume and start_over:
+        raise UserError("--resume continues the run and --start-over begins it anew: give one of them")
     if not dry_run:
         output.outlive()
     if retries and not dry_run:
-        raise typer.Exit(train_again(config, overrides or [], runs, resume, allow_change or [], retries))
+        first = ["--resume"] if resume else ["--start-over"] if start_over else []
+        raise typer.Exit(train_again(config, overrides or [], runs, first, allow_change or [], retries))
     from megasharp.config.core import dump_yaml
     from megasharp.config.run_config import load_run
     from megasharp.trainer.resolve.devices import leave_gpus_alone
@@ -55,6 +61,7 @@ def train(
             resolved,
             runs / resolved.config.name,
             resume=resume,
+            start_over=start_over,
             allowed=allow_change or [],
             say=typer.echo,
             began=process_began(),
@@ -66,11 +73,12 @@ def train(
 
 
 def train_again(
-    config: Path, overrides: Sequence[str], runs: Path, resume: bool, allowed: Sequence[str], retries: int
+    config: Path, overrides: Sequence[str], runs: Path, first: Sequence[str], allowed: Sequence[str], retries: int
 ) -> int:
     """Train in a child process, with up to `retries` restarts; return the last attempt's exit code.
 
-    This process stays as long as the run does, so it imports neither torch nor numpy.
+    `first` are options of the first attempt alone: later ones resume what it has begun. This process stays as
+    long as the run does, so it imports neither torch nor numpy.
     """
     from megasharp.common.supervisor import Supervisor
     from megasharp.common.watchdog import STAGE_TIMEOUT_S
@@ -81,11 +89,10 @@ def train_again(
     command = [
         *(sys.executable, *safe, "-m", "megasharp.cli", "train", str(config), *overrides, "--runs", str(runs)),
         *(part for key in allowed for part in ("--allow-change", key)),
-        *(["--resume"] if resume else []),
     ]
     guard = tree.get("guard")
     limit = guard.get("stage_timeout_s", STAGE_TIMEOUT_S) if isinstance(guard, dict) else STAGE_TIMEOUT_S
     # The file is not validated here: the child refuses a limit that is no number, and a run without a name.
     limit_s = limit if isinstance(limit, int | float) else None
-    again = () if resume else ("--resume",)
-    return Supervisor(command, runs / str(tree.get("name")), note, again, stopped_limit_s=limit_s).run(retries)
+    root = runs / str(tree.get("name"))
+    return Supervisor(command, root, note, first, stopped_limit_s=limit_s).run(retries)

@@ -4,7 +4,7 @@
 what a killed process left, the next one removes. The owner holds a lock on its folder, which the kernel drops however
 the process ends. Process ids would not do, because containers share /tmp and /dev/shm without sharing processes. Other
 machines do not see the lock, so a folder's name has four letters of the machine and its boot, and folders of others are
-left alone.
+left alone. `set_aside` and `cut_off` take from a folder what is repeated, and lose nothing of it.
 
 Who may read what a run writes is said by the mode of its folder. `write_for` sets it, and the umask, which all that the
 process starts inherits; `write_like` is for processes that write there later.
@@ -12,6 +12,7 @@ process starts inherits; `write_like` is for processes that write there later.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -21,7 +22,7 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ _LONGEST_PARENT = 20
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 # The suffix that tempfile.mkdtemp appends.
 _LETTERS = re.compile("[a-z0-9_]{8}")
+# The suffix of a copy of what is about to be cut off.
+_CUT = ".cut"
 
 
 class Scratch:
@@ -250,6 +253,55 @@ def write_text(path: Path, text: str) -> None:
 def private(path: str, flags: int) -> int:
     """Open a file that this user alone may read; for `open(opener=...)`."""
     return os.open(path, flags, 0o600)
+
+
+def set_aside(path: Path, target: Path) -> None:
+    """Move a file or a folder to `target`, which appears complete, also where a link leads to another file system."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        partial = target.with_name(f".{target.name}.partial")
+        shutil.move(path, partial)
+        partial.rename(target)
+
+
+def cut_off(path: Path, keep: int, target: Path, begins: bytes = b"") -> None:
+    """Move what a file holds after its first `keep` bytes to the new file `target`, which begins with `begins`.
+
+    A killed process leaves every byte in one of them, as soon as `settle_cuts` has looked at what is there.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    copy = target.with_name(f".{target.name}.{keep}{_CUT}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("r+b") as file:
+        file.seek(keep)
+        with partial.open("wb") as aside:
+            aside.write(begins)
+            shutil.copyfileobj(file, aside)
+        flush(partial)
+        partial.rename(copy)
+        flush(target.parent)
+        file.truncate(keep)
+        os.fsync(file.fileno())
+    copy.rename(target)
+
+
+def settle_cuts(path: Path, folders: Iterable[Path]) -> None:
+    """Bring to an end what `cut_off` of `path`, with a target of its name in one of `folders`, was killed in.
+
+    Nothing may have been added to the file since. What was not cut yet stays where it is.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    for folder in folders:
+        for left in folder.glob(f".{glob.escape(path.name)}.*"):
+            keep = left.name.removeprefix(f".{path.name}.").removesuffix(_CUT)
+            if left.name.endswith(_CUT) and keep.isdecimal() and size <= int(keep):
+                left.rename(left.with_name(path.name))
+            else:
+                left.unlink()
 
 
 # A run's readers besides root, by the value of `log.readable_by`.

@@ -33,9 +33,10 @@ _LOOK_S = 1.0
 class Supervisor:
     """Attempts of one run, whose folder is `root`, one after the other.
 
-    `command` starts an attempt; with `again` after it a later one. `pause_s` is the time between two, in which the
-    system frees what the earlier one held. `note` prints a line. A child that is stopped, as by SIGSTOP, for more than
-    `stopped_limit_s` is killed and counts as failed; None: no limit.
+    `command` starts an attempt: the first with the options `first` after it, later ones with `--resume`; where `first`
+    is not empty, only once one has opened the folder. `pause_s` is the time between two, in which the system frees what
+    the earlier one held. `note` prints a line. A child that is stopped, as by SIGSTOP, for more than `stopped_limit_s`
+    is killed and counts as failed; None: no limit.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class Supervisor:
         command: Sequence[str],
         root: Path,
         note: Say,
-        again: Sequence[str] = ("--resume",),
+        first: Sequence[str] = (),
         pause_s: float = 2.0,
         stopped_limit_s: float | None = None,
     ) -> None:
         self._command = list(command)
-        self._again = list(again)
+        self._first = list(first)
         self._root = root
         self._note = note
         self._pause_s = pause_s
@@ -68,8 +69,10 @@ class Supervisor:
 
     def _run(self, retries: int) -> int:
         begun: list[str] = []
+        opened = False
         while True:
-            code = self._attempt([] if not begun else self._again)
+            code = self._attempt(["--resume"] if begun and (opened or not self._first) else self._first)
+            opened = opened or bool(self._record())
             failure = self._failure(code)
             code = code if code >= 0 else 128 - code
             if failure is None:

@@ -91,6 +91,14 @@ class LogConfig(Section):
         "group (0750 and 0640, of the folder's group). Set group where others of a team read the run.",
     )
 
+    keep_superseded: int | None = Field(
+        default=None,
+        ge=0,
+        description="Number of attempts, the newest, whose folders in superseded/ stay when a run is resumed. They "
+        "hold rows, tables and evaluations of steps that the attempt trained again. Set it where a run restarts so "
+        "often that they fill the disk. null: all stay.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _older_forms(cls, tree: Any) -> Any:

@@ -1,4 +1,4 @@
-"""TensorBoard's event files: written a row at a time, and truncated where a resumed run continues.
+"""TensorBoard's event files: written a row at a time, and cut where a resumed run continues.
 
 An event file is a TFRecord file, whose records hold: length (8 bytes, little-endian), its CRC (4), that many bytes,
 their CRC (4). Steps only grow within a file, so all that is later than a step is at the file's end.
@@ -15,20 +15,25 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from megasharp.common.files import cut_off, set_aside, settle_cuts
+
 _FRAME = struct.Struct("<QI")
 _CRC_BYTES = 4
 
 
 class TensorBoard:
-    """Writes rows to event files in `folder`; with `resumed_step` k, earlier files are truncated after step k first.
+    """Writes rows to event files in `folder`.
 
+    With `resumed_step` k, rows of later steps move first, to event files of the same names below `superseded`.
     Raises OSError where the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, resumed_step: int | None) -> None:
+    def __init__(self, folder: Path, resumed_step: int | None, superseded: Path | None = None) -> None:
         if resumed_step is not None:
+            assert superseded is not None, "rows move there"
             for path in folder.glob("events.out.tfevents.*"):
-                _truncate(path, resumed_step)
+                settle_cuts(path, superseded.parent.glob(f"*/{folder.name}"))
+                _cut(path, resumed_step, superseded / folder.name / path.name)
         self._writer = EventFileWriter(str(folder))
         if resumed_step is not None:
             # An open TensorBoard shows the rows that it has read until an event of this kind discards them.
@@ -47,23 +52,31 @@ class TensorBoard:
         self._writer.close()
 
 
-def _truncate(path: Path, last: int) -> None:
-    """Truncate an event file after step `last` or before a torn record; remove it where no row is left."""
-    size, keep, rows = path.stat().st_size, 0, 0
+def _cut(path: Path, last: int, target: Path) -> None:
+    """Move the rows of an event file after step `last` to `target`, and drop a torn record."""
+    size, keep, rows, version, later = path.stat().st_size, 0, 0, b"", False
     with path.open("rb") as file:
         while len(head := file.read(_FRAME.size)) == _FRAME.size:
             length = _FRAME.unpack(head)[0]
             end = keep + _FRAME.size + length + _CRC_BYTES
             if end > size:
                 break
-            event = Event.FromString(file.read(length))
+            content = file.read(length)
+            event = Event.FromString(content)
             # A resume's start event names the next step, yet an evaluation of the step before may follow it.
-            if event.step > last and event.HasField("summary"):
+            later = event.step > last and event.HasField("summary")
+            if later:
                 break
+            # An event file begins with a record of its version.
+            version = version or head + content + file.read(_CRC_BYTES)
             file.seek(end)
             keep = end
             rows += event.HasField("summary")
-    if not rows:
+    if later and rows:
+        cut_off(path, keep, target, version)
+    elif later:
+        set_aside(path, target)
+    elif not rows:
         path.unlink()
     elif keep < size:
         with path.open("r+b") as file:

@@ -1,7 +1,8 @@
 """metrics.jsonl and TensorBoard of a run, which a resumed run continues without gap or overlap.
 
 metrics.jsonl holds one JSON object per line: `step`, `time` (seconds since 1970) and metrics. JSON has no NaN
-and no infinity: such values are null. One step may have several lines (training, evaluation).
+and no infinity: such values are null. One step may have several lines (training, evaluation), the first of which is its
+training. Lines are in the order of their steps, so what concerns the end of a long run is read from its end.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
 
 from megasharp.common.errors import UserError, one_line
-from megasharp.common.files import completed, flush
+from megasharp.common.files import cut_off, flush, settle_cuts
 
 if TYPE_CHECKING:
     from megasharp.metrics.tensorboard import TensorBoard
 
 METRICS_FILE = "metrics.jsonl"
 RESERVED = frozenset({"step", "time"})
+# Bytes that are read at once from a file's end: about sixteen rows.
+_BLOCK = 1 << 16
 
 Row = dict[str, float | None]
 
@@ -31,20 +34,24 @@ Row = dict[str, float | None]
 class MetricLog:
     """Appends metrics to `folder`/metrics.jsonl and, on request, to `folder`/tensorboard.
 
-    With `resumed_step` k the log continues after step k: rows of later steps and a torn last line are removed
-    (-1 keeps nothing).
+    With `resumed_step` k the log continues after step k (-1: before all): rows of later steps move to the same paths
+    in `superseded`, and a torn last line goes.
 
     Raises:
-        UserError: the log exists although the run is new, holds a broken line before its end, or cannot be
+        UserError: the log exists although the run is new, holds a broken line among those that move, or cannot be
         written.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool, resumed_step: int | None) -> None:
+    def __init__(
+        self, folder: Path, *, tensorboard: bool, resumed_step: int | None, superseded: Path | None = None
+    ) -> None:
         self._path = folder / METRICS_FILE
         if resumed_step is not None:
-            kept = [row for row in read_metrics(folder) if (row["step"] or 0) <= resumed_step]
-            with completed(self._path) as temporary:
-                temporary.write_text("".join(map(_line, kept)), encoding="utf-8")
+            assert superseded is not None, "a resumed log moves rows there"
+            try:
+                _continue_after(folder, resumed_step, superseded)
+            except OSError as error:
+                raise _cannot_write(self._path, error) from error
         elif self._path.exists():
             raise UserError(
                 f"{self._path}: this run already has metrics; resume it with --resume or choose another name"
@@ -60,7 +67,7 @@ class MetricLog:
             from megasharp.metrics.tensorboard import TensorBoard
 
             try:
-                self._tensorboard = TensorBoard(folder / "tensorboard", resumed_step)
+                self._tensorboard = TensorBoard(folder / "tensorboard", resumed_step, superseded)
             except OSError as error:
                 raise _cannot_write(folder / "tensorboard", error) from error
 
@@ -115,6 +122,69 @@ def read_metrics(folder: Path) -> list[Row]:
         if row is None:
             raise UserError(f"{path}:{number}: not a JSON object with a step; remove this line")
     return [row for row in rows if row is not None]
+
+
+def rows_from_end(folder: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows that `read_metrics` returns, the last first, each with its place in bytes; reads as far as asked.
+
+    Raises UserError as `read_metrics` does.
+    """
+    path = folder / METRICS_FILE
+    try:
+        size = path.stat().st_size
+        for place, line in _lines_from_end(path):
+            row = parse_row(line)
+            if row is not None:
+                yield place, row
+            elif place + len(line) < size:
+                with path.open("rb") as file:
+                    number = 1 + file.read(place).count(b"\n")
+                raise UserError(f"{path}:{number}: not a JSON object with a step; remove this line")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
+
+
+def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield each line of a file with its place in bytes, the last first."""
+    with path.open("rb", buffering=0) as file:
+        begin, tail = file.seek(0, os.SEEK_END), b""
+        while begin > 0:
+            block = min(_BLOCK, begin)
+            begin -= block
+            file.seek(begin)
+            tail = file.read(block) + tail
+            end = len(tail)
+            while (cut := tail.rfind(b"\n", 0, end - 1)) >= 0:
+                yield begin + cut + 1, tail[cut + 1 : end]
+                end = cut + 1
+            tail = tail[:end]
+        if tail:
+            yield 0, tail
+
+
+def _continue_after(folder: Path, last: int, superseded: Path) -> None:
+    """Move the rows of steps after `last` to `superseded`, and make what stays end with a whole line."""
+    path = folder / METRICS_FILE
+    settle_cuts(path, superseded.parent.glob("*"))
+    if not path.exists():
+        return
+    place, line = next(_lines_from_end(path), (0, b"\n"))
+    if parse_row(line) is None:
+        os.truncate(path, place)
+    elif not line.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+    place_of_first = None
+    for place, row in rows_from_end(folder):
+        if (row["step"] or 0) > last:
+            place_of_first = place
+        elif "time/step" in row:
+            # A step's training is its first row, so no row of a later step lies before this one.
+            break
+    if place_of_first is not None:
+        cut_off(path, place_of_first, superseded / METRICS_FILE)
 
 
 # A file up to this size is read whole: about 1,300 rows of a step.

@@ -26,8 +26,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+from megasharp.checkpoint.attempts import AttemptRecord, read_attempts
 from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from megasharp.checkpoint.run_folder import CONFIG_FILE, AttemptRecord, read_attempts, stored_config
+from megasharp.checkpoint.recorded import CONFIG_FILE
+from megasharp.checkpoint.run_folder import stored_config
 from megasharp.common.control import BestFigure, with_evaluation
 from megasharp.common.errors import UserError
 from megasharp.common.formats import NewerFormat

@@ -16,7 +16,7 @@ from itertools import pairwise
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from megasharp.checkpoint.run_folder import AttemptRecord
+from megasharp.checkpoint.attempts import AttemptRecord
 from megasharp.common.control import ControlState
 from megasharp.config.core import Tree, flat
 from megasharp.reporting.history import (

@@ -9,8 +9,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from megasharp.checkpoint.attempts import AttemptLog
 from megasharp.checkpoint.manifest import Inputs
-from megasharp.checkpoint.run_folder import AttemptLog, RunFolder
+from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.common.exit_codes import Say
 from megasharp.common.random_state import seed_generators
 from megasharp.common.watchdog import Budget, Watchdog, Watched

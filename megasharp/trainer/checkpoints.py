@@ -52,11 +52,17 @@ class DriverState:
 class Checkpoints:
     """The checkpoints of a run that holds its folder. With `checkpoint.asynchronous` training goes on meanwhile."""
 
-    def __init__(self, resolved: ResolvedRun, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        resolved: ResolvedRun,
+        folder: Path,
+        say: Callable[[str], None],
+        on_complete: Callable[[int], object] = int,
+    ) -> None:
         config = resolved.config.checkpoint
         self._resolved = resolved
         self._say = say
-        self._store = CheckpointStore(folder, config.keep_last, config.keep_every)
+        self._store = CheckpointStore(folder, config.keep_last, config.keep_every, on_complete)
         self._found = self._store.take_up(lambda problem: say(f"passing over a damaged checkpoint: {problem}"))
 
     @property

@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from megasharp.checkpoint.recorded import complete_steps
 from megasharp.checkpoint.run_folder import stored_config
-from megasharp.checkpoint.store import CheckpointStore, complete_steps
+from megasharp.checkpoint.store import CheckpointStore
 from megasharp.common.errors import UserError
 from megasharp.common.files import Scratch, write_like
 from megasharp.common.formats import NewerFormat

@@ -12,7 +12,7 @@ from megasharp.evals.evaluate import WITH_MEMORY, evaluate
 from megasharp.evals.result_files import save, stored_figures
 from megasharp.evals.suites import Suite
 from megasharp.metrics.clock import StageClock
-from megasharp.metrics.writers import read_metrics
+from megasharp.metrics.writers import rows_of
 from megasharp.rollout.step_request import Engine
 from megasharp.tasks.judge import Judge
 from megasharp.trainer.checkpoints import Checkpoints
@@ -61,8 +61,7 @@ class Evaluator:
                 if only_missing and path.exists():
                     stored = stored_figures(path)
                     # The attempt that evaluated may have been killed before it logged what it had stored.
-                    rows = read_metrics(self.folder.root)
-                    if not any(row["step"] == step and stored.keys() <= row.keys() for row in rows):
+                    if not any(stored.keys() <= row.keys() for row in rows_of(self.folder.root, step)):
                         self.log.write(step, stored)
                     metrics |= stored
                 else:

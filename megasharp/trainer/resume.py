@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from megasharp.checkpoint.manifest import Inputs
+from megasharp.checkpoint.recorded import complete_steps
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
-from megasharp.checkpoint.store import complete_steps
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, flat, parse_yaml, validate
 from megasharp.config.run_config import RunConfig

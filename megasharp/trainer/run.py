@@ -11,8 +11,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from megasharp.checkpoint.attempts import AttemptLog
 from megasharp.checkpoint.manifest import Inputs
-from megasharp.checkpoint.run_folder import AttemptLog, RunFolder, has_begun, open_run
+from megasharp.checkpoint.recorded import has_begun
+from megasharp.checkpoint.run_folder import RunFolder, open_run
 from megasharp.common import output, signals
 from megasharp.common.control import Control
 from megasharp.common.errors import RankDied, RunFailed, TrainingStopped, UserError
@@ -45,17 +47,19 @@ def train(
     resume: bool,
     say: Say,
     allowed: Sequence[str] = (),
+    start_over: bool = False,
     began: float | None = None,
 ) -> Path:
     """Run to the end; returns the run's folder. `say` prints one line for the user.
 
-    `allowed` are keys that a resumed run may change though it is another experiment then. The run's time counts from
+    `allowed` are keys that a resumed run may change though it is another experiment then; with `start_over` an existing
+    run's folder gets another name first. The run's time counts from
     `began`, in seconds since 1970, on: from when its command was given, where that is known.
 
     Raises UserError for what the user can fix, TrainingStopped when the run ended itself.
     """
     try:
-        _check_and_train(resolved, root, resume, allowed, say, began)
+        _check_and_train(resolved, root, resume, start_over, allowed, say, began)
     except BaseException:
         number, failure = signals.arrived(), signals.failure()
         if number is not None:
@@ -71,7 +75,13 @@ def _how_to_go_on(root: Path) -> str:
 
 
 def _check_and_train(
-    resolved: ResolvedRun, root: Path, resume: bool, allowed: Sequence[str], say: Say, began: float | None
+    resolved: ResolvedRun,
+    root: Path,
+    resume: bool,
+    start_over: bool,
+    allowed: Sequence[str],
+    say: Say,
+    began: float | None,
 ) -> None:
     check_placement(resolved)
     leave_pandas_out()
@@ -93,9 +103,13 @@ def _check_and_train(
     with signals.save_heard(), signals.ClosingStack() as stack:
         # Ranks, which write checkpoints and logs, may run in another folder.
         readers = resolved.config.log.readable_by
-        folder = open_run(root.absolute(), dump_yaml(resolved.config), resume=resume, readers=readers)
+        folder = open_run(
+            root.absolute(), dump_yaml(resolved.config), resume=resume, start_over=start_over, readers=readers
+        )
         stack.callback(folder.close)
         output.log_to(folder.logs)
+        if folder.note:
+            say(folder.note)
         attempt = stack.enter_context(AttemptLog(folder.logs, began=began))
         _make_run(resolved, folder, attempt, allowed, say, stack).train()
 
@@ -105,7 +119,7 @@ def _make_run(
 ) -> _Run:
     """Make a run that continues from its newest checkpoint; `stack` ends its parts."""
     clock = StageClock(before={"start": attempt.age}, apart=("eval", "checkpoint"))
-    checkpoints, inputs = _open_checkpoints(resolved, folder, allowed, clock, say)
+    checkpoints, inputs = _open_checkpoints(resolved, folder, attempt, allowed, clock, say)
     stack.callback(checkpoints.abandon)
     start = checkpoints.start
     attempt.resumed(start.step)
@@ -118,6 +132,10 @@ def _make_run(
             progress.note(text)
 
     parts = assemble(resolved, folder, attempt, checkpoints, inputs, clock, note=note, say=say, stack=stack)
+    if folder.resumed:
+        folder.supersede_steps(start.step)
+        if resolved.config.log.keep_superseded is not None:
+            folder.prune_superseded(resolved.config.log.keep_superseded)
     log = open_step_log(
         resolved.config,
         folder,
@@ -130,6 +148,8 @@ def _make_run(
         note=note,
         stack=stack,
     )
+    if folder.superseded.exists():
+        say(f"what was recorded of steps after {start.step} is now in {folder.superseded}")
     evaluator = Evaluator(
         resolved, folder, parts.engine, parts.judge.judge, parts.phases, control, checkpoints, log, clock
     )
@@ -151,7 +171,7 @@ def _make_run(
 
 
 def _open_checkpoints(
-    resolved: ResolvedRun, folder: RunFolder, allowed: Sequence[str], clock: StageClock, say: Say
+    resolved: ResolvedRun, folder: RunFolder, attempt: AttemptLog, allowed: Sequence[str], clock: StageClock, say: Say
 ) -> tuple[Checkpoints, Inputs]:
     """Read where the run continues; return its checkpoints, and digests of what this attempt reads.
 
@@ -159,7 +179,7 @@ def _open_checkpoints(
     """
     with clock.stage("start"):
         # Every file of the newest checkpoint is read and compared.
-        checkpoints = Checkpoints(resolved, folder.checkpoints, say)
+        checkpoints = Checkpoints(resolved, folder.checkpoints, say, attempt.saved)
         inputs = inputs_of(resolved)
     if folder.resumed:
         start = checkpoints.start
@@ -171,7 +191,6 @@ def _open_checkpoints(
             )
         for line in check_inputs(start.inputs, inputs, resolved, allowed):
             say(line)
-        folder.forget_steps(start.step)
     return checkpoints, inputs
 
 

@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from megasharp.checkpoint.run_folder import RunFolder, read_attempts, seconds_of_all
-from megasharp.checkpoint.store import complete_steps
+from megasharp.checkpoint.attempts import read_attempts, seconds_of_all
+from megasharp.checkpoint.recorded import complete_steps
+from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.common.control import ControlState
 from megasharp.common.files import write_text
 from megasharp.config.core import read_tree

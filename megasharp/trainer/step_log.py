@@ -173,11 +173,13 @@ def open_step_log(
     note: Callable[[str], None],
     stack: ExitStack,
 ) -> StepLog:
-    """Open the log; `stack` closes it. Rows after `resumed_step` are of steps that will be trained again, and go.
+    """Open the log; `stack` closes it. Rows after `resumed_step` are superseded: those steps are trained again.
 
     `token_texts` gives each token's own text; `note` gets what trackers report.
     """
-    metrics = MetricLog(folder.root, tensorboard=config.log.tensorboard, resumed_step=resumed_step)
+    metrics = MetricLog(
+        folder.root, tensorboard=config.log.tensorboard, resumed_step=resumed_step, superseded=folder.superseded
+    )
     stack.callback(metrics.close)
     trackers = Trackers(config.log.trackers, folder.root, folder.logs, note)
     # At a run's end the last metrics may take a while; who sends a signal does not want to wait.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megasharp.checkpoint.run_folder import CONFIG_FILE as RUN_CONFIG
+from megasharp.checkpoint.recorded import CONFIG_FILE as RUN_CONFIG
 from megasharp.checkpoint.run_folder import holds_no_run
 from megasharp.cluster.slurm import job as sbatch_options
 from megasharp.cluster.slurm.job import Job, Resources, Software, render, sbatch_program, submit

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from megasharp.checkpoint.run_folder import CONFIG_FILE, stored_config
+from megasharp.checkpoint.recorded import CONFIG_FILE
+from megasharp.checkpoint.run_folder import stored_config
 from megasharp.cluster.slurm.job import Job, render_array, submit_array
 from megasharp.common.errors import UserError
 from megasharp.common.exit_codes import Say

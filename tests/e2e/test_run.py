@@ -16,7 +16,7 @@ import pytest
 from quickstart import QUICKSTART, REPOSITORY, Command
 from waiting import HANG_S, wait_until
 
-from megasharp.checkpoint.run_folder import read_attempts
+from megasharp.checkpoint.attempts import read_attempts
 from megasharp.metrics.writers import read_metrics
 
 # What must not differ between a run and the same run interrupted: everything but times.

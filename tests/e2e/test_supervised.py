@@ -12,7 +12,7 @@ import pytest
 from quickstart import Command
 from waiting import HANG_S, SOON_S
 
-from megasharp.checkpoint.run_folder import read_attempts
+from megasharp.checkpoint.attempts import read_attempts
 
 STEPS = 12
 

@@ -17,7 +17,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from megasharp.checkpoint.run_folder import read_attempts
+from megasharp.checkpoint.attempts import read_attempts
 from megasharp.common.stack_dumps import read_process
 from megasharp.common.supervisor import Supervisor
 from tests.faults.injector import VARIABLE, Fault, not_fired, write_schedule

@@ -18,7 +18,8 @@ from launch import forked_environment
 from policies import CPU, LAYOUTS, packed, ragged_sequences, recipe, save_model, settings, weights_of
 from waiting import HANG_S
 
-from megasharp.checkpoint.store import LATEST, CheckpointStore, RunState, Writing
+from megasharp.checkpoint.recorded import LATEST
+from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.convert.record import tensor_sha256, weights_sha256
 from megasharp.learner.learner import POLICY
 from megasharp.learner.ranks.all_ranks import OneRank, RanksLearner

@@ -25,8 +25,9 @@ import pytest
 import torch
 
 from megasharp import __version__
+from megasharp.checkpoint.attempts import AttemptRecord
 from megasharp.checkpoint.manifest import CursorEntry, FileEntry, Inputs, Manifest, read_manifest, write_manifest
-from megasharp.checkpoint.run_folder import AttemptRecord, open_run
+from megasharp.checkpoint.run_folder import open_run
 from megasharp.common.control import (
     BestFigure,
     ControlState,

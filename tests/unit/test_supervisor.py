@@ -293,7 +293,7 @@ def test_it_imports_nothing_that_takes_long(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom megasharp.cli.train import train_again\n"
         "sys.executable = 'false'\nPath('run.yaml').write_text('steps: 1')\n"
-        "print(train_again(Path('run.yaml'), [], Path('runs'), False, [], 0))\n"
+        "print(train_again(Path('run.yaml'), [], Path('runs'), [], [], 0))\n"
         "print(*({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -17,7 +17,8 @@ import pytest
 from launch import run_ranks
 from policies import LAYOUTS, learner_on, packed, ragged_sequences, recipe, save_model, settings
 
-from megasharp.checkpoint.store import LATEST, CheckpointStore, RunState, Writing
+from megasharp.checkpoint.recorded import LATEST
+from megasharp.checkpoint.store import CheckpointStore, RunState, Writing
 from megasharp.common.errors import UserError
 from megasharp.learner.ranks.all_ranks import RanksLearner
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from megasharp.checkpoint.run_folder import ATTEMPT_FILE, AttemptLog, AttemptRecord, read_attempts
+from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptLog, AttemptRecord, read_attempts
 from megasharp.common import signals
 from megasharp.common.errors import RankDied, RunFailed, TrainingStopped, UserError
 

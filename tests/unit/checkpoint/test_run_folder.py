@@ -73,12 +73,13 @@ def test_a_folder_that_only_looks_like_a_run_is_left_alone(tmp_path: Path) -> No
 
 
 def test_what_ended_before_its_first_step_starts_anew(tmp_path: Path) -> None:
-    """Its logs stay; its evaluation before training is another configuration's."""
+    """Its logs stay; its evaluation before training, which is another configuration's, moves aside."""
     root = tmp_path / "a"
     first = open_run(root, "old", resume=False)
     (first.logs / "engine_0.log").write_text("out of memory")
     recorded(root, 0)
     first.evals(0).mkdir(parents=True)
+    (first.evals(0) / "dev.json").write_text("{}")
     CheckpointStore(root / "checkpoints", 1, None)
     (root / ".config.yaml.7.partial").write_text("torn")
     first.close()
@@ -88,7 +89,17 @@ def test_what_ended_before_its_first_step_starts_anew(tmp_path: Path) -> None:
     assert (again.attempt, again.resumed) == (2, False)
     assert (root / "config.yaml").read_text() == "new"
     assert (root / "logs/attempt_1/engine_0.log").read_text() == "out of memory"
-    assert sorted(path.name for path in root.iterdir()) == [".lock", "config.yaml", "logs", "run.json"]
+    there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert there == {
+        ".lock",
+        "config.yaml",
+        "run.json",
+        "logs/attempt_1/config.yaml",
+        "logs/attempt_1/engine_0.log",
+        "logs/attempt_2/config.yaml",
+        "superseded/attempt_2/metrics.jsonl",
+        "superseded/attempt_2/evals/step_000000/dev.json",
+    }
 
     resumed = open_run(root, "new", resume=True)
     resumed.close()
@@ -105,8 +116,8 @@ def test_resume_counts_attempts(tmp_path: Path) -> None:
     again.close()
 
 
-def test_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
-    """Their evaluations, probes and tables of responses; what bears no step's number stays."""
+def test_what_is_repeated_moves_aside(tmp_path: Path) -> None:
+    """Evaluations, probes and tables of responses of later steps; what bears no step's number stays."""
     folder = open_run(tmp_path / "run", "", resume=False)
     rollouts = folder.root / "rollouts"
     rollouts.mkdir()
@@ -120,11 +131,17 @@ def test_steps_that_no_longer_count_are_forgotten(tmp_path: Path) -> None:
         step_file(probes, step).touch()
     (folder.root / "evals" / "step_by_hand").mkdir()
     (rollouts / "step_by_step.parquet").touch()
-    folder.forget_steps(999_999)
+    before = {path.relative_to(folder.root) for path in folder.root.rglob("*step_*")}
+    folder.supersede_steps(999_999)
     kept = ["step_000000", "step_000004", "step_999999"]
     assert sorted(path.name for path in (tmp_path / "run" / "evals").iterdir()) == [*kept, "step_by_hand"]
-    folder.forget_steps(4)
+    folder.supersede_steps(4)
     folder.close()
+    aside = tmp_path / "run" / "superseded" / "attempt_1"
+    assert len(list(aside.rglob("*step_*"))) == 2 * (len(before) - 2) // 4
+    assert {path.relative_to(folder.root) for path in folder.root.rglob("*step_*") if aside not in path.parents} | {
+        path.relative_to(aside) for path in aside.rglob("*step_*")
+    } == before
     assert sorted(path.name for path in (tmp_path / "run" / "evals").iterdir()) == [*kept[:2], "step_by_hand"]
     assert sorted(path.stem for path in rollouts.iterdir()) == [*kept[:2], "step_by_step"]
     assert sorted(path.stem for path in probes.iterdir()) == kept[:2]
@@ -173,6 +190,7 @@ def test_a_run_whose_logs_were_deleted_goes_on(tmp_path: Path) -> None:
     for _ in range(2):
         open_run(root, "", resume=True).close()
     recorded(root, 1)
+    with_a_checkpoint(root)
     shutil.rmtree(root / "logs/attempt_1")
     third = open_run(root, "", resume=True)
     third.close()

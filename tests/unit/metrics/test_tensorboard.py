@@ -10,8 +10,14 @@ import pytest
 from megasharp.metrics.tensorboard import TensorBoard
 
 
+def aside(folder: Path) -> Path:
+    """A place of its own for each resume."""
+    superseded = folder.with_name(f"{folder.name}_superseded")
+    return superseded / f"attempt_{1 + len([*superseded.glob('*')])}"
+
+
 def attempt(folder: Path, resumed: int | None, steps: range, value: float) -> None:
-    board = TensorBoard(folder, resumed)
+    board = TensorBoard(folder, resumed, aside(folder))
     for step in steps:
         board.write(step, {"reward/mean": value + step, "time/step": 1.0})
     board.close()
@@ -40,6 +46,8 @@ def test_rows_beyond_the_resumed_step_are_gone_from_the_files(tmp_path: Path) ->
     attempt(tmp_path, 3, range(4, 8), 100.0)
     attempt(tmp_path, 5, range(6, 8), 200.0)
     assert in_files(tmp_path) == [1, 2, 3, 4, 5, 6, 7]
+    moved = tmp_path.with_name(f"{tmp_path.name}_superseded")
+    assert [in_files(moved / f"attempt_{number}" / tmp_path.name) for number in (1, 2)] == [[4, 5], [6, 7]]
     assert shown(tmp_path) == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 104.0), (5, 105.0), (6, 206.0), (7, 207.0)]
 
 
@@ -55,12 +63,12 @@ def test_an_evaluation_that_a_resume_made_up_for_stays_through_the_next_one(tmp_
     """It lies behind the start, which names the step after it."""
     attempt(tmp_path, None, range(1, 6), 0.0)
     for last in (4, 6):
-        board = TensorBoard(tmp_path, 3)
+        board = TensorBoard(tmp_path, 3, aside(tmp_path))
         board.write(3, {"eval/x/pass@1": 0.5})
         board.write(4, {"reward/mean": float(last)})
         board.close()
         if last == 4:
-            again = TensorBoard(tmp_path, 3)
+            again = TensorBoard(tmp_path, 3, aside(tmp_path))
             again.close()
             assert in_files(tmp_path) == [1, 2, 3, 3]
 
@@ -82,7 +90,7 @@ def test_a_hundred_thousand_rows_are_cut_in_seconds(tmp_path: Path) -> None:
     version = 12 + int.from_bytes(whole[:8], "little") + 4
     path.write_bytes(whole[:version] + whole[version:] * 100)
     began = time.monotonic()
-    board = TensorBoard(tmp_path, 1000)
+    board = TensorBoard(tmp_path, 1000, aside(tmp_path))
     taken = time.monotonic() - began
     board.close()
     assert taken < 20.0

@@ -53,7 +53,7 @@ def attempt(root: Path, name: str, resumed: int | None, steps: range, value: flo
     told: list[str] = []
     record = root / "trackers" / f"{name}.json"
     before = record.stat().st_mtime_ns if record.exists() else 0
-    log = MetricLog(root, tensorboard=False, resumed_step=resumed)
+    log = MetricLog(root, tensorboard=False, resumed_step=resumed, superseded=root / "superseded/attempt_2")
     trackers = Trackers({name: "project"}, root, root, told.append)
     for step in steps:
         log.write(step, {"reward/mean": value + step, "policy/gap": float("nan")})

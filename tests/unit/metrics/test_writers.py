@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megasharp.common.errors import UserError
-from megasharp.metrics.writers import MetricLog, read_metrics
+from megasharp.metrics.writers import MetricLog, read_metrics, rows_from_end, rows_of
 
 
 def write_steps(folder: Path, steps: range, value: float, resumed_step: int | None, tensorboard: bool = False) -> None:
-    log = MetricLog(folder, tensorboard=tensorboard, resumed_step=resumed_step)
+    aside = folder / "superseded" / "attempt_2"
+    log = MetricLog(folder, tensorboard=tensorboard, resumed_step=resumed_step, superseded=aside)
     for step in steps:
         log.write(step, {"reward/mean": value + step})
     log.close()
@@ -58,6 +63,114 @@ def test_figures_that_json_cannot_hold_are_null(tmp_path):
 
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
     assert (row["a"], row["b"], row["c"], row["d"]) == (None, None, None, 1e300)
+
+
+def train(folder: Path, steps: range, figures: int = 1) -> None:
+    """Rows of steps as a run writes them: a step's training, then the save of every second one."""
+    log = MetricLog(folder, tensorboard=False, resumed_step=None)
+    for step in steps:
+        log.write(step, {"time/step": 1.0, **{f"figure/{number}": 0.5 for number in range(figures)}})
+        if step % 2 == 0:
+            log.write(step, {"time/checkpoint": 1.0})
+    log.close()
+
+
+def aside(folder: Path, number: int) -> Path:
+    return folder / "superseded" / f"attempt_{number}"
+
+
+def cut(folder: Path, last: int, number: int) -> None:
+    MetricLog(folder, tensorboard=False, resumed_step=last, superseded=aside(folder, number)).close()
+
+
+def test_rows_that_are_repeated_move_aside_byte_for_byte(tmp_path: Path) -> None:
+    train(tmp_path, range(8))
+    path = tmp_path / "metrics.jsonl"
+    before = path.read_bytes()
+    cut(tmp_path, 4, 2)
+    assert [(row["step"], "time/step" in row) for row in read_metrics(tmp_path)][-3:] == [
+        (3, True),
+        (4, True),
+        (4, False),
+    ]
+    assert path.read_bytes() + (aside(tmp_path, 2) / "metrics.jsonl").read_bytes() == before
+    cut(tmp_path, 4, 3)
+    assert not aside(tmp_path, 3).exists(), "nothing was repeated"
+
+
+@pytest.mark.parametrize("call", ["rename", "truncate"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_while_rows_move_loses_none_and_doubles_none(tmp_path: Path, call: str, after: bool) -> None:
+    """SIGKILL before and after each system call by which they do."""
+    train(tmp_path, range(8))
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    for number in range(1, 9):
+        if os.fork() == 0:
+            trace = KillAt(call, number, after)
+            sys.setprofile(trace)
+            cut(tmp_path, 4, number + 1)
+            os._exit(7)
+        _, status = os.wait()
+        if os.WIFEXITED(status):
+            break
+    assert 1 < number < 8 and os.WEXITSTATUS(status) == 7, "killed at least once, and then not any more"
+    moved = sorted(tmp_path.glob("superseded/*/metrics.jsonl"))
+    assert len(moved) == 1 and (tmp_path / "metrics.jsonl").read_bytes() + moved[0].read_bytes() == whole
+    assert list(tmp_path.rglob(".*")) == []
+
+
+class KillAt:
+    """Kills this process before, or after, its n-th call of a function of that name written in C."""
+
+    def __init__(self, name: str, number: int, after: bool) -> None:
+        self._name, self._left, self._event = name, number, "c_return" if after else "c_call"
+
+    def __call__(self, frame: object, event: str, function: Any) -> None:
+        if event == self._event and getattr(function, "__name__", "") == self._name:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_by(call: Callable[[], object]) -> int:
+    """The bytes that this process reads in a call."""
+
+    def counted() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    counted()
+    before = counted()
+    call()
+    return counted() - before
+
+
+def bytes_read(folder: Path, last: int) -> list[int]:
+    """Of the last row, of the rows of a step, and of a resume after it."""
+    train(folder, range(last + 2), figures=100)
+    rows: list[Any] = []
+    costs = [
+        read_by(lambda: next(rows_from_end(folder))),
+        read_by(lambda: rows.extend(rows_of(folder, last))),
+        read_by(lambda: cut(folder, last, 2)),
+    ]
+    assert [row["step"] for row in rows] == [last, last] and read_metrics(folder)[-1]["step"] == last
+    return costs
+
+
+def test_a_long_log_is_opened_by_reading_its_end_alone(tmp_path: Path) -> None:
+    """A hundred times as many rows cost nothing."""
+    short, long = bytes_read(tmp_path / "short", 38), bytes_read(tmp_path / "long", 3998)
+    assert (tmp_path / "long" / "metrics.jsonl").stat().st_size > 6e6
+    assert max(b - a for a, b in zip(short[::2], long[::2], strict=True)) <= 4096 and max(long) < 400_000, (short, long)
+
+
+def test_a_row_whose_newline_was_lost_stays_a_row(tmp_path: Path) -> None:
+    train(tmp_path, range(4))
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    cut(tmp_path, 3, 2)
+    write_steps(tmp_path, range(4, 5), 0.0, 3)
+    assert [row["step"] for row in read_metrics(tmp_path)][-2:] == [3, 4]
 
 
 def test_a_resumed_log_continues_after_its_step(tmp_path):

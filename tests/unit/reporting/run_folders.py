@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megasharp.checkpoint.run_folder import ATTEMPT_FILE, AttemptRecord
+from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptRecord
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.control import ControlState
 from tests.unit.saving import save_at_once

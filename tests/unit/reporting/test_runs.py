@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from run_folders import Folder, steps
 from waiting import HANG_S
 
-from megasharp.checkpoint.run_folder import AttemptRecord
+from megasharp.checkpoint.attempts import AttemptRecord
 from megasharp.cli.runs import compare_runs, list_runs
 from megasharp.common.control import BestFigure, ControlState, LengthChange, LengthState, Reset, ResetState
 from megasharp.common.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from megasharp.checkpoint.run_folder import ATTEMPT_FILE, AttemptRecord
+from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptRecord
 from megasharp.common.records import Completion, FinishReason, Group, Outcome, Prompt, Response, Verdict, VersionSpan
 from megasharp.evals.probe import ProbeResponse, probe, step_file, write_responses
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
