@@ -43,7 +43,7 @@ class _Log:
     def open_in(self, folder: Path) -> int:
         """Return a descriptor of the log, /dev/null where it cannot be made."""
         try:
-            self._file = os.open(folder / CONSOLE_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.open(folder / CONSOLE_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError:
             return os.open(os.devnull, os.O_WRONLY)
         early, self._early = bytes(self._early), bytearray()

@@ -56,7 +56,7 @@ def test_a_run_is_its_owners(command: Command) -> None:
 
 @pytest.mark.long("runs")
 @pytest.mark.parametrize(
-    ("readers", "backend", "umask"), [("owner", "ray", 0o022), ("group", "processes", 0o002)], ids=["owner", "group"]
+    ("readers", "backend", "umask"), [("owner", "ray", 0o022), ("group", "local", 0o002)], ids=["owner", "group"]
 )
 def test_every_writer(command: Command, readers: str, backend: str, umask: int) -> None:
     """Ranks, workers and trackers; then an evaluation, a probe, a report and a picture of it."""
