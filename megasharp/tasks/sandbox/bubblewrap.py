@@ -127,8 +127,7 @@ def _ways(program: str) -> Iterator[Sandbox]:
         capabilities = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
         prefix = (program, *_NAMESPACES, *capabilities, *inside)
         yield Sandbox(prefix, _python(), _packages(), leave_root=True, machine=machine)
-    # A bubblewrap that is older than the option, or a container with a /proc that is read-only, has the last way; there
-    # the filter alone denies namespaces.
+    # The last way is for a bubblewrap that is older than the option; there the filter alone denies namespaces.
     for more in (("--disable-userns",), ()):
         yield Sandbox(
             (program, "--unshare-user", *more, *_NAMESPACES, *inside), _python(), _packages(), machine=machine
