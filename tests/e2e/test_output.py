@@ -13,7 +13,7 @@ import pytest
 from quickstart import REPOSITORY, Command
 from waiting import HANG_S
 
-from megasharp.checkpoint.run_folder import read_attempts
+from megasharp.checkpoint.attempts import read_attempts
 from megasharp.cli.main import main
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from megasharp.checkpoint.run_folder import ATTEMPT_FILE, AttemptRecord, RunFolder
+from megasharp.checkpoint.attempts import ATTEMPT_FILE, AttemptRecord
+from megasharp.checkpoint.run_folder import RunFolder
 from megasharp.checkpoint.store import CheckpointStore, RunState
 from megasharp.common.control import BestFigure, ControlState
 from megasharp.evals.result import EvalResult, EvalSetting, summarize
