@@ -29,7 +29,7 @@ from pathlib import Path
 from megasharp.checkpoint.attempts import AttemptRecord, read_attempts
 from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from megasharp.checkpoint.recorded import CONFIG_FILE
-from megasharp.checkpoint.run_folder import stored_config
+from megasharp.checkpoint.run_folder import SUPERSEDED, stored_config
 from megasharp.common.control import BestFigure, with_evaluation
 from megasharp.common.errors import UserError
 from megasharp.common.formats import NewerFormat
@@ -282,6 +282,16 @@ def _size(path: Path) -> int | None:
 
 def _yaml(value: int | None) -> str:
     return "null" if value is None else str(value)
+
+
+def superseded(history: RunHistory) -> str:
+    """Say what the run has in `superseded/`, which counts nowhere; empty where it has nothing."""
+    names = (path.parent.name.removeprefix("attempt_") for path in history.folder.glob(f"{SUPERSEDED}/attempt_*/*"))
+    numbers = sorted({int(name) for name in names if name.isdecimal()})
+    if not numbers:
+        return ""
+    by = f"attempt {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} attempts, the last of them {numbers[-1]},"
+    return f"{SUPERSEDED}/ has the earlier records of what {by} did again; they count in no figure"
 
 
 def kept_responses(history: RunHistory) -> str:

@@ -27,6 +27,7 @@ from megasharp.reporting.history import (
     find_peak,
     goodput,
     kept_responses,
+    superseded,
 )
 from megasharp.reporting.history import duration as attempt_seconds
 from megasharp.reporting.number_text import Columns, duration, moment, size
@@ -278,8 +279,7 @@ def _decisions(history: RunHistory) -> Iterator[str]:
     peak, control = peak_of(history), control_of(history)
     if peak is not None:
         yield peak.line
-    if kept := kept_responses(history):
-        yield kept
+    yield from (said for said in (kept_responses(history), superseded(history)) if said)
     if control is None:
         return
     done, changes = control.resets.done, control.lengths.changes

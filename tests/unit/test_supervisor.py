@@ -150,6 +150,15 @@ def test_a_run_that_never_comes_to_a_checkpoint(tmp_path: Path) -> None:
     assert len(stand.attempts()) == 3 and "began at no checkpoint" in stand.said[-1]
 
 
+def test_options_of_the_first_attempt_hold_until_one_has_opened_the_folder(tmp_path: Path) -> None:
+    """Else --start-over, killed while it imports, would be followed by a --resume of the old run."""
+    early = f"(logs / 'attempt.json').unlink(); {KILLED}"
+    stand = Stand(tmp_path / "run", early, FAILS, FAILS, DONE)
+    first = ["--start-over"]
+    assert Supervisor(stand.command, stand.root, stand.said.append, first, pause_s=0.0).run(9) == 1
+    assert stand.attempts() == ["--start-over", "--start-over", "--resume"]
+
+
 def test_an_earlier_attempts_record_is_not_this_ones(tmp_path: Path) -> None:
     """The first gave up; the next is killed before it can write one."""
     unrecorded = f"(logs / 'attempt.json').unlink(); {KILLED}"

@@ -279,6 +279,21 @@ def test_damaged_newer_checkpoints_make_way(tmp_path: Path) -> None:
     assert store.steps() == [1, 2] and (tmp_path / "latest").read_text() == "step_000002\n"
 
 
+def test_what_is_damaged_again_keeps_what_was_damaged_before(tmp_path: Path) -> None:
+    """One without a manifest, which a purge has removed, makes way too: the next save of its step needs the name."""
+    for shard in ("first", "second"):
+        store = store_with(tmp_path, [1, 2])
+        (tmp_path / "step_000002" / "policy" / "shard_0").write_text(shard)
+        if shard == "second":
+            (tmp_path / "step_000002" / "manifest.json").unlink()
+        said: list[str] = []
+        store.take_up(said.append)
+        assert len(said) == 1 and store.steps() == [1]
+        shutil.rmtree(tmp_path / "step_000001")
+    kept = {path.parents[1].name: path.read_text() for path in tmp_path.glob("damaged_*/policy/shard_0")}
+    assert kept == {"damaged_step_000002": "first", "damaged_step_000002_2": "second"}
+
+
 @each_case("number", [errno.ENOSPC, errno.EDQUOT])
 def test_full_disk_while_writing_shards(tmp_path: Path, number: int) -> None:
     """As Megatron reports it too: an error of its own, raised from the system's."""
