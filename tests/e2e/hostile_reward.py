@@ -10,7 +10,7 @@ SHOWN = r"\x1b[2Jgone\x9b31m\x7f\u202e[red]"
 
 
 def judge(text: str, answer: TaskAnswer) -> float:
-    """Fail on about one response of eight."""
-    if sum(map(ord, text)) % 8 == 1:
+    """Fail on about one response of eight, but on none of the made-up ones that a run begins with."""
+    if 4 < len(text) < 20 and sum(map(ord, text)) % 8 == 1:
         raise ValueError(f"no reward for {EVIL}")
     return 0.5
