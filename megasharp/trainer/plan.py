@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from megasharp.algos.base import OldLogp
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import as_dtype
 from megasharp.config.core import PRESETS, find
 from megasharp.config.run_config import RunConfig
@@ -93,7 +93,10 @@ class ModelCheck:
         try:
             out, errors = self._process.communicate(timeout=_SECONDS)
         except subprocess.TimeoutExpired:
-            raise UserError(f"Megatron's model was not built in {_SECONDS} s") from None
+            raise RunFailed(f"Megatron's model was not built in {_SECONDS} s") from None
+        if self._process.returncode < 0:
+            # Nothing is wrong with the model: the out-of-memory killer, say, took the process.
+            raise RunFailed(f"the process that counts parameters was ended by signal {-self._process.returncode}")
         if self._process.returncode:
             last = (errors.decode().strip().splitlines() or ["it said nothing"])[-1]
             raise UserError(f"Megatron cannot build this model in this layout: {last}")

@@ -266,6 +266,45 @@ def test_a_disk_that_fills_up_while_training_goes_on(command: Command) -> None:
 
 
 @pytest.mark.long("runs")
+def test_a_reward_that_does_not_work_ends_a_run_before_it_loads_or_with_a_checkpoint(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns None, or fails on about one response of eight."""
+    (tmp_path / "late_reward.py").write_text(
+        "def none(text, answer): pass\ndef some(text, answer): return 1 / (sum(map(ord, text)) % 8 != 3)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    def ended(name: str, code: int, *more: str) -> list[str]:
+        options = ("steps=9", f"name={name}", f"reward.function=late_reward:{name}", "checkpoint.every=4", *more)
+        process = command.start(*command.train(*options), "--retries", "2")
+        out, error = process.communicate(timeout=HANG_S)
+        assert process.returncode == code, out + error
+        return [out, *error.splitlines()]
+
+    out, line = ended("none", 2)
+    assert "reward     late_reward:none in " in out
+    log = command.runs / "none" / "logs" / "attempt_1" / "verifiers.log"
+    assert "late_reward:none gives no reward for row " in line and "returned None" in line and f"more in {log}" in line
+    assert not (log.parent / "rank_0.log").exists() and "returned None" in log.read_text()
+
+    out, line = ended("some", 1)
+    log = command.runs / "some" / "logs" / "attempt_1" / "verifiers.log"
+    assert "reward.function fails (ZeroDivisionError: division by zero)" in out and "in some" in out
+    assert "the third step in a row (guard.reward_errors is 0.05)" in line and "with a checkpoint" in line
+    assert "line 2, in some: def some" in line and f"traceback in {log}" in line
+    rows = command.rows("some")
+    assert [row["step"] for row in rows] == [1, 2, 3] and all(0.05 < row["reward/errors"] < 1 for row in rows)
+    assert " more: ZeroDivisionError at " in log.read_text() and log.read_text().count("Traceback") == 1
+    (attempt,) = read_attempts(command.runs / "some" / "logs").values()
+    assert attempt is not None and attempt.gave_up and attempt.exit_code == 1
+    shown = command.run("runs", "show", str(command.runs / "some"))
+    assert "of the last rewards failed" in shown
+
+    ended("some", 0, "guard.reward_errors=null", "name=kept", "steps=4")
+
+
+@pytest.mark.long("runs")
 def test_a_run_that_ends_itself_leaves_the_checkpoint_it_speaks_of(command: Command) -> None:
     """Answers of one token are all wrong, so dynamic sampling drops every group."""
     arguments = command.train(

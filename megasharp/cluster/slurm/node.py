@@ -21,7 +21,7 @@ from types import FrameType
 
 from megasharp.cluster.slurm import ray_node
 from megasharp.cluster.slurm.ray_node import RayNode, follow_until_ready, publish
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.exit_codes import run_command
 from megasharp.common.files import write_text
 from megasharp.common.signals import AGAIN, SAVE, Stopped, TimeIsUp, save_kept_from_children
@@ -52,7 +52,7 @@ class _Signals:
 
 
 def main() -> None:
-    """Run the program. Raises UserError, which ends it with one line and 2."""
+    """Run the program. Raises UserError, which ends it with one line and 2, or RunFailed: 1."""
     arguments = sys.argv[1:]
     if len(arguments) < 4 or arguments[0] != "--folder" or arguments[2] != "--":
         raise UserError("usage: python -m megasharp.cluster.slurm.node --folder ATTEMPT -- COMMAND")
@@ -108,7 +108,7 @@ def _follow(folder: Path, names: Sequence[str], number: int, deadline: float, si
             if signals.arrived is not None:
                 sys.exit(128 + signals.arrived)
             if node.ended():
-                raise UserError(f"node {names[number]}: Ray ended here while the run was under way; see above")
+                raise RunFailed(f"node {names[number]}: Ray ended here while the run was under way; see above")
             time.sleep(_POLL_S)
 
 

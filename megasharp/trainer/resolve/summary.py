@@ -7,6 +7,7 @@ from megasharp.planner.memory import run_text, runs_of_layers
 from megasharp.trainer.resolve.devices import device_of
 from megasharp.trainer.resolve.engine_settings import choose_transport
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
+from megasharp.trainer.reward_judge import TRIED_ROWS, judged_tasks, workers_for
 
 
 def describe(resolved: ResolvedRun) -> str:
@@ -29,8 +30,17 @@ def describe(resolved: ResolvedRun) -> str:
         f"recipe     {', '.join(resolved.recipes.final.methods)}; {resolved.recipes.final.reduction.value}",
         f"data       {len(resolved.prompts)} prompts of {config.data.name}; evaluation on "
         + (", ".join(suite.name for suite in resolved.suites) or "nothing"),
+        *_reward(resolved),
     ]
     return "\n".join([*lines, *_notes(resolved)])
+
+
+def _reward(resolved: ResolvedRun) -> list[str]:
+    reward = resolved.config.reward
+    workers = workers_for(reward, judged_tasks(resolved.config, resolved.suites))
+    where = f"{workers} worker process(es)" if workers else "this process"
+    tried = f"called on {TRIED_ROWS} rows before a run loads anything"
+    return [] if reward.function is None else [f"reward     {reward.function} in {where}, {tried}"]
 
 
 def _adapters(resolved: ResolvedRun) -> list[str]:

@@ -15,7 +15,7 @@ from cases import each_case
 from typer.testing import CliRunner
 
 from megasharp.cli.main import app
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.records import ParallelLayout
 from megasharp.config.run_config import load_run
 from megasharp.convert.hf_folder import read_config
@@ -87,6 +87,10 @@ def test_a_check_that_is_not_asked_ends_with_its_block() -> None:
     with ModelCheck() as check:
         process = check._process
     assert process.returncode == -9
+    with ModelCheck() as check, pytest.raises(RunFailed, match="was ended by signal 9"):
+        check._process.kill()
+        check.ask([], ParallelLayout(), None)
+        check.counts()
 
 
 PLANNED = """

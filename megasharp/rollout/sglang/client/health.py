@@ -21,7 +21,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.common.files import Scratch
 from megasharp.rollout.sglang.client.launch import (
     ENGINE_MODULE,
@@ -175,9 +175,12 @@ def check_engines(settings: FleetSettings, where: str) -> None:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise UserError(f"{settings.python} did not judge the engines' configuration in {_LIMIT_S:g} s") from error
+            raise RunFailed(f"{settings.python} did not judge the engines' configuration in {_LIMIT_S:g} s") from error
     if ended.returncode == 0:
         return
+    if ended.returncode < 0:
+        # Nothing is wrong with the configuration: the out-of-memory killer, say, took the process.
+        raise RunFailed(f"{settings.python} was ended by signal {-ended.returncode} over the engines' configuration")
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else f"exit code {ended.returncode}"
     reason = last.removeprefix(_REFUSAL)

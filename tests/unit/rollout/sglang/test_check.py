@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megasharp.common.errors import UserError
+from megasharp.common.errors import RunFailed, UserError
 from megasharp.config.rollout import RolloutConfig
 from megasharp.rollout.sglang.client.health import check_engines
 from megasharp.rollout.sglang.client.launch import FleetSettings
@@ -53,6 +53,11 @@ def test_the_engines_reason_names_the_runs_keys(tmp_path: Path, said: str, read:
 def test_a_python_without_our_package(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^rollout\.python: .*No module named 'x'.*make fleet"):
         check_engines(stand_in(tmp_path, "echo \"No module named 'x'\" >&2; exit 1"), "run.yaml")
+
+
+def test_a_check_that_something_kills_may_end_well_the_next_time(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="was ended by signal 9"):
+        check_engines(stand_in(tmp_path, "kill -9 $$"), "run.yaml")
 
 
 def test_a_python_for_gpus_is_built_otherwise(tmp_path: Path) -> None:
