@@ -416,7 +416,7 @@ def _all_reduce(patient: Patient) -> Finding:
     if world == 1:
         return Finding("ok", "all-reduce", "one rank has nobody to reduce with")
     try:
-        variables = _links(patient, device)
+        variables = _links(patient)
         if patient.place.meeting is not None:
             meeting = patient.place.meeting / "all_reduce"
             seconds = measure(meeting, patient.place.node * local, local, world, device, variables)
@@ -437,9 +437,10 @@ def _all_reduce(patient: Patient) -> Finding:
     return all_reduce(world, bus_bandwidth(MEBIBYTES[device] << 20, seconds, world), expected, where)
 
 
-def _links(patient: Patient, device: str) -> Mapping[str, str]:
+def _links(patient: Patient) -> Mapping[str, str]:
     if len(patient.place.nodes) < 2:
-        return {"GLOO_SOCKET_IFNAME": "lo"} if device == "cpu" else {}
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        return {name: "lo" for name in names if name not in os.environ}
     others = [name for number, name in enumerate(patient.place.nodes) if number != patient.place.node]
     return ray_node.variables(ray_node.choose(ray_node.interfaces(), others, os.environ), ray_node.adapters())
 
