@@ -107,10 +107,11 @@ def _check_and_train(
             root.absolute(), dump_yaml(resolved.config), resume=resume, start_over=start_over, readers=readers
         )
         stack.callback(folder.close)
+        # First of all: an attempt without a record that has left anything else may have saved.
+        attempt = stack.enter_context(AttemptLog(folder.logs, began=began))
         output.log_to(folder.logs)
         if folder.note:
             say(folder.note)
-        attempt = stack.enter_context(AttemptLog(folder.logs, began=began))
         _make_run(resolved, folder, attempt, allowed, say, stack).train()
 
 

@@ -116,6 +116,20 @@ def test_a_run_is_asked_by_its_time_limit_and_queues_itself_again_to_the_end(
     assert steps(submit, "long") == list(range(1, 61))
 
 
+def test_a_job_that_misses_its_checkpoints_ends_and_is_not_queued_again(submit: Submitting, slurm: Cluster) -> None:
+    """It would begin at step 0, for a link that is not mounted on its node."""
+    assert slurm.ended(submit("lost", *SMALL, "steps=2"), HANG_S).state == "COMPLETED"
+    root = submit.folder / "runs" / "lost"
+    (root / "checkpoints").rename(submit.folder / "kept")
+    rows = (root / "metrics.jsonl").read_bytes()
+    job = submit("lost", *SMALL, "steps=4")
+    done = slurm.ended(job, HANG_S)
+    log = submit.log("lost", job)
+    assert (done.state, done.exit_code, done.restarts) == ("FAILED", 2, 0), log
+    assert "metrics.jsonl has rows up to step 2" in log and "checkpoints is not there; bring" in log, log
+    assert (root / "metrics.jsonl").read_bytes() == rows and not (root / "checkpoints").exists()
+
+
 def test_nodes_that_do_not_join_in_time_are_named(submit: Submitting, slurm: Cluster) -> None:
     cluster = ("cluster.backend=ray", "cluster.nodes=2", "policy.dp=2")
     job = submit("late", *SMALL, *cluster, "steps=2", MEGASHARP_INTERFACE="lo", MEGASHARP_JOIN_SECONDS="0.1")
