@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from quickstart import Command
 
+from megasharp.checkpoint.run_folder import open_run
 from megasharp.common.files import write_below, write_like
 
 EVALUATED = ("eval.suites=[countdown_dev]", "eval.n=1", "eval.k=[1]")
@@ -37,19 +38,23 @@ def check_groups(root: Path, group: int) -> None:
 
 
 def test_a_run_is_its_owners(command: Command) -> None:
-    """With a umask that lets the group write; the folder of runs is an ordinary one.
-
-    An older release's folder is closed by a resume, and what was in it keeps its modes.
-    """
+    """With a umask that lets the group write; the folder of runs is an ordinary one."""
     root = command.runs / "a"
     command.run(*command.train("name=a", "steps=1", *EVALUATED, "log.tensorboard=true"), umask=0o002)
     check_owners_only(root)
     assert stat.S_IMODE(command.runs.stat().st_mode) == 0o775
     assert {path.name for path in root.iterdir()} >= {"checkpoints", "evals", "logs", "probe"}
+
+
+def test_an_older_releases_folder_is_closed_by_a_resume(tmp_path: Path) -> None:
+    """What was in it keeps its modes, and nobody reaches it."""
+    root = tmp_path / "a"
+    open_run(root, "name: a", resume=False).close()
     for path in (root, *root.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    command.run(*command.train("name=a", "steps=1", *EVALUATED, "log.tensorboard=true", "--resume"))
-    assert stat.S_IMODE(root.stat().st_mode) == 0o700, "nobody reaches what is in it"
+    os.umask(0o022)
+    open_run(root, "name: a", resume=True).close()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
     new, old = (stat.S_IMODE((root / "logs" / f"attempt_{n}" / "config.yaml").stat().st_mode) for n in (2, 1))
     assert (new, old) == (0o600, 0o644)
 
