@@ -32,8 +32,8 @@ MOST_WORKERS = 4
 TRIED_ROWS = 2
 # A program is ended before its worker is, which is for what hangs otherwise.
 _PROGRAMS_SHARE = 0.9
-# Lines of a traceback on the console; characters of its end on one line; kinds of failures that are told apart.
-_SHOWN_LINES = 8
+# Lines of a traceback on the console; characters of one on one line; kinds of failures that are told apart.
+_SHOWN_LINES = 12
 _ONE_LINE = 600
 _MOST_KINDS = 50
 
@@ -109,7 +109,7 @@ class LoggingJudge:
 
     A kind is an exception's type and its line of code. Its first one goes to `say` with the end of its traceback, and
     whole to the file `log`. Of the `failure` of a verdict, its kind is left, or nothing where it does not count as one.
-    `failures` counts those that do, and `first` is the end of the first one's traceback on one line.
+    `failures` counts those that do, and `first` is the first one's traceback on one line.
     """
 
     def __init__(self, judge: Judge, say: Callable[[str], None], log: Path | None) -> None:
@@ -161,7 +161,7 @@ class LoggingJudge:
                 return
             whole = trace or verdict.detail
             if counts and not self.first:
-                self.first = _last_frame(whole)
+                self.first = _in_one_line(whole)
         who = "reward.function" if own else "a verifier"
         what = "a response could not be judged and is left out" if verdict.outcome is Outcome.INFRA else f"{who} fails"
         metric = "reward/errors" if counts else f"reward/outcome_{verdict.outcome}"
@@ -177,14 +177,18 @@ class LoggingJudge:
                     log.write(text)
 
 
-def _last_frame(trace: str) -> str:
-    """Return a traceback's last frame and the exception on one line.
+def _in_one_line(trace: str) -> str:
+    """Return a traceback's first frame, which is the verifier's own, and the exception.
 
     Example: `File "mine.py", line 2, in brief: return 1 / 0: ZeroDivisionError: division by zero`.
     """
-    lines = [line.strip() for line in trace.splitlines()]
-    frames = [number for number, line in enumerate(lines) if line.startswith('File "')]
-    return ": ".join(lines[frames[-1] if frames else 0 :])[:_ONE_LINE]
+    lines = trace.splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
+        return ": ".join(lines)[:_ONE_LINE]
+    first = [line for line in lines[frames[0] : frames[0] + 2] if line.startswith("  ")]
+    error = [line for line in lines[frames[-1] + 1 :] if not line.startswith("    ")]
+    return ": ".join(line.strip() for line in (*first, *error))[:_ONE_LINE]
 
 
 def made_up_responses(answer: TaskAnswer) -> Iterator[str]:

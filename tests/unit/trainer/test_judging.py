@@ -134,7 +134,7 @@ def changes(text, answer): answer.target = 4
         ("cancelled", UserError, r"in cancelled: .*KeyboardInterrupt"),
         ("long", UserError, r"in long: .*: RuntimeError: x{400,500};"),
         ("unpicklable", UserError, r"in unpicklable: .*Unpicklable: <function"),
-        ("changes", UserError, r"FrozenInstanceError: cannot assign to field 'target'"),
+        ("changes", UserError, r"in changes: def .*: dataclasses.FrozenInstanceError: cannot assign to field 'target'"),
     ],
 )
 def test_a_reward_that_does_not_work_is_found_before_the_run(
