@@ -1,4 +1,4 @@
-"""What a run's folder says was done, and the refusal to begin again where the checkpoints of that are missing.
+"""Reads what was done from a run's folder, and refuses to begin again where the checkpoints of that are missing.
 
 Beginning again is right where nothing but a beginning is lost: where the attempts' records say that none of them
 completed a checkpoint. Anything else that bears a step's number stands against it, because checkpoints may lie on
