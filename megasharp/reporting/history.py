@@ -143,7 +143,7 @@ class RunHistory:
 
     @property
     def restarts(self) -> int:
-        """How often the run was started again."""
+        """Number of starts after the first."""
         return max(len(self.attempts) - 1, 0)
 
     @property
