@@ -17,7 +17,6 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megasharp.convert.lora import is_adapter
-from megasharp.learner.data_only import load_shards
 from megasharp.learner.optimizer import parts
 
 if TYPE_CHECKING:
@@ -95,13 +94,20 @@ def save_model(folder: Path, chunks: Sequence[GPTModel], *, copy: bool) -> Shard
     return ShardWriting({"model": _sharded_model(chunks, dict(METADATA))}, folder, METADATA, copy=copy)
 
 
+def _load(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    # Imported here: torch's checkpoint code takes a second that a first step need not wait for.
+    from megasharp.learner.data_only import load_shards
+
+    return load_shards(state, folder)
+
+
 def load_model(folder: Path, chunks: Sequence[GPTModel]) -> None:
     """Read weights alone, resharding to the present layout.
 
     Raises UserError for a folder that asks for more than to be read, many other kinds of errors for damaged shards.
     """
     state = {"model": _sharded_model(chunks, dict(METADATA))}
-    _fill(chunks, load_shards(state, folder)["model"])
+    _fill(chunks, _load(state, folder)["model"])
 
 
 def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
@@ -114,7 +120,7 @@ def load_base(folder: Path, chunks: Sequence[GPTModel]) -> None:
         number: {name: entry for name, entry in part.items() if not is_adapter(name)}
         for number, part in sharded.items()
     }
-    _fill(chunks, load_shards({"model": stored}, folder)["model"], but_adapters=True)
+    _fill(chunks, _load({"model": stored}, folder)["model"], but_adapters=True)
 
 
 def load_state(
@@ -128,7 +134,7 @@ def load_state(
     Moments and counts of steps come from the file; learning rate, betas, epsilon and weight decay stay the optimizer's
     own. Raises many kinds of errors for damaged shards, as `load_model`.
     """
-    state = load_shards(_sharded(chunks, optimizer, is_loading=True), folder)
+    state = _load(_sharded(chunks, optimizer, is_loading=True), folder)
     _fill([chunk.module for chunk in chunks], state["model"])
     own = [
         {name: value for name, value in group.items() if name not in ("params", "step")}

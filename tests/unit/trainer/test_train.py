@@ -19,7 +19,7 @@ def test_reading_the_checkpoint_to_go_on_from_counts_as_the_start(monkeypatch: p
         raise InterruptedError
 
     monkeypatch.setattr(run, "Checkpoints", read)
-    any_ = SimpleNamespace(checkpoints=None)
+    any_ = SimpleNamespace(checkpoints=None, saved=None)
     with pytest.raises(InterruptedError):
-        run._open_checkpoints(any_, any_, (), clock, print)  # type: ignore[arg-type]
+        run._open_checkpoints(any_, any_, any_, (), clock, print)  # type: ignore[arg-type]
     assert stages == ["start"]
