@@ -22,6 +22,8 @@ from megasharp.common.files import write_text
 from megasharp.common.section import Section
 
 ATTEMPT_FILE = "attempt.json"
+# The reason of an attempt that came to the run's end.
+FINISHED = "finished"
 # Seconds between two writes of the record: each is flushed to the disk, and training must not wait for that.
 _BETWEEN_RECORDS = 5.0
 
@@ -133,7 +135,7 @@ def how_it_ended(error: BaseException | None) -> tuple[str, int]:
         return number.name, 128 + number
     error = signals.failure() or error
     if error is None:
-        return "finished", 0
+        return FINISHED, 0
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return one_line(error), error.code
     if isinstance(error, UserError):

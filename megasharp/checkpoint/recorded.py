@@ -101,7 +101,7 @@ def _missing(place: Path) -> str | None:
         return None
     if place.is_symlink():
         return f"{place} is a link to {place.readlink()}, which is not there"
-    return f"{place} is not there"
+    return f"{place} is no folder" if place.exists() else f"{place} is not there"
 
 
 def _saved_nothing(root: Path, number: int, record: AttemptRecord | None) -> bool:

@@ -106,6 +106,8 @@ def open_run(
     Raises UserError for an existing run without either, for one whose checkpoints are missing, for one that another
     process holds or that a later release wrote, and for a full disk.
     """
+    if root.is_symlink() and not root.exists():
+        raise UserError(f"{root} is a link to {root.readlink()}, which is not there; mount it, or remove the link")
     note = None
     try:
         if not start_over:
@@ -150,11 +152,15 @@ def _move_away(root: Path) -> Path:
     """Give a run's folder the name of its end; return it. Raises UserError for a folder that is no run."""
     if not (root / CONFIG_FILE).is_file() or not (any(root.glob("logs/attempt_*")) or (root / METRICS_FILE).is_file()):
         raise UserError(f"{root}: not a run folder, so --start-over leaves it alone; choose another name=")
+    # Where the run's folder is a link, so that both runs stay on the file system that it leads to.
+    link, root = root, root.resolve()
     name = f"{root.name}.before_{datetime.now():%Y-%m-%d_%H-%M-%S}"
     place, number = root.with_name(name), 2
     while os.path.lexists(place):
         place, number = root.with_name(f"{name}_{number}"), number + 1
     root.rename(place)
+    if link.is_symlink():
+        root.mkdir(mode=0o700)
     flush(root.parent)
     return place
 

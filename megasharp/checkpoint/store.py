@@ -183,7 +183,10 @@ class CheckpointStore:
             if damaged is not None:
                 damaged(problem)
         if problems:
-            raise UserError(f"{self._folder}: no complete checkpoint: {'; '.join(problems)}")
+            raise UserError(
+                f"{self._folder}: no complete checkpoint: {'; '.join(problems)}; "
+                "restore the files, or begin anew with --start-over, which moves the folder aside"
+            )
         return None
 
     def take_up(self, damaged: Callable[[str], None]) -> tuple[Path, RunState] | None:

@@ -13,9 +13,13 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
-# C0 but tab and newline, DEL, C1, marks that reverse the direction of text, and halves of pairs, which no file takes.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_ONE_BYTE = 0x100
+# C0 but tab and newline, DEL, C1, marks of a text's direction, separators and characters that nobody sees (but for the
+# joiners that scripts and emoji need), and halves of pairs, which no file takes.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+_ONE_BYTE, _TWO_BYTES = 0x100, 0x10000
 
 
 def visible(text: str) -> str:
@@ -24,7 +28,9 @@ def visible(text: str) -> str:
 
 
 def _written(code: int) -> str:
-    return f"\\x{code:02x}" if code < _ONE_BYTE else f"\\u{code:04x}"
+    if code < _TWO_BYTES:
+        return f"\\x{code:02x}" if code < _ONE_BYTE else f"\\u{code:04x}"
+    return f"\\U{code:08x}"
 
 
 class VisibleStream:

@@ -208,10 +208,11 @@ class GuardConfig(Section):
     replica_check_every: int = Field(
         default=100,
         ge=0,
-        description="Number of steps after which ranks compare checksums of what they hold copies of, such as the "
-        "weights of data-parallel ranks; before each save they do so too. A difference means that a machine's memory "
-        "or link has damaged them: the run stops with exit code 1, names ranks and tensor, and saves nothing. One "
-        "check reads the weights once. 0: never compare.",
+        description="Number of steps between two in which ranks compare checksums of what they hold copies of, such "
+        "as the weights of data-parallel ranks, before and after the update; before each save they do so too. A "
+        "difference means that a machine's memory or link has damaged them: the run stops with exit code 1, names "
+        "ranks and tensor, and saves nothing. An update gathers most weights anew, so damage between two such steps "
+        "passes unseen: 1 looks in every step, and reads the weights twice. 0: never compare.",
     )
     stage_timeout_s: float | None = Field(
         default=STAGE_TIMEOUT_S,

@@ -176,7 +176,7 @@ class StreamedCheckpoint:
             self._reader.read_data(LoadPlan(items), _ReadPlanner(target)).wait()
         except Exception as error:  # torch raises many kinds for damaged files
             files = sorted({str(self._file(item.storage_index)) for item in items})
-            refused = refusal_of(self._folder / files[0], error)
+            refused = refusal_of(Path(files[0]), error)
             raise refused or UserError(
                 f"{', '.join(files)}: tensor {piece.parameter} cannot be read: {one_line(error)}"
             ) from error

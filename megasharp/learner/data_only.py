@@ -82,6 +82,9 @@ class _Contents(pickle._Unpickler):
     stack: list[Any]
 
     def __init__(self, path: Path) -> None:
+        # What is no file, a pipe for instance, could be waited for without end.
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: not a file; copy the folder again")
         # Read once: what is checked is what is used.
         super().__init__(io.BytesIO(path.read_bytes()))
         self._path = path
@@ -143,7 +146,14 @@ def _data(source: BinaryIO, path: Path) -> object:
     try:
         return torch.load(source, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise refusal_of(path, error) or error from None
+        raise refusal_of(path, error) or _no_data(path) from None
+
+
+def _no_data(path: Path) -> UserError:
+    return UserError(
+        f"{path}: holds more than tensors and plain values, or is damaged: nothing in it was executed; copy the folder "
+        "again, and do not use it before you know who wrote that"
+    )
 
 
 def refusal_of(path: Path, error: BaseException) -> UserError | None:
@@ -178,6 +188,6 @@ def load_shards(state: dict[str, Any], folder: Path) -> dict[str, Any]:
         texts = "; ".join(dict.fromkeys(map(one_line, failures)))
         raise next(filter(None, found), RuntimeError(texts)) from None
     except pickle.UnpicklingError as error:
-        raise refusal_of(folder / _COMMON, error) or error from None
+        raise refusal_of(folder / _COMMON, error) or _no_data(folder / _COMMON) from None
     finally:
         _READ.clear()

@@ -53,8 +53,8 @@ class TensorBoard:
 
 
 def _cut(path: Path, last: int, target: Path) -> None:
-    """Move the rows of an event file after step `last` to `target`, and drop a torn record."""
-    size, keep, rows, version, later = path.stat().st_size, 0, 0, b"", False
+    """Move to `target` what an event file holds after step `last`, or after a record that is torn or damaged."""
+    size, keep, rows, version = path.stat().st_size, 0, 0, b""
     with path.open("rb") as file:
         while len(head := file.read(_FRAME.size)) == _FRAME.size:
             length = _FRAME.unpack(head)[0]
@@ -62,22 +62,21 @@ def _cut(path: Path, last: int, target: Path) -> None:
             if end > size:
                 break
             content = file.read(length)
-            event = Event.FromString(content)
+            try:
+                event = Event.FromString(content)
+            except Exception:  # protobuf raises an error of its own for damage
+                break
             # A resume's start event names the next step, yet an evaluation of the step before may follow it.
-            later = event.step > last and event.HasField("summary")
-            if later:
+            if event.step > last and event.HasField("summary"):
                 break
             # An event file begins with a record of its version.
             version = version or head + content + file.read(_CRC_BYTES)
             file.seek(end)
             keep = end
             rows += event.HasField("summary")
-    if later and rows:
-        cut_off(path, keep, target, version)
-    elif later:
-        set_aside(path, target)
-    elif not rows:
+    if keep == size and not rows:
         path.unlink()
+    elif keep < size and rows:
+        cut_off(path, keep, target, version)
     elif keep < size:
-        with path.open("r+b") as file:
-            file.truncate(keep)
+        set_aside(path, target)

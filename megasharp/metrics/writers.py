@@ -120,7 +120,9 @@ def read_metrics(folder: Path) -> list[Row]:
         rows.pop()
     for number, row in enumerate(rows, start=1):
         if row is None:
-            raise UserError(f"{path}:{number}: not a JSON object with a step; remove this line")
+            raise UserError(
+                f"{path}:{number}: not a JSON object with a step; repair this line, or move it to another file"
+            )
     return [row for row in rows if row is not None]
 
 
@@ -139,7 +141,9 @@ def rows_from_end(folder: Path) -> Iterator[tuple[int, Row]]:
             elif place + len(line) < size:
                 with path.open("rb") as file:
                     number = 1 + file.read(place).count(b"\n")
-                raise UserError(f"{path}:{number}: not a JSON object with a step; remove this line")
+                raise UserError(
+                    f"{path}:{number}: not a JSON object with a step; repair this line, or move it to another file"
+                )
     except FileNotFoundError:
         return
     except OSError as error:
@@ -171,12 +175,14 @@ def _continue_after(folder: Path, last: int, superseded: Path) -> None:
     if not path.exists():
         return
     place, line = next(_lines_from_end(path), (0, b"\n"))
-    if parse_row(line) is None:
+    broken = parse_row(line) is None
+    if broken and not line.endswith(b"\n"):
+        # A killed process was writing it.
         os.truncate(path, place)
-    elif not line.endswith(b"\n"):
+    elif not broken and not line.endswith(b"\n"):
         with path.open("ab") as file:
             file.write(b"\n")
-    place_of_first = None
+    place_of_first = place if broken and line.endswith(b"\n") and line.strip() else None
     for place, row in rows_from_end(folder):
         if (row["step"] or 0) > last:
             place_of_first = place
@@ -198,16 +204,14 @@ _NEAR = 1 << 16
 def sampled_rows(folder: Path, most: int) -> list[Row]:
     """Return all rows of a short metrics.jsonl; of a long one about `most`, evenly spaced, and the last of them all.
 
-    So a picture of a long run, and its last row, cost what those of a short one do. Torn lines are left out. Raises
-    UserError where the file cannot be read.
+    So a picture of a long run, and its last row, cost what those of a short one do. Lines that are no rows are left
+    out. Raises UserError where the file cannot be read.
     """
     path = folder / METRICS_FILE
     try:
         size = path.stat().st_size
-        if size <= _WHOLE:
-            return read_metrics(folder)
         with path.open("rb", buffering=_ROW) as file:
-            lines = [file.readline()]
+            lines = file.readlines() if size <= _WHOLE else [file.readline()]
             for part in range(1, most):
                 # Nothing twice where rows are longer than the distance.
                 if (place := part * (size - _NEAR) // most) > file.tell():

@@ -11,7 +11,6 @@ installed, or in a folder of PYTHONPATH.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -28,6 +27,7 @@ from megasharp.tasks.judge import LONGEST_LINE
 # The task of training prompts that a user's function judges; evaluations keep the verifier of their own task.
 OWN_TASK = "own"
 FULL_REWARD = 1.0
+_LARGEST = 1e30
 
 OwnFunction = Callable[[str, TaskAnswer], Verdict | float]
 
@@ -96,7 +96,8 @@ def _number(value: object) -> float | None:
 
 
 def _finite(reward: float) -> float:
-    if not math.isfinite(reward):
+    # Beyond this, squares in a group's statistics overflow, and every advantage would be zero.
+    if not abs(reward) <= _LARGEST:
         raise UnusableReward(f"returned the reward {reward}, which nothing can learn from")
     return reward
 

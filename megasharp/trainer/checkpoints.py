@@ -174,9 +174,10 @@ def _memory_weights(folder: Path) -> Path:
 
 
 class ReplicaCheck:
-    """Compares what ranks hold copies of, every `guard.replica_check_every` steps and before each save.
+    """Compares what ranks hold copies of, around the update of each `guard.replica_check_every`-th step, and for saves.
 
-    So no checkpoint is written of weights that a machine has damaged. Nothing is done where there is one rank.
+    Before the update weights are compared that were there while the step was sampled: the update gathers them anew.
+    No checkpoint is written of weights that a machine has damaged. Nothing is done where there is one rank.
     """
 
     def __init__(self, resolved: ResolvedRun, checkpoints: Checkpoints, learners: Learners, clock: StageClock) -> None:
@@ -187,27 +188,32 @@ class ReplicaCheck:
         self._clock = clock
         self._checked = checkpoints.start.step
 
-    def after_step(self, step: int) -> None:
-        """Compare where that is due after a step; its seconds are the stage `replica_check`.
+    def around_update(self, step: int, updated: bool) -> None:
+        """Compare where that is due before or after a step's update; its seconds are the stage `replica_check`.
 
         Raises:
             RunFailed: copies differ; the message names ranks, tensor and the checkpoint to go on from.
         """
-        is_last = step == self._config.steps
-        every = (self._config.guard.replica_check_every, self._config.checkpoint.every)
-        if self._is_on and (is_last or any(step % steps == 0 for steps in every)):
+        is_due = self._is_on and step % self._config.guard.replica_check_every == 0
+        is_saved = self._is_on and (step == self._config.steps or step % self._config.checkpoint.every == 0)
+        if is_due or (updated and is_saved):
             with self._clock.stage("replica_check"):
-                self.before_save(step)
+                if updated:
+                    self.before_save(step)
+                else:
+                    self._compare(f"before the update of step {step}")
 
     def before_save(self, step: int) -> None:
-        """Compare unless that was done after this step. Raises as `after_step`."""
-        if not self._is_on or self._checked == step:
-            return
+        """Compare unless that was done after this step. Raises as `around_update`."""
+        if self._is_on and self._checked != step:
+            self._compare(f"after step {step}")
+            self._checked = step
+
+    def _compare(self, when: str) -> None:
         for name, learner in (("", self._learners.policy), ("memory network: ", self._learners.memory)):
             found = difference(learner.call(RankLearner.replica_checksums)) if learner is not None else None
             if found is not None:
-                raise RunFailed(f"silent data corruption: after step {step}, {name}{found}; {self._good()}")
-        self._checked = step
+                raise RunFailed(f"silent data corruption: {when}, {name}{found}; {self._good()}")
 
     def _good(self) -> str:
         # One that is under way was begun with copies that were equal.

@@ -150,11 +150,11 @@ class Phases(Protocol):
 class Components:
     """The parts that the loop's verbs act on; `memory` is None without DLC.
 
-    The last four act around a step. `check_replicas(step)` raises RunFailed where ranks hold different copies of what
-    should be one. `after_step(step, groups, metrics)` records it. `checkpoint(step, skipped)` saves
-    all that a resumed run needs: the learners' weights and optimizers, the reference once a reset has moved it, random
-    generators, the place among the prompts with responses that no step has trained on, and what `control` decided.
-    `evaluate(step)` returns whether the weights are the best so far and must be saved.
+    The last four act around a step. `check_replicas(step, updated)`, before and after the update, raises RunFailed
+    where ranks hold different copies of what should be one. `after_step(step, groups, metrics)` records the step.
+    `checkpoint(step, skipped)` saves all that a resumed run needs: the learners' weights and optimizers, the reference
+    once a reset has moved it, random generators, the place among the prompts with responses that no step has trained
+    on, and what `control` decided. `evaluate(step)` returns whether the weights are the best so far and must be saved.
     """
 
     prompts: PromptSource
@@ -168,7 +168,7 @@ class Components:
     phases: Phases
     clock: StageClock
     guards: Guards
-    check_replicas: Callable[[int], None]
+    check_replicas: Callable[[int, bool], None]
     after_step: Callable[[int, Sequence[Group], Mapping[str, float]], None]
     checkpoint: Callable[[int, int], None]
     evaluate: Callable[[int], bool]
@@ -195,7 +195,7 @@ def run(parts: Components, config: RunConfig, state: LoopState) -> None:
         groups, values, stats = train_step(parts, config, step)
         state.step = step
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if stats.skipped else 0
-        parts.check_replicas(step)
+        parts.check_replicas(step, True)
         parts.after_step(step, groups, values)
         last = step == config.steps or parts.control.over()
         if last or step % config.checkpoint.every == 0:
@@ -233,6 +233,7 @@ def train_step(parts: Components, config: RunConfig, step: int) -> tuple[list[Gr
     collected = _collect(parts, config, recipe, step, limit)
     with clock.stage("phases"):
         parts.phases.training()
+    parts.check_replicas(step, False)
     # Before the update, so that its penalty is already to the new reference.
     reset = _reset(parts, step)
     groups = collected.groups

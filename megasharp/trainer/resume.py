@@ -14,6 +14,7 @@ from megasharp.checkpoint.recorded import complete_steps
 from megasharp.checkpoint.run_folder import holds_no_run, stored_config
 from megasharp.common.errors import UserError
 from megasharp.config.core import dump_yaml, flat, parse_yaml, validate
+from megasharp.config.log import LogConfig
 from megasharp.config.run_config import RunConfig
 from megasharp.convert.architecture import (
     ARGUMENTS_FILE,
@@ -51,6 +52,19 @@ IDENTITY = (
 )
 _RETENTION = ("log.rollouts.keep_last", "log.rollouts.every", "log.rollouts.tokens_keep_last")
 _REMEDY = "choose another name= for it, or say --allow-change KEY"
+
+
+def with_stored_tables(root: Path, config: RunConfig) -> RunConfig:
+    """Return a configuration that keeps the run's stored `log.rollouts`, where the user has not set it.
+
+    A release whose default keeps fewer tables must not remove those of a run that was begun before.
+    """
+    if holds_no_run(root) or "rollouts" in config.log.model_fields_set:
+        return config
+    with suppress(UserError):
+        stored = validate(LogConfig, stored_config(root).get("log") or {}, str(root / "config.yaml"))
+        return config.model_copy(update={"log": config.log.model_copy(update={"rollouts": stored.rollouts})})
+    return config
 
 
 def check_resume(root: Path, config: RunConfig, allowed: Sequence[str] = (), remedy: str = _REMEDY) -> list[str]:

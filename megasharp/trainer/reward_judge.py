@@ -75,7 +75,7 @@ class RewardJudge:
 
     def blame(self) -> str:
         """Return how many rewards failed and how the first did, in a clause; empty where none failed."""
-        where = f" (traceback in {self._log})" if self._log else ""
+        where = f" (more in {self._log})" if self._log else ""
         return f"{self.judge.failures} failed since the start, the first with {self.judge.first}{where}"
 
     def try_function(self, rows: Sequence[TaskItem]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megasharp.checkpoint.attempts import AttemptLog
@@ -36,7 +36,7 @@ from megasharp.trainer.resolve.devices import limit_threads
 from megasharp.trainer.resolve.models import check_content
 from megasharp.trainer.resolve.recipes import make_rules
 from megasharp.trainer.resolve.resolved_run import ResolvedRun
-from megasharp.trainer.resume import check_inputs, check_resume, inputs_of
+from megasharp.trainer.resume import check_inputs, check_resume, inputs_of, with_stored_tables
 from megasharp.trainer.step_log import StepLog, open_step_log
 
 
@@ -89,8 +89,9 @@ def _check_and_train(
     limit_threads(resolved.architecture, deterministic)
     if deterministic:
         compute_deterministically()
-    for change in check_resume(root, resolved.config, allowed) if resume else []:
-        say(change)
+    if resume:
+        resolved = replace(resolved, config=with_stored_tables(root, resolved.config))
+    changes = check_resume(root, resolved.config, allowed) if resume else []
     prompts, data = resolved.prompts, resolved.config.data
     if prompts.skipped:
         total = len(prompts) + prompts.skipped
@@ -110,8 +111,8 @@ def _check_and_train(
         # First of all: an attempt without a record that has left anything else may have saved.
         attempt = stack.enter_context(AttemptLog(folder.logs, began=began))
         output.log_to(folder.logs)
-        if folder.note:
-            say(folder.note)
+        for line in [*changes, *([folder.note] if folder.note else [])]:
+            say(line)
         _make_run(resolved, folder, attempt, allowed, say, stack).train()
 
 
@@ -262,7 +263,7 @@ class _Run:
             phases=self.parts.phases,
             clock=self.clock,
             guards=Guards(self.resolved.config.guard, self.parts.judge.blame),
-            check_replicas=self.replicas.after_step,
+            check_replicas=self.replicas.around_update,
             after_step=self._after_step,
             checkpoint=self.saver.save,
             evaluate=self.evaluator.evaluate,

@@ -107,3 +107,4 @@ def test_a_bar_that_rich_draws_reads_no_colours_out_of_what_is_printed(
     assert not any(raw in out for raw in ("\x1b[2Jgone", "\x9b", "\x7f", "\u202e"))
     assert visible(visible(EVIL)) == visible(EVIL) == SHOWN and visible("a\tb\nc é 中 👍") == "a\tb\nc é 中 👍"
     assert visible("half \ud800 a pair") == r"half \ud800 a pair"
+    assert visible("\u200e\u061c\u2028\U000e0041") == r"\u200e\u061c\u2028\U000e0041"

@@ -120,8 +120,8 @@ class StandIn:
 
     def close(self) -> None: ...
 
-    def check_replicas(self, step: int) -> None:
-        self.calls.append(f"check {step}")
+    def check_replicas(self, step: int, updated: bool) -> None:
+        self.calls.append(f"check {step}{' again' if updated else ''}")
 
     def after_step(self, step: int, groups: Sequence[Group], values: Mapping[str, float]) -> None:
         self.calls.append(f"after {step}")
@@ -202,7 +202,7 @@ def test_each_verb_finds_the_devices_in_its_phase() -> None:
 def test_verbs_come_in_the_order_of_the_page() -> None:
     stand_in = StandIn({})
     _run(stand_in, _config(1))
-    assert stand_in.calls == ["collect", "annotate", "step", "push", "check 1", "after 1"]
+    assert stand_in.calls == ["collect", "check 1", "annotate", "step", "push", "check 1 again", "after 1"]
 
 
 def test_checkpoints_fall_due_and_the_last_step_always_writes_one() -> None:
@@ -314,7 +314,9 @@ def test_with_dlc_the_sampler_is_told_mu_and_the_memory_observes_and_is_pushed()
     _run(stand_in, _config(1), methods=("grpo", "dlc"))
     assert stand_in.orders[0].memory is not None and stand_in.orders[0].memory.mu == 0.2
     assert stand_in.values[0]["memory/mu"] == 0.2
-    assert stand_in.calls == ["collect", "annotate", "step", "observe 2", "push both", "check 1", "after 1"]
+    assert stand_in.calls == [
+        *("collect", "check 1", "annotate", "step", "observe 2", "push both", "check 1 again", "after 1")
+    ]
     plain = StandIn({})
     _run(plain, _config(1))
     assert plain.orders[0].memory is None and "memory/mu" not in plain.values[0]
@@ -339,7 +341,7 @@ def test_a_reset_comes_before_the_next_update_and_is_written_down_when_done() ->
     _run(stand_in, _config(5), control=control)
     resets = [i for i, call in enumerate(stand_in.calls) if call == "set_reference"]
     before_and_after = [(stand_in.calls[i - 1], *stand_in.calls[i + 1 : i + 3]) for i in resets]
-    assert before_and_after == [("collect", "reset_optimizer", "annotate")] * 2
+    assert before_and_after == [(f"check {step}", "reset_optimizer", "annotate") for step in (3, 5)]
     assert [values["policy/reset"] for values in stand_in.values] == [0, 0, 1, 0, 1]
     what = ("reference", "optimizer")
     assert control.state.resets.done == (Reset(2, "every 2 steps", what), Reset(4, "every 2 steps", what))

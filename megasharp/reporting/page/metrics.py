@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from megasharp.checkpoint.attempts import FINISHED
 from megasharp.evals.estimators import Interval, mean_intervals, pass_at_k
 from megasharp.evals.result import EvalResult
 from megasharp.reporting.history import RunHistory, goodput
@@ -165,7 +166,7 @@ def _restarts(run: RunHistory) -> Iterator[Mark]:
 
 
 def _ended(reason: str | None) -> str:
-    return "was killed" if reason is None else f"ended by {reason}"[:160]
+    return "was killed" if reason is None else reason if reason == FINISHED else f"ended by {reason}"[:160]
 
 
 def _resets(run: RunHistory) -> Iterator[Mark]:

@@ -227,7 +227,8 @@ class _Server(ThreadingHTTPServer):
 
 def _answer(request: BaseHTTPRequestHandler, page: LivePage, token: str) -> None:
     asked = urlsplit(request.path)
-    if request.headers.get("Host", "").rsplit(":", 1)[0] not in (HOST, "localhost"):
+    name, _, port = request.headers.get("Host", "").partition(":")
+    if name not in (HOST, "localhost") or not (port.isdecimal() or not port):
         return _send(request, 403, "text/plain", "this server answers for 127.0.0.1 only", "")
     given = parse_qs(asked.query).get("token", [""])[0]
     if not secrets.compare_digest(given.encode(), token.encode()):

@@ -192,6 +192,20 @@ def test_starting_over_keeps_the_old_folder_under_a_name_of_its_own(tmp_path: Pa
         shutil.rmtree(root)
 
 
+def test_a_run_behind_a_link_stays_on_the_file_system_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    root = tmp_path / "a"
+    root.symlink_to(tmp_path / "scratch" / "a")
+    with pytest.raises(UserError, match=r"a is a link to .*/scratch/a, which is not there; mount it"):
+        open_run(root, CONFIG, resume=True)
+    (tmp_path / "scratch" / "a").mkdir()
+    begun(root)
+    rows(root, 1)
+    open_run(root, CONFIG, resume=False, start_over=True).close()
+    assert root.is_symlink() and (root / "logs" / "attempt_1").is_dir()
+    assert len([path for path in (tmp_path / "scratch").iterdir() if path.name.startswith("a.before_2")]) == 1
+
+
 def test_what_is_no_run_or_is_running_is_not_moved_away(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("x")

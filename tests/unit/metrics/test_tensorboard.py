@@ -82,6 +82,22 @@ def test_a_record_that_was_torn_goes(tmp_path: Path, torn: int) -> None:
     assert in_files(tmp_path) == [1, 2, 3, 4, 10, 11]
 
 
+@pytest.mark.parametrize("place", [3, 12])
+def test_nothing_behind_a_damaged_record_is_lost(tmp_path: Path, place: int) -> None:
+    """A byte of the second record's length, and one of its content."""
+    attempt(tmp_path, None, range(1, 6), 0.0)
+    (path,) = tmp_path.iterdir()
+    whole = bytearray(path.read_bytes())
+    first = 12 + int.from_bytes(whole[:8], "little") + 4
+    second = first + 12 + int.from_bytes(whole[first : first + 8], "little") + 4
+    whole[second + place] ^= 0xFF
+    path.write_bytes(whole)
+    attempt(tmp_path, 9, range(10, 11), 0.0)
+    (moved,) = tmp_path.with_name(f"{tmp_path.name}_superseded").rglob(path.name)
+    assert path.read_bytes() + moved.read_bytes().removeprefix(whole[:first]) == whole
+    assert in_files(tmp_path) == [1, 10]
+
+
 def test_a_hundred_thousand_rows_are_cut_in_seconds(tmp_path: Path) -> None:
     """Written once and repeated: what costs time is the number of records."""
     attempt(tmp_path, None, range(1, 1001), 0.0)

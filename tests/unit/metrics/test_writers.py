@@ -181,7 +181,7 @@ def test_a_resumed_log_continues_after_its_step(tmp_path):
     assert [row["reward/mean"] for row in rows] == [1.0, 2.0, 3.0, 104.0, 105.0, 106.0, 107.0]
 
 
-@pytest.mark.parametrize("torn", [b'{"step":3,"rew', b"\x00\x00\x00", b'{"step":3}\n{', b"null\n"])
+@pytest.mark.parametrize("torn", [b'{"step":3,"rew', b"\x00\x00\x00", b'{"step":3}\n{'])
 def test_a_torn_last_line_goes_away(tmp_path, torn):
     write_steps(tmp_path, range(1, 3), 0.0, None)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
@@ -191,6 +191,16 @@ def test_a_torn_last_line_goes_away(tmp_path, torn):
     write_steps(tmp_path, range(3, 4), 0.0, 2)
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+
+
+def test_a_last_line_that_was_damaged_moves_aside(tmp_path: Path) -> None:
+    """A whole line is a record: a killed process leaves half of one."""
+    train(tmp_path, range(4))
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"nonsense\n")
+    cut(tmp_path, 9, 2)
+    assert (aside(tmp_path, 2) / "metrics.jsonl").read_bytes() == b"nonsense\n"
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 0, 1, 2, 2, 3]
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path):

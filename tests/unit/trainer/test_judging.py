@@ -67,7 +67,7 @@ def test_what_a_function_fails_by_is_told_once(tmp_path: Path, monkeypatch: pyte
     ]
     assert judging.blame() == (
         f"2 failed since the start, the first with {place}: def ends(text, answer): sys.exit(3): SystemExit: 3 "
-        f"(traceback in {log})"
+        f"(more in {log})"
     )
     whole = f"reward.function fails (SystemExit at {file}:2)\nTraceback (most recent call last):\n  {place}\n"
     assert log.read_text() == (

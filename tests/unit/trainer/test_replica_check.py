@@ -50,7 +50,7 @@ def test_copies_are_compared_at_the_interval_and_before_saves_once_a_step() -> N
     made, found = Made(every=3), []
     for step in range(1, 10):
         before = made.policy.asked
-        made.check.after_step(step)
+        made.check.around_update(step, True)
         found += [step] * (made.policy.asked - before)
         made.check.before_save(8 if step == 8 else found[-1] if found else 0)
     assert found == [3, 4, 6, 8, 9] and made.memory.asked == 5
@@ -59,11 +59,20 @@ def test_copies_are_compared_at_the_interval_and_before_saves_once_a_step() -> N
     assert made.policy.asked == 6
 
 
+def test_copies_are_compared_before_the_update_that_would_gather_them_anew() -> None:
+    made = Made(every=3)
+    made.policy.sums = [1, 2]
+    for step in (1, 2, 4):
+        made.check.around_update(step, False)
+    with pytest.raises(RunFailed, match="corruption: before the update of step 6, w differs"):
+        made.check.around_update(6, False)
+
+
 @pytest.mark.parametrize(("every", "world"), [(0, 2), (3, 1)])
 def test_nothing_is_compared_where_that_is_off_or_there_is_one_rank(every: int, world: int) -> None:
     made = Made(every, world)
     for step in range(1, 10):
-        made.check.after_step(step)
+        made.check.around_update(step, True)
         made.check.before_save(step)
     assert made.policy.asked == 0 and "replica_check" not in made.clock.take()
 
@@ -72,7 +81,7 @@ def test_a_difference_names_network_and_checkpoint_and_may_be_retried() -> None:
     made = Made(every=3)
     made.memory.sums = [1, 2]
     with pytest.raises(RunFailed) as stopped:
-        made.check.after_step(3)
+        made.check.around_update(3, True)
     assert stopped.value.exit_code == 1 and made.checkpoints.finished == 1
     assert str(stopped.value) == (
         "silent data corruption: after step 3, memory network: w differs between rank 0 (host0) and rank 1 (host1) "

@@ -16,7 +16,7 @@ from megasharp.config.run_config import RunConfig, load_run
 from megasharp.convert.architecture import record_arguments
 from megasharp.convert.hf_folder import read_config
 from megasharp.trainer.resolve.resolved_run import check
-from megasharp.trainer.resume import check_inputs, check_recorded, check_resume, inputs_of
+from megasharp.trainer.resume import check_inputs, check_recorded, check_resume, inputs_of, with_stored_tables
 from tests.unit.saving import save_at_once
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -56,14 +56,17 @@ def test_a_key_of_the_first_versions_that_did_nothing_is_left_out(tmp_path: Path
     assert check_resume(tmp_path, load_run(path)) == []
 
 
-def test_a_run_that_kept_all_tables_is_told_that_it_will_not(tmp_path: Path) -> None:
-    """Its stored file says rollouts: true; by its own file it goes on as it was, without a word."""
+def test_a_run_that_kept_all_tables_goes_on_so_unless_its_file_says_otherwise(tmp_path: Path) -> None:
+    """Its stored file says rollouts: true: no newer default removes what is there."""
     path = _stored(tmp_path) / "config.yaml"
     tree = parse_yaml(path.read_text(), "stored")
     tree["log"] |= {"rollouts": True, "rollout_tokens": 65536}
     path.write_text(yaml.safe_dump(tree))
     assert check_resume(tmp_path, load_run(path)) == []
-    assert check_resume(tmp_path, _config()) == [
+    assert check_resume(tmp_path, with_stored_tables(tmp_path, _config())) == []
+    chosen = _config("log.rollouts.keep_last=1000")
+    assert with_stored_tables(tmp_path, chosen) is chosen
+    assert check_resume(tmp_path, chosen) == [
         "changed since the last attempt: log.rollouts.keep_last: None -> 1000 (the tables that are there are kept or "
         "removed by it too)"
     ]
