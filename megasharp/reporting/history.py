@@ -76,7 +76,8 @@ class RunHistory:
     @property
     def name(self) -> str:
         """The run's name from its configuration."""
-        return str(self.config.get("name", self.folder.name))
+        # On one line, whatever a stranger's stored configuration says.
+        return str(self.config.get("name", self.folder.name)).replace("\n", " ")
 
     @property
     def steps(self) -> int | None:
