@@ -198,7 +198,8 @@ class CheckpointStore:
         """
         for left in self._folder.glob(f".step_*{_PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
-        found = self.newest()
+        problems: list[str] = []
+        found = self.newest(problems.append)
         if found is None:
             return None
         folder, state = found
@@ -206,8 +207,10 @@ class CheckpointStore:
         newer = sorted((path for path in named if int(path.name.removeprefix(_STEP)) > state.step), reverse=True)
         if newer:
             write_text(self._folder / LATEST, folder.name + "\n")
+        # Their files, many gigabytes each, have been read once.
+        known = dict(zip(reversed(self.steps()), problems, strict=False))
         for path in newer:
-            problem = self.problem(path)
+            problem = known.get(int(path.name.removeprefix(_STEP))) or self.problem(path)
             aside, number = path.with_name(f"damaged_{path.name}"), 2
             while aside.exists():
                 aside, number = path.with_name(f"damaged_{path.name}_{number}"), number + 1
