@@ -144,16 +144,21 @@ def how_it_ended(error: BaseException | None) -> tuple[str, int]:
     return one_line(error) if known else f"{type(error).__name__}: {one_line(error)}", 1
 
 
+def attempt_paths(folder: Path) -> dict[int, Path]:
+    """Return what is named `attempt_K` in `logs/` or `superseded/`, by its number, in order."""
+    named = {path.name.removeprefix("attempt_"): path for path in folder.glob("attempt_*")}
+    return dict(sorted((int(name), path) for name, path in named.items() if name.isdecimal()))
+
+
 def read_attempts(logs: Path) -> dict[int, AttemptRecord | None]:
     """Read the records below a run's `logs/` by the attempt's number, in order; None where none can be read."""
-    folders = {path.name.removeprefix("attempt_"): path for path in logs.glob("attempt_*") if path.is_dir()}
-    numbers = sorted(int(name) for name in folders if name.isdecimal())
     found: dict[int, AttemptRecord | None] = {}
-    for number in numbers:
-        found[number] = None
-        with suppress(OSError, ValueError):
-            text = (folders[str(number)] / ATTEMPT_FILE).read_text(encoding="utf-8")
-            found[number] = AttemptRecord.model_validate_json(text)
+    for number, folder in attempt_paths(logs).items():
+        if folder.is_dir():
+            found[number] = None
+            with suppress(OSError, ValueError):
+                text = (folder / ATTEMPT_FILE).read_text(encoding="utf-8")
+                found[number] = AttemptRecord.model_validate_json(text)
     return found
 
 

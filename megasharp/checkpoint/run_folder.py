@@ -17,10 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
-from megasharp.checkpoint.attempts import read_attempts
+from megasharp.checkpoint.attempts import attempt_paths, read_attempts
 from megasharp.checkpoint.recorded import CHECKPOINTS, CONFIG_FILE, TABLES, check_checkpoints, has_begun, of_later_steps
 from megasharp.common.errors import UserError, disk_is_full, one_line
-from megasharp.common.files import Readers, flush, set_aside, write_for, write_like, write_text
+from megasharp.common.files import Readers, flush, free_name, set_aside, write_for, write_like, write_text
 from megasharp.common.formats import read_stamp, stamp
 from megasharp.config.core import Tree, parse_yaml
 from megasharp.metrics.writers import METRICS_FILE
@@ -77,9 +77,8 @@ class RunFolder:
 
     def prune_superseded(self, keep: int) -> None:
         """Remove what attempts superseded, but for the newest `keep` that did."""
-        numbers = (path.name.removeprefix("attempt_") for path in self.root.glob(f"{SUPERSEDED}/attempt_*"))
-        for number in sorted(int(number) for number in numbers if number.isdecimal())[: -keep or None]:
-            shutil.rmtree(self.root / SUPERSEDED / f"attempt_{number}", ignore_errors=True)
+        for folder in [*attempt_paths(self.root / SUPERSEDED).values()][: -keep or None]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Release the lock, so that another process can open the run."""
@@ -120,8 +119,7 @@ def open_run(
         # Again, under the lock: whoever held it a moment ago may have finished a step.
         note = _refuse(root, resume) or note
         begun = _begun(root)
-        numbers = (path.name.removeprefix("attempt_") for path in root.glob("logs/attempt_*"))
-        attempt = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
+        attempt = 1 + max(attempt_paths(root / "logs"), default=0)
         folder = RunFolder(root, attempt, resume and (attempt > 1 or has_begun(root)), lock, note)
         if not resume:
             _clear(folder)
@@ -154,10 +152,7 @@ def _move_away(root: Path) -> Path:
         raise UserError(f"{root}: not a run folder, so --start-over leaves it alone; choose another name=")
     # Where the run's folder is a link, so that both runs stay on the file system that it leads to.
     link, root = root, root.resolve()
-    name = f"{root.name}.before_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    place, number = root.with_name(name), 2
-    while os.path.lexists(place):
-        place, number = root.with_name(f"{name}_{number}"), number + 1
+    place = free_name(root.with_name(f"{root.name}.before_{datetime.now():%Y-%m-%d_%H-%M-%S}"))
     root.rename(place)
     if link.is_symlink():
         root.mkdir(mode=0o700)

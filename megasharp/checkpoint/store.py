@@ -27,7 +27,7 @@ from megasharp.checkpoint.manifest import (
 from megasharp.checkpoint.recorded import LATEST, complete_steps
 from megasharp.common.control import ControlState
 from megasharp.common.errors import RankDied, UserError, disk_is_full, one_line
-from megasharp.common.files import FileHash, flush, write_text
+from megasharp.common.files import FileHash, flush, free_name, write_text
 from megasharp.common.formats import NewerFormat
 from megasharp.convert.record import software_versions
 
@@ -211,9 +211,7 @@ class CheckpointStore:
         known = dict(zip(reversed(self.steps()), problems, strict=False))
         for path in newer:
             problem = known.get(int(path.name.removeprefix(_STEP))) or self.problem(path)
-            aside, number = path.with_name(f"damaged_{path.name}"), 2
-            while aside.exists():
-                aside, number = path.with_name(f"damaged_{path.name}_{number}"), number + 1
+            aside = free_name(path.with_name(f"damaged_{path.name}"))
             path.rename(aside)
             damaged(f"{problem}; {path.name} is now {aside.name} and stays until you remove it")
         return found

@@ -255,6 +255,14 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+def free_name(path: Path) -> Path:
+    """Return `path`, or its name with _2, _3 and so on where something has it, a dangling link too."""
+    free, number = path, 2
+    while os.path.lexists(free):
+        free, number = path.with_name(f"{path.name}_{number}"), number + 1
+    return free
+
+
 def set_aside(path: Path, target: Path) -> None:
     """Move a file or a folder to `target`, which appears complete, also where a link leads to another file system."""
     target.parent.mkdir(parents=True, exist_ok=True)

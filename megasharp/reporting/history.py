@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from megasharp.checkpoint.attempts import AttemptRecord, read_attempts
+from megasharp.checkpoint.attempts import AttemptRecord, attempt_paths, read_attempts
 from megasharp.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from megasharp.checkpoint.recorded import CONFIG_FILE
 from megasharp.checkpoint.run_folder import SUPERSEDED, stored_config
@@ -287,8 +287,8 @@ def _yaml(value: int | None) -> str:
 
 def superseded(history: RunHistory) -> str:
     """Say what the run has in `superseded/`, which counts nowhere; empty where it has nothing."""
-    names = (path.parent.name.removeprefix("attempt_") for path in history.folder.glob(f"{SUPERSEDED}/attempt_*/*"))
-    numbers = sorted({int(name) for name in names if name.isdecimal()})
+    folders = attempt_paths(history.folder / SUPERSEDED)
+    numbers = [number for number, folder in folders.items() if any(folder.glob("*"))]
     if not numbers:
         return ""
     by = f"attempt {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} attempts, the last of them {numbers[-1]},"
