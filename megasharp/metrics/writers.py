@@ -114,15 +114,13 @@ def read_metrics(folder: Path) -> list[Row]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
+        raise _cannot_read(path, error) from error
     rows = [parse_row(line) for line in lines]
     if rows and rows[-1] is None:
         rows.pop()
     for number, row in enumerate(rows, start=1):
         if row is None:
-            raise UserError(
-                f"{path}:{number}: not a JSON object with a step; repair this line, or move it to another file"
-            )
+            raise _broken(path, number)
     return [row for row in rows if row is not None]
 
 
@@ -140,14 +138,11 @@ def rows_from_end(folder: Path) -> Iterator[tuple[int, Row]]:
                 yield place, row
             elif place + len(line) < size:
                 with path.open("rb") as file:
-                    number = 1 + file.read(place).count(b"\n")
-                raise UserError(
-                    f"{path}:{number}: not a JSON object with a step; repair this line, or move it to another file"
-                )
+                    raise _broken(path, 1 + file.read(place).count(b"\n"))
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
+        raise _cannot_read(path, error) from error
 
 
 def _lines_from_end(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -223,7 +218,7 @@ def sampled_rows(folder: Path, most: int) -> list[Row]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
+        raise _cannot_read(path, error) from error
     return [row for line in lines if (row := parse_row(line)) is not None]
 
 
@@ -256,7 +251,7 @@ def rows_of(folder: Path, step: int) -> list[Row]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder") from error
+        raise _cannot_read(path, error) from error
     return found
 
 
@@ -277,3 +272,11 @@ def _line(row: Mapping[str, float | None]) -> str:
 
 def _cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot write the metrics ({one_line(error)}); free space or repair the run folder")
+
+
+def _cannot_read(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path}: cannot read the metrics ({one_line(error)}); check the run folder")
+
+
+def _broken(path: Path, number: int) -> UserError:
+    return UserError(f"{path}:{number}: not a JSON object with a step; repair this line, or move it to another file")

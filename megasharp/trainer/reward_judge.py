@@ -74,7 +74,7 @@ class RewardJudge:
         return {f"reward/{name}": float(now[name] - before[name]) for name in now}
 
     def blame(self) -> str:
-        """Return how many rewards failed and how the first did, in a clause; empty where none failed."""
+        """Return how many rewards failed and how the first did, in a clause; called once some have."""
         where = f" (more in {self._log})" if self._log else ""
         return f"{self.judge.failures} failed since the start, the first with {self.judge.first}{where}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 from megasharp.checkpoint.attempts import read_attempts, seconds_of_all
@@ -34,6 +35,8 @@ from megasharp.trainer.step_log import ENGINE_GAP, AttemptTotals
 
 # Rows and evaluations in the picture of a long run: its panels are some hundred pixels wide.
 _MOST_ROWS, _MOST_EVALUATIONS = 500, 100
+# Metrics of the evaluations after a step.
+_Read = Callable[[int], dict[str, float]]
 
 
 def summarize_run(
@@ -53,12 +56,14 @@ def summarize_run(
     files, the best from `control`, and of metrics.jsonl only parts are read.
     """
     root, peak_rss = folder.root, peak_rss_bytes()
-    changes = [_change(root, suite.name, last) for suite in suites]
+    # Of a step's evaluations each suite asks for its own, and the peak for the newest.
+    read = cache(partial(_evaluation, root))
+    changes = [_change(read, suite.name, last) for suite in suites]
     rows = sampled_rows(root, _MOST_ROWS)
     curves = plot_training(_with_evaluations(root, rows), root / "curves.png", events_of(control))
     pictures = [*_draw_pass_at_k(root, changes), curves]
     config = read_tree(root / "config.yaml")
-    evaluated = _evaluations_of_peak(root, peak_metric(config)[0], control)
+    evaluated = _evaluations_of_peak(evaluated_steps(root), read, peak_metric(config)[0], control)
     peak = find_peak(config, evaluated, complete_steps(folder.checkpoints), control.best)
     summary = {
         "steps": last,
@@ -94,13 +99,14 @@ def _evaluation(root: Path, step: int) -> dict[str, float]:
     return with_files(root, step, evaluation_figures(rows_of(root, step)))
 
 
-def _evaluations_of_peak(root: Path, metric: str, control: ControlState) -> dict[int, dict[str, float]]:
+def _evaluations_of_peak(
+    steps: Sequence[int], read: _Read, metric: str, control: ControlState
+) -> dict[int, dict[str, float]]:
     """Read the evaluations that decide on the peak: the best one, where the run knows it, else all; and the last."""
-    steps = evaluated_steps(root)
     best = control.best.get(metric)
-    newest = next((step for step in reversed(steps) if metric in _evaluation(root, step)), None)
+    newest = next((step for step in reversed(steps) if metric in read(step)), None)
     chosen = steps if best is None else [best.step] + ([] if newest is None else [newest])
-    return {step: _evaluation(root, step) for step in chosen}
+    return {step: read(step) for step in chosen}
 
 
 def _with_evaluations(root: Path, rows: Sequence[Row]) -> list[Row]:
@@ -124,12 +130,12 @@ def _draw_pass_at_k(root: Path, changes: Sequence[SuiteChange]) -> list[Path]:
     return pictures
 
 
-def _change(root: Path, suite: str, last: int) -> SuiteChange:
+def _change(read: _Read, suite: str, last: int) -> SuiteChange:
     """Read a suite's first and last evaluations back from disk: an earlier attempt may have made them."""
     places = {BEFORE: (suite, 0), AFTER: (suite, last), "with memory": (f"{suite}{WITH_MEMORY}", last)}
     found = {}
     for name, (measured, step) in places.items():
-        pass_at_k, distinct = suite_figures(_evaluation(root, step), measured)
+        pass_at_k, distinct = suite_figures(read(step), measured)
         if pass_at_k and distinct is not None:
             found[name] = SuiteFigures(pass_at_k, distinct)
     return SuiteChange(suite, found)
