@@ -87,21 +87,21 @@ def check() -> None:
         raise _State.failure
 
 
+def heard() -> tuple[signal.Signals, ...]:
+    """Return the signals to handle: without a hang-up that `nohup` has had ignored, so that the command goes on."""
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    return tuple(number for number in NUMBERS if number not in ignored)
+
+
 @contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals inside the block. After one has arrived they are ignored: the process is about to end.
-
-    A hang-up that `nohup` has had ignored stays so: the command then goes on without its terminal.
-    """
-    hung_up = signal.getsignal(signal.SIGHUP)
-    before = [signal.signal(number, _handle) for number in NUMBERS]
-    if hung_up == signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, hung_up)
+    """Handle signals inside the block. After one has arrived they are ignored: the process is about to end."""
+    before = {number: signal.signal(number, _handle) for number in heard()}
     try:
         yield
         check()
     finally:
-        for number, handler in zip(NUMBERS, before, strict=True):
+        for number, handler in before.items():
             # The interpreter gives handlers back to the system before its end, but leaves what is ignored.
             signal.signal(number, handler if _State.arrived is None else signal.SIG_IGN)
 

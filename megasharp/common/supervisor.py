@@ -166,10 +166,7 @@ class Supervisor:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Handle signals inside. Where the process that started this one has blocked USR1, it is unblocked."""
-        heard = [*signals.NUMBERS, signals.SAVE]
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-            heard.remove(signal.SIGHUP)
-        before = {number: signal.signal(number, self._handle) for number in heard}
+        before = {number: signal.signal(number, self._handle) for number in (*signals.heard(), signals.SAVE)}
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signals.SAVE})
         try:
             yield
