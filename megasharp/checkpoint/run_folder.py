@@ -29,7 +29,7 @@ RUN_FILE = "run.json"
 _GLANCE_S = 1.0
 SUPERSEDED = "superseded"
 _KEPT = frozenset({".lock", "logs", SUPERSEDED})
-# What a run leaves that others may read, and what only its own processes do.
+# Records of a run, and all that a beginning leaves: besides them, files that only its own processes read.
 _RECORDED = ("evals", *TABLES, "tensorboard", "trackers", METRICS_FILE)
 _OF_A_BEGINNING = frozenset({CONFIG_FILE, RUN_FILE, CHECKPOINTS, "weights", *_RECORDED})
 

@@ -20,7 +20,7 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue the run of this name, or start it.")] = False,
     start_over: Annotated[
-        bool, typer.Option(help="Rename the folder of the run of this name to NAME.before_DATE, and begin anew.")
+        bool, typer.Option(help="Rename the folder of the run of this name to NAME.before_DATE, and start over.")
     ] = False,
     allow_change: Annotated[
         list[str] | None,

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from megasharp.common.errors import UserError, one_line
 
 _COMMON = "common.pt"
-# What torch's and Megatron's writers store in a table of contents, old and new: records without a method that acts.
+# Records of a table of contents, as torch's and Megatron's writers store it, old and new: none has a method that acts.
 _RECORDS: tuple[type, ...] = (
     metadata.BytesStorageMetadata,
     metadata.ChunkStorageMetadata,
@@ -82,7 +82,7 @@ class _Contents(pickle._Unpickler):
     stack: list[Any]
 
     def __init__(self, path: Path) -> None:
-        # What is no file, a pipe for instance, could be waited for without end.
+        # Reading a pipe could wait without end.
         if path.exists() and not path.is_file():
             raise UserError(f"{path}: not a file; copy the folder again")
         # Read once: what is checked is what is used.

@@ -4,7 +4,7 @@ Copies are, bit for bit: every weight on the data and context ranks; what tensor
 after a sum) on the tensor ranks, with its main weights and moments; a tied embedding on the first and last pipeline
 stage, with the same. All other moments exist once, as Megatron's distributed optimizer shares them out.
 
-A rank sums each tensor up to 64 bits where it lies (`checksum`), and the driver compares the sums of what has one name
+A rank takes a 64-bit checksum of each tensor on its device (`checksum`), and the driver compares those of one name
 (`difference`): no tensor leaves its device, and no collective is needed.
 """
 

@@ -148,7 +148,7 @@ class Progress:
     def update(self, line: StepLine) -> None:
         """Show that step `line.step` is done."""
         if self._bar and output.is_lost():
-            # What the bar draws ten times a second would fill the log.
+            # A bar that is drawn ten times a second would fill the log.
             self._bar.stop()
             self._bar = None
         step, done = line.step, line.step - self._first + 1

@@ -113,7 +113,7 @@ def _steps(history: RunHistory) -> Iterator[str]:
     share = max(sum(failed) / len(failed), failed[-1]) if failed else 0.0
     if share > _FEW_FAILURES:
         yield f"{share:.0%} of the last rewards failed, as logs/attempt_*/verifiers.log says; mend the reward first"
-        # What the other lines would say follows from that.
+        # The other warnings would be consequences of that.
         return
     limits = {
         "policy/skipped": (0.0, "of the last updates were left out (non-finite, or every group dropped)"),

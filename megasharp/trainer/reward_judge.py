@@ -32,7 +32,7 @@ MOST_WORKERS = 4
 TRIED_ROWS = 2
 # A program is ended before its worker is, which is for what hangs otherwise.
 _PROGRAMS_SHARE = 0.9
-# Lines of a traceback on the console; characters of one on one line; kinds of failures that are told apart.
+# Most lines of a traceback on the console, characters of one on a single line, and kinds of failures counted apart.
 _SHOWN_LINES = 12
 _ONE_LINE = 600
 _MOST_KINDS = 50

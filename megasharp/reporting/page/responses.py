@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from megasharp.common.records import Outcome
-from megasharp.metrics.response_table import prompt_rank, read_table, read_tokens
+from megasharp.metrics.response_table import prompt_rank, read_table, read_tokens, table_step
 from megasharp.reporting.history import RunHistory, kept_responses
 from megasharp.reporting.page.records import (
     Bars,
@@ -112,12 +112,12 @@ def read_rollouts(runs: Sequence[RunHistory]) -> Responses:
 def _tables(folder: Path) -> dict[int, _Table]:
     found = {}
     for path in folder.glob("rollouts/step_*.parquet"):
-        match = re.fullmatch(r"step_(\d+)", path.stem)
+        step = table_step(path)
         # Retention removes tables meanwhile, and so does a run that is resumed at this moment.
         with suppress(FileNotFoundError):
-            if match:
+            if step is not None:
                 stat = path.stat()
-                found[int(match[1])] = _Table(int(match[1]), path, stat.st_mtime_ns, stat.st_size)
+                found[step] = _Table(step, path, stat.st_mtime_ns, stat.st_size)
     return found
 
 
