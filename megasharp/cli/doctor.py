@@ -73,6 +73,7 @@ def _patient_of_run(file: Path, overrides: Sequence[str], runs: Path, constraint
         run=runs / config.name,
         checkpoint=plan.checkpoint.size,
         whole=plan.disk.total,
+        limits=tuple(problem.text for problem in plan.problems if problem.limit),
         constraints=constraints,
         transformer_engine=config.policy.transformer_engine if config.policy.fp8 is None else True,
         place=place,

@@ -48,7 +48,10 @@ def train(
     leave_gpus_alone(run)
     resolved = check(run, str(config))
     if dry_run:
-        typer.echo(dump_yaml(resolved.config) + "\n" + describe(resolved))
+        from megasharp.trainer.plan import limits_that_bite
+
+        limits = [f"limit      {text}" for text in limits_that_bite(resolved.config, str(config))]
+        typer.echo("\n".join([dump_yaml(resolved.config), describe(resolved), *limits]))
         return
     # After the dry run's end, because these import Megatron.
     from megasharp.metrics.clock import process_began

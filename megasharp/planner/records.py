@@ -160,6 +160,18 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """Time limits of a run in seconds, None where there is none.
+
+    `response`: from a response's first token to its last (`rollout.request_limit_s`). `parts`: of a step's parts, by
+    their names in a plan's times, each with its key.
+    """
+
+    response: float | None
+    parts: Mapping[str, tuple[str, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Everything a plan depends on. `width`: bytes of a weight.
 
@@ -177,6 +189,7 @@ class Request:
     machines: Machines
     rates: Rates
     kept: Kept
+    limits: Limits
 
     @property
     def layout(self) -> ParallelLayout:
@@ -317,10 +330,14 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error is a run that will not work; a warning one that may be slow, or fail later."""
+    """An error is a run that will not work; a warning one that may be slow, or fail later.
+
+    `limit` is the key of the time limit that it is about, if it is about one.
+    """
 
     level: Literal["error", "warning"]
     text: str
+    limit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

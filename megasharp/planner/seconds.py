@@ -157,6 +157,18 @@ def step_times(
     return times
 
 
+def longest_response_seconds(request: Request, engine: EngineMemory) -> float | None:
+    """Seconds from the first to the last token of a response of the greatest length, in a full batch.
+
+    None on CPUs, and where no response fits into the cache.
+    """
+    gpu, lengths = request.machines.gpu, request.batch.lengths
+    if gpu is None or engine.at_once < 1:
+        return None
+    step = engine.weights + engine.at_once * lengths.context * engine.bytes_per_token
+    return lengths.response_longest * step / (gpu.bandwidth * request.rates.bandwidth)
+
+
 def step_seconds(request: Request, times: Sequence[StageTime]) -> float | None:
     """Seconds of all parts one after the other; where engines sample while the policy trains, of the longer of both.
 

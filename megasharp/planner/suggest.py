@@ -73,7 +73,7 @@ def make_plan(request: Request) -> Plan:
         checkpoint=save,
         disk=disk_bytes(request, save),
         host=host + ranks * (held + reference),
-        problems=find_problems(request, found, engine, rows, bubble, save),
+        problems=find_problems(request, found, engine, rows, bubble, save, times),
     )
 
 

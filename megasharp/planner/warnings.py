@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from megasharp.planner.memory import HANDOVER, SAMPLING, Rows
-from megasharp.planner.records import Checkpoint, EngineMemory, Problem, Request, StageMemory
+from megasharp.planner.records import Checkpoint, EngineMemory, Problem, Request, StageMemory, StageTime
+from megasharp.planner.seconds import longest_response_seconds
 
 _MORE_CACHE = "raise rollout.sglang.mem_fraction_static or rollout.tp"
 _BUBBLE, _TIGHT, _SAVE_SECONDS = 0.10, 0.95, 60.0
+# Predictions by roofline may be wrong by this factor, so a limit that is not so far away is told.
+_NEAR = 2.0
 
 
 def find_problems(
@@ -18,6 +21,7 @@ def find_problems(
     rows: Rows,
     bubble: float,
     save: Checkpoint,
+    times: Sequence[StageTime],
 ) -> tuple[Problem, ...]:
     """Judge a plan: its errors, then its warnings."""
     problems = [
@@ -27,6 +31,7 @@ def find_problems(
         *_engines(request, engine),
         *_batch(request, rows, bubble),
         *_disk(request, save),
+        *_limits(request, engine, times, save),
     ]
     return tuple(sorted(problems, key=lambda problem: problem.level != "error"))
 
@@ -189,3 +194,30 @@ def _disk(request: Request, save: Checkpoint) -> Iterator[Problem]:
             f"a checkpoint of {save.size / 1e9:.0f} GB takes {save.seconds:.0f} s at {request.rates.disk / 1e9:g} "
             "GB/s; training waits for it, and a job that ends within a minute of its signal loses it"
         )
+
+
+def _limits(
+    request: Request, engine: EngineMemory | None, times: Sequence[StageTime], save: Checkpoint
+) -> Iterator[Problem]:
+    """Compare predicted times with the run's time limits: an error is beyond one, a warning within a factor of 2.
+
+    A response's limit counts from its first token, so it does not grow with the number that wait.
+    """
+    if request.machines.gpu is None:
+        return
+    predicted = {time.name: time.seconds for time in times} | {"checkpoint": save.seconds}
+    end = "the watchdog ends the run there"
+    checks = [
+        (f"the {name}", predicted[name], key, limit, end)
+        for name, (key, limit) in request.limits.parts.items()
+        if name in predicted
+    ]
+    if engine is not None:
+        what = f"a response of {request.batch.lengths.response_longest:,} tokens, from its first to its last,"
+        seconds, limit = longest_response_seconds(request, engine), request.limits.response
+        checks.append((what, seconds, "rollout.request_limit_s", limit, "it ends there and is not trained on"))
+    for what, seconds, key, limit, consequence in checks:
+        if seconds is None or limit is None or _NEAR * seconds <= limit:
+            continue
+        text = f"{what} takes {seconds:,.0f} s as predicted, and {key} is {limit:g}: {consequence}; raise it"
+        yield Problem("error" if seconds > limit else "warning", text, key)

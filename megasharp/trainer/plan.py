@@ -32,6 +32,7 @@ from megasharp.planner.records import (
     Batch,
     Engines,
     Kept,
+    Limits,
     Machines,
     Network,
     Passes,
@@ -283,7 +284,21 @@ def _request(
             disk=options.disk_gb * 1e9 if options.disk_gb else default.disk,
         ),
         kept=_kept(config),
+        limits=_limits(config),
     )
+
+
+def _limits(config: RunConfig) -> Limits:
+    """Return the limits of the parts of a step by the stages of the watchdog in which they run."""
+    guard = config.guard
+    of_any = ("guard.stage_timeout_s", guard.stage_timeout_s)
+    long_stages = {
+        name: (f"guard.long_stages.{name}", seconds)
+        for name, seconds in guard.long_stages.model_dump().items()
+        if name in ("rollout", "checkpoint")
+    }
+    parts = dict.fromkeys(("annotate", "update", "memory", "sync"), of_any)
+    return Limits(config.rollout.request_limit_s, parts | long_stages)
 
 
 def _kept(config: RunConfig) -> Kept:
@@ -327,6 +342,16 @@ def _engines(config: RunConfig, where: str) -> Engines | None:
         pool_tokens=number("max_total_tokens"),
         chunk=number("chunked_prefill_size"),
     )
+
+
+def limits_that_bite(config: RunConfig, where: str) -> list[str]:
+    """Say which time limits the run would meet by its plan, a line each; nothing is predicted on CPUs.
+
+    Raises UserError for what `ask` refuses.
+    """
+    if not asks_for_gpus(config):
+        return []
+    return [problem.text for problem in make_plan(ask(config, where, Options()).request).problems if problem.limit]
 
 
 def formula_counts(asked: Asked) -> list[list[int]]:

@@ -69,6 +69,7 @@ class Patient:
     """The expectations of a node. Without a run file they are this machine's software alone.
 
     `folders` must be seen; checkpoints of `checkpoint` bytes go to `run`, and `whole` bytes are there at its end.
+    `limits` are the time limits that the run would meet by its plan, in words.
     """
 
     gpus_per_node: int = 0
@@ -76,6 +77,7 @@ class Patient:
     run: Path | None = None
     checkpoint: int = 0
     whole: int = 0
+    limits: tuple[str, ...] = ()
     constraints: str = ""
     transformer_engine: Wanted = "auto"
     place: Place = Place()
@@ -93,6 +95,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
         parent = _existing(patient.run)
         free = shutil.disk_usage(parent).free
         yield disk_space(str(parent), free, patient.checkpoint, patient.whole, planned_bytes(patient.run))
+    yield from (Finding("note", "time limits", text) for text in patient.limits)
     canary = _canary(patient)
     yield canary
     yield _port()

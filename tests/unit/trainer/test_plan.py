@@ -14,8 +14,8 @@ from megasharp.config.run_config import load_run
 from megasharp.planner.records import Plan
 from megasharp.planner.suggest import make_plan, suggest
 from megasharp.planner.text import plan_text, suggestions_text
-from megasharp.trainer.plan import Options, ask, compare, formula_counts
-from tests.unit.trainer.plans import EXAMPLES, REPOSITORY, asked, asked_in_process, planned, texts
+from megasharp.trainer.plan import Options, ask, compare, formula_counts, limits_that_bite
+from tests.unit.trainer.plans import EXAMPLES, REPOSITORY, asked, asked_in_process, planned, texts, write_run
 
 
 @pytest.fixture(autouse=True)
@@ -188,7 +188,22 @@ PROBLEMS = {
         "error",
         "do not fit; lower rollout.sglang.mem_fraction_static, or raise rollout.tp",
     ),
+    "rollout.request_limit_s=90": ("error", "and rollout.request_limit_s is 90: it ends there and is not trained on"),
+    "rollout.request_limit_s=600": ("warning", "a response of 8,192 tokens, from its first to its last, takes 3"),
+    "guard.long_stages.rollout=60": ("error", "and guard.long_stages.rollout is 60: the watchdog ends the run there"),
+    "guard.stage_timeout_s=60": ("error", "the update takes"),
 }
+
+
+def test_a_dry_run_says_which_limit_would_end_responses(tmp_path: Path) -> None:
+    """Ten times as many responses wait ten times as long, but a response's own limit is as far away as before."""
+    file = write_run(tmp_path, "qwen3-32b")
+    more = ["rollout.sglang.max_running_requests=64", "rollout.request_limit_s=900"]
+    assert limits_that_bite(load_run(file, [*more, "data.responses_per_prompt=8"]), str(file)) == []
+    assert limits_that_bite(load_run(file, [*more, "data.responses_per_prompt=80"]), str(file)) == []
+    (said,) = limits_that_bite(load_run(file, [*more, "rollout.request_limit_s=50"]), str(file))
+    assert "rollout.request_limit_s is 50" in said
+    assert limits_that_bite(load_run(EXAMPLES / "quickstart" / "run.yaml"), "quickstart") == []
 
 
 # MiB of the GPU, prefill chunk, tp: MiB that SGLang 0.5.21 keeps out of its share (`_handle_gpu_memory_settings`, less
