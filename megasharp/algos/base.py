@@ -52,12 +52,14 @@ class MemoryNeed:
     """A memory network beside the policy: its Hugging Face folder, learning rate (None: the policy's), and its use.
 
     Tokens are drawn from softmax((z_policy - mu z_memory) / temperature); `plausible` is `SamplingParams.plausible`.
+    `window`: the network attends to the prompt and to so many last tokens, the query's own included; None: to all.
     """
 
     path: str
     lr: float | None
     mu: float
     plausible: Plausible | None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

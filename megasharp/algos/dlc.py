@@ -125,6 +125,13 @@ class DLCParams(MethodParams):
         description="Guard, not in the paper: only tokens that the policy alone finds plausible may be drawn, by "
         "min_p or top_k. null: no guard.",
     )
+    window: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of last tokens, the newest included, that the memory network attends to beside the whole "
+        "prompt; it forgets what lies between, in sampling and in learning, so that its KV cache stays small at long "
+        "responses. Not in the paper. null: all tokens.",
+    )
 
 
 class DLC(Method[DLCParams]):
@@ -136,7 +143,8 @@ class DLC(Method[DLCParams]):
     Params = DLCParams
 
     def needs(self) -> Needs:
-        """Ask for the memory network: its folder, learning rate, this step's `mu`, and the guard, if any."""
+        """Ask for the memory network: its folder, learning rate, this step's `mu`, the guard and the window, if any."""
         memory, guard = self.params.memory, self.params.plausible
         plausible = None if guard is None else Plausible(guard.min_p, guard.top_k)
-        return Needs(memory=MemoryNeed(memory.path, memory.lr, settled(self.params.mu), plausible))
+        need = MemoryNeed(memory.path, memory.lr, settled(self.params.mu), plausible, self.params.window)
+        return Needs(memory=need)

@@ -105,8 +105,8 @@ class FleetServing:
         self, resolved: ResolvedRun, placement: Placement, folder: Path, logs: Path, say: Callable[[str], None]
     ) -> None:
         config = resolved.config
-        memory = resolved.memory.model if resolved.memory else None
-        settings = fleet_settings(config, resolved.model, memory, logs)
+        memory, window = (resolved.memory.model, resolved.memory.window) if resolved.memory else (None, None)
+        settings = fleet_settings(config, resolved.model, memory, logs, window)
         self._resolved = resolved
         self._placement = placement
         self._folder = folder

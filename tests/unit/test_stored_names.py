@@ -298,10 +298,10 @@ def test_lent_memory() -> None:
 
 def test_what_an_engine_is_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = RolloutConfig(sglang={"page_size": 16})
-    settings = FleetSettings(Path("python"), Path("/m"), Path("/logs"), rollout, memory=Path("/n"))
+    settings = FleetSettings(Path("python"), Path("/m"), Path("/logs"), rollout, Path("/n"), 256)
     config = engine_config(settings, 30000, "k3y", shared=Path("/dev/shm/s"))
     monkeypatch.setenv("MEGASHARP_ENGINE", "")
-    EngineSettings("/n", 64, True, "/dev/shm/s").publish()
+    EngineSettings("/n", 64, True, "/dev/shm/s", 256).publish()
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     frozen("engine", {"config": config, "reads": names, "inherits": json.loads(os.environ["MEGASHARP_ENGINE"])})
 

@@ -186,7 +186,9 @@ def engines_on_a_node(config: RunConfig, where: str, gpus: int | None = None) ->
     return there // config.rollout.tp
 
 
-def fleet_settings(config: RunConfig, model: ModelFolder, memory: ModelFolder | None, logs: Path) -> FleetSettings:
+def fleet_settings(
+    config: RunConfig, model: ModelFolder, memory: ModelFolder | None, logs: Path, memory_window: int | None = None
+) -> FleetSettings:
     """Return the settings that every engine of a run is started with."""
     # SGLang cannot read Megatron's shards. The first push brings all weights before anything is sampled, so engines of
     # such a model start with dummy weights.
@@ -200,6 +202,7 @@ def fleet_settings(config: RunConfig, model: ModelFolder, memory: ModelFolder | 
         log_folder=logs,
         rollout=rollout,
         memory=memory.description if memory else None,
+        memory_window=memory_window,
         device=device_of(config),
         dtype=config.model.dtype,
         deterministic=config.deterministic,

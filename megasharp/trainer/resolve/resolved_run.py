@@ -39,11 +39,12 @@ from megasharp.trainer.reward_judge import check_judging, judged_tasks, training
 
 @dataclass(frozen=True, slots=True)
 class MemoryFolder:
-    """The folder of DLC's memory network, and the learning rate that it trains with."""
+    """The folder of DLC's memory network, the learning rate that it trains with, and `MemoryNeed.window`."""
 
     model: ModelFolder
     architecture: Architecture
     lr: float
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def check(config: RunConfig, where: str) -> ResolvedRun:
         check_context(config, architecture.max_positions, where)
         for network in (architecture, *((memory.architecture,) if memory else ())):
             check_window(config, network.smallest_window, where)
-        check_engines(fleet_settings(config, model, memory.model if memory else None, Path()), where)
+        its_model, window = (memory.model, memory.window) if memory else (None, None)
+        check_engines(fleet_settings(config, model, its_model, Path(), window), where)
     tokenizer = load_tokenizer(model.description)
     suites = tuple(load_suite(name) for name in config.eval.suites)
     check_judging(config.reward, judged_tasks(config, suites), where)
@@ -171,7 +173,9 @@ def _open_memory(config: RunConfig, needs: Needs, policy: Architecture, where: s
             f"{config.model.path} one of {policy.vocab}: DLC subtracts logits, so they must be the same"
         )
     check_precision(config, architecture, where)
-    return MemoryFolder(model, architecture, need.lr or config.policy.optimizer.lr)
+    if need.window is not None:
+        raise UserError(f"{where}: recipe.dlc.window is not built yet; leave it out")
+    return MemoryFolder(model, architecture, need.lr or config.policy.optimizer.lr, need.window)
 
 
 def _check_length(config: RunConfig, architecture: Architecture, where: str) -> None:

@@ -15,9 +15,9 @@ from megasharp.config.core import validate
 
 def test_it_fills_no_hook_and_asks_for_a_memory() -> None:
     assert overridden_hooks(DLC) == ()
-    params = DLCParams(mu=0.4, plausible=PlausibleParams(top_k=20), memory=MemoryParams(path="m", lr=1e-3))
+    params = DLCParams(mu=0.4, plausible=PlausibleParams(top_k=20), memory=MemoryParams(path="m", lr=1e-3), window=64)
     recipe = build_recipe(["grpo", "dlc"], {"dlc": params}, reduction=None, constant=8.0, mini_batches=1)
-    assert recipe.needs.memory == MemoryNeed("m", 1e-3, 0.4, Plausible(top_k=20))
+    assert recipe.needs.memory == MemoryNeed("m", 1e-3, 0.4, Plausible(top_k=20), 64)
 
 
 @each_case(

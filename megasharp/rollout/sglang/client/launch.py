@@ -154,10 +154,11 @@ _THE_USERS = tuple(_DID_NOT_START + reason for _, reason in _REASONS if reason !
 class FleetSettings:
     """Everything that a fleet's engines are started with.
 
-    `rollout` is the run's section, with `engines` and `sglang` as resolved for this fleet; `python` is the path for its
-    key of that name. `gpus[i]` are CUDA's names of the GPUs that engine `i` sees, none on a CPU. With `sleep` engines
-    can give their device's memory to the learner and take it back. Logs are `log_folder`/engine_0.log and so on.
-    `command` is what an engine's process runs after its Python; the engine's config file is appended.
+    `memory` is the memory network's folder, `memory_window` its `MemoryNeed.window`. `rollout` is the run's section,
+    with `engines` and `sglang` as resolved for this fleet; `python` is the path for its key of that name. `gpus[i]` are
+    CUDA's names of the GPUs that engine `i` sees, none on a CPU. With `sleep` engines can give their device's memory to
+    the learner and take it back. Logs are `log_folder`/engine_0.log and so on. `command` is what an engine's process
+    runs after its Python; the engine's config file is appended.
     """
 
     python: Path
@@ -165,6 +166,7 @@ class FleetSettings:
     log_folder: Path
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     memory: Path | None = None
+    memory_window: int | None = None
     device: str = "cpu"
     dtype: str = "float32"
     deterministic: bool = False
@@ -346,9 +348,12 @@ def engine_config(
     settings: FleetSettings, port: int, key: str, address: str = LOOPBACK, shared: Path | None = None
 ) -> dict[str, object]:
     """Make the config file that `python -m megasharp.rollout.sglang.engine` reads."""
+    # Engines of an earlier installation do not know this key; without a window they need not.
+    window = {} if settings.memory_window is None else {"memory_window": settings.memory_window}
     return {
         "model": str(settings.model.absolute()),
         "memory": None if settings.memory is None else str(settings.memory.absolute()),
+        **window,
         "host": address,
         "port": port,
         "api_key": key,

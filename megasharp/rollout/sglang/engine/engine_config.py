@@ -4,9 +4,10 @@
      "device": "cpu", "dtype": "float32", "tp": 1, "sglang": {"page_size": 16}, "deterministic": false, "sleep": false,
      "shared": "/dev/shm/megasharp-engine-1"}
 
-`memory` and `shared` may be null; they, `sglang`, `deterministic` and `sleep` may be left out. `sglang` takes any field
-of the installed ServerArgs that is not set by another key. With `sleep` the engine can give its GPU's memory back for
-a while; its weights are gone then, and must be sent again. `shared` is a folder in shared memory: what the engine's
+`memory` and `shared` may be null; they, `sglang`, `deterministic` and `sleep` may be left out. With a `memory_window` N
+the memory network attends to the prompt and the last N tokens alone; null: to all. `sglang` takes any field of the
+installed ServerArgs that is not set by another key. With `sleep` the engine can give its GPU's memory back for a
+while; its weights are gone then, and must be sent again. `shared` is a folder in shared memory: what the engine's
 processes share is in it or begins with its name.
 
 In a reader's order: `EngineSettings`, the part that SGLang's child processes inherit in their environment; `Flag`, a
@@ -39,7 +40,8 @@ _VARIABLE = "MEGASHARP_ENGINE"
 class EngineSettings:
     """Settings that SGLang's child processes need; they travel in the environment, as JSON.
 
-    `memory` is the memory network's folder; `max_rows` the most requests that can be in one batch.
+    `memory` is the memory network's folder, `memory_window` the tokens that it sees behind the prompt (None: all);
+    `max_rows` the most requests that can be in one batch.
 
     `deterministic`: each token is drawn with a number hashed from the request's seed and the token's place, as
     `megasharp.rollout.inprocess.generation` does it. `shared` is the folder in shared memory whose name all that the
@@ -53,6 +55,7 @@ class EngineSettings:
     max_rows: int
     deterministic: bool
     shared: str | None = None
+    memory_window: int | None = None
 
     def publish(self) -> None:
         """Put them where this process and all children that start from now on find them."""
@@ -262,6 +265,7 @@ class EngineConfig:
     dtype: str
     tp: int
     memory: str | None = None
+    memory_window: int | None = None
     deterministic: bool = False
     sleep: bool = False
     shared: str | None = None
@@ -269,7 +273,7 @@ class EngineConfig:
 
     def settings(self) -> EngineSettings:
         """The settings for SGLang's child processes."""
-        return EngineSettings(self.memory, self._rows(), self.deterministic, self.shared)
+        return EngineSettings(self.memory, self._rows(), self.deterministic, self.shared, self.memory_window)
 
     @property
     def loses_weights(self) -> bool:
@@ -359,6 +363,10 @@ def check_config(config: EngineConfig) -> None:
         _check_cpu(config)
     elif config.sleep:
         _check_sleep(config)
+    if config.memory_window is not None and (config.memory is None or config.memory_window < 1):
+        raise UserError(f"memory_window is {config.memory_window}: it is that of a memory network, and at least 1")
+    if config.memory_window is not None:
+        raise UserError("memory_window is not built yet in engines of SGLang; leave it out")
     if config.memory is not None:
         _check_memory(config, config.memory)
 

@@ -121,6 +121,8 @@ def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
         ({"sglang": {"max_running_requests": 8, "cuda_graph_bs_decode": [1, 9]}}, "have room"),
         ({"api_key": ""}, "api_key"),
         ({"device": "tpu"}, "device is tpu"),
+        ({"memory": None, "memory_window": 8}, "memory_window is 8: it is that of a memory network"),
+        ({"memory_window": 0}, "memory_window is 0: .* at least 1"),
         ({"memory": "/nowhere"}, "no config.json"),
         ({"tp": 3, "device": "cuda"}, "does not divide"),
         ({"tp": 4}, r"2 key-value heads; on a CPU tp \(4\)"),
