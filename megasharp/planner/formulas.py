@@ -241,6 +241,27 @@ class Lengths:
         return self.prompt_longest + self.response_longest
 
 
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """Keys and values of one network on one rank of an engine.
+
+    Of a response the last `window` tokens are kept beside its prompt; None: all of them.
+    """
+
+    bytes_per_token: int
+    window: int | None = None
+
+    def mean_bytes(self, lengths: Lengths) -> float:
+        """Bytes of a response in progress, its prompt included: the mean over all moments of decoding."""
+        within = None if self.window is None else math.ceil(lengths.prompt) + self.window
+        return self.bytes_per_token * lengths.context_within(within)
+
+    def bytes_at(self, prompt: float, position: float) -> float:
+        """Bytes of a response at a position, its prompt included."""
+        kept = position if self.window is None else min(position, self.window)
+        return self.bytes_per_token * (prompt + kept)
+
+
 # ---- time ---------------------------------------------------------------------------------------------------------
 
 
@@ -312,16 +333,16 @@ def bubble_share(pp: int, vpp: int, micro_batches: int) -> float:
 
 
 def decode_seconds(
-    requests: float, at_once: float, lengths: Lengths, weights: float, kv_per_token: float, bandwidth: float
+    requests: float, at_once: float, lengths: Lengths, weights: float, caches: Sequence[KvCache], bandwidth: float
 ) -> float:
     """Seconds an engine decodes `requests` responses, at most `at_once` together; bytes are those of one rank.
 
     Roofline of memory: a step reads the weights and the cache of every live request, at `bandwidth`. While more wait,
-    the batch is full, with requests at every age (`Lengths.context` is then a live request's mean size); the last
+    the batch is full, with requests at every age (`KvCache.mean_bytes` is then a live request's size); the last
     `at_once` start together and end one after the other, the longest last.
     """
     last = min(requests, at_once)
-    full_step = weights + at_once * lengths.context * kv_per_token
+    full_step = weights + at_once * sum(cache.mean_bytes(lengths) for cache in caches)
     full_steps = max(0.0, requests - at_once) * lengths.response / at_once
     # The integral over the last batch's positions, by the midpoint rule.
     steps = 256
@@ -330,7 +351,7 @@ def decode_seconds(
     for i in range(steps):
         position = (i + 0.5) * size
         live = last * lengths.longer_than(position)
-        drain += size * (weights + live * (lengths.prompt + position) * kv_per_token)
+        drain += size * (weights + live * sum(cache.bytes_at(lengths.prompt, position) for cache in caches))
     return (full_steps * full_step + drain) / bandwidth
 
 

@@ -16,7 +16,7 @@ from megasharp.common.records import ParallelLayout
 from megasharp.config.policy import LoraConfig, PolicyConfig
 from megasharp.convert.architecture import Architecture
 from megasharp.convert.families import Family
-from megasharp.planner.formulas import Lengths
+from megasharp.planner.formulas import KvCache, Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Everything a plan depends on. `width`: bytes of a weight.
+    """Everything a plan depends on. `width`: bytes of a weight. `memory_window`: `recipe.dlc.window`.
 
     `split`: the run's keys for the layout and for how ranks save memory.
     """
@@ -190,6 +190,7 @@ class Request:
     rates: Rates
     kept: Kept
     limits: Limits
+    memory_window: int | None = None
 
     @property
     def layout(self) -> ParallelLayout:
@@ -265,7 +266,8 @@ class StageMemory:
 class EngineMemory:
     """One rank of one SGLang engine, policy and memory network together.
 
-    `tokens` of cache for one engine; `sequences`: responses in progress (of mean size), and of greatest length.
+    `tokens` of cache for one engine, each of `bytes_per_token` on average over a response in progress; `caches` are the
+    networks'. `sequences`: responses in progress (of mean size), and of greatest length.
     `requests` come to one engine in a step, `at_once` of them are decoded together. `largest_fraction` is the most
     `mem_fraction_static` for which all fits beside what the learners leave; None on a CPU, or where the engines have
     GPUs of their own. `context` is assumed for the process itself; `total` is without it, as SGLang takes its share of
@@ -282,6 +284,7 @@ class EngineMemory:
     total: int
     fraction: float | None
     largest_fraction: float | None
+    caches: tuple[KvCache, ...]
     bytes_per_token: int
     tokens: int
     sequences_mean: int
@@ -302,6 +305,21 @@ class StageTime:
     name: str
     seconds: float | None
     how: str
+
+
+@dataclass(frozen=True, slots=True)
+class DlcCost:
+    """The memory network's cost in sampling, against engines that hold the policy alone.
+
+    `step`: factor of a decode step of `at_once` responses. `rollout`: of the whole rollout, for which the policy alone
+    may have more responses at once; None where it is not predicted. `cache`: bytes of one rank's cache that these
+    responses take for the memory network.
+    """
+
+    at_once: int
+    step: float
+    rollout: float | None
+    cache: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +384,7 @@ class Plan:
     disk: Disk
     host: int
     problems: tuple[Problem, ...]
+    dlc: DlcCost | None = None
 
     @property
     def works(self) -> bool:

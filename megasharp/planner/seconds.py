@@ -7,11 +7,14 @@ bytes over links. Rates are shares of the data sheet's (`Rates`). Every number i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megasharp.convert.lora import trained_parameters
 from megasharp.planner.formulas import (
+    KvCache,
+    Lengths,
     bubble_share,
     checkpoint_bytes,
     context_bytes_per_row,
@@ -29,7 +32,7 @@ from megasharp.planner.formulas import (
     token_table_bytes,
 )
 from megasharp.planner.memory import Rows
-from megasharp.planner.records import Checkpoint, Disk, EngineMemory, Engines, Gpu, Network, Request, StageTime
+from megasharp.planner.records import Checkpoint, Disk, DlcCost, EngineMemory, Engines, Gpu, Network, Request, StageTime
 
 _GIB = 2**30
 # Our engines' own defaults (rollout/sglang/engine/engine_config.py): tokens of cache and requests at once on a CPU, and
@@ -70,11 +73,18 @@ def engine_memory(request: Request, learners_leave: int) -> EngineMemory | None:
         return None
     networks = [network.architecture for network in request.networks]
     weights = sum(request.width * arch.parameter_count() // engines.tp for arch in networks)
-    per_token = sum(kv_bytes_per_token(arch, engines.tp, request.width) for arch in networks)
+    windows = (None, request.memory_window)
+    caches = tuple(
+        KvCache(kv_bytes_per_token(arch, engines.tp, request.width), window)
+        for arch, window in zip(networks, windows, strict=False)
+    )
+    lengths = request.batch.lengths
+    per_token = round(sum(cache.mean_bytes(lengths) for cache in caches) / lengths.context)
     gpu = request.machines.gpu
     if gpu is None:
         cache = (engines.pool_tokens or _CPU_POOL) * per_token
-        return _filled(request, engines, _Sizes(weights, cache, per_token), most=engines.most_requests or _CPU_REQUESTS)
+        sizes = _Sizes(weights, cache, caches, per_token)
+        return _filled(request, engines, sizes, most=engines.most_requests or _CPU_REQUESTS)
     defaults = _defaults(gpu.memory, engines.tp)
     most = engines.most_requests or (_MEMORY_ROWS if request.memory else None)
     batch = min(defaults.batch, most or defaults.batch)
@@ -86,7 +96,7 @@ def engine_memory(request: Request, learners_leave: int) -> EngineMemory | None:
         cache = min(cache, engines.pool_tokens * per_token)
     room = gpu.memory - graphs - workspace - CONTEXT - learners_leave
     largest = int(room / gpu.memory * 100) / 100 if engines.colocated else None
-    sizes = _Sizes(weights, cache, per_token, graphs, workspace, fraction, largest)
+    sizes = _Sizes(weights, cache, caches, per_token, graphs, workspace, fraction, largest)
     return _filled(request, engines, sizes, most)
 
 
@@ -96,6 +106,7 @@ class _Sizes:
 
     weights: int
     cache: int
+    caches: tuple[KvCache, ...]
     per_token: int
     graphs: int = 0
     workspace: int = 0
@@ -109,6 +120,7 @@ def _filled(request: Request, engines: Engines, sizes: _Sizes, most: int | None)
     lengths = request.batch.lengths
     tokens = sizes.cache // sizes.per_token
     mean = int(tokens / lengths.context)
+    longest = sum(cache.bytes_at(lengths.prompt_longest, lengths.response_longest) for cache in sizes.caches)
     return EngineMemory(
         count=engines.count,
         tp=engines.tp,
@@ -120,10 +132,11 @@ def _filled(request: Request, engines: Engines, sizes: _Sizes, most: int | None)
         total=sizes.weights + sizes.cache + sizes.graphs + sizes.workspace,
         fraction=sizes.fraction,
         largest_fraction=sizes.largest_fraction,
+        caches=sizes.caches,
         bytes_per_token=sizes.per_token,
         tokens=tokens,
         sequences_mean=mean,
-        sequences_longest=tokens // lengths.longest,
+        sequences_longest=int(sizes.cache // longest),
         requests=requests,
         at_once=int(max(0, min(requests, mean, most or requests))),
     )
@@ -165,8 +178,32 @@ def longest_response_seconds(request: Request, engine: EngineMemory) -> float | 
     gpu, lengths = request.machines.gpu, request.batch.lengths
     if gpu is None or engine.at_once < 1:
         return None
-    step = engine.weights + engine.at_once * lengths.context * engine.bytes_per_token
-    return lengths.response_longest * step / (gpu.bandwidth * request.rates.bandwidth)
+    return lengths.response_longest * step_bytes(engine, lengths) / (gpu.bandwidth * request.rates.bandwidth)
+
+
+def step_bytes(engine: EngineMemory, lengths: Lengths, at_once: int | None = None) -> float:
+    """Bytes that a rank reads in a decode step: weights, and the cache of `at_once` responses (None: the engine's)."""
+    live = engine.at_once if at_once is None else at_once
+    return engine.weights + live * sum(cache.mean_bytes(lengths) for cache in engine.caches)
+
+
+def dlc_cost(request: Request, engine: EngineMemory | None, learners_leave: int) -> DlcCost | None:
+    """Compare the engine with one that holds the policy alone; None without a memory network or engines."""
+    alone = dataclasses.replace(request, memory=None)
+    without = engine_memory(alone, learners_leave)
+    if request.memory is None or engine is None or without is None or engine.at_once < 1:
+        return None
+    gpu, lengths, live = request.machines.gpu, request.batch.lengths, engine.at_once
+    rollout = None
+    if gpu is not None:
+        seconds, before = _rollout(request, gpu, engine).seconds, _rollout(alone, gpu, without).seconds
+        rollout = seconds / before if seconds and before else None
+    return DlcCost(
+        at_once=live,
+        step=step_bytes(engine, lengths) / step_bytes(without, lengths, live),
+        rollout=rollout,
+        cache=live * engine.caches[1].mean_bytes(lengths),
+    )
 
 
 def step_seconds(request: Request, times: Sequence[StageTime]) -> float | None:
@@ -229,7 +266,7 @@ def _rollout(request: Request, gpu: Gpu, engine: EngineMemory) -> StageTime:
         engine.at_once,
         lengths,
         engine.weights,
-        engine.bytes_per_token,
+        engine.caches,
         gpu.bandwidth * request.rates.bandwidth,
     )
     per_token = sum(forward_flops_per_token(network.architecture, lengths.prompt / 2) for network in request.networks)

@@ -21,6 +21,7 @@ from megasharp.planner.records import Engines, Network, Plan, Request
 from megasharp.planner.seconds import (
     checkpoint,
     disk_bytes,
+    dlc_cost,
     engine_memory,
     step_seconds,
     step_times,
@@ -73,6 +74,7 @@ def make_plan(request: Request) -> Plan:
         checkpoint=save,
         disk=disk_bytes(request, save),
         host=host + ranks * (held + reference),
+        dlc=dlc_cost(request, engine, left),
         problems=find_problems(request, found, engine, rows, bubble, save, times),
     )
 

@@ -56,6 +56,7 @@ def plan_tree(request: Request, plan: Plan, notes: Sequence[str], suggestions: S
         "stages": [_stage(request, plan, stage) for stage in plan.stages],
         "engines": _engines(request, plan.engine),
         "times": [{"part": time.name, "seconds": time.seconds, "how": time.how} for time in plan.times],
+        "dlc": _dlc_tree(request, plan),
         "step_seconds": plan.step_seconds,
         "tokens_per_second_per_gpu_in_use": plan.tokens_per_second_per_gpu,
         "checkpoint": {"size_bytes": plan.checkpoint.size, "seconds": plan.checkpoint.seconds if gpu else None},
@@ -161,6 +162,19 @@ def _disk_tree(request: Request, plan: Plan) -> Tree:
     }
 
 
+def _dlc_tree(request: Request, plan: Plan) -> Tree | None:
+    """Factors are against engines that hold the policy alone."""
+    if plan.dlc is None:
+        return None
+    return {
+        "memory_window": request.memory_window,
+        "responses_at_once": plan.dlc.at_once,
+        "decode_step_factor": plan.dlc.step,
+        "rollout_factor": plan.dlc.rollout,
+        "cache_bytes": plan.dlc.cache,
+    }
+
+
 def _engines(request: Request, engine: EngineMemory | None) -> Tree | None:
     """Settings are None where SGLang's own default stands; tokens and responses are those of one engine."""
     asked = request.engines
@@ -218,7 +232,7 @@ def plan_text(request: Request, plan: Plan, notes: Sequence[str]) -> str:
     unit = (1e9, "GB") if plan.fullest >= 1e9 else (1e6, "MB")
     lines = [*_head(request, plan), "", *_memory(request, plan, unit)]
     if plan.engine is not None:
-        lines += ["", *_engine(request, plan, plan.engine, unit)]
+        lines += ["", *_engine(request, plan, plan.engine, unit), *_dlc(request, plan, unit)]
     lines += ["", *_time(request, plan), *_checkpoint(request, plan), *_disk(request, plan)]
     if notes or plan.problems:
         lines.append("")
@@ -423,6 +437,21 @@ def _engine(request: Request, plan: Plan, engine: EngineMemory, unit: tuple[floa
         f"{request.batch.lengths.context:,.0f} tokens, prompt and what is written), {engine.sequences_longest} at full "
         f"length ({request.batch.lengths.longest:,} tokens); "
         f"{engine.requests:.0f} come to an engine, {engine.at_once} at once",
+    )
+
+
+def _dlc(request: Request, plan: Plan, unit: tuple[float, str]) -> Iterator[str]:
+    if plan.dlc is None or plan.engine is None or request.machines.gpu is None:
+        return
+    (scale, name), cost, window = unit, plan.dlc, request.memory_window
+    per_token = plan.engine.caches[1].bytes_per_token / 1024
+    kept = "all tokens" if window is None else f"the prompt and the last {window:,} tokens (recipe.dlc.window)"
+    rollout = "" if cost.rollout is None else f" and the rollout {cost.rollout:.2f} times"
+    yield from _wrapped(
+        "dlc",
+        f"predicted: a decode step of {cost.at_once} responses takes {cost.step:.2f} times{rollout} as long as with "
+        f"the policy alone; {cost.cache / scale:.1f} {name} of the cache are the memory network's, {per_token:,.0f} "
+        f"KiB a token, for {kept} of a response",
     )
 
 

@@ -20,7 +20,7 @@ from megasharp.convert.lora import trained_parameters
 from megasharp.ops.chunked_head import CHUNK_TOKENS, chunked_token_head
 from megasharp.ops.head import VocabShard, token_head
 from megasharp.planner import formulas
-from megasharp.planner.formulas import Lengths
+from megasharp.planner.formulas import KvCache, Lengths
 
 MODELS = Path(__file__).parents[3] / "configs" / "model"
 # As their authors publish them; a tied head counts once.
@@ -162,7 +162,7 @@ def test_only_layers_with_a_window_attend_to_less() -> None:
 def test_decoding_equal_lengths_reads_weights_and_a_growing_cache_each_step() -> None:
     """All responses of 100 tokens: 100 steps, caches of 10 + n + 1/2 tokens."""
     lengths = Lengths(10.0, 10, 100.0, 100)
-    seconds = formulas.decode_seconds(4.0, 4.0, lengths, weights=1000.0, kv_per_token=2.0, bandwidth=10.0)
+    seconds = formulas.decode_seconds(4.0, 4.0, lengths, weights=1000.0, caches=[KvCache(2)], bandwidth=10.0)
     assert seconds == pytest.approx((100 * 1000.0 + 4 * 2.0 * (100 * 10 + 100**2 / 2)) / 10.0)
 
 
@@ -170,7 +170,7 @@ def test_decoding_in_waves_costs_what_its_tokens_cost_in_a_full_batch() -> None:
     lengths = Lengths(0.0, 0, 100.0, 100)
 
     def decode(requests: float) -> float:
-        return formulas.decode_seconds(requests, 4.0, lengths, weights=1000.0, kv_per_token=2.0, bandwidth=10.0)
+        return formulas.decode_seconds(requests, 4.0, lengths, weights=1000.0, caches=[KvCache(2)], bandwidth=10.0)
 
     assert decode(12.0) - decode(8.0) == pytest.approx(decode(4.0))
 
@@ -230,3 +230,15 @@ def test_the_chunked_head_holds_as_much_at_once_as_the_formula_says(dtype: torch
         head.logp_T.sum().backward()  # type: ignore[no-untyped-call]
     planned = formulas.chunked_logits_bytes(tokens, vocab, hidden, dtype.itemsize, entropy=True, kernels=False)
     assert 0.9 < peak.most / planned < 1.1, peak.most / planned
+
+
+def test_a_window_bounds_the_cache_of_a_response() -> None:
+    """The mean over all moments of decoding, of evenly spread lengths, summed token by token."""
+    lengths = Lengths(prompt=10, prompt_longest=20, response=50, response_longest=100)
+    for window in (1, 30, 100, 500):
+        moments = [(10 + min(t + 0.5, window), 1 - (t + 0.5) / 100) for t in range(100)]
+        mean = sum(size * live for size, live in moments) / sum(live for _, live in moments)
+        cache = KvCache(4, window)
+        assert cache.mean_bytes(lengths) == pytest.approx(4 * mean, rel=1e-3)
+        assert cache.bytes_at(10, 60) == 4 * (10 + min(60, window))
+    assert KvCache(4, 100).mean_bytes(lengths) == pytest.approx(KvCache(4).mean_bytes(lengths), rel=1e-12)

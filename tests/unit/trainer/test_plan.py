@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_golden_plans(tmp_path: Path, piece: str, dp: int) -> None:
     assert plan.engine is not None
     found = (stage.static / 1e9, stage.memory_network / 1e9, plan.engine.tokens, plan.checkpoint.size / 1e9)
     assert found == pytest.approx(GOLDEN[piece, dp], abs=0.06)
+
+
+def test_dlc_costs_what_is_read_besides(tmp_path: Path) -> None:
+    """A decode step reads weights and cache once: 64 KiB a token of the policy on a GPU, 28 of the memory network."""
+    sizes = ["data.max_prompt_tokens=2", "rollout.sglang.max_running_requests=64"]
+    question = asked(tmp_path, "qwen3-32b+qwen3-1.7b", *sizes, options=Options(response=4096)).request
+    weights, live = (32_762_123_264 / 2, 1_720_574_976 / 2), 64 * question.batch.lengths.context * 1024
+    plain = weights[0] + 64 * live
+    found = make_plan(question).dlc
+    assert found is not None and found.at_once == 64
+    assert found.step == pytest.approx((plain + weights[1] + 28 * live) / plain, rel=1e-3)
+    windowed = make_plan(replace(question, memory_window=256)).dlc
+    assert windowed is not None and windowed.cache < 64 * 257 * 28 * 1024 < found.cache / 10
+    assert 1.0 < windowed.step < 1.08 < found.step
 
 
 def test_pipeline_stages_of_qwen3_32b_have_the_measured_parameters(tmp_path: Path) -> None:
