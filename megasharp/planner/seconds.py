@@ -8,6 +8,7 @@ bytes over links. Rates are shares of the data sheet's (`Rates`). Every number i
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -317,8 +318,14 @@ def _row_bytes(request: Request, network: Network) -> float:
 
 
 def _forward(request: Request, network: Network) -> float:
-    arch = network.architecture
-    return forward_flops_per_token(arch, mean_context(arch, request.batch.lengths))
+    return forward_flops_per_token(network.architecture, _mean_context(request, network))
+
+
+def _mean_context(request: Request, network: Network) -> float:
+    lengths, window = request.batch.lengths, request.memory_window
+    if network is request.policy or window is None:
+        return mean_context(network.architecture, lengths)
+    return lengths.context_within(math.ceil(lengths.prompt) + window)
 
 
 def _work(request: Request, network: Network) -> float:
@@ -327,7 +334,7 @@ def _work(request: Request, network: Network) -> float:
     Frozen weights need no gradients of their own, which is half of the backward pass.
     """
     arch = network.architecture
-    context, split = mean_context(arch, request.batch.lengths), request.split
+    context, split = _mean_context(request, network), request.split
     share = recompute_share(arch, context, split.recompute, split.recompute_modules)
     frozen = request.lora is not None and network is request.policy
     return (2.0 if frozen else 3.0) + share

@@ -168,7 +168,9 @@ def ask(config: RunConfig, where: str, options: Options, *, fill: bool = True) -
         or any(annotation.old_logp is not OldLogp.NONE or annotation.old_entropy for annotation in before),
         reference=needs.ref_logp,
     )
-    return Asked(_request(config, where, options, passes, policy, memory), tuple(notes))
+    request = _request(config, where, options, passes, policy, memory)
+    window = needs.memory.window if needs.memory is not None else None
+    return Asked(dataclasses.replace(request, memory_window=window), tuple(notes))
 
 
 def _network(path: str, where: str) -> tuple[Network, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,9 @@ def test_dlc_costs_what_is_read_besides(tmp_path: Path) -> None:
     found = make_plan(question).dlc
     assert found is not None and found.at_once == 64
     assert found.step == pytest.approx((plain + weights[1] + 28 * live) / plain, rel=1e-3)
-    windowed = make_plan(replace(question, memory_window=256)).dlc
+    windowed = planned(
+        tmp_path, "qwen3-32b+qwen3-1.7b", *sizes, "recipe.dlc.window=256", options=Options(response=4096)
+    ).dlc
     assert windowed is not None and windowed.cache < 64 * 257 * 28 * 1024 < found.cache / 10
     assert 1.0 < windowed.step < 1.08 < found.step
 
