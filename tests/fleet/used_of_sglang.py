@@ -50,6 +50,7 @@ REPLACED = {
         "begin_weight_update": "obj request",
         "check_weights": "obj request",
     },
+    "ModelConfig": {"_derive_hybrid_model": ""},
     "Sampler": {
         "forward": "logits_output sampling_info return_logprob top_logprobs_nums token_ids_logprobs positions",
         "_sample_from_probs": "probs sampling_info positions simple_sampling_case",
@@ -75,6 +76,7 @@ READ = {
     "LogitsMetadata": "from_forward_batch next_token_logits_buffer extend_return_logprob extend_return_top_logprob "
     "extend_token_ids_logprob capture_hidden_mode",
     "CaptureHiddenMode": "NULL",
+    "ModelConfig": "num_attention_layers",
     "RadixAttention": "layer_id tp_k_head_num tp_v_head_num head_dim",
     "QKVParallelLinear": "q_proj_shard_size kv_proj_shard_size total_num_heads total_num_kv_heads head_size "
     "num_kv_head_replicas",
@@ -94,7 +96,8 @@ READ = {
     "sglang.srt.layers.logits_processor": "next_token_logits next_token_logprobs customized_info",
     "sglang.srt.managers.scheduler_components.batch_result_processor": "customized_info",
     "sglang.srt.model_loader.loader": "secondary_weights",
-    "sglang.srt.model_executor.model_runner_components.layer_setup": "end_layer",
+    "sglang.srt.model_executor.model_runner_components.layer_setup": "start_layer end_layer num_attention_layers",
+    "sglang.srt.model_executor.model_runner_components.cuda_graph_setup": "has_standard_gqa_for_all_local_layers",
     "sglang.srt.utils.weight_checker": "_skip_weight_check",
     "sglang.srt.utils.stale_shm_cleanup": "_SGL_SHM_PREFIX",
     "sglang.srt.managers.load_snapshot": "shm_path_for",
@@ -104,7 +107,10 @@ READ = {
     "sglang.srt.layers.attention.flashattention_backend": "forward_metadata scheduler_metadata",
 }
 # Of ServerArgs, beside those in the tables of `engine_config.py`.
-FLAGS = "log_level cuda_graph_max_bs_decode cuda_graph_bs_decode enable_weights_cpu_backup weight_cache_mode"
+FLAGS = (
+    "log_level disable_prefill_cuda_graph cuda_graph_max_bs_decode cuda_graph_bs_decode enable_weights_cpu_backup "
+    "weight_cache_mode"
+)
 
 
 def main() -> None:

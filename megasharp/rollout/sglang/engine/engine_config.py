@@ -243,9 +243,13 @@ _REFUSED_WITH_MEMORY = {
     "enable_dp_attention": "the memory's logits would be gathered in the policy's order",
     "enable_hierarchical_cache": "it has not been tried with two networks in one cache",
     "enable_two_batch_overlap": "both half-batches would write to one buffer of memory logits",
+    "enable_pdmux": "its prefill goes layer by layer through the policy alone",
     "enable_torch_compile": "it has not been tried with two networks",
     "rl_on_policy_target": "its bfloat16 logits would be taken before the memory's subtraction",
     "enable_mis": "it asks for logits of many rows of one request",
+    # These two would win over disable_prefill_cuda_graph; the second also over the flags for the decode graph's sizes.
+    "cuda_graph_backend_prefill": "a prefill graph knows the policy's attention layers only",
+    "cuda_graph_config": "it may ask for a prefill graph, which knows the policy's attention layers only",
 }
 
 
@@ -305,6 +309,10 @@ class EngineConfig:
             args["json_model_override_args"] = json.dumps({"architectures": [composite]})
             # The buffer of memory logits has a row for each request of the largest batch, captured ones included.
             args["max_running_requests"] = self._rows()
+            # A prefill graph finds an attention layer by its number among those of `model.layers`: the policy's, where
+            # the memory's numbers are past the end. SGLang would leave it out too, having counted fewer layers there
+            # than the pool has; that count is not made for this.
+            args["disable_prefill_cuda_graph"] = True
             if self.device != "cpu":
                 args["cuda_graph_max_bs_decode"] = self._rows()
         return args | dict(self.sglang)
@@ -389,6 +397,8 @@ def check_flags(config: EngineConfig, flags: Mapping[str, Flag]) -> None:
             )
         if name in refused and value != flags[name].default:
             raise UserError(f"sglang.{name} {value!r} is refused: {refused[name]}")
+        if name == "disable_prefill_cuda_graph" and value is False and config.memory is not None:
+            raise UserError(f"sglang.{name} False is refused: {refused['cuda_graph_backend_prefill']}")
         fault = flags[name].fault(value)
         if fault is not None:
             raise UserError(f"sglang.{name} is {value!r}: {fault}")

@@ -2,9 +2,9 @@
 
 What each is used for:
 - model: `LlamaForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM` are subclassed; `RadixAttention` of the memory
-  network gets layer ids after the policy's; `DefaultModelLoader.Source` is how a model asks for a second checkpoint
-  (`secondary_weights`); `LogitsMetadata` says which rows become logits; `get_attn_backend` gives the step's attention
-  plan.
+  network gets layer ids after the policy's; `ModelConfig` counts attention layers; `DefaultModelLoader.Source` is how a
+  model asks for a second checkpoint (`secondary_weights`); `LogitsMetadata` says which rows become logits;
+  `get_attn_backend` gives the step's attention plan.
 - sampling: `Sampler` is subclassed and registered under the built-in back-ends' names, which are looked up first;
   `SamplingBatchInfo` has three methods meant to be overridden; `SamplingParams.verify` judges a request in the server.
 - weights: `WeightUpdater` and `SchedulerWeightUpdaterManager` receive updates, `WeightChecker` answers checksums; the
@@ -19,6 +19,7 @@ What each is used for:
 from __future__ import annotations
 
 from fastapi import HTTPException
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang.srt.distributed import tensor_model_parallel_all_gather
 from sglang.srt.entrypoints.engine import Engine
@@ -59,6 +60,7 @@ __all__ = [
     "LlamaForCausalLM",
     "LogitsMetadata",
     "MergedColumnParallelLinear",
+    "ModelConfig",
     "QKVParallelLinear",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",

@@ -8,7 +8,9 @@
 5. `SchedulerWeightUpdaterManager.update_weights_from_disk`: refuses an older version, and weights that do not fit.
 6. `WeightChecker._compute_checksum`: checksums of whole tensors under their checkpoint's names. SGLang's own hashes its
    fused, cut tensors, with a hash of its own, and needs CUDA.
-7. The names of shared memory: all that an engine's processes share in /dev/shm carries one name, by which whoever
+7. `ModelConfig._derive_hybrid_model`: `num_attention_layers` counts the memory network's layers, which are no hidden
+   layers of the model that the configuration describes.
+8. The names of shared memory: all that an engine's processes share in /dev/shm carries one name, by which whoever
    stops the engine removes it. SGLang ends its processes by force, which leaves their semaphores, message queues and
    load figures behind.
 
@@ -17,6 +19,7 @@ And of torch: where ranks meet (`rendezvous.py`).
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +63,20 @@ def apply() -> None:
     _take_announced_only(sglang_internals.WeightUpdater)
     _check_folders(sglang_internals.SchedulerWeightUpdaterManager)
     _name_checksums(sglang_internals.WeightChecker)
+    memory = published().memory
+    if memory is not None:
+        _count_attention_layers(sglang_internals.ModelConfig, Path(memory))
+
+
+def _count_attention_layers(config: Any, memory: Path) -> None:
+    derive: Callable[[Any], None] = config._derive_hybrid_model
+    layers = json.loads((memory / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+
+    def derived(self: Any) -> None:
+        derive(self)
+        self.num_attention_layers += layers
+
+    config._derive_hybrid_model = derived
 
 
 def _carry_columns(info: Any) -> None:

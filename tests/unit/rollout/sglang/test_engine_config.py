@@ -36,6 +36,9 @@ DEFAULTS = {
     "max_running_requests": None,
     "cuda_graph_max_bs_decode": None,
     "cuda_graph_bs_decode": None,
+    "cuda_graph_backend_prefill": None,
+    "cuda_graph_config": None,
+    "disable_prefill_cuda_graph": False,
     "dp_size": 1,
     "pp_size": 1,
     "speculative_algorithm": None,
@@ -108,6 +111,11 @@ def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
     assert not {"json_model_override_args", "max_running_requests", "enable_deterministic_inference"} & plain.keys()
 
 
+def test_a_memory_network_turns_prefill_graphs_off_by_name(keys: dict[str, Any]) -> None:
+    assert check({**keys, "device": "cuda"}).server_args()["disable_prefill_cuda_graph"] is True
+    assert "disable_prefill_cuda_graph" not in check({**keys, "device": "cuda", "memory": None}).server_args()
+
+
 @each_case(
     ("changes", "words"),
     [
@@ -119,6 +127,9 @@ def test_cuda_keeps_sglangs_own_choices(keys: dict[str, Any]) -> None:
         ({"sglang": {"speculative_algorithm": "EAGLE"}}, "verified without"),
         ({"sglang": {"max_running_requests": 8, "cuda_graph_max_bs_decode": 16}}, "have room"),
         ({"sglang": {"max_running_requests": 8, "cuda_graph_bs_decode": [1, 9]}}, "have room"),
+        ({"sglang": {"disable_prefill_cuda_graph": False}}, "False is refused: a prefill graph knows the policy's"),
+        ({"sglang": {"cuda_graph_backend_prefill": "breakable"}}, "knows the policy's attention layers only"),
+        ({"sglang": {"cuda_graph_config": {"prefill": {"backend": "full"}}}}, "may ask for a prefill graph"),
         ({"api_key": ""}, "api_key"),
         ({"device": "tpu"}, "device is tpu"),
         ({"memory": None, "memory_window": 8}, "memory_window is 8: it is that of a memory network"),

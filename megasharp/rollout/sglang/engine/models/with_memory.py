@@ -1,9 +1,10 @@
 """A policy and its memory network as one SGLang model, so that a decode step of both is one step of the engine.
 
 The policy's parameters keep their Hugging Face names and the memory's stand under `memory.`, in checkpoints and in
-updates. The memory's attention layers are numbered after the policy's, and `end_layer` counts both: that is what sizes
-SGLang's paged key-value pool. So one page table, one radix tree and one allocator serve both networks, and prefix
-reuse, chunked prefill, retraction and flushing keep them in step by themselves.
+updates. The memory's attention layers are numbered after the policy's. `start_layer` and `end_layer` span both, which
+sizes SGLang's paged key-value pool, and so does the configuration's `num_attention_layers` (`sglang_patches.py`);
+`num_hidden_layers` is the policy's, like the names of its weights. So one page table, one radix tree and one allocator
+serve both networks, and prefix reuse, chunked prefill, retraction and flushing keep them in step by themselves.
 
 SGLang's sleep drops both networks' weights and its wake brings none back: an update after it must bring both, and
 `sleeping.py` keeps requests out until it has come.
