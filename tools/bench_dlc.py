@@ -1,13 +1,19 @@
 """What DLC costs where the tokens are sampled: seconds of a rollout with the memory network and without, as Markdown.
 
     .venv/bin/python tools/bench_dlc.py
+    .venv/bin/python tools/bench_dlc.py --batch 8 --new-tokens 64 512 1024 --window 128
+    .venv/bin/python tools/bench_dlc.py --predict
     .venv/bin/python tools/bench_dlc.py --others
     .venv/bin/python tools/bench_dlc.py --preset qwen3-8b-1.7b --device cuda --batch 64 --new-tokens 512
 
 Two engines are up, one with the policy and one with policy and memory; they take turns over the same work, each round
 in the other order. Ratios are within a round: of the seconds that passed, and of the engines' CPU seconds (on a GPU the
 host's part only). On a busy machine look at the least seconds of each way: others' work only adds to them. With mu = 0
-the second engine must draw the very tokens of the first.
+the second engine must draw the very tokens of the first. With `--window` an engine more has the memory network see
+the prompt and so many last tokens (`recipe.dlc.window`).
+
+`--predict` starts nothing: it prints the factor of a decode step by the roofline of `megasharp plan`, for pairs of
+published models at several lengths, on an H200.
 
 `--others` also times the two ways that are not used, an engine for each network and SGLang's logit processor:
 they must draw the tokens of our engine at the same mu. On a GPU both models of the pair have dummy weights: nothing is
@@ -26,6 +32,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -36,6 +43,8 @@ from dlc_ways.two_engines import two_engines
 from dlc_ways.work import Responses, Way, make_work, through_fleet
 
 from megasharp.config.rollout import RolloutConfig
+from megasharp.convert.hf_folder import read_config
+from megasharp.planner.formulas import KvCache, kv_bytes_per_token
 from megasharp.rollout.sglang.client.fleet import Fleet
 from megasharp.rollout.sglang.client.launch import EngineProcess, FleetSettings, launch, stop
 
@@ -62,13 +71,16 @@ def main() -> None:
     """Parse, start the engines, measure, print."""
     arguments = _arguments()
     pair = PAIRS[arguments.preset]
+    if arguments.predict:
+        predict(arguments.window)
+        return
     print(f"{pair.describe()}; {arguments.device}; prompts of {arguments.prompt_tokens} tokens\n")
     with tempfile.TemporaryDirectory(prefix="bench-dlc-") as folder, ExitStack() as stack:
         bench = _Bench(arguments, pair, Path(folder), stack)
         ours = bench.ours()
         print(_head(), flush=True)
-        for batch in arguments.batch:
-            _report(ours, bench.rounds(ours, batch, arguments.new_tokens))
+        for batch, new_tokens in product(arguments.batch, arguments.new_tokens):
+            _report(ours, bench.rounds(ours, batch, new_tokens))
         if arguments.others:
             ways = {name: ours[name] for name in (PLAIN, bench.calibrated)} | bench.others()
             for batch in arguments.others_batch:
@@ -82,7 +94,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--python", type=Path, default=REPOSITORY / ".venv-fleet" / "bin" / "python")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64], help="responses at a time")
     parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, nargs="+", default=[64])
+    parser.add_argument("--window", type=int, nargs="+", default=[], help="windows of the memory network, in tokens")
+    parser.add_argument("--predict", action="store_true", help="the planner's factors; measure nothing")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mu", type=float, default=0.2)
     parser.add_argument("--dummy", action="store_true", help="dummy weights where the preset has written ones")
@@ -111,7 +125,7 @@ class _Bench:
         flags = {
             "skip_tokenizer_init": True,
             "max_running_requests": rows,
-            "max_total_tokens": 2 * rows * (arguments.prompt_tokens + arguments.new_tokens),
+            "max_total_tokens": 2 * rows * (arguments.prompt_tokens + max(arguments.new_tokens)),
         }
         if not written:
             flags["load_format"] = "dummy"
@@ -134,11 +148,15 @@ class _Bench:
         """The policy alone, and with the memory network in the same engine, by name."""
         self._plain = self._fleet("plain")
         both = self._fleet("both", memory=self._memory)
-        return {
+        ways = {
             PLAIN: through_fleet(self._plain, None),
             ZERO: through_fleet(both, 0.0),
             self.calibrated: through_fleet(both, self._arguments.mu),
         }
+        for window in self._arguments.window:
+            windowed = self._fleet(f"window-{window}", memory=self._memory, window=window)
+            ways[f"{self.calibrated}, window {window}"] = through_fleet(windowed, self._arguments.mu)
+        return ways
 
     def others(self) -> dict[str, Way]:
         """The ways that are not used, by name."""
@@ -172,8 +190,11 @@ class _Bench:
                 found.append(Timed(seconds, cpu, responses))
         return found
 
-    def _fleet(self, name: str, model: Path | None = None, memory: Path | None = None) -> Fleet:
-        settings = replace(self._settings, log_folder=self._logs / name, model=model or self._policy, memory=memory)
+    def _fleet(
+        self, name: str, model: Path | None = None, memory: Path | None = None, window: int | None = None
+    ) -> Fleet:
+        networks = replace(self._settings, model=model or self._policy, memory=memory, memory_window=window)
+        settings = replace(networks, log_folder=self._logs / name)
         engines = launch(settings)
         self._engines += engines
         fleet = Fleet(engines, settings)
@@ -186,6 +207,31 @@ class _Bench:
         processes = [each for tree in trees for each in (tree, *tree.children(recursive=True))]
         times = [each.cpu_times() for each in processes]
         return sum(each.user + each.system for each in times)
+
+
+# Policy, memory network, and GPUs of an engine.
+_PUBLISHED = (("qwen3-8b", "qwen3-1.7b", 1), ("qwen3-32b", "qwen3-1.7b", 4))
+_LENGTHS = (1024, 4096, 8192, 24_576)
+_PROMPT, _RESPONSES = 256, 64
+
+
+def predict(windows: Sequence[int]) -> None:
+    """Print a decode step's factor by roofline: `_RESPONSES` responses, all of one length, bfloat16."""
+    kinds = [None, *(windows or (256, 1024))]
+    columns = [
+        "policy + memory network",
+        "tokens",
+        *("all kept" if each is None else f"window {each}" for each in kinds),
+    ]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for (policy, memory, tp), length in product(_PUBLISHED, _LENGTHS):
+        archs = [read_config(REPOSITORY / "configs" / "model" / name)[2] for name in (policy, memory)]
+        weights = [2 * arch.parameter_count() / tp for arch in archs]
+        kv = [kv_bytes_per_token(arch, tp, 2) for arch in archs]
+        alone = weights[0] + _RESPONSES * KvCache(kv[0]).bytes_at(_PROMPT, length)
+        besides = [weights[1] + _RESPONSES * KvCache(kv[1], each).bytes_at(_PROMPT, length) for each in kinds]
+        cells = [f"{policy} + {memory}, tp {tp}", f"{length:,}", *(f"{1 + more / alone:.2f}" for more in besides)]
+        print(f"| {' | '.join(cells)} |")
 
 
 def _head() -> str:
