@@ -72,9 +72,9 @@ class InProcessServing:
 
     def __init__(self, resolved: ResolvedRun) -> None:
         self._resolved = resolved
-        memory = resolved.memory.model.description if resolved.memory else None
+        memory = (resolved.memory.model.description, resolved.memory.window) if resolved.memory else ()
         device = sampling_device(device_of(resolved.config))
-        self._engine = make_engine(resolved.model.description, torch.float32, device, memory)
+        self._engine = make_engine(resolved.model.description, torch.float32, device, *memory)
 
     @property
     def engine(self) -> Engine:

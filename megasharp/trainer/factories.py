@@ -63,13 +63,17 @@ def learner_settings(resolved: ResolvedRun) -> dict[str, LearnerSettings]:
 
 
 def make_engine(
-    folder: Path, dtype: torch.dtype, device: torch.device, memory_folder: Path | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    memory_folder: Path | None = None,
+    memory_window: int | None = None,
 ) -> InProcessEngine:
     """Make the in-process engine of a Hugging Face folder's architecture, with a memory network's beside it if given.
 
     It has no weights yet.
     """
-    return InProcessEngine(folder, dtype=dtype, device=device, memory_folder=memory_folder)
+    return InProcessEngine(folder, dtype=dtype, device=device, memory_folder=memory_folder, memory_window=memory_window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,14 +50,24 @@ class KeyValueCache:
     padding (None when there is none). Slots `0 .. length - 1` of `keys` and `values` are filled, alike in all rows.
     Row `s` reads prompt `prompt_S[s]`, and sits at place `place_S[s]` of the grid [B, width] that lays out the
     rows by prompt (None when row `s` is simply place `s`).
+
+    With a `response_window` W a row has the last W of its own tokens, `capacity` is at most W, and the newest token
+    takes the oldest one's slot. Their order in memory then is not that of their positions, which are in the keys.
     """
 
-    def __init__(self, prompt_keys: list[Tensor], prompt_values: list[Tensor], lengths_B: Tensor) -> None:
+    def __init__(
+        self,
+        prompt_keys: list[Tensor],
+        prompt_values: list[Tensor],
+        lengths_B: Tensor,
+        response_window: int | None = None,
+    ) -> None:
         self.prompt_keys = prompt_keys
         self.prompt_values = prompt_values
         self.lengths_B = lengths_B
         self.mask = self._padding_mask()
         self.length = 0
+        self._response_window = response_window
         self.prompt_S = torch.arange(lengths_B.numel(), device=lengths_B.device)
         self.keys = self._empty(0)
         self.values = self._empty(0)
@@ -67,6 +77,16 @@ class KeyValueCache:
     def positions(self) -> Tensor:
         """int64 [S]: the position of each row's next token."""
         return self.lengths_B.index_select(0, self.prompt_S) + self.length
+
+    @property
+    def slot(self) -> int:
+        """The slot of each row's next token."""
+        return self.length if self._response_window is None else self.length % self._response_window
+
+    @property
+    def filled(self) -> int:
+        """Slots that have a token once each row has its next one."""
+        return min(self.length + 1, self.keys[0].shape[2])
 
     def view(self, window: int | None) -> View:
         """For the next token, in a layer where a query sees `window` positions, its own included (None: all)."""
@@ -91,11 +111,12 @@ class KeyValueCache:
         self._lay_out()
 
     def make_room(self) -> None:
-        """Make sure that one more slot per row is free."""
-        capacity = self.keys[0].shape[2]
-        if self.length < capacity:
+        """Make sure that each row's next token has a slot."""
+        capacity, most = self.keys[0].shape[2], self._response_window
+        if self.slot < capacity:
             return
         larger = capacity + max(GROWTH, capacity // 4)
+        larger = larger if most is None else min(larger, most)
         self.keys = self._grown(self.keys, larger)
         self.values = self._grown(self.values, larger)
 
@@ -281,9 +302,21 @@ FIRST_POSITIONS = 128
 
 
 class Decoder:
-    """Next-token logits from `weights`. `prefill` opens a cache, `step` moves it on by one token per row."""
+    """Next-token logits from `weights`. `prefill` opens a cache, `step` moves it on by one token per row.
 
-    def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
+    With a `response_window` W a token sees the whole prompt and, of what follows it, the last W tokens, itself among
+    them. No layer may have a window of its own then.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        dtype: torch.dtype,
+        device: torch.device,
+        response_window: int | None = None,
+    ) -> None:
+        assert response_window is None or architecture.smallest_window is None, "refused with the run's file"
+        self._response_window = response_window
         self.architecture = architecture
         self.device = device
         self.weights = DecoderWeights(architecture, dtype, device)
@@ -326,7 +359,7 @@ class Decoder:
 
         positions = torch.arange(padded, device=self.device).repeat(len(prompts))
         hidden = self._hidden(tokens.flatten(), positions, padded, attend)
-        return hidden, KeyValueCache(keys, values, lengths_B)
+        return hidden, KeyValueCache(keys, values, lengths_B, self._response_window)
 
     def step(self, tokens_S: Tensor, cache: KeyValueCache) -> Tensor:
         """Append `tokens_S` (int64, one per row of `cache`); returns the logits that follow, [S, V]."""
@@ -334,8 +367,8 @@ class Decoder:
         views = {window: cache.view(window) for window in set(self._windows)}
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            cache.keys[layer][:, :, cache.length] = key
-            cache.values[layer][:, :, cache.length] = value
+            cache.keys[layer][:, :, cache.slot] = key
+            cache.values[layer][:, :, cache.slot] = value
             return self._attend_step(cache, layer, query, views[self._windows[layer]])
 
         highest = cache.prompt_keys[0].shape[2] + cache.length + 1
@@ -379,8 +412,8 @@ class Decoder:
         """One query per row and head against the row's prompt and its own tokens, the newest included."""
         a = self.architecture
         rows, repeat = query.shape[0], a.heads // a.kv_heads
-        keys = cache.keys[layer][:, :, view.first : cache.length + 1].flatten(0, 1)
-        values = cache.values[layer][:, :, view.first : cache.length + 1].flatten(0, 1)
+        keys = cache.keys[layer][:, :, view.first : cache.filled].flatten(0, 1)
+        values = cache.values[layer][:, :, view.first : cache.filled].flatten(0, 1)
         queries = query.reshape(-1, repeat, a.head_dim)
         # Each row's own tokens: one product per (row, key-value head).
         own = _scores(queries, keys, None)

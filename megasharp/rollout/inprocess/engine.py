@@ -132,11 +132,16 @@ class Composite:
     """Satisfies `generation.Model` with one network or with two."""
 
     def __init__(
-        self, policy: Architecture, memory: Architecture | None, dtype: torch.dtype, device: torch.device
+        self,
+        policy: Architecture,
+        memory: Architecture | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory_window: int | None = None,
     ) -> None:
         self.device = device
         self._policy = Decoder(policy, dtype, device)
-        self._memory = Decoder(memory, dtype, device) if memory else None
+        self._memory = Decoder(memory, dtype, device, memory_window) if memory else None
 
     def policy_alone(self) -> Composite:
         """The same weights without the memory network."""
@@ -188,7 +193,8 @@ class InProcessEngine:
     """Samples from the weights of any dense family; satisfies `megasharp.rollout.step_request.Engine`.
 
     `memory_folder` adds a memory network: where `SamplingParams.memory_mu` is given, that share of its logits is
-    subtracted and its log-probs are recorded. The constructor reads no weights, only config.json (of two folders,
+    subtracted and its log-probs are recorded. It attends to the prompt and to the last `memory_window` tokens; None: to
+    all. The constructor reads no weights, only config.json (of two folders,
     tokenizer.json too); the first `load_weights` brings them.
     Raises UserError when an architecture is not supported, or the two networks' vocabularies differ.
     """
@@ -201,13 +207,14 @@ class InProcessEngine:
         device: torch.device,
         max_batch: int = 512,
         memory_folder: Path | None = None,
+        memory_window: int | None = None,
     ) -> None:
         assert max_batch >= 1, max_batch
         self._policy = read_config(model_folder)[2]
         self._memory = read_config(memory_folder)[2] if memory_folder else None
         if memory_folder and self._memory:
             check_same_vocabulary(model_folder, self._policy, memory_folder, self._memory)
-        self._model: Composite | None = Composite(self._policy, self._memory, dtype, device)
+        self._model: Composite | None = Composite(self._policy, self._memory, dtype, device, memory_window)
         self._max_batch = max_batch
         self._version = -1
         self._complete = False

@@ -50,7 +50,7 @@ def make_model(tmp_path: Path) -> MakeModel:
 
 
 def engine_of(
-    model: PreTrainedModel, folder: Path, *, memory: tuple[PreTrainedModel, Path] | None = None, **options: int
+    model: PreTrainedModel, folder: Path, *, memory: tuple[PreTrainedModel, Path] | None = None, **options: int | None
 ) -> InProcessEngine:
     """A float32 CPU engine that serves `model`, and `memory` beside it where given, as version 0."""
     second = memory[1] if memory else None

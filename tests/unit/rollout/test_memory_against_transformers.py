@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megasharp.common.records import Completion, GenerateRequest, Plausible, SamplingParams
 from megasharp.rollout.inprocess import InProcessEngine, generation
+from megasharp.rollout.inprocess.decoder import Decoder, KeyValueCache
 from tests.unit.rollout.conftest import MakeModel, engine_of
 
 if TYPE_CHECKING:
@@ -24,18 +25,30 @@ SMALLER = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "
 Networks = tuple["PreTrainedModel", "PreTrainedModel"]
 
 
-def pair_of(make_model: MakeModel, memory_family: str = "qwen3", **options: int) -> tuple[Networks, InProcessEngine]:
+def pair_of(
+    make_model: MakeModel, memory_family: str = "qwen3", **options: int | None
+) -> tuple[Networks, InProcessEngine]:
     """A policy, a memory of another size, and the engine that serves both."""
     policy, folder = make_model("qwen3", seed=0)
-    memory = make_model(memory_family, seed=1, **SMALLER)
+    memory = make_model(memory_family, seed=1, attn_implementation="eager", **SMALLER)
     return (policy, memory[0]), engine_of(policy, folder, memory=memory, **options)
 
 
-def logits_before(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """float64 [tokens, vocabulary], without a cache or padding."""
+def logits_before(
+    model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int], window: int | None = None
+) -> Tensor:
+    """float64 [tokens, vocabulary], without a cache or padding; `window` is the memory network's."""
+    count = len(prompt) + len(tokens)
+    mask = None if window is None else windowed_mask(count, len(prompt), window)[None, None]
     with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0]
+        logits = model(torch.tensor([[*prompt, *tokens]]), attention_mask=mask).logits[0]
     return logits[len(prompt) - 1 : -1].double()
+
+
+def windowed_mask(count: int, prompt: int, window: int) -> Tensor:
+    """float32 [count, count], added to scores: a query sees the prompt's keys and the last `window`, as defined."""
+    seen = [[key <= query and (key < prompt or key > query - window) for key in range(count)] for query in range(count)]
+    return torch.zeros(count, count).masked_fill(~torch.tensor(seen), float("-inf"))
 
 
 def plain_sampler(policy: Tensor, memory: Tensor, sampling: SamplingParams) -> list[float]:
@@ -67,10 +80,15 @@ def each(samples: list[list[Completion]]) -> Iterator[tuple[Sequence[int], Compl
 
 
 def assert_log_probs(
-    networks: Networks, prompt: Sequence[int], completion: Completion, sampling: SamplingParams
+    networks: Networks,
+    prompt: Sequence[int],
+    completion: Completion,
+    sampling: SamplingParams,
+    window: int | None = None,
 ) -> None:
     tokens = completion.tokens
-    policy, memory = (logits_before(network, prompt, tokens.tolist()) for network in networks)
+    policy = logits_before(networks[0], prompt, tokens.tolist())
+    memory = logits_before(networks[1], prompt, tokens.tolist(), window)
     for logits, found in ((policy, completion.policy_logp), (memory, completion.memory_logp)):
         assert found is not None
         assert found.dtype == torch.float32
@@ -124,6 +142,43 @@ def test_both_caches_follow_rows_that_finish(make_model: MakeModel, monkeypatch:
     assert len(lengths) > 4
     for prompt, completion in each(samples):
         assert_log_probs(networks, prompt, completion, sampling)
+
+
+@each_case("window", [1, 2, 3, 7, 12, 24])
+def test_with_a_window_the_memory_sees_the_prompt_and_the_last_tokens(
+    make_model: MakeModel, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts and responses shorter and longer than the window, rows that end; the cache is no longer than it."""
+    slots: list[int] = []
+    step = Decoder.step
+
+    def counted(decoder: Decoder, tokens_S: Tensor, cache: KeyValueCache) -> Tensor:
+        logits = step(decoder, tokens_S, cache)
+        slots.extend([cache.keys[0].shape[2]] * (decoder.architecture.num_layers == SMALLER["num_hidden_layers"]))
+        return logits
+
+    monkeypatch.setattr(Decoder, "step", counted)
+    networks, engine = pair_of(make_model, max_batch=13, memory_window=window)
+    sampling = SamplingParams(25, temperature=0.8, memory_mu=0.6, stop_token_ids=(2, 5))
+    for prompt, completion in each(engine.generate(REQUESTS, sampling)):
+        assert_log_probs(networks, prompt, completion, sampling, window)
+    assert max(slots) == window
+
+
+def test_a_window_of_the_whole_response_is_none(make_model: MakeModel) -> None:
+    """Bit for bit, in every number of every token; a window shorter by one is another network."""
+    sampling = SamplingParams(12, memory_mu=0.6)
+    plain, whole, shorter = (
+        [*chain(*pair_of(make_model, memory_window=window)[1].generate(REQUESTS, sampling))]
+        for window in (None, 11, 10)
+    )
+    for one, other in zip(plain, whole, strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+        for name in ("sampler_logp", "policy_logp", "memory_logp", "calibration_kl"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+    assert any(
+        not torch.equal(one.memory_logp[-1:], other.memory_logp[-1:]) for one, other in zip(plain, shorter, strict=True)
+    )
 
 
 @each_case(("mu", "plausible"), [(0.0, None), (0.8, None), (3.0, Plausible(min_p=0.2)), (3.0, Plausible(top_k=4))])
